@@ -21,7 +21,9 @@ _WITH_TORCH = ("lab", "nbody", "runtime", "workload/capture")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--torch-free", action="store_true", help="skip what needs torch or another package that planning does without"
+        "--torch-free",
+        action="store_true",
+        help="skip what needs torch or another package that planning does without",
     )
     parser.addoption(
         "--gpu",
@@ -38,7 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Doctests of modules that may need torch: half of such a module, imported in vain, would meet later tests."""
     package = config.rootpath / "src" / "argosy"
-    without = config.getoption("--torch-free") and any(collection_path == package / name for name in _WITH_TORCH)
+    without = config.getoption("--torch-free") and any(
+        collection_path == package / name for name in _WITH_TORCH
+    )
     return True if without else None
 
 
@@ -63,7 +67,9 @@ def pytest_runtest_makereport(
     """The same for a test that imports one, or runs a command that says so."""
     report = yield
     if item.config.getoption("--torch-free") and report.failed:
-        missing = _MISSING.search(f"{call.excinfo.value if call.excinfo else ''}\n{report.longreprtext}")
+        missing = _MISSING.search(
+            f"{call.excinfo.value if call.excinfo else ''}\n{report.longreprtext}"
+        )
         if missing is not None:
             report.outcome = "skipped"
             report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {missing[0]}")

@@ -1,1 +1,2 @@
-"""Benchmarks: figures that the README may quote, each as a ratio against a baseline of the same run."""
+"""Benchmarks: figures that the README may quote, each as a ratio against a baseline of the same
+run."""

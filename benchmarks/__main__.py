@@ -1,4 +1,5 @@
-"""``python -m benchmarks [NAME ...]``: run the suite or some of it, print the rows, write dated notes."""
+"""``python -m benchmarks [NAME ...]``: run the suite or some of it, print the rows, write dated
+notes."""
 
 from __future__ import annotations
 
@@ -18,9 +19,17 @@ from benchmarks.suite import ENTRIES, NOTES, Entry
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks; none: all that need nothing more")
-    parser.add_argument("--list", action="store_true", help="what there is, what it needs and where it is written up")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="also write a dated note per benchmark here")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="benchmarks; none: all that need nothing more"
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="what there is, what it needs and where it is written up",
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="FOLDER", help="also write a dated note per benchmark here"
+    )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in ENTRIES]
     if unknown:
@@ -29,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(_listed(entry) for entry in ENTRIES.values()))
         return 0
-    names = options.names or [name for name, entry in ENTRIES.items() if entry.benchmark is not None]
+    names = options.names or [
+        name for name, entry in ENTRIES.items() if entry.benchmark is not None
+    ]
     print(machine())
     codes = [_run(ENTRIES[name], options.write) for name in names]
     return max(codes, default=0)
@@ -66,7 +77,10 @@ def _run(entry: Entry, folder: Path | None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         note = folder / f"{today}-{entry.name}.md"
         if note.exists():
-            print(f"error: {note}: found a note, expected a name that is free: it may say more", file=sys.stderr)
+            print(
+                f"error: {note}: found a note, expected a name that is free: it may say more",
+                file=sys.stderr,
+            )
             return 2
         note.write_text(note_text(entry, rows, today), encoding="utf-8")
         print(f"wrote {note}")
@@ -81,10 +95,18 @@ def words_of(command: str) -> list[str]:
 
 
 def note_text(entry: Entry, rows: Sequence[Row], date: str) -> str:
-    """A note to begin with: what was measured, when and with what; what it means is for a person to add."""
-    lines = [f"# {entry.shows[0].upper()}{entry.shows[1:]}, {date}", "", f"{machine()}. Repeat: `{entry.command}`.", ""]
+    """A note to begin with: what was measured, when and with what; what it means is for a person to
+    add."""
+    lines = [
+        f"# {entry.shows[0].upper()}{entry.shows[1:]}, {date}",
+        "",
+        f"{machine()}. Repeat: `{entry.command}`.",
+        "",
+    ]
     lines += ["| what | value | target |", "| --- | --- | --- |"]
-    lines += [f"| {row.what} | {row.value:.4g} {row.unit}".rstrip() + f" | {row.target} |" for row in rows]
+    lines += [
+        f"| {row.what} | {row.value:.4g} {row.unit}".rstrip() + f" | {row.target} |" for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,5 +1,6 @@
-"""Policies against traces: a pipeline over two pairs of cards, static, with adaptive k, with shares, with re-planning,
-the planner's plan static and with re-planning, and the oracle that knows the future.
+"""Policies against traces: a pipeline over two pairs of cards, static, with adaptive k, with
+shares, with re-planning, the planner's plan static and with re-planning, and the oracle that knows
+the future.
 
     python -m benchmarks.adaptation                  the table, as markdown
     python -m benchmarks.adaptation oboe flips       only traces whose names begin so
@@ -15,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from argosy.adapt.controller import SEARCHED, Limits, Reach
-from argosy.adapt.play import Stage, play, play_oracle
+from argosy.adapt.controller import SEARCHED, AdaptationLevel, ControllerLimits
+from argosy.adapt.play import Playback, play, play_oracle
 from argosy.adapt.watch import World, are_alike, in_grains, in_world
 from argosy.choose.policy import schedules_that_fit
 from argosy.cluster.changes import device_steps, link_steps
@@ -86,10 +87,22 @@ def traces() -> Iterator[tuple[str, Cluster]]:
             trace = generate(name, parameters, nominal=RATE, seed=seed, horizon=SECONDS)
             yield f"{name} {seed}", with_changes(calm, [link_steps("b0.nic", trace)])
     for seed in (0, 1, 2):
-        slow = generate("straggler", {"every": "60 s", "duration": "60 s"}, nominal=1.0, seed=seed, horizon=SECONDS)
-        yield f"straggler {seed}", with_changes(calm, [device_steps(f"b0.{at}", slow) for at in (0, 1)])
+        slow = generate(
+            "straggler",
+            {"every": "60 s", "duration": "60 s"},
+            nominal=1.0,
+            seed=seed,
+            horizon=SECONDS,
+        )
+        yield (
+            f"straggler {seed}",
+            with_changes(calm, [device_steps(f"b0.{at}", slow) for at in (0, 1)]),
+        )
     for period in (2.0, 3.75, 6.25):  # at 1.15 s a step: 1.7, 3.3 and 5.4 steps
-        steps = [(period * turn, RATE * (0.15 if turn % 2 else 1.0)) for turn in range(int(SECONDS / period))]
+        steps = [
+            (period * turn, RATE * (0.15 if turn % 2 else 1.0))
+            for turn in range(int(SECONDS / period))
+        ]
         yield (
             f"flips every {period:g} s",
             with_changes(calm, [link_steps("b0.nic", Trace.from_steps(steps, initial=RATE))]),
@@ -101,9 +114,14 @@ def traces() -> Iterator[tuple[str, Cluster]]:
 def _designed(calm: Cluster) -> Iterator[tuple[str, Cluster]]:
     """Short dips, long drops, drifts and flaps, each once on a link and once or twice on a host."""
     noise = random.Random(0)
-    noisy = [(float(at), (0.3 if at >= 100 else 1.0) * math.exp(noise.gauss(0.0, 0.08))) for at in range(int(SECONDS))]
+    noisy = [
+        (float(at), (0.3 if at >= 100 else 1.0) * math.exp(noise.gauss(0.0, 0.08)))
+        for at in range(int(SECONDS))
+    ]
     sinking = [(20.0 + 2 * turn, 0.15 ** (turn / 100)) for turn in range(101)]
-    there_and_back = [(20.0 + 2 * turn, 1.0 - 0.5 * (1 - abs(turn - 50) / 50)) for turn in range(101)]
+    there_and_back = [
+        (20.0 + 2 * turn, 1.0 - 0.5 * (1 - abs(turn - 50) / 50)) for turn in range(101)
+    ]
     levels: list[tuple[str, bool, list[tuple[float, float]]]] = [
         ("dip of a link for 5 s", True, [(60.0, 0.15), (65.0, 1.0)]),
         ("dips of a link for 5 s every 40 s", True, _pulses(40.0, 5.0, 0.15)),
@@ -116,36 +134,57 @@ def _designed(calm: Cluster) -> Iterator[tuple[str, Cluster]]:
         ("flap of a link for 3 s every 12 s", True, _pulses(12.0, 3.0, 0.15)),
         ("flap of a host for 8 s every 16 s", False, _pulses(16.0, 8.0, 0.5)),
     ]
-    yield from ((name, _with_levels(calm, steps, is_link=is_link)) for name, is_link, steps in levels)
+    yield from (
+        (name, _with_levels(calm, steps, is_link=is_link)) for name, is_link, steps in levels
+    )
 
 
 def _with_levels(calm: Cluster, steps: Sequence[tuple[float, float]], *, is_link: bool) -> Cluster:
-    """The cluster whose host b has levels of its NIC or of its two devices, relative to full ones."""
+    """The cluster whose host b has levels of its NIC or of its two devices, relative to full
+    ones."""
     nominal = RATE if is_link else 1.0
     trace = Trace.from_steps([(time, nominal * level) for time, level in steps], initial=nominal)
-    changed = [link_steps("b0.nic", trace)] if is_link else [device_steps(f"b0.{at}", trace) for at in (0, 1)]
+    changed = (
+        [link_steps("b0.nic", trace)]
+        if is_link
+        else [device_steps(f"b0.{at}", trace) for at in (0, 1)]
+    )
     return with_changes(calm, changed)
 
 
 def fresh() -> Iterator[tuple[str, Cluster]]:
     """Ten traces like those of ``traces`` with other seeds, times and levels."""
     calm = pair()
-    for name, parameters in (("on-off", {"low": 0.15}), ("random-walk", {"volatility": 0.2}), ("markov", {})):
+    for name, parameters in (
+        ("on-off", {"low": 0.15}),
+        ("random-walk", {"volatility": 0.2}),
+        ("markov", {}),
+    ):
         for seed in (10, 11):
             trace = generate(name, parameters, nominal=RATE, seed=seed, horizon=SECONDS)
             yield f"fresh {name} {seed}", with_changes(calm, [link_steps("b0.nic", trace)])
     yield "fresh drop of a link at 90 s", _with_levels(calm, [(90.0, 0.25)], is_link=True)
     yield "fresh drop of a host at 70 s", _with_levels(calm, [(70.0, 0.5)], is_link=False)
-    yield "fresh dip of a host for 10 s", _with_levels(calm, [(50.0, 0.4), (60.0, 1.0)], is_link=False)
-    yield "fresh flap of a link for 6 s every 15 s", _with_levels(calm, _pulses(15.0, 6.0, 0.1), is_link=True)
+    yield (
+        "fresh dip of a host for 10 s",
+        _with_levels(calm, [(50.0, 0.4), (60.0, 1.0)], is_link=False),
+    )
+    yield (
+        "fresh flap of a link for 6 s every 15 s",
+        _with_levels(calm, _pulses(15.0, 6.0, 0.1), is_link=True),
+    )
 
 
 def longest_change(cluster: Cluster) -> float:
-    """Seconds of the longest time after a change in which no level leaves those that it began with (``SEARCHED``)."""
+    """Seconds of the longest time after a change in which no level leaves those that it began with
+    (``SEARCHED``)."""
     changing = [link.bandwidth for link in cluster.links if not link.bandwidth.is_constant]
     changing += [device.speed for device in cluster.devices if not device.speed.is_constant]
     times = sorted({time for trace in changing for time in trace.times if time < SECONDS})
-    worlds = [World(speeds=tuple((str(at), trace.at(time)) for at, trace in enumerate(changing))) for time in times]
+    worlds = [
+        World(speeds=tuple((str(at), trace.at(time)) for at, trace in enumerate(changing)))
+        for time in times
+    ]
     starts = [0]
     for at in range(1, len(worlds)):
         if not are_alike(worlds[starts[-1]], worlds[at], SEARCHED):
@@ -172,7 +211,10 @@ def _measured(calm: Cluster) -> Iterator[tuple[str, Cluster]]:
 def plan_on(cluster: Cluster, chain: Chain) -> Plan:
     """Half of the layers on each host, both of its devices side by side, 1F1B."""
     cut = len(chain.layers) // 2
-    replicas = [tuple(Replica(devices=(f"{node}0.{index}",), samples=4) for index in range(2)) for node in ("a", "b")]
+    replicas = [
+        tuple(Replica(devices=(f"{node}0.{index}",), samples=4) for index in range(2))
+        for node in ("a", "b")
+    ]
     return Plan(
         model=ModelRef(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype),
         cluster=ClusterRef.of(cluster),
@@ -188,7 +230,8 @@ def plan_on(cluster: Cluster, chain: Chain) -> Plan:
 
 
 class Planner:
-    """The planner for worlds in steps of ``SEARCHED``, each searched once for all traces and policies."""
+    """The planner for worlds in steps of ``SEARCHED``, each searched once for all traces and
+    policies."""
 
     def __init__(self, chain: Chain, global_batch: int) -> None:
         self.chain, self.global_batch = chain, global_batch
@@ -196,13 +239,18 @@ class Planner:
 
     def __call__(self, believed: Cluster) -> Plan:
         rates = {link.name: in_grains(link.bandwidth.at(0), SEARCHED) for link in believed.links}
-        speeds = {device.name: in_grains(device.speed.at(0), SEARCHED) for device in believed.devices}
+        speeds = {
+            device.name: in_grains(device.speed.at(0), SEARCHED) for device in believed.devices
+        }
         key = (*rates.values(), *speeds.values())
         if key not in self.found:
             world = World(bandwidths=tuple(rates.items()), speeds=tuple(speeds.items()))
             try:
                 self.found[key] = find_plan(
-                    self.chain, in_world(believed, world), global_batch=self.global_batch, settings=Settings()
+                    self.chain,
+                    in_world(believed, world),
+                    global_batch=self.global_batch,
+                    settings=Settings(),
                 )
             except InfeasibleError:
                 self.found[key] = None
@@ -216,21 +264,30 @@ def rates(chain: Chain, cluster: Cluster, planner: Planner) -> list[float]:
     """Samples per second of every policy, in the order of ``POLICIES``."""
     plain = plan_on(cluster, chain)
     planned = planner(pair())
-    stage = Stage(chain, cluster, ComputeModel())
+    stage = Playback(chain, cluster, ComputeModel())
     found, variants = [], []
-    for plan, reaches in ((plain, Reach), (planned, (Reach.OFF, Reach.FULL))):
+    for plan, reaches in (
+        (plain, AdaptationLevel),
+        (planned, (AdaptationLevel.OFF, AdaptationLevel.FULL)),
+    ):
         fitting = schedules_that_fit(plan, chain, cluster)
         variants += fitting
         for reach in reaches:
-            limits = Limits(reach=reach)
-            found.append(play(stage, plan, until=SECONDS, limits=limits, schedules=fitting, replan=planner))
+            limits = ControllerLimits(reach=reach)
+            found.append(
+                play(stage, plan, until=SECONDS, limits=limits, schedules=fitting, replan=planner)
+            )
     found.append(play_oracle(stage, variants, until=SECONDS, replan=planner))
     return [course.samples_per_second for course in found]
 
 
 def main(names: Sequence[str]) -> None:
     chain = load_model("gpt2-xl")
-    planner, ratios, shares = Planner(chain, BATCH), list[tuple[float, str]](), list[tuple[float, str]]()
+    planner, ratios, shares = (
+        Planner(chain, BATCH),
+        list[tuple[float, str]](),
+        list[tuple[float, str]](),
+    )
     print(f"| trace | {' | '.join(POLICIES)} |\n{'| --- ' * (len(POLICIES) + 1)}|", flush=True)
     for name, cluster in [*traces(), *fresh()]:
         if not name.startswith(tuple(names)) if names else name.startswith("fresh"):
@@ -248,7 +305,9 @@ def main(names: Sequence[str]) -> None:
     print(f"\nThe lowest ratio of an adaptive policy to its static plan is {worst:.3f} ({where}).")
     for share, name in sorted(shares):
         if share < 0.9:
-            print(f"{name}: {share:.3f} of the oracle although a change lasts longer than {LASTING} steps.")
+            print(
+                f"{name}: {share:.3f} of the oracle although a change lasts longer than {LASTING} steps."
+            )
     reached = sum(share >= 0.9 for share, _ in shares)
     print(f"{reached} of {len(shares)} traces with such a change reach 0.9 of the oracle.")
 

@@ -1,7 +1,7 @@
 """A bare pipeline as a task graph: one device per stage, durations and bytes given directly.
 
-This is the level at which schedules and engines are compared and golden values are stated; ``argosy.sim.compile`` makes
-the graph of a whole plan.
+This is the level at which schedules and engines are compared and golden values are stated;
+``argosy.sim.tasks.compile`` makes the graph of a whole plan.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from argosy.schedule import Action, ActionKind, Schedule
-from argosy.sim.graph import Flow, Task, TaskGraph
-from argosy.sim.order import SPAN_KIND, in_dependency_order
+from argosy.sim.engine.graph import Flow, Task, TaskGraph
+from argosy.sim.tasks.order import SPAN_KIND, in_dependency_order
 from argosy.timeline import SpanKind
 
 
@@ -29,10 +29,14 @@ class StageCost:
     """Held from forward to backward."""
 
     def seconds(self, kind: ActionKind) -> float:
-        return {ActionKind.FORWARD: self.forward, ActionKind.BACKWARD: self.backward}.get(kind, self.backward / 2)
+        return {ActionKind.FORWARD: self.forward, ActionKind.BACKWARD: self.backward}.get(
+            kind, self.backward / 2
+        )
 
 
-def pipeline_graph(schedule: Schedule, costs: Sequence[StageCost], devices: Sequence[str]) -> TaskGraph:
+def pipeline_graph(
+    schedule: Schedule, costs: Sequence[StageCost], devices: Sequence[str]
+) -> TaskGraph:
     """Tasks of one iteration; worker w of the schedule is ``devices[w]``."""
     tasks: list[Task] = []
     last: dict[int, int] = {}
@@ -78,7 +82,9 @@ def pipeline_graph(schedule: Schedule, costs: Sequence[StageCost], devices: Sequ
                 micro_batch=action.micro_batch,
             )
         )
-        arrived[consumer, action.micro_batch, action.kind is not ActionKind.FORWARD] = len(tasks) - 1
+        arrived[consumer, action.micro_batch, action.kind is not ActionKind.FORWARD] = (
+            len(tasks) - 1
+        )
         channel_last[channel] = len(tasks) - 1
         channel_first.setdefault(channel, len(tasks) - 1)
     carry = [(last[worker], first[worker]) for worker in last]

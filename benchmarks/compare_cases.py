@@ -72,11 +72,15 @@ class Case:
         return f"{self.model} b{self.batch} on {self.cluster}, {self.scenario}"
 
     def chain(self) -> Chain:
-        return load_model(self.model, sequence_length=512 if self.model.startswith("bert") else 1024, dtype="fp16")
+        return load_model(
+            self.model, sequence_length=512 if self.model.startswith("bert") else 1024, dtype="fp16"
+        )
 
     def load(self) -> Cluster:
         cluster = _written(self.cluster) if self.cluster in CLUSTERS else load_cluster(self.cluster)
-        return cluster if self.scenario == AS_IS else with_changes(cluster, SCENARIOS[self.scenario])
+        return (
+            cluster if self.scenario == AS_IS else with_changes(cluster, SCENARIOS[self.scenario])
+        )
 
 
 def _written(name: str) -> Cluster:
@@ -84,7 +88,10 @@ def _written(name: str) -> Cluster:
     for node, nodes, kind, devices, inside, between in CLUSTERS[name]:
         lines += ["[[nodes]]", f'name = "{node}"', f"count = {nodes}"]
         lines += [f'devices = {{ kind = "{kind}", count = {devices} }}']
-        lines += [f'nic = {{ bandwidth = "{between}", latency = "20 us" }}', *([_NVLINK % inside] if inside else [])]
+        lines += [
+            f'nic = {{ bandwidth = "{between}", latency = "20 us" }}',
+            *([_NVLINK % inside] if inside else []),
+        ]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.toml"
         file.write_text("\n".join(lines) + "\n")
@@ -92,10 +99,18 @@ def _written(name: str) -> Cluster:
 
 
 def _cases(sort: str, cluster: str, *models: tuple[str, int], scenario: str = CALM) -> list[Case]:
-    return [Case(sort=sort, model=model, batch=batch, cluster=cluster, scenario=scenario) for model, batch in models]
+    return [
+        Case(sort=sort, model=model, batch=batch, cluster=cluster, scenario=scenario)
+        for model, batch in models
+    ]
 
 
-MEDIUM, XL, LLAMA, BERT = ("gpt2-medium", 32), ("gpt2-xl", 64), ("llama-3-8b", 64), ("bert-large", 64)
+MEDIUM, XL, LLAMA, BERT = (
+    ("gpt2-medium", 32),
+    ("gpt2-xl", 64),
+    ("llama-3-8b", 64),
+    ("bert-large", 64),
+)
 GRID = (
     *_cases("homogeneous", "a100-8", XL, LLAMA),
     *_cases("homogeneous", "v100-16", XL, BERT),

@@ -1,9 +1,10 @@
-"""What copies in memory cost an elastic run: the same job without any, with one every fifth step, and after every step.
+"""What copies in memory cost an elastic run: the same job without any, with one every fifth step,
+and after every step.
 
     python -m benchmarks.copies          the table, as markdown (two minutes)
 
-Two hosts, a pipeline of two stages, AdamW. Computing is sleeping, so that copies and steps do not take a core from each
-other; state, copies and traffic (loopback) are real.
+Two hosts, a pipeline of two stages, AdamW. Computing is sleeping, so that copies and steps do not
+take a core from each other; state, copies and traffic (loopback) are real.
 """
 
 from __future__ import annotations
@@ -51,11 +52,20 @@ def seconds_of_a_step(weights: int, copy_every: int, folder: Path) -> float:
     """From the beginning of one to that of the next, the first ones left out."""
     cluster = cluster_of("copies", [(1.0, 10_000.0)] * 2)
     job = Job(num_layers=LAYERS, forward_seconds=SLEEP, values=1024, weights=weights)
-    plan = plan_of(cluster, job, [(LAYERS // 2, [("a", 2)]), (LAYERS // 2, [("b", 2)])], micro_batches=4)
+    plan = plan_of(
+        cluster, job, [(LAYERS // 2, [("a", 2)]), (LAYERS // 2, [("b", 2)])], micro_batches=4
+    )
     (folder / "plan.json").write_text(dumps_plan(plan))
     text = _PROGRAM.format(layers=LAYERS, sleep=SLEEP, weights=weights, times=folder / "times-")
     (folder / "program.py").write_text(text)
-    command = [sys.executable, "-m", "argosy", "run", str(folder / "plan.json"), f"{folder / 'program.py'}:build"]
+    command = [
+        sys.executable,
+        "-m",
+        "argosy",
+        "run",
+        str(folder / "plan.json"),
+        f"{folder / 'program.py'}:build",
+    ]
     command += ["--elastic", "--here", "--any-device", "--quiet", "--copy-every", str(copy_every)]
     command += ["--steps", str(STEPS), "--out", str(folder / "run")]
     subprocess.run(command, check=True, capture_output=True)
@@ -64,7 +74,9 @@ def seconds_of_a_step(weights: int, copy_every: int, folder: Path) -> float:
 
 
 def main() -> None:
-    print("| state of a rank | without copies | every fifth step | after every step |\n| --- | --- | --- | --- |")
+    print(
+        "| state of a rank | without copies | every fifth step | after every step |\n| --- | --- | --- | --- |"
+    )
     for weights in WEIGHTS:
         state = weights * LAYERS // 2 * 12 / 1e6
         cells = []

@@ -1,11 +1,13 @@
-"""Faults that elastic runs survive: ``python -m benchmarks.faults [--first N] [--last N] [--soak MINUTES]``.
+"""Faults that elastic runs survive: ``python -m benchmarks.faults [--first N] [--last N] [--soak
+MINUTES]``.
 
-Each seed is one run of real processes with four or five faults (``tests/runtime/chaos.py``); it is *right* if every
-step's loss is that of one process, something happened at all times, and no process or file is left behind. The last
-table has how often each kind of fault was survived, with layers and with captured programs, and by which seeds.
+Each seed is one run of real processes with four or five faults (``tests/runtime/chaos.py``); it is
+*right* if every step's loss is that of one process, something happened at all times, and no process
+or file is left behind. The last table has how often each kind of fault was survived, with layers
+and with captured programs, and by which seeds.
 
-``--soak`` plays one run for so long, with a fault every 11 s. Memory and open files of its agents are read every
-second, and lines are fitted through them: a leak shows as a slope.
+``--soak`` plays one run for so long, with a fault every 11 s. Memory and open files of its agents
+are read every second, and lines are fitted through them: a leak shows as a slope.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1] / "tests" / "runtime")]
+sys.path[:0] = [
+    str(Path(__file__).parents[1] / "tests"),
+    str(Path(__file__).parents[1] / "tests" / "runtime"),
+]
 
 from chaos import Schedule, draw, is_cut, play, soak  # noqa: E402
 
@@ -33,9 +38,7 @@ _STARTING = 20.0
 """Seconds in which an agent imports and connects; they are left out of slopes."""
 _LONG_ENOUGH = 60.0
 """Seconds over which a slope is fitted, at least."""
-_COLUMNS = (
-    "seed | hosts x devices | network | faults | struck | generations | changes | steps repeated | seconds | losses"
-)
+_COLUMNS = "seed | hosts x devices | network | faults | struck | generations | changes | steps repeated | seconds | losses"
 
 
 @dataclass
@@ -47,20 +50,29 @@ class Usage:
     def read(self, run_folder: str) -> None:
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-                if b"argosy.runtime.elastic.agent" in command and any(run_folder.encode() in part for part in command):
+                command = (
+                    (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+                )
+                if b"argosy.runtime.elastic.agent" in command and any(
+                    run_folder.encode() in part for part in command
+                ):
                     resident = int((entry / "statm").read_text().split()[1]) * _PAGE
                     files = sum(1 for _ in (entry / "fd").iterdir())
-                    self.samples.setdefault(int(entry.name), []).append((time.monotonic(), resident, files))
+                    self.samples.setdefault(int(entry.name), []).append(
+                        (time.monotonic(), resident, files)
+                    )
 
     def growth(self) -> tuple[int, int]:
-        """The most that an agent's resident bytes and open files grew from its second third to its last."""
+        """The most that an agent's resident bytes and open files grew from its second third to its
+        last."""
         grown = [(0, 0)]
         for samples in self.samples.values():
             third = len(samples) // 3
             if third:
                 middle, last = samples[third : 2 * third], samples[-third:]
-                grown.append(tuple(max(s[at] for s in last) - max(s[at] for s in middle) for at in (1, 2)))  # type: ignore[arg-type]
+                grown.append(
+                    tuple(max(s[at] for s in last) - max(s[at] for s in middle) for at in (1, 2))
+                )  # type: ignore[arg-type]
         return max(g[0] for g in grown), max(g[1] for g in grown)
 
     def slopes(self) -> list[Slope]:
@@ -71,9 +83,13 @@ class Usage:
             if steady and steady[-1][0] - steady[0][0] >= _LONG_ENOUGH:
                 times, resident, files = np.array(steady, dtype=float).T
                 minutes = (times - times[0]) / 60
-                per_minute = [float(np.polyfit(minutes, values, 1)[0]) for values in (resident, files)]
+                per_minute = [
+                    float(np.polyfit(minutes, values, 1)[0]) for values in (resident, files)
+                ]
                 most = int(files.max()), int(files[-1])
-                found.append(Slope(float(minutes[-1]), resident[0], resident[-1], *per_minute, *most))
+                found.append(
+                    Slope(float(minutes[-1]), resident[0], resident[-1], *per_minute, *most)
+                )
         return sorted(found, key=lambda slope: -slope.minutes)
 
 
@@ -91,9 +107,7 @@ class Slope:
 
     def __str__(self) -> str:
         memory = f"{self.first_bytes / 1e6:.1f} | {self.last_bytes / 1e6:.1f} | {self.bytes_per_minute / 1e6:+.3f}"
-        return (
-            f"| {self.minutes:.1f} | {memory} | {self.most_files} | {self.last_files} | {self.files_per_minute:+.2f} |"
-        )
+        return f"| {self.minutes:.1f} | {memory} | {self.most_files} | {self.last_files} | {self.files_per_minute:+.2f} |"
 
 
 @contextlib.contextmanager
@@ -118,7 +132,9 @@ def play_and_print(schedule: Schedule, tally: Tally, usage: Usage, *, cuts: bool
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     faults = ", ".join(map(str, schedule.misfortunes))
     network = f"{schedule.bandwidth}{' (lab)' if cuts else ''}{', captured' if schedule.is_captured else ''}"
-    sys.stdout.write(f"| {schedule.seed} | {schedule.hosts} x {schedule.devices} | {network} | {faults} | ")
+    sys.stdout.write(
+        f"| {schedule.seed} | {schedule.hosts} x {schedule.devices} | {network} | {faults} | "
+    )
     sys.stdout.flush()
     try:
         with watched(usage, folder):
@@ -136,7 +152,8 @@ def play_and_print(schedule: Schedule, tally: Tally, usage: Usage, *, cuts: bool
 
 @dataclass
 class Tally:
-    """By kind of fault: how often it was survived with layers and with captured programs, and by which seeds."""
+    """By kind of fault: how often it was survived with layers and with captured programs, and by
+    which seeds."""
 
     layers: Counter[str] = field(default_factory=Counter)
     captured: Counter[str] = field(default_factory=Counter)
@@ -148,7 +165,10 @@ class Tally:
             self.seeds.setdefault(misfortune.what, set()).add(schedule.seed)
 
     def __str__(self) -> str:
-        rows = ["| fault | survived with layers | with captured programs | seeds |", "| --- | --- | --- | --- |"]
+        rows = [
+            "| fault | survived with layers | with captured programs | seeds |",
+            "| --- | --- | --- | --- |",
+        ]
         for fault, seeds in sorted(self.seeds.items()):
             shown = ", ".join(map(str, sorted(seeds)))
             rows.append(f"| {fault} | {self.layers[fault]} | {self.captured[fault]} | {shown} |")
@@ -169,20 +189,25 @@ def play_seeds(first: int, last: int) -> int:
             failed.append(seed)
     played, minutes = last + 1 - first, (time.monotonic() - begin) / 60
     right = f"{played - len(failed)} of {played} right, {captured} of them with captured programs"
-    sys.stdout.write(f"\n{right}, in {minutes:.0f} minutes; failed: {failed or 'none'}\n\n{tally}\n")
+    sys.stdout.write(
+        f"\n{right}, in {minutes:.0f} minutes; failed: {failed or 'none'}\n\n{tally}\n"
+    )
     most = [max(growth[at] for growth in growths) for at in (0, 1)]
     sys.stdout.write(f"\nagents grew by at most {most[0] / 1e6:.1f} MB and {most[1]} open files\n")
     return len(failed)
 
 
 def play_soak(seed: int, minutes: float) -> int:
-    """Play one long run and print what became of its agents' memory and open files; 1 if it failed."""
+    """Play one long run and print what became of its agents' memory and open files; 1 if it
+    failed."""
     tally, usage, begin = Tally(), Usage(), time.monotonic()
     is_right = play_and_print(soak(seed, minutes, captured=seed % 2 == 1), tally, usage, cuts=False)
     sys.stdout.write(
         f"\n{(time.monotonic() - begin) / 60:.1f} minutes, {'right' if is_right else 'FAILED'}\n\n{tally}\n\n"
     )
-    sys.stdout.write("| minutes watched | MB at first | at last | MB/min | most files | at last | files/min |\n")
+    sys.stdout.write(
+        "| minutes watched | MB at first | at last | MB/min | most files | at last | files/min |\n"
+    )
     sys.stdout.write(f"|{' --- |' * 7}\n" + "".join(f"{slope}\n" for slope in usage.slopes()))
     return 0 if is_right else 1
 

@@ -17,7 +17,8 @@ MEASURED = Path(__file__).parent / "results" / "2026-11-15-h200-layers.json"
 
 
 def block(hidden: int, sequence: int) -> Layer:
-    """The block that ``gpu_layers`` measures: 12 h^2 weights, fused attention, 34 s h bytes kept at 16 bit."""
+    """The block that ``gpu_layers`` measures: 12 h^2 weights, fused attention, 34 s h bytes kept at
+    16 bit."""
     flop = 24 * sequence * hidden**2 + 4 * sequence**2 * hidden
     return Layer(
         name="block",
@@ -30,13 +31,18 @@ def block(hidden: int, sequence: int) -> Layer:
     )
 
 
-def errors(model: ComputeModel, *, launch_bound: bool | None = None) -> tuple[list[float], list[float]]:
-    """Relative errors of forward and backward over the measured rows, or only those at (off) the model's floor."""
+def errors(
+    model: ComputeModel, *, launch_bound: bool | None = None
+) -> tuple[list[float], list[float]]:
+    """Relative errors of forward and backward over the measured rows, or only those at (off) the
+    model's floor."""
     device = Device(name="h0.0", node="h0", kind=device_kind("H200"))
     forward_errors, backward_errors = [], []
     for row in json.loads(MEASURED.read_text())["rows"]:
         layer = block(row["hidden"], row["sequence"])
-        chain = Chain(name="block", layers=(layer,), sequence_length=row["sequence"], dtype=Dtype.BF16)
+        chain = Chain(
+            name="block", layers=(layer,), sequence_length=row["sequence"], dtype=Dtype.BF16
+        )
         width = row["tensor_width"]
         portion = Portion(device=device, samples=row["micro_batch"], share=1 / width, width=width)
         forward, backward = layer_seconds(model, chain, layer, portion)
@@ -50,7 +56,9 @@ def errors(model: ComputeModel, *, launch_bound: bool | None = None) -> tuple[li
 def measure() -> list[Row]:
     rows = []
     for which, launch_bound in (("all", None), ("large", False), ("launch-bound", True)):
-        for way, found in zip(("forward", "backward"), errors(ComputeModel(), launch_bound=launch_bound), strict=True):
+        for way, found in zip(
+            ("forward", "backward"), errors(ComputeModel(), launch_bound=launch_bound), strict=True
+        ):
             what = f"{way}, {which} layers ({len(found)}): median error"
             rows.append(Row(what=what, value=100 * statistics.median(found), unit="%"))
     return rows

@@ -1,7 +1,8 @@
 """On one GPU, one rank: a step of the runtime against a plain loop, both eager and both compiled.
 
-``python -m benchmarks.gpu_compile`` prints JSON lines: the GPT of ``gpu_runtime`` as one stage of layers, and as a
-captured program; medians over steps that take turns. Needs only torch, numpy and argosy.
+``python -m benchmarks.gpu_compile`` prints JSON lines: the GPT of ``gpu_runtime`` as one stage of
+layers, and as a captured program; medians over steps that take turns. Needs only torch, numpy and
+argosy.
 """
 
 from __future__ import annotations
@@ -19,8 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from argosy.lab.job import free_port
-from argosy.runtime.trainer import parallelize
-from benchmarks.gpu_runtime import LENGTH, MICRO_BATCH, NUM_MICRO_BATCHES, VOCABULARY, build, loss_fn, plan_of
+from argosy.runtime.step.trainer import parallelize
+from benchmarks.gpu_runtime import (
+    LENGTH,
+    MICRO_BATCH,
+    NUM_MICRO_BATCHES,
+    VOCABULARY,
+    build,
+    loss_fn,
+    plan_of,
+)
 
 WARM_UP = 4
 
@@ -56,19 +65,23 @@ def plain_loop(
     return step
 
 
-def runtime_step(options: argparse.Namespace, batch: Tensor, *, compiled: bool, captured: bool) -> Callable[[], float]:
+def runtime_step(
+    options: argparse.Namespace, batch: Tensor, *, compiled: bool, captured: bool
+) -> Callable[[], float]:
     torch.manual_seed(0)
     model = build(options.width, options.layers)
     plan = plan_of(1, options.layers, k=1)
     cut = None
     if captured:
-        from argosy.runtime.operations import ADDED
+        from argosy.runtime.sources.operations import ADDED
         from argosy.workload.capture.forward import capture_forward
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         forward = capture_forward(model, loss_fn, batch, device=device, recording=None, name="gpt")
         cut = (0,) * sum(node.op not in ADDED for node in forward.graph.nodes)
-    trainer = parallelize(model, loss_fn, optimizer, batch, plan, clip_norm=1.0, cut=cut, compile_stages=compiled)
+    trainer = parallelize(
+        model, loss_fn, optimizer, batch, plan, clip_norm=1.0, cut=cut, compile_stages=compiled
+    )
     return lambda: trainer.step(batch)
 
 
@@ -82,7 +95,11 @@ def measured(steps: dict[str, Callable[[], float]], count: int) -> dict[str, dic
             losses[name].append(step())
             seconds[name].append(time.perf_counter() - begin)
     return {
-        name: {"seconds": statistics.median(times[WARM_UP:]), "least": min(times[WARM_UP:]), "losses": losses[name][:4]}
+        name: {
+            "seconds": statistics.median(times[WARM_UP:]),
+            "least": min(times[WARM_UP:]),
+            "losses": losses[name][:4],
+        }
         for name, times in seconds.items()
     }
 
@@ -97,19 +114,25 @@ def main() -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", rank=0, world_size=1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batch = torch.randint(VOCABULARY, (MICRO_BATCH * NUM_MICRO_BATCHES, LENGTH + 1), generator=torch.Generator())
+    batch = torch.randint(
+        VOCABULARY, (MICRO_BATCH * NUM_MICRO_BATCHES, LENGTH + 1), generator=torch.Generator()
+    )
     for compiled in (False, True):
         steps = {
             "plain loop": plain_loop(options, batch, device, compiled=compiled),
             "runtime": runtime_step(options, batch, compiled=compiled, captured=False),
         }
         if options.captured:
-            steps["captured program"] = runtime_step(options, batch, compiled=compiled, captured=True)
+            steps["captured program"] = runtime_step(
+                options, batch, compiled=compiled, captured=True
+            )
         found = measured(steps, options.steps)
         alone = found["plain loop"]["seconds"]
         for name, row in found.items():
             what = f"{name}, {'compiled' if compiled else 'eager'}"
-            print(json.dumps({"what": what, "over_plain": row["seconds"] / alone, **row}), flush=True)
+            print(
+                json.dumps({"what": what, "over_plain": row["seconds"] / alone, **row}), flush=True
+            )
         del steps
         torch.cuda.empty_cache()
     dist.destroy_process_group()

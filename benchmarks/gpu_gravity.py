@@ -1,8 +1,9 @@
 """A full force on a real GPU against one CPU core of the same machine, as JSON lines on stdout.
 
-Needs torch with a CUDA device, numpy, numba, scipy and argosy. Boxes are displaced far into the non-linear regime by
-2LPT, so they are clustered, though less than an evolved box. ``peak`` is the share of the card's fp32 rate that the
-pair kernel reaches, at 40 FLOP a pair that is asked for: lanes that only fill up a block do not count.
+Needs torch with a CUDA device, numpy, numba, scipy and argosy. Boxes are displaced far into the
+non-linear regime by 2LPT, so they are clustered, though less than an evolved box. ``peak`` is the
+share of the card's fp32 rate that the pair kernel reaches, at 40 FLOP a pair that is asked for:
+lanes that only fill up a block do not count.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from argosy.nbody.gpu import for_gpu, gpu_forces
-from argosy.nbody.gravity import compute_forces
-from argosy.nbody.initial import initial_conditions
-from argosy.nbody.settings import GravitySettings
+from argosy.nbody.force.gravity import compute_forces
+from argosy.nbody.force.settings import GravitySettings
+from argosy.nbody.gpu.force import for_gpu, gpu_forces
+from argosy.nbody.initial.conditions import initial_conditions
 
-FP32_FLOPS = {"NVIDIA H200": 67e12, "NVIDIA H100 80GB HBM3": 67e12, "NVIDIA A100-SXM4-80GB": 19.5e12}
+FP32_FLOPS = {
+    "NVIDIA H200": 67e12,
+    "NVIDIA H100 80GB HBM3": 67e12,
+    "NVIDIA A100-SXM4-80GB": 19.5e12,
+}
 PAIR_FLOP = 40.0
 
 
@@ -50,7 +55,10 @@ def measure(side: int, repeats: int, *, with_cpu: bool) -> dict[str, Any]:
         row["cpu_core_seconds"] = time.process_time() - begin
         row["faster_than_one_core"] = row["cpu_core_seconds"] / seconds["all"]
         errors = np.linalg.norm(found.total - exact, axis=1) / np.linalg.norm(exact, axis=1)
-        row["difference"] = {"median": float(np.median(errors)), "percentile_99": float(np.percentile(errors, 99))}
+        row["difference"] = {
+            "median": float(np.median(errors)),
+            "percentile_99": float(np.percentile(errors, 99)),
+        }
     return row
 
 
@@ -60,7 +68,10 @@ def main() -> int:
     options = parser.parse_args()
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     compute_forces(
-        np.random.default_rng(1).uniform(0, 1, (500, 3)), 1.0, 1.0, GravitySettings(mesh_cells=32, softening=0.01)
+        np.random.default_rng(1).uniform(0, 1, (500, 3)),
+        1.0,
+        1.0,
+        GravitySettings(mesh_cells=32, softening=0.01),
     )
     for side in options.sides:
         row = measure(side, 3, with_cpu=side <= 128)

@@ -1,8 +1,10 @@
-"""One NVIDIA card as two unequal devices: `python benchmarks/gpu_lab.py [GPT_LAYERS]` prints a JSON object per line.
+"""One NVIDIA card as two unequal devices: `python benchmarks/gpu_lab.py [GPT_LAYERS]` prints a JSON
+object per line.
 
-Ranks get 66 % and 33 % of the card's multiprocessors through CUDA MPS. Their layers are profiled while both work, the
-link between them (host memory and gloo) is measured, plans are made from that, predicted, run and compared: the even
-split, even and proportional data parallelism, and Argosy's. Needs torch and a card; no other package of the tests.
+Ranks get 66 % and 33 % of the card's multiprocessors through CUDA MPS. Their layers are profiled
+while both work, the link between them (host memory and gloo) is measured, plans are made from that,
+predicted, run and compared: the even split, even and proportional data parallelism, and Argosy's.
+Needs torch and a card; no other package of the tests.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from argosy.baselines import BASELINES, NoPlan  # noqa: E402
-from argosy.baselines import Job as Question  # noqa: E402
+from argosy.baselines import PlanningJob as Question  # noqa: E402
 from argosy.cluster.file import build_cluster  # noqa: E402
 from argosy.cluster.probe_notes import ProbeNotes  # noqa: E402
 from argosy.cluster.topology import Cluster  # noqa: E402
@@ -34,13 +36,13 @@ from argosy.document import parse_toml  # noqa: E402
 from argosy.dtype import Dtype  # noqa: E402
 from argosy.explain import with_prediction  # noqa: E402
 from argosy.lab.card import SharedCard  # noqa: E402
+from argosy.measure.probe import probe_links  # noqa: E402
+from argosy.measure.profile import profile_model  # noqa: E402
 from argosy.plan.file import dumps_plan, load_plan  # noqa: E402
 from argosy.plan.plan import Plan  # noqa: E402
 from argosy.planner import Settings, find_plan  # noqa: E402
-from argosy.runtime.probe import probe_links  # noqa: E402
-from argosy.runtime.profile import profile_model  # noqa: E402
-from argosy.runtime.ranks import devices_by_rank  # noqa: E402
-from argosy.runtime.trainer import parallelize  # noqa: E402
+from argosy.runtime.processes.ranks import devices_by_rank  # noqa: E402
+from argosy.runtime.step.trainer import parallelize  # noqa: E402
 from argosy.workload.profile_file import dump_profile, read_profile  # noqa: E402
 
 SHARES = {"a0.0": 66, "a0.1": 33}
@@ -68,7 +70,9 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         heads = self.mixed(self.before(hidden)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
+        mixed = nn.functional.scaled_dot_product_attention(
+            heads[0], heads[1], heads[2], is_causal=True
+        )
         hidden = hidden + self.joined(mixed.transpose(1, 2).flatten(2))
         return hidden + self.outer(nn.functional.gelu(self.inner(self.between(hidden))))
 
@@ -92,7 +96,9 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def tokens(count: int) -> Tensor:
-    return torch.randint(0, VOCABULARY, (count, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        0, VOCABULARY, (count, SEQUENCE + 1), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def measure_parts(num_layers: int, folder: Path) -> None:
@@ -111,7 +117,10 @@ def measure_parts(num_layers: int, folder: Path) -> None:
     (folder / f"profile-{rank}.json").write_text(dump_profile(profile), encoding="utf-8")
     links = list(probe_links(ProbeNotes(), seconds=0.2, report=lambda what: None))
     if rank == 0:
-        found = {"bandwidth": statistics.mean(one.bandwidth for one in links), "latency": links[0].latency}
+        found = {
+            "bandwidth": statistics.mean(one.bandwidth for one in links),
+            "latency": links[0].latency,
+        }
         (folder / "link.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
@@ -122,7 +131,9 @@ def train(num_layers: int, plan_file: Path, result: Path) -> None:
     torch.set_float32_matmul_precision("high")
     plan = load_plan(plan_file)
     batch = tokens(GLOBAL_BATCH)
-    trainer = parallelize(gpt(num_layers), loss_of, lambda p: torch.optim.AdamW(p, lr=1e-4), batch, plan)
+    trainer = parallelize(
+        gpt(num_layers), loss_of, lambda p: torch.optim.AdamW(p, lr=1e-4), batch, plan
+    )
     losses, times = [trainer.step(batch)], []
     torch.cuda.reset_peak_memory_stats()
     for _ in range(STEPS):
@@ -130,8 +141,14 @@ def train(num_layers: int, plan_file: Path, result: Path) -> None:
         losses.append(trainer.step(batch))
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
-    found = {"seconds": statistics.median(times), "losses": losses, "peak": torch.cuda.max_memory_allocated()}
-    (result.parent / f"{result.name}-{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
+    found = {
+        "seconds": statistics.median(times),
+        "losses": losses,
+        "peak": torch.cuda.max_memory_allocated(),
+    }
+    (result.parent / f"{result.name}-{dist.get_rank()}.json").write_text(
+        json.dumps(found), encoding="utf-8"
+    )
     dist.barrier()
     dist.destroy_process_group()
 
@@ -146,23 +163,39 @@ def cluster_of(link: dict[str, float]) -> Cluster:
     )
     devices = ", ".join(f'{{ kind = "card-{share}" }}' for share in SHARES.values())
     medium = f'{{ medium = "host", bandwidth = "{link["bandwidth"]} B/s", latency = "{link["latency"]} s" }}'
-    text = f'name = "card"\n{kinds}[[nodes]]\nname = "a"\ndevices = [{devices}]\nintra = [{medium}]\n'
+    text = (
+        f'name = "card"\n{kinds}[[nodes]]\nname = "a"\ndevices = [{devices}]\nintra = [{medium}]\n'
+    )
     return build_cluster(parse_toml(text, file="card.toml"), folder=Path())
 
 
 def plans(question: Question, num_layers: int) -> Iterator[tuple[str, Plan]]:
     settings = Settings(level=2, time_budget=20.0, runnable=True, max_width=1)
     best = find_plan(
-        question.chain, question.cluster, global_batch=GLOBAL_BATCH, settings=settings, model=question.model
+        question.chain,
+        question.cluster,
+        global_batch=GLOBAL_BATCH,
+        settings=settings,
+        model=question.model,
     )
     yield "argosy", best
     half = (num_layers + 2) // 2
-    ends = [replace(best.stages[0], first=0, end=half), replace(best.stages[-1], first=half, end=num_layers + 2)]
+    ends = [
+        replace(best.stages[0], first=0, end=half),
+        replace(best.stages[-1], first=half, end=num_layers + 2),
+    ]
     sides = [
-        replace(stage, zero=0, replicas=(replace(best.stages[0].replicas[0], devices=(name,), samples=4),))
+        replace(
+            stage,
+            zero=0,
+            replicas=(replace(best.stages[0].replicas[0], devices=(name,), samples=4),),
+        )
         for stage, name in zip(ends, SHARES, strict=True)
     ]
-    yield "even stages", replace(best, stages=tuple(sides), micro_batch_size=4, num_micro_batches=GLOBAL_BATCH // 4)
+    yield (
+        "even stages",
+        replace(best, stages=tuple(sides), micro_batch_size=4, num_micro_batches=GLOBAL_BATCH // 4),
+    )
     for name in ("dp-ev", "dp-cp"):
         found = BASELINES[name](question)
         if isinstance(found, NoPlan):
@@ -179,11 +212,17 @@ def main(num_layers: int) -> None:
         link = json.loads((folder / "link.json").read_text(encoding="utf-8"))
         profiles = [read_profile(folder / f"profile-{rank}.json") for rank in range(len(SHARES))]
         blocks = {
-            p.device: [(r.micro_batch, r.forward_seconds) for r in p.rows if r.layer == "Block"] for p in profiles
+            p.device: [(r.micro_batch, r.forward_seconds) for r in p.rows if r.layer == "Block"]
+            for p in profiles
         }
         print(
             json.dumps(
-                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "link": link, "block": blocks}
+                {
+                    "card": torch.cuda.get_device_name(),
+                    "torch": torch.__version__,
+                    "link": link,
+                    "block": blocks,
+                }
             )
         )
         layers = profiles[0].layers
@@ -195,22 +234,36 @@ def main(num_layers: int) -> None:
         profiles = [replace(profile, layers=repeated) for profile in profiles]
         chain = replace(profiles[0].chain(dtype=Dtype.FP32), optimizer="adamw")
         model = ComputeModel(profiles={profile.device: profile for profile in profiles})
-        question = Question(chain=chain, cluster=cluster_of(link), global_batch=GLOBAL_BATCH, model=model)
+        question = Question(
+            chain=chain, cluster=cluster_of(link), global_batch=GLOBAL_BATCH, model=model
+        )
         for title, plan in plans(question, num_layers):
             told = with_prediction(plan, chain, question.cluster, model=model)
             path = folder / "plan.json"
             path.write_text(dumps_plan(told), encoding="utf-8")
             if list(devices_by_rank(plan)) != list(SHARES):
-                print(json.dumps({"plan": title, "skipped": "it does not use both devices in order"}), flush=True)
+                print(
+                    json.dumps({"plan": title, "skipped": "it does not use both devices in order"}),
+                    flush=True,
+                )
                 continue
-            card.run([sys.executable, me, "train", str(num_layers), str(path), str(folder / "result")], timeout=300)
-            results = [json.loads((folder / f"result-{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
+            card.run(
+                [sys.executable, me, "train", str(num_layers), str(path), str(folder / "result")],
+                timeout=300,
+            )
+            results = [
+                json.loads((folder / f"result-{rank}.json").read_text(encoding="utf-8"))
+                for rank in (0, 1)
+            ]
             assert told.predicted is not None
             peaks = dict(told.predicted.peak_memory_bytes)
             row = {
                 "plan": title,
                 "parameters": chain.parameters,
-                "stages": [(s.end - s.first, [(r.devices[0], r.samples) for r in s.replicas]) for s in plan.stages],
+                "stages": [
+                    (s.end - s.first, [(r.devices[0], r.samples) for r in s.replicas])
+                    for s in plan.stages
+                ],
                 "schedule": repr(plan.schedule),
                 "micro_batches": plan.num_micro_batches,
                 "predicted_seconds": told.predicted.iteration_seconds,

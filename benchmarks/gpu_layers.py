@@ -1,8 +1,8 @@
-"""Seconds of a transformer block on a real GPU, by width, sequence, micro-batch and tensor width, as JSON lines on
-stdout.
+"""Seconds of a transformer block on a real GPU, by width, sequence, micro-batch and tensor width,
+as JSON lines on stdout.
 
-Needs torch and a CUDA device. A tensor-parallel shard is measured alone: its share of the heads and of the inner width,
-without the all-reduce, which is the network's affair.
+Needs torch and a CUDA device. A tensor-parallel shard is measured alone: its share of the heads and
+of the inner width, without the all-reduce, which is the network's affair.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MOST_TOKENS = 16384
 
 
 class Block(nn.Module):
-    """A pre-norm block with fused attention and a feed-forward of 4 x hidden, split over ``width`` devices."""
+    """A pre-norm block with fused attention and a feed-forward of 4 x hidden, split over ``width``
+    devices."""
 
     def __init__(self, hidden: int, width: int, head_dim: int = 128) -> None:
         super().__init__()
@@ -35,11 +36,16 @@ class Block(nn.Module):
         inner = self.heads * head_dim
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.qkv, self.out = nn.Linear(hidden, 3 * inner), nn.Linear(inner, hidden)
-        self.up, self.down = nn.Linear(hidden, 4 * hidden // width), nn.Linear(4 * hidden // width, hidden)
+        self.up, self.down = (
+            nn.Linear(hidden, 4 * hidden // width),
+            nn.Linear(4 * hidden // width, hidden),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        q, k, v = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
+        q, k, v = (
+            self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
+        )
         mixed = functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
@@ -61,8 +67,11 @@ def median_seconds(work: Callable[[], None], repeats: int) -> float:
     return statistics.median(times)
 
 
-def measure(hidden: int, sequence: int, micro_batch: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Forward and backward over four blocks in a row, divided by four: neighbours hide each other's launches."""
+def measure(
+    hidden: int, sequence: int, micro_batch: int, width: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Forward and backward over four blocks in a row, divided by four: neighbours hide each other's
+    launches."""
     blocks = nn.Sequential(*(Block(hidden, width) for _ in range(4))).to("cuda", dtype)
     x = torch.randn(micro_batch, sequence, hidden, device="cuda", dtype=dtype, requires_grad=True)
 
@@ -93,8 +102,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     options = parser.parse_args()
-    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "dtype": options.dtype}
-    for hidden, sequence, micro_batch, width in itertools.product(HIDDEN, SEQUENCE, MICRO_BATCH, TENSOR_WIDTH):
+    about = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "dtype": options.dtype,
+    }
+    for hidden, sequence, micro_batch, width in itertools.product(
+        HIDDEN, SEQUENCE, MICRO_BATCH, TENSOR_WIDTH
+    ):
         if micro_batch * sequence <= MOST_TOKENS:
             torch.cuda.reset_peak_memory_stats()
             row = measure(hidden, sequence, micro_batch, width, getattr(torch, options.dtype))

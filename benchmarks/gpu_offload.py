@@ -1,9 +1,10 @@
 """On one GPU, one rank: peaks and steps of fine-tuning and of offload, predicted and measured.
 
-``python -m benchmarks.gpu_offload`` prints JSON lines. Each case profiles the layers of a GPT, predicts the peak of a
-rank (``runtime.ledger``) and the time of a step (the exact engine) from that, and then trains: the peak is that of
-torch's allocator, the time the median of the steps. The rate of copies to pinned memory is measured first and is the
-cluster's. ``adamw8bit`` and ``nf4`` need bitsandbytes and are left out without it. Needs torch, numpy and argosy.
+``python -m benchmarks.gpu_offload`` prints JSON lines. Each case profiles the layers of a GPT,
+predicts the peak of a rank (``runtime.communication.ledger``) and the time of a step (the exact
+engine) from that, and then trains: the peak is that of torch's allocator, the time the median of
+the steps. The rate of copies to pinned memory is measured first and is the cluster's. ``adamw8bit``
+and ``nf4`` need bitsandbytes and are left out without it. Needs torch, numpy and argosy.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from argosy.cost.compute import ComputeModel
 from argosy.document import Document
 from argosy.dtype import Dtype
 from argosy.lab.job import free_port
+from argosy.measure.profile import profile_model
 from argosy.plan.offload import NO_OFFLOAD, parse_offload
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
-from argosy.runtime.host_memory import HostMemory
-from argosy.runtime.ledger import peak_bytes
-from argosy.runtime.profile import profile_model
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.communication.ledger import peak_bytes
+from argosy.runtime.step.trainer import parallelize
+from argosy.runtime.weights.host_memory import HostBuffers
 from argosy.schedule import ScheduleSpec
 from argosy.sim.simulate import simulate
 from benchmarks.gpu_runtime import LENGTH, VOCABULARY, Block, build, loss_fn
@@ -64,7 +65,9 @@ CASES = (
     Case(name="all weights, AdamW, activations in host memory", offload="activations"),
     Case(name="all weights, AdamW, both in host memory", offload="optimizer,activations"),
     Case(name="LoRA, rank 16", lora=True, dtype=Dtype.BF16),
-    Case(name="LoRA, activations in host memory", lora=True, dtype=Dtype.BF16, offload="activations"),
+    Case(
+        name="LoRA, activations in host memory", lora=True, dtype=Dtype.BF16, offload="activations"
+    ),
     Case(name="all weights, 8-bit AdamW", optimizer="adamw8bit", dtype=Dtype.BF16),
     Case(name="LoRA on NF4 weights", lora=True, packed=True, dtype=Dtype.BF16),
 )
@@ -130,7 +133,7 @@ def copy_rate(device: torch.device) -> float:
     """Bytes/s from the device to pinned memory, the slower of both directions."""
     if device.type != "cuda":
         return 10e9
-    host = HostMemory(device).take(2**30)
+    host = HostBuffers(device).take(2**30)
     there = torch.empty(2**30, dtype=torch.uint8, device=device)
     rates = []
     for target, source in ((host, there), (there, host)):
@@ -158,7 +161,9 @@ def plan_of(case: Case, layers: int, cluster: Cluster) -> Plan:
         offload=parse_offload(case.offload) if case.offload else NO_OFFLOAD,
     )
     return Plan(
-        model=ModelRef(name="gpt", sequence_length=LENGTH, dtype=case.dtype, optimizer=case.optimizer),
+        model=ModelRef(
+            name="gpt", sequence_length=LENGTH, dtype=case.dtype, optimizer=case.optimizer
+        ),
         cluster=ClusterRef.of(cluster),
         global_batch=MICRO_BATCH * NUM_MICRO_BATCHES,
         micro_batch_size=MICRO_BATCH,
@@ -168,8 +173,12 @@ def plan_of(case: Case, layers: int, cluster: Cluster) -> Plan:
     )
 
 
-def row_of(case: Case, options: argparse.Namespace, device: torch.device, cluster: Cluster) -> dict[str, Any]:
-    batch = torch.randint(VOCABULARY, (MICRO_BATCH * NUM_MICRO_BATCHES, LENGTH + 1), generator=torch.Generator())
+def row_of(
+    case: Case, options: argparse.Namespace, device: torch.device, cluster: Cluster
+) -> dict[str, Any]:
+    batch = torch.randint(
+        VOCABULARY, (MICRO_BATCH * NUM_MICRO_BATCHES, LENGTH + 1), generator=torch.Generator()
+    )
     plan = plan_of(case, options.layers, cluster)
     model = built(case, options, device)
     profile = profile_model(
@@ -194,10 +203,22 @@ def row_of(case: Case, options: argparse.Namespace, device: torch.device, cluste
         losses.append(trainer.step(batch))
         seconds.append(time.perf_counter() - begin)
     peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
-    found = {"bytes": peak, "seconds": statistics.median(seconds[WARM_UP:]), "least": min(seconds[WARM_UP:])}
+    found = {
+        "bytes": peak,
+        "seconds": statistics.median(seconds[WARM_UP:]),
+        "least": min(seconds[WARM_UP:]),
+    }
     host = 0 if trainer.host_state is None else trainer.host_state.memory.num_bytes
-    over = {what: predicted[what] / found[what] if found[what] else 0.0 for what in ("bytes", "seconds")}
-    return {"predicted": predicted, "measured": found, "over": over, "losses": losses[:3], "host_bytes": host}
+    over = {
+        what: predicted[what] / found[what] if found[what] else 0.0 for what in ("bytes", "seconds")
+    }
+    return {
+        "predicted": predicted,
+        "measured": found,
+        "over": over,
+        "losses": losses[:3],
+        "host_bytes": host,
+    }
 
 
 def main() -> None:
@@ -218,7 +239,9 @@ def main() -> None:
     has_packages = importlib.util.find_spec("bitsandbytes") is not None and device.type == "cuda"
     for number, case in enumerate(CASES):
         needs = case.packed or case.optimizer == "adamw8bit"
-        if (needs and not has_packages) or (options.cases and str(number) not in options.cases.split(",")):
+        if (needs and not has_packages) or (
+            options.cases and str(number) not in options.cases.split(",")
+        ):
             continue
         try:
             row = row_of(case, options, device, cluster)

@@ -1,21 +1,25 @@
-"""Layers of real transformers on a GPU: seconds, kept bytes and peak memory by micro-batch, tensor width and dtype.
+"""Layers of real transformers on a GPU: seconds, kept bytes and peak memory by micro-batch, tensor
+width and dtype.
 
 Needs torch with a CUDA device, and argosy with pydantic. From the repository:
 
-    python benchmarks/gpu_profile.py --dtype bf16 --output profile-bf16.json
-    python benchmarks/gpu_profile.py --dtype fp32 --output profile-fp32.json
-    python benchmarks/gpu_profile.py --dtype bf16 --resume profile-bf16.json --rounds 5 --output profile-bf16.json
+    python benchmarks/gpu_profile.py --dtype bf16 --output profile-bf16.json python
+    benchmarks/gpu_profile.py --dtype fp32 --output profile-fp32.json python
+    benchmarks/gpu_profile.py --dtype bf16 --resume profile-bf16.json --rounds 5 --output
+    profile-bf16.json
 
-The first takes about nine minutes on an H200, the second about three. ``--models`` does it in parts.
+The first takes about nine minutes on an H200, the second about three. ``--models`` does it in
+parts.
 
-A host's pace drifts within seconds by a quarter, so blocks that wait for their host are measured again in ``--rounds``
-rounds, each of which goes over all of them; a row holds every round and their mean. The process keeps to ``--cores``
-cores: threads that wander over many make the scatter twice as large.
+A host's pace drifts within seconds by a quarter, so blocks that wait for their host are measured
+again in ``--rounds`` rounds, each of which goes over all of them; a row holds every round and their
+mean. The process keeps to ``--cores`` cores: threads that wander over many make the scatter twice
+as large.
 
-The file is written after every row, so a run that is cut leaves what it has; ``--resume FILE`` goes on from one. Rows
-are written in order of the models' size; ``--limit`` ends a run before a time limit would. ``--device cpu --tiny`` is a
-try without a GPU. Each layer is measured alone as one device of a tensor-parallel group sees it (``runtime/slices``,
-``runtime/stack``).
+The file is written after every row, so a run that is cut leaves what it has; ``--resume FILE`` goes
+on from one. Rows are written in order of the models' size; ``--limit`` ends a run before a time
+limit would. ``--device cpu --tiny`` is a try without a GPU. Each layer is measured alone as one
+device of a tensor-parallel group sees it (``runtime/slices``, ``runtime/stack``).
 """
 
 from __future__ import annotations
@@ -36,8 +40,8 @@ from typing import Any
 import torch
 
 from argosy.errors import InputError
-from argosy.runtime.slices import check_sliceable
-from argosy.runtime.stack import Stack, measure_stack, stack_seconds
+from argosy.measure.slices import check_sliceable
+from argosy.measure.stack import Stack, measure_stack, stack_seconds
 from argosy.workload.preset import Preset, read_preset
 
 MODELS = {
@@ -87,13 +91,17 @@ def cases(dtype: str, models: tuple[str, ...], *, tiny: bool) -> Iterator[Case]:
 def _fits(preset: Preset, case: Case) -> bool:
     architecture, tokens = preset.config.architecture, case.micro_batch * case.sequence_length
     try:
-        check_sliceable(architecture, tokens=case.sequence_length, width=case.tensor_width, name=case.model)
+        check_sliceable(
+            architecture, tokens=case.sequence_length, width=case.tensor_width, name=case.model
+        )
     except InputError:
         return False
     flop = 8 * tokens * architecture.blocks[0].parameters(architecture.hidden)
     logits = 4 * tokens * architecture.head.outputs
     small = tokens <= MOST_TOKENS[case.dtype] and flop <= MOST_FLOP[case.dtype]
-    return small and (case.layer == "block" or (logits <= 16e9 and case.micro_batch in (1, 2, 4, 8)))
+    return small and (
+        case.layer == "block" or (logits <= 16e9 and case.micro_batch in (1, 2, 4, 8))
+    )
 
 
 def measure(case: Case, device: torch.device, *, seconds: float) -> dict[str, Any]:
@@ -105,12 +113,16 @@ def measure_again(row: dict[str, Any], device: torch.device, *, seconds: float) 
     """One more round of a row."""
     case = Case(**{name: row[name] for name in Case.__dataclass_fields__})
     row["rounds"].append(stack_seconds(_stack(case, device), seconds=seconds))
-    row["forward_seconds"], row["backward_seconds"] = map(statistics.fmean, zip(*row["rounds"], strict=True))
+    row["forward_seconds"], row["backward_seconds"] = map(
+        statistics.fmean, zip(*row["rounds"], strict=True)
+    )
 
 
 def waits_for_host(row: dict[str, Any]) -> bool:
     alone = row["forward_device_seconds"] + row["backward_device_seconds"]
-    return row["layer"] == "block" and alone < 0.9 * (row["forward_seconds"] + row["backward_seconds"])
+    return row["layer"] == "block" and alone < 0.9 * (
+        row["forward_seconds"] + row["backward_seconds"]
+    )
 
 
 def _stack(case: Case, device: torch.device) -> Stack:
@@ -128,10 +140,16 @@ def _stack(case: Case, device: torch.device) -> Stack:
 def about(device: torch.device) -> dict[str, Any]:
     """With what and when it was measured."""
     on_card = device.type == "cuda"
-    versions = {"torch": torch.__version__, "python": platform.python_version(), "cuda": torch.version.cuda}
+    versions = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+    }
     if on_card:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        versions["driver"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0]
+        versions["driver"] = subprocess.run(
+            query, capture_output=True, text=True, check=False
+        ).stdout.split("\n")[0]
         versions["cudnn"] = str(torch.backends.cudnn.version())
     return {
         "device": torch.cuda.get_device_name() if on_card else "CPU",
@@ -141,14 +159,22 @@ def about(device: torch.device) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dtype", default="bf16", choices=list(DTYPES))
     parser.add_argument("--models", help="some of the models, separated by commas")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--resume", type=Path, help="a file of an earlier run, whose rows are kept")
-    parser.add_argument("--limit", type=float, default=540.0, help="seconds after which no new row is begun")
-    parser.add_argument("--seconds", type=float, default=0.15, help="that each measurement takes at least")
-    parser.add_argument("--rounds", type=int, default=1, help="measurements of blocks that wait for their host")
+    parser.add_argument(
+        "--limit", type=float, default=540.0, help="seconds after which no new row is begun"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.15, help="that each measurement takes at least"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="measurements of blocks that wait for their host"
+    )
     parser.add_argument("--cores", type=int, default=4, help="that the process keeps to; 0: all")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="short sequences and few cases: a try")
@@ -158,7 +184,9 @@ def main() -> int:
     rows = json.loads(options.resume.read_text())["rows"] if options.resume else []
     done = {tuple(row[name] for name in Case.__dataclass_fields__) for row in rows}
     todo = [
-        case for case in cases(options.dtype, models, tiny=options.tiny) if tuple(asdict(case).values()) not in done
+        case
+        for case in cases(options.dtype, models, tiny=options.tiny)
+        if tuple(asdict(case).values()) not in done
     ]
     if options.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
@@ -181,7 +209,10 @@ def main() -> int:
             print(f"[{number}/{len(todo)}] {case}: out of memory", flush=True)
             continue
         keep()
-        print(f"[{number}/{len(todo)}] {case.model} {case.layer} {case.micro_batch} x{case.tensor_width}", flush=True)
+        print(
+            f"[{number}/{len(todo)}] {case.model} {case.layer} {case.micro_batch} x{case.tensor_width}",
+            flush=True,
+        )
     waiting = [row for row in rows if waits_for_host(row)]
     for count in range(2, options.rounds + 1):
         for row in waiting:

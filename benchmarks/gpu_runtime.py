@@ -1,7 +1,9 @@
-"""On one GPU: a GPT of over 300 M parameters by a plan of two stages, on two ranks that share the card, and on one.
+"""On one GPU: a GPT of over 300 M parameters by a plan of two stages, on two ranks that share the
+card, and on one.
 
-``python -m benchmarks.gpu_runtime`` prints JSON lines. NCCL refuses two ranks on one card, so the two talk through
-pinned host memory and gloo; NCCL runs the single rank. Needs only torch, numpy and argosy.
+``python -m benchmarks.gpu_runtime`` prints JSON lines. NCCL refuses two ranks on one card, so the
+two talk through pinned host memory and gloo; NCCL runs the single rank. Needs only torch, numpy and
+argosy.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from argosy.dtype import Dtype
 from argosy.lab.job import free_port
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.capture.initial import Recording
 
@@ -52,7 +54,9 @@ class Embedding(nn.Module):
         self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        result: Tensor = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        result: Tensor = self.tokens(tokens) + self.places(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         return result
 
 
@@ -78,7 +82,11 @@ def plan_of(num_stages: int, layers: int, *, k: int) -> Plan:
         num_micro_batches=NUM_MICRO_BATCHES,
         schedule=ScheduleSpec(kind=ScheduleKind.KFKB, k=k),
         stages=tuple(
-            Stage(first=first, end=end, replicas=(Replica(devices=(f"n0.{index}",), samples=MICRO_BATCH),))
+            Stage(
+                first=first,
+                end=end,
+                replicas=(Replica(devices=(f"n0.{index}",), samples=MICRO_BATCH),),
+            )
             for index, (first, end) in enumerate(ranges)
         ),
     )
@@ -93,13 +101,17 @@ def work(rank: int, world: int, backend: str, port: int, options: argparse.Names
     with Recording() as recording:
         model = build(options.width, options.layers)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    batch = torch.randint(VOCABULARY, (MICRO_BATCH * NUM_MICRO_BATCHES, LENGTH + 1), generator=torch.Generator())
+    batch = torch.randint(
+        VOCABULARY, (MICRO_BATCH * NUM_MICRO_BATCHES, LENGTH + 1), generator=torch.Generator()
+    )
 
     def optimizer(values: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(values, lr=1e-4, fused=torch.cuda.is_available())
 
     plan = plan_of(world, options.layers, k=options.k)
-    trainer = parallelize(model, loss_fn, optimizer, batch, plan, clip_norm=1.0, recording=recording)
+    trainer = parallelize(
+        model, loss_fn, optimizer, batch, plan, clip_norm=1.0, recording=recording
+    )
     built = time.perf_counter() - begin
     losses, seconds = [], []
     for _ in range(options.steps):
@@ -141,7 +153,15 @@ def main() -> None:
         one, two = (json.loads(line)["losses"] for line in file)
     worst = max(abs(a - b) / abs(a) for a, b in zip(one, two, strict=True))
     agree = math.isfinite(worst) and worst < 2e-3
-    print(json.dumps({"what": "losses of two stages against one", "worst_relative_difference": worst, "agree": agree}))
+    print(
+        json.dumps(
+            {
+                "what": "losses of two stages against one",
+                "worst_relative_difference": worst,
+                "agree": agree,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Distributed programs on one GPU, against one process on it: ``python -m benchmarks.gpu_spmd [cuda|cpu]``.
+"""Distributed programs on one GPU, against one process on it: ``python -m benchmarks.gpu_spmd
+[cuda|cpu]``.
 
-    (1)  one rank on NCCL, which refuses two ranks on one card: the lowered module on CUDA, every tensor whole, and
-         NCCL's collectives that unequal parts rest on, at world size 1
-    (2)  two ranks on the one card at 0.7 / 0.3, found and data-parallel programs, over gloo through host memory
+    (1)  one rank on NCCL, which refuses two ranks on one card: the lowered module on CUDA, every
+         tensor whole, and NCCL's collectives that unequal parts rest on, at world size 1
+    (2)  two ranks on the one card at 0.7 / 0.3, found and data-parallel programs, over gloo through
+         host memory
 
-Losses, every gradient and the parameters after three steps are compared with ``run_whole`` on the same device, in fp64;
-step times are medians in fp32. With ``cpu`` the same runs on gloo alone, which is how the script itself is tried.
+Losses, every gradient and the parameters after three steps are compared with ``run_whole`` on the
+same device, in fp64; step times are medians in fp32. With ``cpu`` the same runs on gloo alone,
+which is how the script itself is tried.
 """
 
 from __future__ import annotations
@@ -26,11 +29,11 @@ from torch.nn import functional
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 from argosy.cost.group import DeviceGroup
-from argosy.runtime.calls import run_whole, whole_tensors
-from argosy.runtime.spmd import Trainer
-from argosy.solve.placement import Pricing
-from argosy.solve.spmd import Program, find_program
-from argosy.space.rules import Kind
+from argosy.runtime.graphs.calls import run_whole, whole_tensors
+from argosy.runtime.step.spmd import Trainer
+from argosy.solve.programs.placement import Pricing
+from argosy.solve.programs.spmd import Program, find_program
+from argosy.space.operations.rules import CutKind
 from argosy.workload.capture.trace import capture
 from benchmarks.spmd_models import Language
 
@@ -41,7 +44,9 @@ RATIOS = (0.7, 0.3)
 def build(dtype: torch.dtype, *, large: bool) -> Any:
     width, layers, batch, time_ = (1024, 6, 32, 256) if large else (64, 2, 8, 16)
     torch.manual_seed(0)
-    model = Language(2000, time_, width=width, inner=4 * width, heads=8, layers=layers, experts=0).to(dtype)
+    model = Language(
+        2000, time_, width=width, inner=4 * width, heads=8, layers=layers, experts=0
+    ).to(dtype)
     ids = torch.randint(0, 2000, (batch, time_))
 
     def loss(net: torch.nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
@@ -51,8 +56,8 @@ def build(dtype: torch.dtype, *, large: bool) -> Any:
 
 
 def programs(count: int, dtype: torch.dtype, *, large: bool) -> dict[str, Program]:
-    """Found by cost, and plain data parallelism, for devices of one speed that share a card; for the small model they
-    are taken to be slow, so that sharing it pays."""
+    """Found by cost, and plain data parallelism, for devices of one speed that share a card; for
+    the small model they are taken to be slow, so that sharing it pays."""
     group = DeviceGroup(
         names=tuple(f"rank{rank}" for rank in range(count)),
         flops=(2e13 if large else 1e9,) * count,
@@ -67,7 +72,7 @@ def programs(count: int, dtype: torch.dtype, *, large: bool) -> dict[str, Progra
     pricing = Pricing(group=group)
     found = {"found": find_program(graph, pricing, ratios=ratios)}
     if count > 1:
-        found["by samples"] = find_program(graph, pricing, ratios=ratios, kind=Kind.SAMPLES)
+        found["by samples"] = find_program(graph, pricing, ratios=ratios, kind=CutKind.SAMPLES)
     return found
 
 
@@ -84,10 +89,15 @@ def differences(program: Program, device: torch.device) -> tuple[float, float, f
     """Largest relative difference of losses, gradients and parameters over three steps."""
     graph = program.graph
     model, _, batch = build(torch.float64, large=False)
-    named = {key: tensor.detach() for key, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    named = {
+        key: tensor.detach() for key, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
     trainer = Trainer(program, named.items(), optimizer=adamw, device=device)
     leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(batch)[0]}
-    held = {value: tensor.to(device) for value, tensor in whole_tensors(graph, {**named, **leaves}).items()}
+    held = {
+        value: tensor.to(device)
+        for value, tensor in whole_tensors(graph, {**named, **leaves}).items()
+    }
     reference = {value: torch.nn.Parameter(held[value].clone()) for value in graph.parameters}
     update = adamw(reference.values())
     loss_gap = gradient_gap = parameter_gap = 0.0
@@ -104,7 +114,9 @@ def differences(program: Program, device: torch.device) -> tuple[float, float, f
         trainer.optimizer.step()
         trainer.clock.step += 1
     for value, parameter in reference.items():
-        parameter_gap = max(parameter_gap, difference(trainer.whole(value, trainer.held[value].detach()), parameter))
+        parameter_gap = max(
+            parameter_gap, difference(trainer.whole(value, trainer.held[value].detach()), parameter)
+        )
     return loss_gap, gradient_gap, parameter_gap
 
 
@@ -132,7 +144,8 @@ def _wait(device: torch.device) -> None:
 
 
 def collectives_hold(device: torch.device) -> bool:
-    """The calls that unequal parts rest on, at this world size: sums, swaps and broadcasts of a tensor."""
+    """The calls that unequal parts rest on, at this world size: sums, swaps and broadcasts of a
+    tensor."""
     own = torch.arange(7.0, device=device)
     swapped, size = torch.empty_like(own), dist.get_world_size()
     assert size == 1
@@ -145,13 +158,17 @@ def collectives_hold(device: torch.device) -> bool:
     return all(torch.equal(other, own) for other in (swapped, total, gathered[0]))
 
 
-def rank(number: int, count: int, store: str, kind: str, backend: str, cases: Sequence[Any], pipe: Any) -> None:
+def rank(
+    number: int, count: int, store: str, kind: str, backend: str, cases: Sequence[Any], pipe: Any
+) -> None:
     """What one process does: every case checked and timed."""
     device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
-    dist.init_process_group(backend, store=dist.FileStore(store, count), rank=number, world_size=count)
+    dist.init_process_group(
+        backend, store=dist.FileStore(store, count), rank=number, world_size=count
+    )
     found = [collectives_hold(device)] if count == 1 else []
     for small, large in cases:
         found.append((differences(small, device), step_seconds(large, device)))
@@ -185,7 +202,9 @@ def main() -> None:
         results = measured(count, kind, backend, [(small[name], large[name]) for name in small])
         told = [f"{kind}, {backend}, {count} rank" + ("s" if count > 1 else "")]
         if count == 1:
-            told.append(f"  collectives at world size 1 return what they were given: {results[0].pop(0)}")
+            told.append(
+                f"  collectives at world size 1 return what they were given: {results[0].pop(0)}"
+            )
         for place, name in enumerate(small):
             gaps = [max(result[place][0][what] for result in results) for what in range(3)]
             seconds = max(result[place][1] for result in results)

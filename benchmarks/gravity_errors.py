@@ -1,16 +1,18 @@
-"""Gravity: the error of a force against its cost, for every row of ``nbody.settings.CHOICES``, in boxes of all kinds.
+"""Gravity: the error of a force against its cost, for every row of
+``nbody.force.settings.CHOICES``, in boxes of all kinds.
 
-The reference is the same force with a smoother mesh (3 cells), a farther cut-off (8 scales) and every pair computed; it
-agrees with Ewald's sums to 1e-5 or so. ``tests/nbody/test_force_errors.py`` holds the table to those sums themselves.
+The reference is the same force with a smoother mesh (3 cells), a farther cut-off (8 scales) and
+every pair computed; it agrees with Ewald's sums to 1e-5 or so. ``tests/nbody/test_force_errors.py``
+holds the table to those sums themselves.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from argosy.nbody.gravity import compute_forces
-from argosy.nbody.initial import initial_conditions
-from argosy.nbody.settings import CHOICES, GravitySettings
+from argosy.nbody.force.gravity import compute_forces
+from argosy.nbody.force.settings import CHOICES, GravitySettings
+from argosy.nbody.initial.conditions import initial_conditions
 from benchmarks.gravity import evolved_box
 from benchmarks.registry import Benchmark, Row, cpu_seconds
 
@@ -29,7 +31,12 @@ def measure() -> list[Row]:
                 1.0,
                 1.0,
                 GravitySettings(
-                    mesh_cells=4 * SIDE, softening=length, split_cells=3.0, cutoff_scales=8.0, tolerance=0.0, threads=2
+                    mesh_cells=4 * SIDE,
+                    softening=length,
+                    split_cells=3.0,
+                    cutoff_scales=8.0,
+                    tolerance=0.0,
+                    threads=2,
                 ),
             ).total
             for choice in CHOICES:
@@ -42,12 +49,17 @@ def measure() -> list[Row]:
                     threads=1,
                 )
                 rows += _errors(
-                    f"{name}, softening {softening:.2g}, error {choice.error:g}", positions, exact, settings
+                    f"{name}, softening {softening:.2g}, error {choice.error:g}",
+                    positions,
+                    exact,
+                    settings,
                 )
     return rows
 
 
-def _errors(what: str, positions: np.ndarray, exact: np.ndarray, settings: GravitySettings) -> list[Row]:
+def _errors(
+    what: str, positions: np.ndarray, exact: np.ndarray, settings: GravitySettings
+) -> list[Row]:
     found = compute_forces(positions, 1.0, 1.0, settings).total
     errors = 100 * np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
     drift = np.linalg.norm(found.sum(axis=0)) / np.linalg.norm(found, axis=1).sum()

@@ -9,8 +9,8 @@ from argosy.cluster.topology import Cluster
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.schedule import build_schedule
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.tasks.compile import compile_plan
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 from benchmarks.registry import Benchmark, Sweep
@@ -21,8 +21,12 @@ Built = tuple[Plan, Chain, Cluster]
 def _build(micro_batches: int) -> Built:
     plan = load_plan("llama-3-8b-on-mixed-16")
     ref = plan.model
-    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
-    larger = replace(plan, num_micro_batches=micro_batches, global_batch=plan.micro_batch_size * micro_batches)
+    chain = load_model(
+        ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
+    )
+    larger = replace(
+        plan, num_micro_batches=micro_batches, global_batch=plan.micro_batch_size * micro_batches
+    )
     return larger, chain, cluster_from_content(plan.cluster.content)
 
 

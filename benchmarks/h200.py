@@ -1,16 +1,19 @@
-"""The cost model against an H200: ``python -m benchmarks.h200`` prints the errors; with files of ``gpu_profile`` as
-arguments it first makes of them the data that is judged, and the profiles and constants that ship with Argosy.
+"""The cost model against an H200: ``python -m benchmarks.h200`` prints the errors; with files of
+``gpu_profile`` as arguments it first makes of them the data that is judged, and the profiles and
+constants that ship with Argosy.
 
 A row is judged by what a user has who does not have it:
 
     (1)  by the shipped profile of its model, with this row's micro-batch left out
-    (2)  by the roofline, its constants fitted on rows of the same dtype: of the other models, or of every second shape
+    (2)  by the roofline, its constants fitted on rows of the same dtype: of the other models, or of
+         every second shape
     (3)  kept bytes by the chain's own amounts, nothing fitted
     (4)  the peak of a stack of blocks, its two constants of memory fitted on the other models
 
-Seconds are of one block forward and backward: as they come on a host that launches kernels one by one, which is what
-the shipped profiles hold, or of the device alone, with every launch made ahead. Where launches take longer than the
-device, the host's own scatter is most of the error, whatever predicts.
+Seconds are of one block forward and backward: as they come on a host that launches kernels one by
+one, which is what the shipped profiles hold, or of the device alone, with every launch made ahead.
+Where launches take longer than the device, the host's own scatter is most of the error, whatever
+predicts.
 """
 
 from __future__ import annotations
@@ -159,7 +162,8 @@ def by_profile(found: Sequence[dict[str, Any]], judged: Sequence[dict[str, Any]]
 
 
 def blocks(*, above_floor: bool = False) -> list[dict[str, Any]]:
-    """Rows of blocks; ``above_floor``: only those that keep the device busy for longer than their launches take."""
+    """Rows of blocks; ``above_floor``: only those that keep the device busy for longer than their
+    launches take."""
     found = [row for row in rows() if row["layer"] == "block"]
     busy = [row for row in found if row["forward_device_seconds"] > 0.8 * row["forward_seconds"]]
     return busy if above_floor else found
@@ -174,9 +178,12 @@ def left_out(
     parts: Parts | None = None,
     start: Calibration = START,
 ) -> Iterator[tuple[float, float]]:
-    """(2), (4): what was measured and what constants say that were fitted on the rows of no such part, row by row."""
+    """(2), (4): what was measured and what constants say that were fitted on the rows of no such
+    part, row by row."""
     for part in (parts or by_models)(found):
-        constants = _fitted([row for at, row in enumerate(found) if at not in part], names, guess, truth, start)
+        constants = _fitted(
+            [row for at, row in enumerate(found) if at not in part], names, guess, truth, start
+        )
         for at in part:
             yield sum(truth(found[at], constants)), sum(guess(found[at], constants))
 
@@ -193,14 +200,21 @@ def by_halves(found: Sequence[dict[str, Any]]) -> Iterator[Sequence[int]]:
 
 
 def _fitted(
-    found: Sequence[dict[str, Any]], names: Sequence[str], guess: Guess, truth: Guess, start: Calibration = START
+    found: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    guess: Guess,
+    truth: Guess,
+    start: Calibration = START,
 ) -> Calibration:
     """Fitted to every amount of a row by itself: forward and backward, not their sum."""
     measured = np.log([truth(row, start) for row in found])
 
     def at(point: Any) -> Calibration:
         values = dict(zip(names, np.exp(point).tolist(), strict=True))
-        return replace(start, **{name: min(1.0, x) if name.endswith("_peak") else x for name, x in values.items()})
+        return replace(
+            start,
+            **{name: min(1.0, x) if name.endswith("_peak") else x for name, x in values.items()},
+        )
 
     def loss(point: Any) -> float:
         constants = at(point)
@@ -224,7 +238,9 @@ def measured_peak(row: dict[str, Any], _: Calibration) -> tuple[float, ...]:
     return (float(row["peak_bytes"]),)
 
 
-def by_roofline(found: Sequence[dict[str, Any]], parts: Parts, *, start: Calibration = START) -> Errors:
+def by_roofline(
+    found: Sequence[dict[str, Any]], parts: Parts, *, start: Calibration = START
+) -> Errors:
     """(2)"""
     pairs: list[tuple[float, float]] = []
     for dtype in sorted({row["dtype"] for row in found}):
@@ -236,7 +252,9 @@ def by_roofline(found: Sequence[dict[str, Any]], parts: Parts, *, start: Calibra
 
 
 def kept_bytes(row: dict[str, Any]) -> float:
-    return layer_of(row)[1].activation_bytes * float(row["micro_batch"]) / float(row["tensor_width"])
+    return (
+        layer_of(row)[1].activation_bytes * float(row["micro_batch"]) / float(row["tensor_width"])
+    )
 
 
 def peak_bytes(row: dict[str, Any], constants: Calibration) -> tuple[float, ...]:
@@ -250,7 +268,9 @@ def judged() -> Iterator[Judged]:
     busy, alone = blocks(above_floor=True), [with_device_seconds(row) for row in blocks()]
     how = "(1) the shipped profile, without the row's micro-batch"
     yield Judged(what="seconds, the device alone", how=how, found=by_profile(alone, alone))
-    yield Judged(what="seconds as they come, device busy", how=how, found=by_profile(blocks(), busy))
+    yield Judged(
+        what="seconds as they come, device busy", how=how, found=by_profile(blocks(), busy)
+    )
     yield Judged(what="seconds as they come, all", how=how, found=by_profile(blocks(), blocks()))
     for what, found, start in (
         ("seconds, the device alone", alone, ALONE),
@@ -268,7 +288,8 @@ def judged() -> Iterator[Judged]:
 
 
 def by_model() -> Iterator[list[str]]:
-    """Model, hidden width, blocks measured, and median errors: (1) device alone, (1) as they come, (3), (4)."""
+    """Model, hidden width, blocks measured, and median errors: (1) device alone, (1) as they come,
+    (3), (4)."""
     for model in dict.fromkeys(row["model"] for row in blocks()):
         others = [row for row in blocks() if row["model"] != model]
         constants = _fitted(others, MEMORY_CONSTANTS, peak_bytes, measured_peak)
@@ -306,8 +327,12 @@ def ship_constants() -> None:
     for dtype in sorted({row["dtype"] for row in blocks()}):
         mine, names = [row for row in blocks() if row["dtype"] == dtype], WORK_CONSTANTS + FLOORS
         found = _fitted(mine, names, roofline_seconds, measured_seconds)
-        kept = replace(Calibration(), **{name: float(f"{getattr(found, name):.3g}") for name in names})
-        source = f"{len(mine)} blocks in {dtype} on an NVIDIA H200, benchmarks/results/{RAW.stem}.md"
+        kept = replace(
+            Calibration(), **{name: float(f"{getattr(found, name):.3g}") for name in names}
+        )
+        source = (
+            f"{len(mine)} blocks in {dtype} on an NVIDIA H200, benchmarks/results/{RAW.stem}.md"
+        )
         text = dumps_calibration(kept, fitted=names, source=source)
         (CALIBRATIONS / f"h200-{dtype}.json").write_text(text, encoding="utf-8")
 

@@ -1,11 +1,12 @@
 """What the number of steps between exchanges does to the loss of a small GPT on real text.
 
-``python -m benchmarks.islands_loss [STEPS [NAME ...]]``, all rows or those whose names contain one of these: two
-islands with shares of 3:1 of every batch, each with AdamW, and the outer optimizer of the product
-(``runtime.islands.outer``), against AdamW on the whole batch, with exact gradients and with those of PowerSGD
-(``runtime.powersgd``). The text is the Markdown of this repository's ``docs/``; its last tenth is held out. All runs
-see the same batches in the same order, so that losses are compared after the same number of tokens. One process stands
-for all islands and replicas: tests/runtime/test_islands.py and test_powersgd.py show that processes compute the same.
+``python -m benchmarks.islands_loss [STEPS [NAME ...]]``, all rows or those whose names contain one
+of these: two islands with shares of 3:1 of every batch, each with AdamW, and the outer optimizer of
+the product (``runtime.islands.outer``), against AdamW on the whole batch, with exact gradients and
+with those of PowerSGD (``runtime.weights.powersgd``). The text is the Markdown of this repository's
+``docs/``; its last tenth is held out. All runs see the same batches in the same order, so that
+losses are compared after the same number of tokens. One process stands for all islands and
+replicas: tests/runtime/test_islands.py and test_powersgd.py show that processes compute the same.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from torch import Tensor, nn
 from argosy.plan.islands import Compression, OuterOptimizer
 from argosy.runtime.islands.codec import decode, encode
 from argosy.runtime.islands.outer import OuterState
-from argosy.runtime.parameters import Weight
-from argosy.runtime.powersgd import FactoredSum
-from argosy.runtime.summing import Done, Way
+from argosy.runtime.stages.parameters import Weight
+from argosy.runtime.weights.powersgd import FactoredSum
+from argosy.runtime.weights.summing import Done, Way
 
 WIDTH, LENGTH, LAYERS, HEADS = 48, 32, 2, 4
 SAMPLES = 16
@@ -79,7 +80,9 @@ class Gpt(nn.Module):
         super().__init__()
         self.letters = nn.Embedding(letters, WIDTH)
         self.places = nn.Parameter(torch.randn(LENGTH, WIDTH) * 0.02)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.blocks = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, letters)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
@@ -104,7 +107,9 @@ class Text:
         self.trained, self.held_out = codes[:end], codes[end:]
 
     def batch(self, seed: int, step: int) -> Tensor:
-        return _windows(self.trained, SAMPLES, torch.Generator().manual_seed(1_000_003 * seed + step))
+        return _windows(
+            self.trained, SAMPLES, torch.Generator().manual_seed(1_000_003 * seed + step)
+        )
 
     def test_batch(self) -> Tensor:
         return _windows(self.held_out, 256, torch.Generator().manual_seed(7))
@@ -157,7 +162,8 @@ class _Alone:
 
 
 def _factored(model: nn.Module, rank: int) -> FactoredSum:
-    """The gradients of one process through the factors of the product (``runtime.powersgd``)."""
+    """The gradients of one process through the factors of the product
+    (``runtime.weights.powersgd``)."""
     weights = [Weight(name, parameter, (0,), ()) for name, parameter in model.named_parameters()]
     return FactoredSum(cast(Way, _Alone()), weights, rank, 0, 1)
 
@@ -166,7 +172,9 @@ def _flat(model: nn.Module) -> Tensor:
     return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
-def _exchange(outer: OuterState, islands: Sequence[nn.Module], shares: Sequence[int], code: Compression) -> None:
+def _exchange(
+    outer: OuterState, islands: Sequence[nn.Module], shares: Sequence[int], code: Compression
+) -> None:
     mean = torch.zeros_like(outer.theta[0])
     for island, share in zip(islands, shares, strict=True):
         delta = outer.theta[0] - _flat(island)

@@ -1,7 +1,8 @@
-"""Synchronous plans and island plans on two and three sites, over links of 0.1, 1 and 10 Gbit/s: who is faster where.
+"""Synchronous plans and island plans on two and three sites, over links of 0.1, 1 and 10 Gbit/s:
+who is faster where.
 
-``python -m benchmarks.islands_table``: gpt2-xl in bf16 with 256 samples a step on sites of 8 A100 each, 20 ms apart,
-predicted by the simulator.
+``python -m benchmarks.islands_table``: gpt2-xl in bf16 with 256 samples a step on sites of 8 A100
+each, 20 ms apart, predicted by the simulator.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def sites(count: int, rate: str) -> Cluster:
         f'nic = {{ bandwidth = "{rate} Gbit/s", latency = "10 ms" }}\n'
         for at in range(count)
     )
-    return build_cluster(parse_toml(f'name = "sites-{count}"\n{nodes}', file="sites.toml"), folder=Path())
+    return build_cluster(
+        parse_toml(f'name = "sites-{count}"\n{nodes}', file="sites.toml"), folder=Path()
+    )
 
 
 def described(plan: IslandPlan) -> str:
@@ -47,11 +50,14 @@ def described(plan: IslandPlan) -> str:
 
 
 def crossing(plan: IslandPlan, chain: Chain, synchronous: float) -> float:
-    """Gbit/s from which on an island plan is faster than a synchronous plan on one site, which needs no link."""
+    """Gbit/s from which on an island plan is faster than a synchronous plan on one site, which
+    needs no link."""
     slow, fast = 0.01, 10.0
     for _ in range(12):
         middle = math.sqrt(slow * fast)
-        seconds = play_islands(plan, chain, sites(len(plan.islands), f"{middle:.6f}"), steps=400).step_seconds
+        seconds = play_islands(
+            plan, chain, sites(len(plan.islands), f"{middle:.6f}"), steps=400
+        ).step_seconds
         slow, fast = (slow, middle) if seconds < synchronous else (middle, fast)
     return fast
 
@@ -66,7 +72,9 @@ def crossings(chain: Chain) -> None:
         late = replace(blocking, fragments=2, overlap=49)
         plans = (blocking, late, replace(late, compression=Compression.INT8))
         found = [f"{crossing(plan, chain, alone.iteration_seconds):.2f}" for plan in plans]
-        texts = [f"{plan.algorithm}: {rate} Gbit/s" for plan, rate in zip(plans, found, strict=True)]
+        texts = [
+            f"{plan.algorithm}: {rate} Gbit/s" for plan, rate in zip(plans, found, strict=True)
+        ]
         sys.stdout.write("\n".join(texts) + "\n")
 
 
@@ -82,7 +90,9 @@ def main() -> None:
             used = f"{best.predicted.iteration_seconds:.2f} s ({len(best.devices)} of {8 * count} devices)"
             cells = [
                 described(find_island_plan(chain, where, global_batch=256, options=options))
-                for options in (IslandOptions(**{**vars(asked), "count": count}) for asked in OPTIONS.values())
+                for options in (
+                    IslandOptions(**{**vars(asked), "count": count}) for asked in OPTIONS.values()
+                )
             ]
             sys.stdout.write(f"| {count} | {rate} | {used} | {' | '.join(cells)} |\n")
             sys.stdout.flush()

@@ -1,6 +1,7 @@
 """How near the judge of the search is to the exact engine, on the plans that level 1 ranks.
 
-(1)  of every problem: the best plans that were judged, and some of the next ones up to 1.5 times the best
+(1)  of every problem: the best plans that were judged, and some of the next ones up to 1.5 times
+     the best
 (2)  error = |judged / exact - 1|, the exact time being that of the folded plan in the exact engine
 """
 
@@ -15,12 +16,12 @@ from argosy.cluster.lasting import at_time_zero
 from argosy.errors import ArgosyError
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleSpec
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
 from argosy.sim.fold import fold_plan
-from argosy.solve.candidate import plan_key
-from argosy.solve.devices import on_devices
-from argosy.solve.judge import Complete, Judge
-from argosy.solve.shape import Shape
+from argosy.solve.finalists.candidate import plan_key
+from argosy.solve.finalists.devices import on_devices
+from argosy.solve.finalists.judge import Complete, Judge
+from argosy.solve.search.shape import Shape
 from benchmarks.judging_cases import Problem, bundled, drawn
 from benchmarks.registry import Benchmark, Row
 
@@ -65,7 +66,12 @@ def _ranked(problem: Problem) -> tuple[Judge, list[_Judged]]:
         return times, schedules
 
     with patch.object(Judge, "seconds", recorded):
-        find_plan(problem.chain, problem.cluster, global_batch=problem.global_batch, settings=Settings(level=1))
+        find_plan(
+            problem.chain,
+            problem.cluster,
+            global_batch=problem.global_batch,
+            settings=Settings(level=1),
+        )
     return judges[0], sorted(seen.values(), key=lambda item: item[0])
 
 
@@ -82,9 +88,18 @@ def _rows(name: str, problems: Iterable[Problem]) -> list[Row]:
     return [
         Row(what=f"{name}: plans", value=count, unit=""),
         Row(what=f"{name}: median error", value=100 * found[count // 2], unit="%"),
-        Row(what=f"{name}: 95th percentile", value=100 * found[int(0.95 * count)], unit="%", target="<= 5"),
+        Row(
+            what=f"{name}: 95th percentile",
+            value=100 * found[int(0.95 * count)],
+            unit="%",
+            target="<= 5",
+        ),
         Row(what=f"{name}: worst", value=100 * found[-1], unit="%"),
-        Row(what=f"{name}: within 5 %", value=100 * sum(error <= 0.05 for error in found) / count, unit="%"),
+        Row(
+            what=f"{name}: within 5 %",
+            value=100 * sum(error <= 0.05 for error in found) / count,
+            unit="%",
+        ),
     ]
 
 
@@ -97,5 +112,7 @@ def measure() -> list[Row]:
 
 
 BENCHMARK = Benchmark(
-    name="judging", shows="the judge of the search against the exact engine, on plans that it ranks", measure=measure
+    name="judging",
+    shows="the judge of the search against the exact engine, on plans that it ranks",
+    measure=measure,
 )

@@ -49,15 +49,17 @@ def bundled() -> Iterator[Problem]:
     for cluster, model, batch in BUNDLED:
         yield Problem(
             name=f"{model} on {cluster}",
-            chain=load_model(model, sequence_length=1024 if "bert" not in model else 512, dtype="fp16"),
+            chain=load_model(
+                model, sequence_length=1024 if "bert" not in model else 512, dtype="fp16"
+            ),
             cluster=load_cluster(cluster),
             global_batch=batch,
         )
 
 
 def drawn(seed: int) -> Problem:
-    """The same problem for the same seed: two to six nodes of up to three kinds on one switch, under switches with
-    uplinks, or at two sites joined by a link."""
+    """The same problem for the same seed: two to six nodes of up to three kinds on one switch,
+    under switches with uplinks, or at two sites joined by a link."""
     random = Random(seed)
     model = random.choice(_MODELS)
     content = _cluster_content(random, f"drawn-{seed}")
@@ -105,7 +107,10 @@ def _cluster_content(random: Random, name: str) -> dict[str, Any]:
             {
                 "name": f"rack{index}",
                 "nodes": part,
-                "uplink": {"bandwidth": f"{_between(random, 0.01, 100):.4f} Gbit/s", "latency": "5 us"},
+                "uplink": {
+                    "bandwidth": f"{_between(random, 0.01, 100):.4f} Gbit/s",
+                    "latency": "5 us",
+                },
             }
             for index, part in enumerate((names[:cut], names[cut:]))
         ]

@@ -24,7 +24,9 @@ def measure() -> list[Row]:
     cluster = with_changes(load_cluster("mixed-8"), [])
     found: list[Plan] = []
     for batch in (16, 24, 32, 48, 64, 96):
-        found += kept_plans(chain, cluster, global_batch=batch, settings=Settings(level=1), model=ComputeModel())
+        found += kept_plans(
+            chain, cluster, global_batch=batch, settings=Settings(level=1), model=ComputeModel()
+        )
     plans = [replace(plan, schedule=schedule) for plan in found for schedule in VARIANTS]
     plans = [plan for plan in plans if plan.schedule.k <= plan.num_micro_batches][:PLANS]
     kept = keep(plans, chain, cluster, EDGE)
@@ -34,9 +36,17 @@ def measure() -> list[Row]:
     return [
         Row(what="kept plans", value=len(plans), unit="plans", target=">= 300"),
         Row(what="lines per plan", value=kept.slopes.shape[1], unit="lines"),
-        Row(what="ranking all again after a change", value=1e3 * seconds, unit="ms", target="<= 10"),
-        Row(what="exact engine, one plan at a time, over that", value=len(plans) * slow / seconds, unit="x"),
+        Row(
+            what="ranking all again after a change", value=1e3 * seconds, unit="ms", target="<= 10"
+        ),
+        Row(
+            what="exact engine, one plan at a time, over that",
+            value=len(plans) * slow / seconds,
+            unit="x",
+        ),
     ]
 
 
-BENCHMARK = Benchmark(name="kept", shows="re-ranking of kept plans when an edge changes", measure=measure)
+BENCHMARK = Benchmark(
+    name="kept", shows="re-ranking of kept plans when an edge changes", measure=measure
+)

@@ -1,9 +1,9 @@
-"""``python -m benchmarks.measured [TABLE or FOLDER ...]``: the cost model against published tables of training runs.
+"""``python -m benchmarks.measured [TABLE or FOLDER ...]``: the cost model against published tables
+of training runs.
 
-Tables are those of ``../shared/data/measured`` unless others are named; any file that ``argosy calibrate`` reads will
-do.
-Of every table each second run is for fitting and the others are judged. Runs of one device kind and precision are a
-*set*:
+Tables are those of ``../shared/data/measured`` unless others are named; any file that ``argosy
+calibrate`` reads will do. Of every table each second run is for fitting and the others are judged.
+Runs of one device kind and precision are a *set*:
 
     uncalibrated   the judged runs under the cost model as it is
     calibrated     the same with constants fitted on eight runs of the set's fitting half, spread evenly over its
@@ -62,15 +62,21 @@ class SetOfRuns:
     """Which were fitted, and which the runs do not tell."""
 
     def errors(self, *, calibrated: bool) -> Errors | None:
-        pairs = [(one.calibrated if calibrated else one.uncalibrated, one.run.seconds) for one in self.judged]
+        pairs = [
+            (one.calibrated if calibrated else one.uncalibrated, one.run.seconds)
+            for one in self.judged
+        ]
         known = np.array([pair for pair in pairs if pair[0] is not None], dtype=float)
         return errors(known[:, 0], known[:, 1]) if len(known) else None
 
 
 def tables(paths: Sequence[Path]) -> Iterator[Measurements]:
-    """Every table of some files and folders; a file that cannot be read is reported and left out."""
+    """Every table of some files and folders; a file that cannot be read is reported and left
+    out."""
     for path in paths:
-        files = sorted(path.glob("*.csv")) + sorted(path.glob("*.json")) if path.is_dir() else [path]
+        files = (
+            sorted(path.glob("*.csv")) + sorted(path.glob("*.json")) if path.is_dir() else [path]
+        )
         for file in files:
             try:
                 yield read_measured(file)
@@ -88,16 +94,24 @@ def _sets(table: Measurements) -> Iterator[SetOfRuns]:
     for index, run in enumerate(table.runs):
         kinds = sorted({device.kind.name for device in run.cluster.devices})
         key = kinds[0] if len(kinds) == 1 else "mixed", str(run.chain.dtype)
-        groups.setdefault(key, ([], []))[run.row % 2 if run.row is not None else index % 2].append(run)
+        groups.setdefault(key, ([], []))[run.row % 2 if run.row is not None else index % 2].append(
+            run
+        )
     for (kind, dtype), (fitted, held_out) in groups.items():
         if held_out:
             yield _judge(table, f"{table.source}, {kind}, {dtype}", fitted, held_out)
 
 
-def _judge(table: Measurements, name: str, fitted: list[MeasuredRun], held_out: list[MeasuredRun]) -> SetOfRuns:
+def _judge(
+    table: Measurements, name: str, fitted: list[MeasuredRun], held_out: list[MeasuredRun]
+) -> SetOfRuns:
     plain = Calibration(blocking=table.blocking, prefetch=table.prefetch)
     spread = sorted(fitted, key=lambda run: (run.chain.sequence_length, run.chain.parameters))
-    few = [spread[at] for at in sorted({round(at) for at in np.linspace(0, len(spread) - 1, ROWS)})] if spread else []
+    few = (
+        [spread[at] for at in sorted({round(at) for at in np.linspace(0, len(spread) - 1, ROWS)})]
+        if spread
+        else []
+    )
     names = default_names(replace(table, runs=tuple(few)))
     found = fit_to(table, few, names, plain) if len(few) >= LEAST else None
     told = "-"
@@ -134,8 +148,12 @@ def _billions(value: float) -> str:
 CLASSES: dict[str, Classes] = {
     "kind": lambda one: one.kind,
     "weights": lambda one: _class(one.run.chain.parameters, (1e9, 5e9, 2e10, 1e11), _billions),
-    "tensor width": lambda one: str(len(one.run.plan.stages[0].replicas[0].parts(one.run.plan.stages[0].context)[0])),
-    "tokens": lambda one: _class(one.run.chain.sequence_length, (2048, 4096, 16384, 65536), lambda v: f"{v:g}"),
+    "tensor width": lambda one: str(
+        len(one.run.plan.stages[0].replicas[0].parts(one.run.plan.stages[0].context)[0])
+    ),
+    "tokens": lambda one: _class(
+        one.run.chain.sequence_length, (2048, 4096, 16384, 65536), lambda v: f"{v:g}"
+    ),
     "precision": lambda one: str(one.run.chain.dtype),
     "devices": lambda one: _class(len(one.run.plan.devices), (9, 64, 128, 512), lambda v: f"{v:g}"),
     "recomputation": lambda one: str(one.run.plan.stages[0].recompute),
@@ -150,22 +168,50 @@ def page(paths: Sequence[Path]) -> Iterator[str]:
         for how, calibrated in (("uncalibrated", False), ("calibrated", True)):
             found = one.errors(calibrated=calibrated)
             if found is not None:
-                rows.append([one.name, how, *error_cells(found), f"{_bias(one.judged, calibrated=calibrated):.3f}"])
-    head = ("set", "how", "runs", "median", "mean", "90 % below", "worst", "rank correlation", "bias")
+                rows.append(
+                    [
+                        one.name,
+                        how,
+                        *error_cells(found),
+                        f"{_bias(one.judged, calibrated=calibrated):.3f}",
+                    ]
+                )
+    head = (
+        "set",
+        "how",
+        "runs",
+        "median",
+        "mean",
+        "90 % below",
+        "worst",
+        "rank correlation",
+        "bias",
+    )
     yield from _table(head, rows)
     yield "Bias is the median of predicted over measured. Constants that eight runs told, by set:\n"
     yield from _table(("set", "constants"), [[one.name, one.constants] for one in sets])
     judged = [run for one in sets for run in one.judged]
     yield "Bias and error by what a run is an example of:\n"
     yield from _table(
-        ("of", "class", "runs", "bias", "median", "90 % below", "calibrated bias", "calibrated median"),
+        (
+            "of",
+            "class",
+            "runs",
+            "bias",
+            "median",
+            "90 % below",
+            "calibrated bias",
+            "calibrated median",
+        ),
         [row for name, classify in CLASSES.items() for row in _by_class(name, classify, judged)],
     )
     yield from _memory(judged)
 
 
 def _bias(judged: Sequence[Judged], *, calibrated: bool) -> float:
-    pairs = [(one.calibrated if calibrated else one.uncalibrated, one.run.seconds) for one in judged]
+    pairs = [
+        (one.calibrated if calibrated else one.uncalibrated, one.run.seconds) for one in judged
+    ]
     return float(np.median([found / real for found, real in pairs if found is not None]))
 
 
@@ -179,7 +225,11 @@ def _by_class(name: str, classify: Classes, judged: Sequence[Judged]) -> Iterato
         cells += [f"{100 * np.median(off):.1f} %", f"{100 * np.quantile(off, 0.9):.1f} %"]
         known = [one for one in members if one.calibrated is not None]
         after = [abs((one.calibrated or 0.0) / one.run.seconds - 1) for one in known]
-        cells += [f"{_bias(known, calibrated=True):.3f}", f"{100 * np.median(after):.1f} %"] if known else ["-", "-"]
+        cells += (
+            [f"{_bias(known, calibrated=True):.3f}", f"{100 * np.median(after):.1f} %"]
+            if known
+            else ["-", "-"]
+        )
         yield cells
 
 
@@ -210,17 +260,29 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def measure() -> list[Row]:
     rows = []
     for one in judged_sets((FOLDER,)) if FOLDER.exists() else ():
-        for how, calibrated, target in (("uncalibrated", False, "<= 8"), ("calibrated", True, "<= 4")):
+        for how, calibrated, target in (
+            ("uncalibrated", False, "<= 8"),
+            ("calibrated", True, "<= 4"),
+        ):
             found = one.errors(calibrated=calibrated)
             if found is not None:
-                rows.append(Row(what=f"{one.name}: median, {how}", value=100 * found.median, unit="%", target=target))
+                rows.append(
+                    Row(
+                        what=f"{one.name}: median, {how}",
+                        value=100 * found.median,
+                        unit="%",
+                        target=target,
+                    )
+                )
                 what = f"{one.name}: 90 % below, {how}"
                 rows.append(Row(what=what, value=100 * found.ninetieth, unit="%", target="<= 15"))
     return rows
 
 
 BENCHMARK = Benchmark(
-    name="measured", shows="the cost model against published tables of training runs", measure=measure
+    name="measured",
+    shows="the cost model against published tables of training runs",
+    measure=measure,
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What an optimizer's update costs, over the bytes that it reads and writes once each: ``OptimizerCost.passes``.
+"""What an optimizer's update costs, over the bytes that it reads and writes once each:
+``OptimizerCost.passes``.
 
 python -m benchmarks.optimizer_update
 """

@@ -1,4 +1,5 @@
-"""The case that the engines are compared on: a pipeline of one device per stage under step traces."""
+"""The case that the engines are compared on: a pipeline of one device per stage under step
+traces."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from argosy.cluster.topology import Cluster, Link, Node, Wire
 from argosy.cluster.trace import Trace
 from argosy.schedule import Schedule, ScheduleSpec, build_schedule
 from argosy.sim.constant import pipeline_seconds
-from argosy.sim.graph import TaskGraph
+from argosy.sim.engine.graph import TaskGraph
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 
@@ -28,11 +29,21 @@ class Case:
     sizes: np.ndarray
 
     def costs(self, candidate: int) -> list[StageCost]:
-        columns = zip(self.forward[:, candidate], self.backward[:, candidate], self.sizes[:, candidate], strict=True)
-        return [StageCost(forward=float(f), backward=float(b), output_bytes=float(s)) for f, b, s in columns]
+        columns = zip(
+            self.forward[:, candidate],
+            self.backward[:, candidate],
+            self.sizes[:, candidate],
+            strict=True,
+        )
+        return [
+            StageCost(forward=float(f), backward=float(b), output_bytes=float(s))
+            for f, b, s in columns
+        ]
 
     def graph(self, candidate: int) -> TaskGraph:
-        return pipeline_graph(self.schedule, self.costs(candidate), [device.name for device in self.cluster.devices])
+        return pipeline_graph(
+            self.schedule, self.costs(candidate), [device.name for device in self.cluster.devices]
+        )
 
     def recurrence_seconds(self) -> np.ndarray:
         """Of every candidate, by the inner loop of the search; for links that do not change."""
@@ -51,9 +62,15 @@ class Case:
 
 
 def make_case(
-    *, num_stages: int = 8, num_micro_batches: int = 64, num_steps: int = 64, num_candidates: int = 4096, seed: int = 0
+    *,
+    num_stages: int = 8,
+    num_micro_batches: int = 64,
+    num_steps: int = 64,
+    num_candidates: int = 4096,
+    seed: int = 0,
 ) -> Case:
-    """``num_steps`` of every link's bandwidth; one is a link that does not change, all of them the same."""
+    """``num_steps`` of every link's bandwidth; one is a link that does not change, all of them the
+    same."""
     random = np.random.default_rng(seed)
     forward = random.uniform(0.004, 0.010, (num_stages, num_candidates))
     return Case(
@@ -65,20 +82,38 @@ def make_case(
     )
 
 
-def line_cluster(num_stages: int, num_steps: int, random: np.random.Generator, horizon: float = 3.0) -> Cluster:
-    """Single-device hosts in a row, a link of its own between neighbours, each direction under its own trace."""
+def line_cluster(
+    num_stages: int, num_steps: int, random: np.random.Generator, horizon: float = 3.0
+) -> Cluster:
+    """Single-device hosts in a row, a link of its own between neighbours, each direction under its
+    own trace."""
     kind = device_kind("A100-80GB")
     names = [f"n{index}" for index in range(num_stages)]
     links, wires = [], []
     for index in range(num_stages - 1):
         for way in ("forward", "back"):
             knots = [0.0, *np.sort(random.uniform(0, horizon, num_steps - 1)).tolist()]
-            values = (12.5e9 * random.uniform(0.2, 1.0, num_steps)).tolist() if num_steps > 1 else [12.5e9]
+            values = (
+                (12.5e9 * random.uniform(0.2, 1.0, num_steps)).tolist()
+                if num_steps > 1
+                else [12.5e9]
+            )
             trace = Trace(tuple(knots), tuple(values))
             name = f"wire{index}"
-            links.append(Link(name=f"{name}.{way}", edge=name, bandwidth=trace, latency=Trace.constant(0)))
+            links.append(
+                Link(name=f"{name}.{way}", edge=name, bandwidth=trace, latency=Trace.constant(0))
+            )
         one, other = frozenset([names[index]]), frozenset([names[index + 1]])
-        wires.append(Wire(name=name, one=one, other=other, forward=2 * index, back=2 * index + 1, bypasses_nic=True))
+        wires.append(
+            Wire(
+                name=name,
+                one=one,
+                other=other,
+                forward=2 * index,
+                back=2 * index + 1,
+                bypasses_nic=True,
+            )
+        )
     return Cluster(
         name="line",
         nodes=tuple(Node(name=name, devices=(f"{name}.0",)) for name in names),

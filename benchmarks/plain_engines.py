@@ -1,4 +1,5 @@
-"""Two plain engines for the pipeline case: an event heap in Python, and SimPy. Written for speed within their means."""
+"""Two plain engines for the pipeline case: an event heap in Python, and SimPy. Written for speed
+within their means."""
 
 from __future__ import annotations
 
@@ -34,15 +35,24 @@ def transfer_end(knots: Knots, start: float, size: float) -> float:
 
 def order_of(case: Case) -> list[list[tuple[bool, int]]]:
     """Per stage, (is it a forward, micro-batch)."""
-    return [[(a.kind is ActionKind.FORWARD, a.micro_batch) for a in row] for row in case.schedule.rows]
+    return [
+        [(a.kind is ActionKind.FORWARD, a.micro_batch) for a in row] for row in case.schedule.rows
+    ]
 
 
-def heap_seconds(case: Case, candidate: int, knots: list[Knots], order: list[list[tuple[bool, int]]]) -> float:
-    """One iteration by an event heap: computations and transfers end, whatever waited for them starts."""
-    forward, backward, sizes = (a[:, candidate].tolist() for a in (case.forward, case.backward, case.sizes))
+def heap_seconds(
+    case: Case, candidate: int, knots: list[Knots], order: list[list[tuple[bool, int]]]
+) -> float:
+    """One iteration by an event heap: computations and transfers end, whatever waited for them
+    starts."""
+    forward, backward, sizes = (
+        a[:, candidate].tolist() for a in (case.forward, case.backward, case.sizes)
+    )
     last = len(order) - 1
     position, busy = [0] * len(order), [False] * len(order)
-    ready = [{(True, m) for m in range(case.schedule.num_micro_batches)}] + [set() for _ in range(last)]
+    ready = [{(True, m) for m in range(case.schedule.num_micro_batches)}] + [
+        set() for _ in range(last)
+    ]
     queues: list[deque[tuple[float, int, tuple[bool, int]]]] = [deque() for _ in knots]
     sending = [False] * len(knots)
     events: list[tuple[float, int, bool, int, int, tuple[bool, int]]] = []
@@ -66,7 +76,9 @@ def heap_seconds(case: Case, candidate: int, knots: list[Knots], order: list[lis
             size, target, work = queues[link].popleft()
             sending[link] = True
             number += 1
-            heapq.heappush(events, (transfer_end(knots[link], now, size), number, False, link, target, work))
+            heapq.heappush(
+                events, (transfer_end(knots[link], now, size), number, False, link, target, work)
+            )
 
     start(0)
     while events:
@@ -91,9 +103,14 @@ def heap_seconds(case: Case, candidate: int, knots: list[Knots], order: list[lis
     return now
 
 
-def simpy_seconds(case: Case, candidate: int, knots: list[Knots], order: list[list[tuple[bool, int]]]) -> float:
-    """One iteration as SimPy processes: a process per device and per transfer, a resource per link."""
-    forward, backward, sizes = (a[:, candidate].tolist() for a in (case.forward, case.backward, case.sizes))
+def simpy_seconds(
+    case: Case, candidate: int, knots: list[Knots], order: list[list[tuple[bool, int]]]
+) -> float:
+    """One iteration as SimPy processes: a process per device and per transfer, a resource per
+    link."""
+    forward, backward, sizes = (
+        a[:, candidate].tolist() for a in (case.forward, case.backward, case.sizes)
+    )
     last = len(order) - 1
     environment = simpy.Environment()
     links = [simpy.Resource(environment, 1) for _ in knots]
@@ -104,7 +121,9 @@ def simpy_seconds(case: Case, candidate: int, knots: list[Knots], order: list[li
     def transfer(link: int, size: float, target: int, work: tuple[bool, int]):
         with links[link].request() as turn:
             yield turn
-            yield environment.timeout(transfer_end(knots[link], environment.now, size) - environment.now)
+            yield environment.timeout(
+                transfer_end(knots[link], environment.now, size) - environment.now
+            )
         arrived[target][work].succeed()
 
     def device(stage: int):

@@ -1,4 +1,5 @@
-"""What finding a plan costs, in units of one iteration of 8 stages x 64 micro-batches in a plain event heap ("H")."""
+"""What finding a plan costs, in units of one iteration of 8 stages x 64 micro-batches in a plain
+event heap ("H")."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def measure() -> list[Row]:
         chain = load_model(model, sequence_length=1024, dtype="fp16")
         plan = find_plan(chain, cluster, global_batch=batch, settings=Settings(level=1))
         assert plan.predicted is not None and plan.certificate is not None
-        seconds = cpu_seconds(lambda c=chain, k=cluster, b=batch: find_plan(c, k, global_batch=b), repeats=3)
+        seconds = cpu_seconds(
+            lambda c=chain, k=cluster, b=batch: find_plan(c, k, global_batch=b), repeats=3
+        )
         label = f"{model} on {cluster_name}, level 1"
         rows += [
             Row(what=label, value=seconds / unit, unit="H", target=target),
@@ -44,7 +47,9 @@ def measure() -> list[Row]:
     return rows + [row for proof in PROOFS for row in _prove(*proof)]
 
 
-def _prove(cluster_name: str, model: str, batch: int, units: tuple[int, ...], target: str) -> list[Row]:
+def _prove(
+    cluster_name: str, model: str, batch: int, units: tuple[int, ...], target: str
+) -> list[Row]:
     cluster = load_cluster(cluster_name)
     chain = load_model(model, sequence_length=1024, dtype="fp16")
     settings = Settings(level=2, mixed=False, units=units, time_budget=60.0)
@@ -52,11 +57,18 @@ def _prove(cluster_name: str, model: str, batch: int, units: tuple[int, ...], ta
     assert plan.certificate is not None and plan.search is not None
     label = f"{model} on {cluster_name}, level 2"
     return [
-        Row(what=f"{label}: certified gap", value=100 * plan.certificate.gap, unit="%", target=target),
+        Row(
+            what=f"{label}: certified gap",
+            value=100 * plan.certificate.gap,
+            unit="%",
+            target=target,
+        ),
         Row(what=f"{label}: CPU", value=plan.search.cpu_seconds, unit="s"),
     ]
 
 
 BENCHMARK = Benchmark(
-    name="planning", shows="level 1 of the planner, imports excluded, in one process on one core", measure=measure
+    name="planning",
+    shows="level 1 of the planner, imports excluded, in one process on one core",
+    measure=measure,
 )

@@ -1,8 +1,9 @@
-"""Ratios of CPU times that a change should not lose: cheap enough for every test run, bounds beyond the reach of noise.
+"""Ratios of CPU times that a change should not lose: cheap enough for every test run, bounds beyond
+the reach of noise.
 
-Each is against a baseline of the same run. What is measured of the product is the least of several runs, and so is its
-baseline; the bound leaves a factor of three to ten to what was measured when it was set (the note). A change that fails
-one of them has made something several times slower.
+Each is against a baseline of the same run. What is measured of the product is the least of several
+runs, and so is its baseline; the bound leaves a factor of three to ten to what was measured when it
+was set (the note). A change that fails one of them has made something several times slower.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from argosy.cluster.file import load_cluster
 from argosy.planner import find_plan
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
 from argosy.workload.load import load_model
 from benchmarks.growth import SWEEP
 from benchmarks.pipeline_case import Case, make_case
@@ -51,11 +52,16 @@ def recurrence_over_heap() -> float:
 def exact_over_heap() -> float:
     case = make_case(num_candidates=1)
     graph = case.graph(0)
-    return cpu_seconds(lambda: simulate_exact(graph, case.cluster, record=0), repeats=5) / _heap(case)
+    return cpu_seconds(lambda: simulate_exact(graph, case.cluster, record=0), repeats=5) / _heap(
+        case
+    )
 
 
 def planning_over_heap() -> float:
-    chain, cluster = load_model("gpt2-xl", sequence_length=1024, dtype="fp16"), load_cluster("three-kinds-64")
+    chain, cluster = (
+        load_model("gpt2-xl", sequence_length=1024, dtype="fp16"),
+        load_cluster("three-kinds-64"),
+    )
     find_plan(chain, cluster, global_batch=512)
     planning = cpu_seconds(lambda: find_plan(chain, cluster, global_batch=512), repeats=2)
     return planning / _heap(make_case(num_candidates=1))
@@ -93,7 +99,11 @@ RATIOS = (
         at_least=True,
     ),
     Ratio(name="exact engine, in iterations of the heap", measure=exact_over_heap, bound=40.0),
-    Ratio(name="level 1 for 64 devices, in iterations of the heap", measure=planning_over_heap, bound=1000.0),
+    Ratio(
+        name="level 1 for 64 devices, in iterations of the heap",
+        measure=planning_over_heap,
+        bound=1000.0,
+    ),
     Ratio(name="import argosy, in imports of numpy", measure=import_over_numpy, bound=4.0),
     Ratio(name="exact engine: growth in micro-batches", measure=growth_in_micro_batches, bound=1.6),
 )
@@ -111,4 +121,6 @@ def measure() -> list[Row]:
     ]
 
 
-BENCHMARK = Benchmark(name="ratios", shows="what every test run holds: CPU times over a baseline", measure=measure)
+BENCHMARK = Benchmark(
+    name="ratios", shows="what every test run holds: CPU times over a baseline", measure=measure
+)

@@ -76,7 +76,11 @@ def modules(package: Path) -> list[Module]:
 
 def tokens_per_line(module: Module) -> Counter[int]:
     """By line, the tokens of code that begin in it."""
-    prose = {line for node, _ in module.prose for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    prose = {
+        line
+        for node, _ in module.prose
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
     found: Counter[int] = Counter()
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
         if token.type not in _LAYOUT and token.start[0] not in prose:
@@ -114,7 +118,9 @@ def measures(package: Path) -> dict[str, float]:
     tokens = [count for module in every for count in tokens_per_line(module).values()]
     functions = [function for module in every for function in module.functions]
     docstrings = [text.strip() for module in every for _, text in module.prose]
-    names = [node for module in every for node in ast.walk(module.tree) if isinstance(node, ast.Name)]
+    names = [
+        node for module in every for node in ast.walk(module.tree) if isinstance(node, ast.Name)
+    ]
     classes = Counter(
         node.name
         for module in every
@@ -129,8 +135,12 @@ def measures(package: Path) -> dict[str, float]:
         "constants": sum(map(constants, every)),
         "bare": sum(isinstance(name.ctx, ast.Store) and name.id in BARE for name in names),
         "parameters": sum(parameters(function) > MOST_PARAMETERS for function in functions),
-        "long": sum((function.end_lineno or 0) - function.lineno + 1 > LONGEST for function in functions),
-        "moulds": 100 * sum(bool(_MOULD.match(text)) for text in docstrings) / max(len(docstrings), 1),
+        "long": sum(
+            (function.end_lineno or 0) - function.lineno + 1 > LONGEST for function in functions
+        ),
+        "moulds": 100
+        * sum(bool(_MOULD.match(text)) for text in docstrings)
+        / max(len(docstrings), 1),
         "twice": sum(count > 1 for count in classes.values()),
         "crowded": sum(count > MOST_MODULES for count in rooms.values()),
     }
@@ -149,7 +159,10 @@ def table(packages: Sequence[Path]) -> str:
     rows = next(iter(columns.values()))
     width = max(9, *map(len, columns))
     head = " " * 11 + " ".join(f"{name:>{width}}" for name in columns)
-    body = [f"{row:11}" + " ".join(f"{column[row]:{width},.4g}" for column in columns.values()) for row in rows]
+    body = [
+        f"{row:11}" + " ".join(f"{column[row]:{width},.4g}" for column in columns.values())
+        for row in rows
+    ]
     return "\n".join([head, *body])
 
 
@@ -157,7 +170,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.readability", description="How dense a code base reads."
     )
-    parser.add_argument("packages", nargs="+", type=Path, metavar="PACKAGE", help="the folder of a package")
+    parser.add_argument(
+        "packages", nargs="+", type=Path, metavar="PACKAGE", help="the folder of a package"
+    )
     packages = parser.parse_args().packages
     if missing := next((package for package in packages if not any(package.rglob("*.py"))), None):
         parser.error(f"found no Python file in {missing}, expected the folder of a package")

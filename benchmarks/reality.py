@@ -1,6 +1,8 @@
-"""The cost model against measurements that nobody of this project made: ``python -m benchmarks reality``.
+"""The cost model against measurements that nobody of this project made: ``python -m benchmarks
+reality``.
 
-Data are read from ``../shared/data`` (sources in docs/validation.md); what is absent is left out of the rows.
+Data are read from ``../shared/data`` (sources in docs/validation.md); what is absent is left out of
+the rows.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from argosy.cost.communicate import all_reduce_seconds
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Mismatch
-from argosy.workload.cephalo import read_cephalo
 from argosy.workload.chain import Chain, Layer
+from argosy.workload.imports.cephalo import read_cephalo
 from benchmarks.registry import Benchmark, Row
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -52,7 +54,8 @@ Formula = Callable[[float, int, float, float], float]
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveFit:
-    """Two constants of a collective, fitted on every other size, and the error on the sizes between."""
+    """Two constants of a collective, fitted on every other size, and the error on the sizes
+    between."""
 
     name: str
     bandwidth: float
@@ -64,7 +67,8 @@ class CollectiveFit:
 
 @cache
 def collectives() -> tuple[CollectiveFit, ...]:
-    """All-reduce among 2, 4 and 8 GPUs of a DGX A100, and sending from one to another: Vidur's measurements."""
+    """All-reduce among 2, 4 and 8 GPUs of a DGX A100, and sending from one to another: Vidur's
+    measurements."""
     if not COLLECTIVES.exists():
         return ()
     reduced = _fit("all-reduce, 2, 4 and 8 GPUs", _sizes("all_reduce"), all_reduce_seconds)
@@ -94,9 +98,13 @@ def _fit(name: str, rows: list[tuple[int, float, float]], formula: Formula) -> C
 
     fitted, others = rows[::2], rows[1::2]
     truth = np.log([seconds for *_, seconds in fitted])
-    point = nelder_mead(lambda x: float(np.mean(np.abs(np.log(predict(x, fitted)) - truth))), np.log([2e11, 5e-6]))
+    point = nelder_mead(
+        lambda x: float(np.mean(np.abs(np.log(predict(x, fitted)) - truth))), np.log([2e11, 5e-6])
+    )
     found = errors(predict(point, others), np.array([seconds for *_, seconds in others]))
-    return CollectiveFit(name=name, bandwidth=float(np.exp(point[0])), latency=float(np.exp(point[1])), found=found)
+    return CollectiveFit(
+        name=name, bandwidth=float(np.exp(point[0])), latency=float(np.exp(point[1])), found=found
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +122,8 @@ class KindError:
 
 @cache
 def layer_kinds() -> tuple[KindError, ...]:
-    """Cephalo's blocks on its kinds of GPU, by the roofline; every second one, for constants came from the others."""
+    """Cephalo's blocks on its kinds of GPU, by the roofline; every second one, for constants came
+    from the others."""
     if not CEPHALO.exists():
         return ()
     ratios: dict[tuple[str, Dtype], list[float]] = {}
@@ -156,7 +165,8 @@ def _ratios(model: str, dtype: Dtype) -> Iterator[tuple[str, float]]:
 
 
 def _block(chain: Chain) -> Layer:
-    """A block with the FLOP and kept bytes of its hidden width: Cephalo publishes its parameters."""
+    """A block with the FLOP and kept bytes of its hidden width: Cephalo publishes its
+    parameters."""
     one = chain.layers[1]
     tokens = chain.sequence_length
     hidden = one.output_bytes / tokens / chain.dtype.bytes
@@ -177,13 +187,36 @@ def measure() -> list[Row]:
     for found in studies():
         name = found.measured.source
         if name.startswith("vTrain"):
-            rows.append(Row(what=f"{name}: median error", value=100 * found.seconds.median, unit="%", target="<= 8"))
-            rows.append(Row(what=f"{name}: rank correlation", value=found.seconds.rank, unit="", target=">= 0.97"))
+            rows.append(
+                Row(
+                    what=f"{name}: median error",
+                    value=100 * found.seconds.median,
+                    unit="%",
+                    target="<= 8",
+                )
+            )
+            rows.append(
+                Row(
+                    what=f"{name}: rank correlation",
+                    value=found.seconds.rank,
+                    unit="",
+                    target=">= 0.97",
+                )
+            )
             continue
-        rows.append(Row(what=f"{name}: mean error, time", value=100 * found.seconds.mean, unit="%", target="<= 8"))
+        rows.append(
+            Row(
+                what=f"{name}: mean error, time",
+                value=100 * found.seconds.mean,
+                unit="%",
+                target="<= 8",
+            )
+        )
         if found.memory is not None:
             value = 100 * found.memory.mean
-            rows.append(Row(what=f"{name}: mean error, memory", value=value, unit="%", target="<= 15"))
+            rows.append(
+                Row(what=f"{name}: mean error, memory", value=value, unit="%", target="<= 15")
+            )
     for one in collectives():
         rows.append(Row(what=f"{one.name}: median error", value=100 * one.found.median, unit="%"))
     for kind in layer_kinds():
@@ -193,5 +226,7 @@ def measure() -> list[Row]:
 
 
 BENCHMARK = Benchmark(
-    name="reality", shows="the cost model against runs, collectives and layers that others measured", measure=measure
+    name="reality",
+    shows="the cost model against runs, collectives and layers that others measured",
+    measure=measure,
 )

@@ -1,7 +1,9 @@
-"""What a benchmark is: a name, what it shows, and a function that measures rows; and how one is made of a sweep.
+"""What a benchmark is: a name, what it shows, and a function that measures rows; and how one is
+made of a sweep.
 
 (1)  a sweep builds something at each of several sizes and puts it through phases
-(2)  growth of a phase between two sizes = log(ratio of its CPU times) / log(ratio of the sizes): 1 is linear
+(2)  growth of a phase between two sizes = log(ratio of its CPU times) / log(ratio of the sizes): 1
+     is linear
 """
 
 from __future__ import annotations
@@ -50,8 +52,14 @@ class Sweep(Generic[_Built]):
             for size in self.sizes:
                 built = self.build(size)
                 taken.append(cpu_seconds(lambda b=built, w=work: w(b), repeats=3))
-                rows.append(Row(what=f"{phase}, {size:,} {self.over}", value=1e3 * taken[-1], unit="ms"))
-            rows.append(Row(what=f"{phase}: growth in {self.over}", value=growth(self.sizes, taken), unit=""))
+                rows.append(
+                    Row(what=f"{phase}, {size:,} {self.over}", value=1e3 * taken[-1], unit="ms")
+                )
+            rows.append(
+                Row(
+                    what=f"{phase}: growth in {self.over}", value=growth(self.sizes, taken), unit=""
+                )
+            )
         return rows
 
 

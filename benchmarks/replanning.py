@@ -1,12 +1,12 @@
-"""When re-planning pays for its migration: one plan throughout, re-planned at changes, and hindsight, on the traces of
-``scenarios``.
+"""When re-planning pays for its migration: one plan throughout, re-planned at changes, and
+hindsight, on the traces of ``scenarios``.
 
     python -m benchmarks replanning       the figures
     python -m benchmarks.replanning       the table of the result note
 
-Every trace is also played slower, its states lasting 10 and 100 times as long, everything else the same: what a move
-costs does not change, what it gains grows. The plans are searched once, for a trace's averages and quantiles, which do
-not change with its pace.
+Every trace is also played slower, its states lasting 10 and 100 times as long, everything else the
+same: what a move costs does not change, what it gains grows. The plans are searched once, for a
+trace's averages and quantiles, which do not change with its pace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 
-from argosy.choose.replan import Course, Courses, Switch, courses_with, plans_for_trace
+from argosy.choose.replan import Courses, Switch, TraceRun, courses_with, plans_for_trace
 from argosy.choose.scenario import moments
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
@@ -52,15 +52,24 @@ def slowed(cluster: Cluster, times: float) -> Cluster:
     def later(trace: Trace) -> Trace:
         return Trace(tuple(time * times for time in trace.times), trace.values)
 
-    links = [replace(link, bandwidth=later(link.bandwidth), latency=later(link.latency)) for link in cluster.links]
+    links = [
+        replace(link, bandwidth=later(link.bandwidth), latency=later(link.latency))
+        for link in cluster.links
+    ]
     devices = [replace(device, speed=later(device.speed)) for device in cluster.devices]
     return replace(cluster, links=tuple(links), devices=tuple(devices))
 
 
 def found_for(case: Case, paces: Sequence[int] = PACES) -> Found:
-    chain, model = load_model(case.model, sequence_length=case.sequence_length, dtype="fp16"), ComputeModel()
+    chain, model = (
+        load_model(case.model, sequence_length=case.sequence_length, dtype="fp16"),
+        ComputeModel(),
+    )
     choices = plans_for_trace(chain, case.scenario, case.global_batch, SECONDS, Settings(), model)
-    courses = [courses_with(choices, chain, slowed(case.scenario, pace), pace * SECONDS, model) for pace in paces]
+    courses = [
+        courses_with(choices, chain, slowed(case.scenario, pace), pace * SECONDS, model)
+        for pace in paces
+    ]
     return Found(
         name=case.name,
         state_seconds=SECONDS / len(moments(case.scenario, SECONDS)),
@@ -73,7 +82,7 @@ def all_found() -> tuple[Found, ...]:
     return tuple(map(found_for, cases()))
 
 
-def _replanned(courses: Courses) -> Course:
+def _replanned(courses: Courses) -> TraceRun:
     return courses.courses[2]
 
 
@@ -95,7 +104,9 @@ def measure() -> list[Row]:
             ]
         if found.moves:
             steps = median(switch.pays_after_steps for switch in found.moves)
-            rows.append(Row(what=f"{found.name}: a move pays after (median)", value=steps, unit="steps"))
+            rows.append(
+                Row(what=f"{found.name}: a move pays after (median)", value=steps, unit="steps")
+            )
     return rows
 
 
@@ -109,7 +120,9 @@ def as_markdown() -> str:
 
 def _line(found: Found) -> str:
     as_is = found.courses[0]
-    at_first, average, replanned, oracle = (course.mean_seconds(as_is.horizon) for course in as_is.courses)
+    at_first, average, replanned, oracle = (
+        course.mean_seconds(as_is.horizon) for course in as_is.courses
+    )
     moves = len(_replanned(as_is).switches)
     cells = [found.name, f"{found.state_seconds:.3g} s"]
     cells += [f"{min(at_first, average):.3f} s", f"{replanned:.3f} s ({moves})", f"{oracle:.3f} s"]
@@ -119,19 +132,37 @@ def _line(found: Found) -> str:
         return f"| {' | '.join([*cells, '-', '-', '-'])} |"
     pays = [pace for pace, (gain, _) in zip(PACES, gains, strict=True) if gain > _NOTHING]
     cells += [
-        _range([f"{switch.migration:.2g}" for switch in sorted(found.moves, key=lambda one: one.migration)], "s"),
-        _range([f"{math.ceil(steps)}" for steps in sorted(one.pays_after_steps for one in found.moves)], "steps"),
+        _range(
+            [
+                f"{switch.migration:.2g}"
+                for switch in sorted(found.moves, key=lambda one: one.migration)
+            ],
+            "s",
+        ),
+        _range(
+            [
+                f"{math.ceil(steps)}"
+                for steps in sorted(one.pays_after_steps for one in found.moves)
+            ],
+            "steps",
+        ),
         f"x{pays[0]}" if pays else "never",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def _range(ordered: Sequence[str], unit: str) -> str:
-    return f"{ordered[0]} {unit}" if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]} {unit}"
+    return (
+        f"{ordered[0]} {unit}"
+        if ordered[0] == ordered[-1]
+        else f"{ordered[0]} to {ordered[-1]} {unit}"
+    )
 
 
 BENCHMARK = Benchmark(
-    name="replanning", shows="one plan throughout against re-planning, migrations counted", measure=measure
+    name="replanning",
+    shows="one plan throughout against re-planning, migrations counted",
+    measure=measure,
 )
 
 if __name__ == "__main__":

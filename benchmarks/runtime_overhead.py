@@ -1,7 +1,9 @@
-"""What the runtime costs beside the computation: one stage against a plain loop, a pipeline against its recurrence.
+"""What the runtime costs beside the computation: one stage against a plain loop, a pipeline against
+its recurrence.
 
-The pipeline's stages sleep instead of computing, so that processes on few cores do not take time from each other; its
-ideal is the recurrence of the schedule with the same durations and free transfers.
+The pipeline's stages sleep instead of computing, so that processes on few cores do not take time
+from each other; its ideal is the recurrence of the schedule with the same durations and free
+transfers.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from torch import Tensor, nn
 from argosy.dtype import Dtype
 from argosy.lab.job import free_port
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.measure import Recorder
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.communication.marks import Recorder
+from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import Action, ActionKind, ScheduleKind, ScheduleSpec, build_schedule
 from argosy.schedule.grid import unit_times
 from benchmarks.registry import Benchmark, Row
@@ -86,15 +88,16 @@ def _join(rank: int, world: int, port: int) -> None:
 
 
 def _one_stage(rank: int, port: int, results: Any) -> None:
-    """The same model trained by a plain loop and by the runtime, turn by turn; per repeat, the times of both."""
+    """The same model trained by a plain loop and by the runtime, turn by turn; per repeat, the
+    times of both."""
     _join(rank, 1, port)
     results.put([_turn_by_turn(samples) for samples in [_samples_for_a_step()] * _REPEATS])
     dist.destroy_process_group()
 
 
 def _samples_for_a_step() -> int:
-    """Samples of a micro-batch with which the plain loop takes ``STEP``; what does not grow with them is why it is
-    asked twice."""
+    """Samples of a micro-batch with which the plain loop takes ``STEP``; what does not grow with
+    them is why it is asked twice."""
     samples = 40
     for _ in range(2):
         samples = max(1, round(samples * STEP / _turn_by_turn(samples)["loop"]))
@@ -106,12 +109,16 @@ def _turn_by_turn(samples: int) -> dict[str, float]:
 
     def model() -> nn.Sequential:
         torch.manual_seed(0)
-        return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(24)))
+        return nn.Sequential(
+            *(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(24))
+        )
 
     batch = torch.randn(samples * count, width)
     plain = model()
     optimizer = torch.optim.AdamW(plain.parameters())
-    trainer = parallelize(model(), mean_loss, torch.optim.AdamW, batch, plan_of(1, 24, samples, count, ScheduleSpec()))
+    trainer = parallelize(
+        model(), mean_loss, torch.optim.AdamW, batch, plan_of(1, 24, samples, count, ScheduleSpec())
+    )
 
     def loop() -> None:
         optimizer.zero_grad()
@@ -132,12 +139,16 @@ def _turn_by_turn(samples: int) -> dict[str, float]:
     return {name: statistics.median(values[3:]) for name, values in times.items()}
 
 
-def _pipeline(rank: int, world: int, port: int, kind: str, k: int, count: int, results: Any) -> None:
+def _pipeline(
+    rank: int, world: int, port: int, kind: str, k: int, count: int, results: Any
+) -> None:
     _join(rank, world, port)
     spec = ScheduleSpec(kind=ScheduleKind(kind), k=k)
     batch = torch.randn(count, 1024)
     model = nn.Sequential(*(Sleeper() for _ in range(world)))
-    trainer = parallelize(model, mean_loss, torch.optim.SGD, batch, plan_of(world, world, 1, count, spec))
+    trainer = parallelize(
+        model, mean_loss, torch.optim.SGD, batch, plan_of(world, world, 1, count, spec)
+    )
     times = []
     for _ in range(6):
         begin = time.perf_counter()
@@ -182,8 +193,16 @@ def measure() -> list[Row]:
         measured = results.get()
         times = unit_times(build_schedule(ScheduleSpec(kind=ScheduleKind(kind), k=k), world, count))
         ideal = UNIT * max(end for _, end in times.values())
-        rows.append(Row(what=f"{world} stages, {kind} k={k}, over the recurrence", value=measured / ideal, unit="x"))
+        rows.append(
+            Row(
+                what=f"{world} stages, {kind} k={k}, over the recurrence",
+                value=measured / ideal,
+                unit="x",
+            )
+        )
     return rows
 
 
-BENCHMARK = Benchmark(name="runtime", shows="what the runtime costs beside the computation", measure=measure)
+BENCHMARK = Benchmark(
+    name="runtime", shows="what the runtime costs beside the computation", measure=measure
+)

@@ -1,15 +1,18 @@
-"""Sailor's clusters: A100-40GB beside V100-16GB in nodes of four, our plans in our simulator and in its judge.
+"""Sailor's clusters: A100-40GB beside V100-16GB in nodes of four, our plans in our simulator and in
+its judge.
 
-Figures of the clusters are restated from eth-easl/sailor (MIT): ``intra_node_bandwidths.json`` (4 GPUs) and, for
-us-central1-a, ``multizone_bandwidths_het.json`` (4 GPUs to 4 GPUs): the saturated bandwidths. The model is OPT-350 with
-its measured layer times, fp32, 1,024 samples of 2,048 tokens an iteration. Plans keep to what Sailor's form can say:
-equal shares, 1F1B, no ZeRO, no recomputation; and to what was measured.
+Figures of the clusters are restated from eth-easl/sailor (MIT): ``intra_node_bandwidths.json`` (4
+GPUs) and, for us-central1-a, ``multizone_bandwidths_het.json`` (4 GPUs to 4 GPUs): the saturated
+bandwidths. The model is OPT-350 with its measured layer times, fp32, 1,024 samples of 2,048 tokens
+an iteration. Plans keep to what Sailor's form can say: equal shares, 1F1B, no ZeRO, no
+recomputation; and to what was measured.
 
-Our simulator and the judge do not see the same network: the judge lets no transfer overlap, sums gradients at the
-bandwidth of one GPU, and gives small messages less. So for each cluster our planner keeps the finalists of one search
-per number of replicas, once for transfers that overlap with compute and once for transfers that block, and the best of
-these in the judge are improved by small steps there (``choose.climb``): the judge leads the last part of the way, as it
-leads all of Sailor's own planner. The set-up is the same for all clusters.
+Our simulator and the judge do not see the same network: the judge lets no transfer overlap, sums
+gradients at the bandwidth of one GPU, and gives small messages less. So for each cluster our
+planner keeps the finalists of one search per number of replicas, once for transfers that overlap
+with compute and once for transfers that block, and the best of these in the judge are improved by
+small steps there (``choose.climb``): the judge leads the last part of the way, as it leads all of
+Sailor's own planner. The set-up is the same for all clusters.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ from argosy.plan.plan import Plan, Recompute
 from argosy.planner import Settings, kept_plans
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
+from argosy.workload.imports.sailor import read_sailor
 from argosy.workload.profile import Profile
-from argosy.workload.sailor import read_sailor
 from benchmarks.sailor_judge import Judge
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "sailor"
@@ -54,8 +57,8 @@ INSIDE = {"A100-40GB": 243.2e9, "V100-16GB": 68.17e9}
 BETWEEN = {"A100-40GB": 6.036e9, "V100-16GB": 5.787e9}
 """Bytes/s out of a node."""
 PROCESS = 1.6e9
-"""Bytes of a process with which a V100 holds for us what it holds for the judge, which counts 24 bytes per parameter
-and no reserve."""
+"""Bytes of a process with which a V100 holds for us what it holds for the judge, which counts 24
+bytes per parameter and no reserve."""
 MOST_UNITS = 12
 MOST_PAIRS = 72
 """Units of a kind, and pairs of units of both, in one search."""
@@ -111,10 +114,14 @@ def judge() -> Judge:
 
 
 def finalists(size: tuple[int, int], calibration: Calibration) -> Iterator[list[Plan]]:
-    """Those of a search per number of replicas for a cluster under a calibration, the one that we would take first."""
+    """Those of a search per number of replicas for a cluster under a calibration, the one that we
+    would take first."""
     (chain, profiles), cluster = model(), sailor_cluster(*size)
     for replicas in _replicas(size):
-        units = tuple(max(replicas, replicas * 2 ** math.ceil(math.log2(n / replicas / MOST_UNITS))) for n in size)
+        units = tuple(
+            max(replicas, replicas * 2 ** math.ceil(math.log2(n / replicas / MOST_UNITS)))
+            for n in size
+        )
         if math.prod(n // unit for n, unit in zip(size, units, strict=True)) > MOST_PAIRS:
             continue
         with contextlib.suppress(InfeasibleError):
@@ -136,12 +143,18 @@ def _replicas(size: tuple[int, int]) -> list[int]:
 
 
 def _rounded_batch(replicas: int) -> int:
-    """At least the global batch, in whole micro-batches of up to four samples a replica: the judge rounds up, too."""
-    return math.ceil(GLOBAL_BATCH / (4 * replicas)) * 4 * replicas if GLOBAL_BATCH % replicas else GLOBAL_BATCH
+    """At least the global batch, in whole micro-batches of up to four samples a replica: the judge
+    rounds up, too."""
+    return (
+        math.ceil(GLOBAL_BATCH / (4 * replicas)) * 4 * replicas
+        if GLOBAL_BATCH % replicas
+        else GLOBAL_BATCH
+    )
 
 
 def judged(plan: Plan, cluster: Cluster) -> float:
-    """It/s in the judge; 0 where it has no measurements for a plan, or a plan does not fit in its count of bytes."""
+    """It/s in the judge; 0 where it has no measurements for a plan, or a plan does not fit in its
+    count of bytes."""
     try:
         verdict = judge().verdict(to_sailor(plan, cluster))
     except KeyError:
@@ -179,7 +192,8 @@ def _overlapped(plan: Plan, cluster: Cluster) -> float:
 
 
 def describe(plan: Plan) -> str:
-    """``2 samples x 8: 7 V100, 19 A100``: samples of a replica, replicas, layers of each stage and its width."""
+    """``2 samples x 8: 7 V100, 19 A100``: samples of a replica, replicas, layers of each stage and
+    its width."""
     kinds = {"a": "A100", "v": "V100"}
     stages = [
         f"{stage.end - stage.first} {kinds[stage.devices[0][0]]}"

@@ -1,13 +1,16 @@
-"""The simulator published with Sailor, written anew from its formulas, as a judge of plans that is not ours.
+"""The simulator published with Sailor, written anew from its formulas, as a judge of plans that is
+not ours.
 
-For a plan in Sailor's form with stages s, replicas of (GPU kind, tensor width) and micro-batches of ``mbs`` samples:
+For a plan in Sailor's form with stages s, replicas of (GPU kind, tensor width) and micro-batches of
+``mbs`` samples:
 
     (1)  compute of a stage   = max over its replicas of the sum over its layers of measured forward + backward
     (2)  sending of a stage   = slowest activation to the next stage + slowest gradient to the one before; the last
                                 stage counts its gradient twice, the first of more than three its activation twice
     (3)  pipeline             = (M - 1) max over stages of ((1) + (2)) + sum of (1) + sum of (2) + slowest update
     (4)  M                    = ceil(global batch / (mbs x replicas of the first stage))
-    (5)  a message of x bytes = x over a bandwidth that is a polynomial of log2(x / 1 MB), measured per pair of kinds
+    (5)  a message of x bytes = x over a bandwidth that is a polynomial of log2(x / 1 MB), measured
+         per pair of kinds
                                 and number of GPUs
     (6)  gradient sum         = slowest stage: buckets of 500 MB, each 2 (n - 1) messages of 1/n of it, over the slowest
                                 pair of neighbouring replicas, one GPU each
@@ -65,7 +68,9 @@ class Judge:
     def _pipeline(self, pipeline: dict[str, Any], samples: int) -> float:
         """(3)"""
         compute, update = [], []
-        for layers, replicas in zip(pipeline["layers_per_stage"], pipeline["tmp_per_stage"], strict=True):
+        for layers, replicas in zip(
+            pipeline["layers_per_stage"], pipeline["tmp_per_stage"], strict=True
+        ):
             rows = [self._rows(replica, samples) for replica in replicas]
             compute.append(max(sum(sum(row[str(layer)][:2]) for layer in layers) for row in rows))
             update.append(max(row[str(layers[0])][2] for row in rows))
@@ -115,9 +120,14 @@ class Judge:
     def _gradients(self, pipeline: dict[str, Any]) -> float:
         """(6)"""
         slowest = 0.0
-        for layers, replicas in zip(pipeline["layers_per_stage"], pipeline["tmp_per_stage"], strict=True):
+        for layers, replicas in zip(
+            pipeline["layers_per_stage"], pipeline["tmp_per_stage"], strict=True
+        ):
             narrowest = min(4, *(width for _, width in replicas))
-            weights = sum(self.model["1"][str(layer)]["params_floats"] * FLOAT for layer in layers) / narrowest
+            weights = (
+                sum(self.model["1"][str(layer)]["params_floats"] * FLOAT for layer in layers)
+                / narrowest
+            )
             for one, other in itertools.pairwise(replicas):
                 curve = self._curve(one, 1, other, 1)
                 slowest = max(slowest, _all_reduce(weights, len(replicas), curve))
@@ -130,7 +140,12 @@ class Judge:
             for (group, *_), width in replicas:
                 amounts = [self.model[str(width)][str(layer)] for layer in layers]
                 weights = BYTES_PER_PARAMETER * sum(one["params_floats"] for one in amounts)
-                kept = samples * FLOAT * sum(one["act_mem_floats"] for one in amounts) * (len(stages) - at)
+                kept = (
+                    samples
+                    * FLOAT
+                    * sum(one["act_mem_floats"] for one in amounts)
+                    * (len(stages) - at)
+                )
                 if weights + kept + (2e9 if width == 1 else 3e9) > MEMORY[group[0]]:
                     return False
         return True

@@ -52,11 +52,18 @@ def growths() -> tuple[Growth, ...]:
     """In devices, layers, micro-batches and scenarios."""
     sizes = (64, 256, *SIZES)
     found = [
-        _growth("level 1, llama-2-70b, a sample a device", "devices", sizes, [("plan", n, 1, 2, n) for n in sizes])
+        _growth(
+            "level 1, llama-2-70b, a sample a device",
+            "devices",
+            sizes,
+            [("plan", n, 1, 2, n) for n in sizes],
+        )
     ]
     times = (1, 2, 4, 8, 16)
     layers = tuple(32 * each + 2 for each in times)
-    cases: list[tuple[str | int, ...]] = [("plan", 1024, 1, 2, 1024, "llama-2-7b", each) for each in times]
+    cases: list[tuple[str | int, ...]] = [
+        ("plan", 1024, 1, 2, 1024, "llama-2-7b", each) for each in times
+    ]
     found.append(_growth("level 1, 1,024 devices, blocks of llama-2-7b", "layers", layers, cases))
     batches = (64, 256, 1024, 4096, 16384)
     cases = [("batches", batch) for batch in batches]
@@ -66,11 +73,15 @@ def growths() -> tuple[Growth, ...]:
     found.append(_growth("exact engine, 16 devices, one iteration", "micro-batches", counts, cases))
     scenarios = (1, 4, 16, 64)
     cases = [("scenarios", count) for count in scenarios]
-    found.append(_growth("plan for scenarios, 8 devices, gpt2-medium", "scenarios", scenarios, cases))
+    found.append(
+        _growth("plan for scenarios, 8 devices, gpt2-medium", "scenarios", scenarios, cases)
+    )
     return tuple(found)
 
 
-def _growth(what: str, along: str, sizes: tuple[int, ...], cases: list[tuple[str | int, ...]]) -> Growth:
+def _growth(
+    what: str, along: str, sizes: tuple[int, ...], cases: list[tuple[str | int, ...]]
+) -> Growth:
     cpu = tuple(in_a_process(str(name), *arguments)["cpu"] for name, *arguments in cases)
     return Growth(what=what, along=along, sizes=sizes, cpu=cpu)
 
@@ -78,7 +89,9 @@ def _growth(what: str, along: str, sizes: tuple[int, ...], cases: list[tuple[str
 @cache
 def repeated() -> tuple[Figures, Figures, Figures]:
     """Many iterations with jumps, fewer with jumps and without."""
-    long, short, whole = (in_a_process("iterations", *each) for each in ((RUNS, 1), (FEWER, 1), (FEWER, 0)))
+    long, short, whole = (
+        in_a_process("iterations", *each) for each in ((RUNS, 1), (FEWER, 1), (FEWER, 0))
+    )
     return long, short, whole
 
 
@@ -88,19 +101,38 @@ def measure() -> list[Row]:
         first = searched(size, 1, 2)
         rows.append(Row(what=f"level 1 at {size:,} devices: CPU", value=first["cpu"], unit="s"))
     for size, parts in PROOFS:
-        found, label = searched(size, 2, parts), f"level 2 at {size:,} devices, units of {size // 4 // parts}"
+        found, label = (
+            searched(size, 2, parts),
+            f"level 2 at {size:,} devices, units of {size // 4 // parts}",
+        )
         rows += [
-            Row(what=f"{label}: gap", value=100 * found["gap"], unit="%", target="<= 5" if size == 1024 else ""),
+            Row(
+                what=f"{label}: gap",
+                value=100 * found["gap"],
+                unit="%",
+                target="<= 5" if size == 1024 else "",
+            ),
             Row(what=f"{label}: CPU", value=found["cpu"], unit="s", target="<= 60"),
             Row(what=f"{label}: memory", value=found["rss"] / 1e9, unit="GB", target="<= 4"),
         ]
-    rows += [Row(what=f"growth in {one.along}", value=one.slope, unit="slope", target="< 2") for one in growths()]
+    rows += [
+        Row(what=f"growth in {one.along}", value=one.slope, unit="slope", target="< 2")
+        for one in growths()
+    ]
     long, short, whole = repeated()
     rows += [
         Row(what=f"{RUNS:,} iterations: CPU", value=long["cpu"], unit="s"),
         Row(what=f"{RUNS:,} iterations: played", value=long["played"], unit="iterations"),
-        Row(what=f"{FEWER} iterations, all played over jumped", value=whole["cpu"] / short["cpu"], unit="x"),
-        Row(what="their last end, difference", value=abs(short["last"] / whole["last"] - 1), unit="relative"),
+        Row(
+            what=f"{FEWER} iterations, all played over jumped",
+            value=whole["cpu"] / short["cpu"],
+            unit="x",
+        ),
+        Row(
+            what="their last end, difference",
+            value=abs(short["last"] / whole["last"] - 1),
+            unit="relative",
+        ),
     ]
     return rows
 
@@ -110,20 +142,37 @@ def as_markdown() -> str:
         "| devices | level | units | gap | bound | plan | stages | CPU | memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for size, level, parts in (*((size, 1, 2) for size in SIZES), *((size, 2, parts) for size, parts in PROOFS)):
+    for size, level, parts in (
+        *((size, 1, 2) for size in SIZES),
+        *((size, 2, parts) for size, parts in PROOFS),
+    ):
         found = searched(size, level, parts)
-        cells = [f"{size:,}", str(level), f"{found['granularity']:,.0f}", f"{100 * found['gap']:.2f} %"]
+        cells = [
+            f"{size:,}",
+            str(level),
+            f"{found['granularity']:,.0f}",
+            f"{100 * found['gap']:.2f} %",
+        ]
         cells += [f"{found['bound']:.3f} s", f"{found['seconds']:.3f} s", f"{found['stages']:.0f}"]
         cells += [f"{found['cpu']:.1f} s", f"{found['rss'] / 1e9:.2f} GB"]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| cost of | along | sizes | CPU s | slope at the end |", "| --- | --- | --- | --- | --- |"]
+    lines += [
+        "",
+        "| cost of | along | sizes | CPU s | slope at the end |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for one in growths():
-        sizes, cpu = (", ".join(texts) for texts in ([f"{n:,}" for n in one.sizes], [f"{s:.3g}" for s in one.cpu]))
+        sizes, cpu = (
+            ", ".join(texts)
+            for texts in ([f"{n:,}" for n in one.sizes], [f"{s:.3g}" for s in one.cpu])
+        )
         lines.append(f"| {one.what} | {one.along} | {sizes} | {cpu} | {one.slope:.2f} |")
     long, short, whole = repeated()
     lines += ["", "| iterations | played | CPU | last end |", "| --- | --- | --- | --- |"]
     for count, figures in ((RUNS, long), (FEWER, short), (FEWER, whole)):
-        lines.append(f"| {count:,} | {figures['played']:,.0f} | {figures['cpu']:.2f} s | {figures['last']!r} s |")
+        lines.append(
+            f"| {count:,} | {figures['played']:,.0f} | {figures['cpu']:.2f} s | {figures['last']!r} s |"
+        )
     return "\n".join(lines)
 
 
@@ -135,12 +184,19 @@ def draw(file: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    figure, axes = pyplot.subplots(1, len(growths()), figsize=(4 * len(growths()), 3.8), layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(growths()), figsize=(4 * len(growths()), 3.8), layout="constrained"
+    )
     for axis, one in zip(axes, growths(), strict=True):
         for slope, style in ((1, ":"), (2, "--")):
             line = [one.cpu[0] * (size / one.sizes[0]) ** slope for size in one.sizes]
             axis.loglog(
-                one.sizes, line, style, color="grey", linewidth=1, label="linear" if slope == 1 else "quadratic"
+                one.sizes,
+                line,
+                style,
+                color="grey",
+                linewidth=1,
+                label="linear" if slope == 1 else "quadratic",
             )
         axis.loglog(one.sizes, one.cpu, "o-", color="#3b82c4", label="measured")
         axis.set_ylim(min(one.cpu) / 2, max(one.cpu) * 8)

@@ -19,8 +19,8 @@ from argosy.cluster.topology import Cluster, canonical
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.tasks.compile import compile_plan
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
@@ -30,8 +30,12 @@ Figures = dict[str, float]
 def four_kinds(devices: int) -> Cluster:
     """The bundled cluster of 4,096 with more or fewer nodes of each of its four kinds."""
     content = json.loads(load_cluster("four-kinds-4096").content)
-    nodes = [{**node, "count": devices // 4 // node["devices"]["count"]} for node in content["nodes"]]
-    return cluster_from_content(canonical({**content, "name": f"four-kinds-{devices}", "nodes": nodes}))
+    nodes = [
+        {**node, "count": devices // 4 // node["devices"]["count"]} for node in content["nodes"]
+    ]
+    return cluster_from_content(
+        canonical({**content, "name": f"four-kinds-{devices}", "nodes": nodes})
+    )
 
 
 def fp16(model: str, times: int = 1) -> Chain:
@@ -41,13 +45,18 @@ def fp16(model: str, times: int = 1) -> Chain:
     return replace(chain, layers=(first, *blocks * times, last))
 
 
-def plan(devices: int, level: int, parts: int, batch: int, model: str = "llama-2-70b", times: int = 1) -> Figures:
-    """A search; on level 2 to 1 % within a minute, one kind to a stage, every kind in so many parts."""
+def plan(
+    devices: int, level: int, parts: int, batch: int, model: str = "llama-2-70b", times: int = 1
+) -> Figures:
+    """A search; on level 2 to 1 % within a minute, one kind to a stage, every kind in so many
+    parts."""
     cluster, chain = four_kinds(devices), fp16(model, times)
     units = (devices // 4 // parts,) * 4
     proof = Settings(level=2, mixed=False, units=units, time_budget=60.0)
     began = time.process_time()
-    found = find_plan(chain, cluster, global_batch=batch, settings=proof if level == 2 else Settings())
+    found = find_plan(
+        chain, cluster, global_batch=batch, settings=proof if level == 2 else Settings()
+    )
     took = time.process_time() - began
     assert found.certificate is not None and found.predicted is not None
     return {
@@ -63,7 +72,10 @@ def plan(devices: int, level: int, parts: int, batch: int, model: str = "llama-2
 
 def batches(batch: int) -> Figures:
     """A search where the global batch grows and the cluster does not."""
-    chain, cluster = load_model("gpt2-xl", sequence_length=1024, dtype="fp16"), load_cluster("three-kinds-64")
+    chain, cluster = (
+        load_model("gpt2-xl", sequence_length=1024, dtype="fp16"),
+        load_cluster("three-kinds-64"),
+    )
     began = time.process_time()
     found = find_plan(chain, cluster, global_batch=batch)
     return {"cpu": time.process_time() - began, "micro_batches": found.num_micro_batches}
@@ -71,10 +83,20 @@ def batches(batch: int) -> Figures:
 
 def scenarios(count: int) -> Figures:
     """A plan for so many ways in which a link may change."""
-    chain, cluster = load_model("gpt2-medium", sequence_length=512, dtype="fp16"), load_cluster("mixed-8")
+    chain, cluster = (
+        load_model("gpt2-medium", sequence_length=512, dtype="fp16"),
+        load_cluster("mixed-8"),
+    )
     cluster = with_changes(cluster, [])
-    manner = {"link": "new0.nic", "generator": "on-off", "parameters": {"on": "4 s", "off": "4 s", "low": 0.2}}
-    changed = [with_changes(cluster, [{**manner, "seed": seed, "horizon": "60 s"}]) for seed in range(count)]
+    manner = {
+        "link": "new0.nic",
+        "generator": "on-off",
+        "parameters": {"on": "4 s", "off": "4 s", "low": 0.2},
+    }
+    changed = [
+        with_changes(cluster, [{**manner, "seed": seed, "horizon": "60 s"}])
+        for seed in range(count)
+    ]
     began = time.process_time()
     find_robust_plan(chain, cluster, changed, global_batch=32, iterations=10)
     return {"cpu": time.process_time() - began}
@@ -102,7 +124,9 @@ def iterations(count: int, jump: int) -> Figures:
 
 def _bundled() -> tuple[Plan, Chain, Cluster]:
     found = load_plan("llama-3-8b-on-mixed-16")
-    chain = load_model(found.model.name, sequence_length=found.model.sequence_length, dtype=found.model.dtype)
+    chain = load_model(
+        found.model.name, sequence_length=found.model.sequence_length, dtype=found.model.dtype
+    )
     return found, chain, cluster_from_content(found.cluster.content)
 
 
@@ -112,8 +136,8 @@ CASES: dict[str, Callable[..., Figures]] = {
 
 
 def in_a_process(name: str, *arguments: int | str) -> Figures:
-    """A case in a fresh interpreter, with the most memory it held (``rss``, bytes) and CPU seconds of it and its
-    children (``all_cpu``); told on stderr, because the next one may take minutes."""
+    """A case in a fresh interpreter, with the most memory it held (``rss``, bytes) and CPU seconds
+    of it and its children (``all_cpu``); told on stderr, because the next one may take minutes."""
     command = [sys.executable, "-m", "benchmarks.scale_cases", name, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     print(name, *arguments, done.stdout.strip(), file=sys.stderr, flush=True)

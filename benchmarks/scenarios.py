@@ -1,10 +1,12 @@
-"""Plans chosen over scenarios against plans chosen for the average bandwidth, on generated and measured traces.
+"""Plans chosen over scenarios against plans chosen for the average bandwidth, on generated and
+measured traces.
 
     python -m benchmarks scenarios
 
-Each case is one trace on one edge or group of devices. The plan for the average network and the plan for the scenario
-are played by the exact engine over the same trace. Oboe's throughputs are rescaled to the edge's capacity: their
-shape is measured, their level is not. Measured traces are skipped where the data folder is absent.
+Each case is one trace on one edge or group of devices. The plan for the average network and the
+plan for the scenario are played by the exact engine over the same trace. Oboe's throughputs are
+rescaled to the edge's capacity: their shape is measured, their level is not. Measured traces are
+skipped where the data folder is absent.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def generated_cases() -> Iterator[Case]:
 
 
 def oboe_cases() -> Iterator[Case]:
-    """Measured throughput on the links of the V100 nodes, which are NARROW at best: a link shared with others."""
+    """Measured throughput on the links of the V100 nodes, which are NARROW at best: a link shared
+    with others."""
     content = json.loads(with_changes(load_cluster("mixed-16"), []).content)
     content["nodes"][1]["nic"]["bandwidth"] = RATE.format(NARROW, digits=None)
     cluster = cluster_from_content(canonical(content))
@@ -96,8 +99,8 @@ def oboe_cases() -> Iterator[Case]:
 
 
 def bamboo_cases() -> Iterator[Case]:
-    """Measured preemptions: one V100 node is there while at least the median number of spot machines is, time run
-    100-fold."""
+    """Measured preemptions: one V100 node is there while at least the median number of spot
+    machines is, time run 100-fold."""
     cluster = with_changes(load_cluster("mixed-16"), [])
     for name in ("bamboo-g4dn.csv", "bamboo-p3.csv"):
         path = DATA / "preemption" / name
@@ -108,16 +111,27 @@ def bamboo_cases() -> Iterator[Case]:
 
 
 def slot(machines: Trace, times: float) -> Trace:
-    """1 while there are at least the median number of machines, from the first moment at which there are."""
+    """1 while there are at least the median number of machines, from the first moment at which
+    there are."""
     enough = median(machines.values)
-    begin = next(time for time, value in zip(machines.times, machines.values, strict=True) if value >= enough)
-    later = [(time, value) for time, value in zip(machines.times, machines.values, strict=True) if time > begin]
-    return Trace.from_steps([((time - begin) / times, float(value >= enough)) for time, value in later], initial=1.0)
+    begin = next(
+        time for time, value in zip(machines.times, machines.values, strict=True) if value >= enough
+    )
+    later = [
+        (time, value)
+        for time, value in zip(machines.times, machines.values, strict=True)
+        if time > begin
+    ]
+    return Trace.from_steps(
+        [((time - begin) / times, float(value >= enough)) for time, value in later], initial=1.0
+    )
 
 
 def _until(trace: Trace, end: float) -> Trace:
     """The trace up to a moment; from then on as at the start, so that no plan waits for ever."""
-    steps = [(time, value) for time, value in zip(trace.times, trace.values, strict=True) if time < end]
+    steps = [
+        (time, value) for time, value in zip(trace.times, trace.values, strict=True) if time < end
+    ]
     return Trace.from_steps([*steps[1:], (end, trace.values[0])], initial=trace.values[0])
 
 
@@ -132,12 +146,18 @@ def measure() -> list[Row]:
             choice = case.choose(robust)
             rows += [
                 Row(what=f"{case.name}: {robust}, for the scenario", value=choice.value, unit="s"),
-                Row(what=f"{case.name}: {robust}, for the average", value=choice.average_value, unit="s"),
+                Row(
+                    what=f"{case.name}: {robust}, for the average",
+                    value=choice.average_value,
+                    unit="s",
+                ),
                 Row(what=f"{case.name}: gain", value=100 * choice.gain, unit="%", target=">= -1"),
             ]
     return rows
 
 
 BENCHMARK = Benchmark(
-    name="scenarios", shows="plans chosen over a trace against plans for its average bandwidth", measure=measure
+    name="scenarios",
+    shows="plans chosen over a trace against plans for its average bandwidth",
+    measure=measure,
 )

@@ -1,4 +1,5 @@
-"""Programs that share one training step between unequal devices; torch is imported only when this one is measured."""
+"""Programs that share one training step between unequal devices; torch is imported only when this
+one is measured."""
 
 from __future__ import annotations
 
@@ -11,4 +12,6 @@ def measure() -> list[Row]:
     return all_rows()
 
 
-BENCHMARK = Benchmark(name="spmd", shows="programs that share one training step between devices", measure=measure)
+BENCHMARK = Benchmark(
+    name="spmd", shows="programs that share one training step between devices", measure=measure
+)

@@ -17,13 +17,17 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
-        q, k, v = (part.view(batch, time, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=-1))
+        q, k, v = (
+            part.view(batch, time, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(x).split(width, dim=-1)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
 
 
 class Experts(nn.Module):
-    """Two experts per word as long as they have room, words sent and fetched by products with one-hot tensors."""
+    """Two experts per word as long as they have room, words sent and fetched by products with
+    one-hot tensors."""
 
     def __init__(self, width: int, inner: int, experts: int, room: int) -> None:
         super().__init__()
@@ -36,7 +40,9 @@ class Experts(nn.Module):
         batch, time, _ = x.shape
         weight, chosen = self.gate(x).softmax(-1).topk(2, -1)
         hot = functional.one_hot(chosen, self.num).to(x.dtype)
-        order = hot.reshape(batch, 2 * time, self.num).cumsum(1).reshape(batch, time, 2, self.num) - 1
+        order = (
+            hot.reshape(batch, 2 * time, self.num).cumsum(1).reshape(batch, time, 2, self.num) - 1
+        )
         place = (order * hot).sum(-1).long()
         inside = (place < self.room).unsqueeze(-1)
         seat = functional.one_hot(place.clamp(max=self.room - 1), self.room).to(x.dtype) * inside
@@ -64,12 +70,24 @@ def feed_forward(width: int, inner: int) -> nn.Module:
 
 
 class Language(nn.Module):
-    def __init__(self, words: int, time: int, *, width: int, inner: int, heads: int, layers: int, experts: int) -> None:
+    def __init__(
+        self,
+        words: int,
+        time: int,
+        *,
+        width: int,
+        inner: int,
+        heads: int,
+        layers: int,
+        experts: int,
+    ) -> None:
         super().__init__()
         self.word = nn.Embedding(words, width)
         room = 2 * math.ceil(time / experts * 1.25) if experts else 0
         feeds = [
-            Experts(width, inner, experts, room) if experts and layer % 2 else feed_forward(width, inner)
+            Experts(width, inner, experts, room)
+            if experts and layer % 2
+            else feed_forward(width, inner)
             for layer in range(layers)
         ]
         self.blocks = nn.ModuleList(Block(width, heads, feed) for feed in feeds)
@@ -83,11 +101,15 @@ class Language(nn.Module):
 
 
 class Vision(nn.Module):
-    def __init__(self, *, side: int, patch: int, width: int, inner: int, heads: int, layers: int) -> None:
+    def __init__(
+        self, *, side: int, patch: int, width: int, inner: int, heads: int, layers: int
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.place = nn.Parameter(torch.zeros(1, (side // patch) ** 2, width))
-        self.blocks = nn.ModuleList(Block(width, heads, feed_forward(width, inner)) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, feed_forward(width, inner)) for _ in range(layers)
+        )
         self.last, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,7 +135,11 @@ class Vgg(nn.Module):
             layers.append(nn.MaxPool2d(2))
         self.body = nn.Sequential(*layers)
         self.head = nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)
+            nn.Linear(512 * 7 * 7, 4096),
+            nn.ReLU(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Linear(4096, 1000),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,7 +154,9 @@ def _class_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def language(batch: int, *, experts: int = 0, words: int = 33278, time: int = 128, layers: int = 12) -> Any:
+def language(
+    batch: int, *, experts: int = 0, words: int = 33278, time: int = 128, layers: int = 12
+) -> Any:
     model = Language(words, time, width=768, inner=3072, heads=12, layers=layers, experts=experts)
     ids = torch.zeros(batch, time, dtype=torch.int64)
     return model, _word_loss, (ids, ids)
@@ -136,11 +164,19 @@ def language(batch: int, *, experts: int = 0, words: int = 33278, time: int = 12
 
 def vision(batch: int) -> Any:
     model = Vision(side=224, patch=16, width=768, inner=3072, heads=12, layers=12)
-    return model, _class_loss, (torch.zeros(batch, 3, 224, 224), torch.zeros(batch, dtype=torch.int64))
+    return (
+        model,
+        _class_loss,
+        (torch.zeros(batch, 3, 224, 224), torch.zeros(batch, dtype=torch.int64)),
+    )
 
 
 def vgg(batch: int) -> Any:
-    return Vgg(), _class_loss, (torch.zeros(batch, 3, 224, 224), torch.zeros(batch, dtype=torch.int64))
+    return (
+        Vgg(),
+        _class_loss,
+        (torch.zeros(batch, 3, 224, 224), torch.zeros(batch, dtype=torch.int64)),
+    )
 
 
 def t5(batch: int, *, time: int = 128) -> Any:

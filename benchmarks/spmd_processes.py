@@ -1,7 +1,8 @@
-"""A found program and the even split on real processes of unequal speed, and their measured step times.
+"""A found program and the even split on real processes of unequal speed, and their measured step
+times.
 
-Two processes on gloo, whose computing threads get unequal shares of a core by control groups (as in the lab; needs
-root); collectives are real. What is measured is the slowest rank's median step.
+Two processes on gloo, whose computing threads get unequal shares of a core by control groups (as in
+the lab; needs root); collectives are real. What is measured is the slowest rank's median step.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from torch.nn import functional
 from argosy.cost.group import DeviceGroup
 from argosy.lab.record import start_time
 from argosy.lab.system import CoreShare
-from argosy.runtime.orphan import end_with_parent
-from argosy.solve.placement import Pricing
-from argosy.solve.spmd import Program, find_program
-from argosy.space.rules import Kind
+from argosy.runtime.processes.orphan import end_with_parent
+from argosy.solve.programs.placement import Pricing
+from argosy.solve.programs.spmd import Program, find_program
+from argosy.space.operations.rules import CutKind
 from argosy.workload.capture.trace import capture
 from benchmarks.spmd_models import Language
 
@@ -51,7 +52,7 @@ def build() -> Any:
 def _rank(rank: int, store: str, program: Program, threads: str, pipe: Any) -> None:
     import torch.distributed as dist
 
-    from argosy.runtime.spmd import Trainer
+    from argosy.runtime.step.spmd import Trainer
 
     end_with_parent()
     torch.set_num_threads(1)
@@ -80,7 +81,9 @@ def measured(program: Program) -> tuple[float, list[float]]:
         pipes, processes = [], []
         for rank in range(2):
             here, there = context.Pipe()
-            process = context.Process(target=_rank, args=(rank, store, program, str(shares[rank].threads), there))
+            process = context.Process(
+                target=_rank, args=(rank, store, program, str(shares[rank].threads), there)
+            )
             process.start()
             pipes.append(here)
             processes.append(process)
@@ -109,7 +112,9 @@ def remove_left() -> None:
     for folder in CoreShare(GROUPS).folder.parent.glob(f"{GROUPS}*"):
         process = folder.name.removeprefix(GROUPS).partition("-")[0]
         if process.isdigit() and start_time(int(process)) is None:
-            with contextlib.suppress(OSError):  # its ranks are still ending: the next run removes it
+            with contextlib.suppress(
+                OSError
+            ):  # its ranks are still ending: the next run removes it
                 folder.rmdir()
 
 
@@ -127,9 +132,10 @@ def group() -> DeviceGroup:
 
 
 def compare() -> tuple[float, float, float]:
-    """Step seconds of the even split, of the found program, and the largest relative difference of their losses."""
+    """Step seconds of the even split, of the found program, and the largest relative difference of
+    their losses."""
     graph, pricing = capture(build, name="language"), Pricing(group=group())
-    even = find_program(graph, pricing, ratios=(0.5, 0.5), kind=Kind.SAMPLES)
+    even = find_program(graph, pricing, ratios=(0.5, 0.5), kind=CutKind.SAMPLES)
     found = find_program(graph, pricing)
     slow, expected = measured(even)
     quick, losses = measured(found)

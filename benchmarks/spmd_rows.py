@@ -1,4 +1,5 @@
-"""Rows of the ``spmd`` benchmark: against HAP's synthesiser in its units, search times, simpler splits, processes."""
+"""Rows of the ``spmd`` benchmark: against HAP's synthesiser in its units, search times, simpler
+splits, processes."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from typing import Any
 from argosy.cluster.file import load_cluster
 from argosy.cost.group import device_group
 from argosy.dtype import Dtype
-from argosy.solve.placement import Pricing
-from argosy.solve.rehearse import rehearse
-from argosy.solve.spmd import Program, find_program, program_at
-from argosy.space.rules import Choices, Kind
+from argosy.solve.programs.placement import Pricing
+from argosy.solve.programs.rehearse import rehearse
+from argosy.solve.programs.spmd import Program, find_program, program_at
+from argosy.space.operations.rules import CutKind, StateChoices
 from argosy.workload.capture.trace import capture
 from argosy.workload.graph import Graph
 from benchmarks import spmd_processes
@@ -42,7 +43,14 @@ def against_hap() -> list[Row]:
         pricing = hap_pricing(speeds)
         found = find_program(graph, pricing)
         spent = cpu_seconds(lambda g=graph, p=pricing: find_program(g, p), repeats=2)
-        rows.append(Row(what=f"{what}: cost in HAP's units", value=found.seconds, unit="s", target=f"<= {cost}"))
+        rows.append(
+            Row(
+                what=f"{what}: cost in HAP's units",
+                value=found.seconds,
+                unit="s",
+                target=f"<= {cost}",
+            )
+        )
         target = f"< {seconds}" if seconds else ""
         rows.append(Row(what=f"{what}: whole search", value=spent, unit="s CPU", target=target))
         right = hap_pricing(speeds, element_bytes=4.0, memory=16e9, rounded=True)
@@ -57,15 +65,32 @@ def search_times() -> list[Row]:
     capped = _at_speed(graph, tight)
     return [
         Row(what="operations of the 12-layer step", value=len(graph.nodes), unit=""),
-        Row(what="whole search, equal layers once", value=_once(graph, pricing), unit="s CPU", target="< 0.1"),
-        Row(what="every operation by itself", value=_once(graph, pricing, fold=False), unit="s CPU", target="< 1"),
+        Row(
+            what="whole search, equal layers once",
+            value=_once(graph, pricing),
+            unit="s CPU",
+            target="< 0.1",
+        ),
+        Row(
+            what="every operation by itself",
+            value=_once(graph, pricing, fold=False),
+            unit="s CPU",
+            target="< 1",
+        ),
         Row(
             what="program and ratios in turns",
             value=cpu_seconds(lambda: find_program(graph, pricing), repeats=3),
             unit="s CPU",
         ),
-        Row(what="with a memory cap of 80 %", value=_once(graph, tight), unit="s CPU", target="< 2"),
-        Row(what="the same, by itself", value=_once(graph, tight, fold=False), unit="s CPU", target="< 2"),
+        Row(
+            what="with a memory cap of 80 %", value=_once(graph, tight), unit="s CPU", target="< 2"
+        ),
+        Row(
+            what="the same, by itself",
+            value=_once(graph, tight, fold=False),
+            unit="s CPU",
+            target="< 2",
+        ),
         Row(what="its proven gap", value=100 * (capped.seconds / capped.bound - 1), unit="%"),
     ]
 
@@ -80,14 +105,22 @@ def large_searches() -> list[Row]:
     return [
         Row(what="operations of the 116-layer step", value=len(deep.nodes), unit=""),
         Row(what="116 layers: equal layers once", value=_once(deep, pricing), unit="s CPU"),
-        Row(what="116 layers: every operation by itself", value=_once(deep, pricing, fold=False), unit="s CPU"),
+        Row(
+            what="116 layers: every operation by itself",
+            value=_once(deep, pricing, fold=False),
+            unit="s CPU",
+        ),
         Row(
             what="116 layers: program and ratios in turns",
             value=cpu_seconds(lambda: find_program(deep, pricing), repeats=2),
             unit="s CPU",
         ),
         Row(what="116 layers: with a memory cap of 80 %", value=_once(deep, tight), unit="s CPU"),
-        Row(what="116 layers: its proven gap", value=100 * (capped.seconds / capped.bound - 1), unit="%"),
+        Row(
+            what="116 layers: its proven gap",
+            value=100 * (capped.seconds / capped.bound - 1),
+            unit="%",
+        ),
         Row(what="operations of T5's step, 12 + 12 layers", value=len(tangled.nodes), unit=""),
         Row(what="T5: whole search", value=_once(tangled, pricing), unit="s CPU"),
         Row(what="T5: its proven gap", value=100 * (found.seconds / found.bound - 1), unit="%"),
@@ -95,7 +128,8 @@ def large_searches() -> list[Row]:
 
 
 def _free_and_tight(graph: Graph) -> tuple[Pricing, Pricing]:
-    """HAP's unequal devices without a memory limit, and with 80 % of what the program for them takes."""
+    """HAP's unequal devices without a memory limit, and with 80 % of what the program for them
+    takes."""
     pricing = hap_pricing(unequal(8), rounded=True)
     free = _at_speed(graph, pricing)
     return pricing, hap_pricing(unequal(8), memory=0.8 * max(free.device_bytes), rounded=True)
@@ -103,7 +137,9 @@ def _free_and_tight(graph: Graph) -> tuple[Pricing, Pricing]:
 
 def _at_speed(graph: Graph, pricing: Pricing, *, fold: bool = True) -> Program:
     """One ratio vector, in proportion to speed; rules and tables included."""
-    return program_at(graph, Choices(graph, len(pricing.group), fold=fold), pricing, pricing.group.by_speed)
+    return program_at(
+        graph, StateChoices(graph, len(pricing.group), fold=fold), pricing, pricing.group.by_speed
+    )
 
 
 def _once(graph: Graph, pricing: Pricing, *, fold: bool = True) -> float:
@@ -116,9 +152,9 @@ def on_hap_cluster() -> list[Row]:
     group = device_group(cluster, [device.name for device in cluster.devices], Dtype.FP32)
     pricing = Pricing(group=group)
     rivals = {
-        "even data parallelism": (Kind.SAMPLES, group.even),
-        "data parallelism by speed": (Kind.SAMPLES, group.by_speed),
-        "even ZeRO": (Kind.STORED, group.even),
+        "even data parallelism": (CutKind.SAMPLES, group.even),
+        "data parallelism by speed": (CutKind.SAMPLES, group.by_speed),
+        "even ZeRO": (CutKind.STORED, group.even),
     }
     rows = []
     for name, build in MODELS.items():
@@ -128,7 +164,9 @@ def on_hap_cluster() -> list[Row]:
         for rival, (kind, ratios) in rivals.items():
             other = find_program(graph, pricing, ratios=ratios, kind=kind, capped=False)
             seconds = rehearse(other, pricing, cluster).end
-            rows.append(Row(what=f"{name}: over {rival}", value=seconds / own, unit="x", target=">= 1"))
+            rows.append(
+                Row(what=f"{name}: over {rival}", value=seconds / own, unit="x", target=">= 1")
+            )
     return rows
 
 

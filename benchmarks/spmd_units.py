@@ -1,21 +1,23 @@
-"""HAP's own units: its FLOP formulas, its device speeds, its measured collectives, and elements counted as bytes.
+"""HAP's own units: its FLOP formulas, its device speeds, its measured collectives, and elements
+counted as bytes.
 
-Matrix products count 3 FLOP per multiply and add in each of forward, input gradient and weight gradient; attention
-6 L N E S + 5 L S N forward and twice that backward, with its projections not counted (its formula leaves them out);
-norms 10, softmax 15, activations 3 per element forward, twice backward. Total for the 12-layer transformer: 2.5e13.
+Matrix products count 3 FLOP per multiply and add in each of forward, input gradient and weight
+gradient; attention 6 L N E S + 5 L S N forward and twice that backward, with its projections not
+counted (its formula leaves them out); norms 10, softmax 15, activations 3 per element forward,
+twice backward. Total for the 12-layer transformer: 2.5e13.
 """
 
 from __future__ import annotations
 
 import math
 
-from argosy.cost.group import DeviceGroup, Rates
-from argosy.solve.placement import Pricing
-from argosy.space.families import Call
-from argosy.space.flop import flop_of
+from argosy.cost.group import CollectiveRates, DeviceGroup
+from argosy.solve.programs.placement import Pricing
+from argosy.space.operations.families import OperationCall
+from argosy.space.operations.flop import flop_of
 
 FAST, SLOW, EQUAL = 3.8588e12, 2.1493e12, 5.9666e12
-RATES = Rates(
+RATES = CollectiveRates(
     all_gather=9.46e9,
     grouped_all_gather=9.15e9,
     all_reduce=5.91e9,
@@ -24,10 +26,16 @@ RATES = Rates(
     all_to_all=24.59e9,
 )
 PROJECTIONS = ({768, 2304}, {768})
-PER_ELEMENT = {"layer_norm": 10.0, "log_softmax": 15.0, "softmax": 15.0, "relu": 3.0, "threshold": 3.0}
+PER_ELEMENT = {
+    "layer_norm": 10.0,
+    "log_softmax": 15.0,
+    "softmax": 15.0,
+    "relu": 3.0,
+    "threshold": 3.0,
+}
 
 
-def hap_flop(call: Call) -> float:
+def hap_flop(call: OperationCall) -> float:
     """FLOP of one operation as HAP counts them."""
     op = call.node.op
     if "attention" in op:
@@ -45,7 +53,9 @@ def hap_flop(call: Call) -> float:
     return factor * elements * (2.0 if "backward" in op else 1.0)
 
 
-def hap_group(speeds: tuple[float, ...], *, rates: Rates | None = RATES, memory: float = math.inf) -> DeviceGroup:
+def hap_group(
+    speeds: tuple[float, ...], *, rates: CollectiveRates | None = RATES, memory: float = math.inf
+) -> DeviceGroup:
     return DeviceGroup(
         names=tuple(f"gpu{i}" for i in range(len(speeds))),
         flops=speeds,
@@ -64,7 +74,11 @@ def unequal(world: int) -> tuple[float, ...]:
 
 
 def hap_pricing(
-    speeds: tuple[float, ...], *, element_bytes: float = 1.0, memory: float = math.inf, rounded: bool = False
+    speeds: tuple[float, ...],
+    *,
+    element_bytes: float = 1.0,
+    memory: float = math.inf,
+    rounded: bool = False,
 ) -> Pricing:
     return Pricing(
         group=hap_group(speeds, memory=memory),

@@ -1,6 +1,8 @@
-"""Every benchmark there is: those measured here, and those that are commands of their own; where each is written up.
+"""Every benchmark there is: those measured here, and those that are commands of their own; where
+each is written up.
 
-``python -m benchmarks --list`` prints this table; a test holds it against the notes and the modules.
+``python -m benchmarks --list`` prints this table; a test holds it against the notes and the
+modules.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Entry:
 
 def _here(benchmark: Benchmark, note: str) -> Entry:
     command = f"python -m benchmarks {benchmark.name}"
-    return Entry(name=benchmark.name, shows=benchmark.shows, note=note, command=command, benchmark=benchmark)
+    return Entry(
+        name=benchmark.name, shows=benchmark.shows, note=note, command=command, benchmark=benchmark
+    )
 
 
 SUITE = (

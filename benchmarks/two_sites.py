@@ -1,7 +1,9 @@
-"""How far level 2 proves its plans on ten clusters of two sites: ``python -m benchmarks.two_sites``.
+"""How far level 2 proves its plans on ten clusters of two sites: ``python -m
+benchmarks.two_sites``.
 
-The clusters are drawn by seed: nodes of one kind on each side, and one line between the sites. Those of ``KNOWN`` may
-be looked at while the planner is changed; those of ``APART`` are only measured.
+The clusters are drawn by seed: nodes of one kind on each side, and one line between the sites.
+Those of ``KNOWN`` may be looked at while the planner is changed; those of ``APART`` are only
+measured.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _KINDS = ("A100-40GB", "V100-16GB", "RTX-3090", "L4")
 _MODELS = {"gpt2-medium": 0.36e9, "gpt2-xl": 1.6e9, "llama-3-8b": 8e9}
 """Names, and numbers of weights."""
 _BYTES = 32
-"""Of memory for a weight, with optimizer state and activations: so much of a model is sure to fit."""
+"""Of memory for a weight, with optimizer state and activations: so much of a model is sure to
+fit."""
 
 
 def drawn(seed: int) -> tuple[str, Cluster]:
@@ -39,7 +42,13 @@ def drawn(seed: int) -> tuple[str, Cluster]:
             "name": name,
             "count": random.choice((1, 2)),
             "devices": {"kind": kind, "count": random.choice((2, 4, 8))},
-            "intra": [{"medium": "bus", "bandwidth": f"{random.choice((12, 50, 300))} GB/s", "latency": "5 us"}],
+            "intra": [
+                {
+                    "medium": "bus",
+                    "bandwidth": f"{random.choice((12, 50, 300))} GB/s",
+                    "latency": "5 us",
+                }
+            ],
             "nic": {"bandwidth": f"{random.choice((10, 25, 100))} Gbit/s", "latency": "20 us"},
         }
         for name, kind in zip(("east", "west"), random.sample(_KINDS, 2), strict=True)
@@ -75,10 +84,16 @@ def measure(seeds: Iterable[int] = (*KNOWN, *APART), seconds: float = SECONDS) -
         units = plan.certificate.granularity
         label = f"{model} on {cluster!r}, seed {seed}, units of {units}"
         rows.append(Row(what=label, value=gaps[seed], unit="%", target="<= 3"))
-        print(f"  {label}: {gaps[seed]:.2f} % after {plan.search.cpu_seconds:.0f} s", file=sys.stderr, flush=True)
+        print(
+            f"  {label}: {gaps[seed]:.2f} % after {plan.search.cpu_seconds:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
     for name, half in (("known", KNOWN), ("kept apart", APART)):
         if some := [gaps[seed] for seed in half if seed in gaps]:
-            rows.append(Row(what=f"median of those {name}", value=statistics.median(some), unit="%"))
+            rows.append(
+                Row(what=f"median of those {name}", value=statistics.median(some), unit="%")
+            )
     return rows
 
 
@@ -91,7 +106,9 @@ BENCHMARK = Benchmark(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.two_sites", description=__doc__)
-    parser.add_argument("seeds", nargs="*", type=int, default=[*KNOWN, *APART], help="by default all ten")
+    parser.add_argument(
+        "seeds", nargs="*", type=int, default=[*KNOWN, *APART], help="by default all ten"
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="CPU time of a search")
     options = parser.parse_args(arguments)
     for row in measure(options.seeds, options.seconds):

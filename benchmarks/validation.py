@@ -1,4 +1,5 @@
-"""``python -m benchmarks.validation docs/validation.md``: the page of figures against measurements of others."""
+"""``python -m benchmarks.validation docs/validation.md``: the page of figures against measurements
+of others."""
 
 from __future__ import annotations
 
@@ -31,7 +32,19 @@ Predictions of runs are those of the exact engine that plans are judged with. Ho
 
 def page() -> str:
     return (
-        "\n".join([HEAD, *_tables(), *_runs(), *_each_run(), *_collectives(), *_kinds(), *_h200(), *_clusters()]) + "\n"
+        "\n".join(
+            [
+                HEAD,
+                *_tables(),
+                *_runs(),
+                *_each_run(),
+                *_collectives(),
+                *_kinds(),
+                *_h200(),
+                *_clusters(),
+            ]
+        )
+        + "\n"
     )
 
 
@@ -48,7 +61,17 @@ def _runs() -> Iterator[str]:
         for what, found in shown:
             if found is not None:
                 rows.append([study.measured.source, what, study.method, *error_cells(found)])
-    head = ("runs of", "error of", "how", "runs", "median", "mean", "90 % below", "worst", "rank correlation")
+    head = (
+        "runs of",
+        "error of",
+        "how",
+        "runs",
+        "median",
+        "mean",
+        "90 % below",
+        "worst",
+        "rank correlation",
+    )
     yield from _table(head, rows)
     for name, text in OTHERS.items():
         yield f"Beside {name}, mean errors published with the data: {text}.\n"
@@ -69,7 +92,8 @@ def _runs() -> Iterator[str]:
     )  # stated by runs, or not told by whole iterations
     names = [field.name for field in fields(Calibration) if field.name not in beside]
     yield from _table(
-        ["runs of", *names], [[s.measured.source, *(_constant(s, name) for name in names)] for s in studies()]
+        ["runs of", *names],
+        [[s.measured.source, *(_constant(s, name) for name in names)] for s in studies()],
     )
     yield """\
 Of the mixed RTX runs' published figures two peaks of memory are below what the model's state takes and one run is a
@@ -93,7 +117,9 @@ what asynchronous tensor parallelism hides, was set by pairs of torchtitan's row
 def _constant(study: Study, name: str) -> str:
     text = shown_constant(study.calibration, name)
     names = {"peak", name} if name in ("forward_peak", "backward_peak") else {name}
-    return f"**{text}**" if names & set(study.names) and not names & set(study.unidentified) else text
+    return (
+        f"**{text}**" if names & set(study.names) and not names & set(study.unidentified) else text
+    )
 
 
 def _each_run() -> Iterator[str]:
@@ -112,17 +138,34 @@ def _each_run() -> Iterator[str]:
             ]
             for one in study.judged
         ]
-        yield from _table(("run", "measured", "predicted", "error", "peak memory", "predicted"), rows)
+        yield from _table(
+            ("run", "measured", "predicted", "error", "peak memory", "predicted"), rows
+        )
 
 
 def _collectives() -> Iterator[str]:
     yield "## Collectives on a DGX A100\n"
     yield "Bandwidth and latency of our formulas, fitted on every other size up to 67 MB, judged on those between.\n"
     rows = [
-        [one.name, RATE.format(one.bandwidth), TIME.format(one.latency, digits=3), *error_cells(one.found)]
+        [
+            one.name,
+            RATE.format(one.bandwidth),
+            TIME.format(one.latency, digits=3),
+            *error_cells(one.found),
+        ]
         for one in collectives()
     ]
-    head = ("collective", "bandwidth", "latency", "sizes", "median", "mean", "90 % below", "worst", "rank correlation")
+    head = (
+        "collective",
+        "bandwidth",
+        "latency",
+        "sizes",
+        "median",
+        "mean",
+        "90 % below",
+        "worst",
+        "rank correlation",
+    )
     yield from _table(head, rows)
 
 
@@ -137,7 +180,9 @@ run as tf32 where a kind has it, and nothing here says so: a ratio far above 1 i
         [one.kind, str(one.dtype), str(one.count), f"{one.ratio:.2f}", f"{100 * one.error:.0f} %"]
         for one in layer_kinds()
     ]
-    yield from _table(("kind", "dtype", "measurements", "predicted / measured, median", "median error"), rows)
+    yield from _table(
+        ("kind", "dtype", "measurements", "predicted / measured, median", "median error"), rows
+    )
 
 
 def _h200() -> Iterator[str]:
@@ -155,9 +200,20 @@ floors, and how many more launches a split layer makes. Fitted on all rows they 
 `h200-fp32`.
 """
     rows = [[one.what, one.how, *error_cells(one.found)] for one in h200.judged()]
-    yield from _table(("error of", "how", "rows", "median", "mean", "90 % below", "worst", "rank correlation"), rows)
+    yield from _table(
+        ("error of", "how", "rows", "median", "mean", "90 % below", "worst", "rank correlation"),
+        rows,
+    )
     yield "Median errors by model:\n"
-    head = ("model", "hidden", "blocks", "(1) device alone", "(1) as they come", "(3) bytes kept", "(4) peak bytes")
+    head = (
+        "model",
+        "hidden",
+        "blocks",
+        "(1) device alone",
+        "(1) as they come",
+        "(3) bytes kept",
+        "(4) peak bytes",
+    )
     yield from _table(head, list(h200.by_model()))
 
 
@@ -175,10 +231,29 @@ the judge (`choose.climb`, `benchmarks/sailor_clusters.py`). Metis reaches 0.044
     pairs = zip(sailor_clusters.SIZES, sailor_clusters.SAILOR, sailor_clusters.FLOOR, strict=True)
     for size, sailor, floor in pairs:
         entry = sailor_clusters.best_plan(size)
-        figures = [f"{entry.first:.4f}", f"{entry.kept:.4f}", f"**{entry.judged:.4f}**", f"{sailor:.4f}"]
-        figures += [f"{floor:.4f}" if floor else "-", f"{entry.ours:.4f}", f"{entry.cpu_seconds:.0f} s"]
+        figures = [
+            f"{entry.first:.4f}",
+            f"{entry.kept:.4f}",
+            f"**{entry.judged:.4f}**",
+            f"{sailor:.4f}",
+        ]
+        figures += [
+            f"{floor:.4f}" if floor else "-",
+            f"{entry.ours:.4f}",
+            f"{entry.cpu_seconds:.0f} s",
+        ]
         rows.append([f"{size[0]} + {size[1]}", *figures, sailor_clusters.describe(entry.plan)])
-    head = ("A100 + V100", "first", "kept", "ours", "Sailor", "plain split", "ours, our simulator", "CPU", "plan")
+    head = (
+        "A100 + V100",
+        "first",
+        "kept",
+        "ours",
+        "Sailor",
+        "plain split",
+        "ours, our simulator",
+        "CPU",
+        "plan",
+    )
     yield from _table(head, rows)
 
 

@@ -1,4 +1,5 @@
-"""How the documentation is built: Sphinx, MyST Markdown, furo; the references are generated first."""
+"""How the documentation is built: Sphinx, MyST Markdown, furo; the references are generated
+first."""
 
 from __future__ import annotations
 
@@ -35,4 +36,6 @@ def setup(app: Any) -> None:
 
     write_references(HERE / "reference")
     copy_notes(HERE.parent / "benchmarks" / "results", HERE / "reference" / "notes")
-    app.connect("source-read", lambda _, name, source: source.__setitem__(0, link_notes(name, source[0])))
+    app.connect(
+        "source-read", lambda _, name, source: source.__setitem__(0, link_notes(name, source[0]))
+    )

@@ -1,4 +1,5 @@
-"""The references that follow from the code: every command, every file with its fields, every name of the package."""
+"""The references that follow from the code: every command, every file with its fields, every name
+of the package."""
 
 from __future__ import annotations
 
@@ -22,8 +23,16 @@ from argosy.timeline.file import TimelineSchema
 from argosy.workload.profile_file import ProfileSchema
 
 FILES: tuple[tuple[str, str, type[BaseModel]], ...] = (
-    ("cluster.toml", "A cluster; its words are explained in [clusters](../clusters.md).", ClusterSchema),
-    ("plan.json", "A plan; an example with every field is in [formats](../formats.md).", PlanSchema),
+    (
+        "cluster.toml",
+        "A cluster; its words are explained in [clusters](../clusters.md).",
+        ClusterSchema,
+    ),
+    (
+        "plan.json",
+        "A plan; an example with every field is in [formats](../formats.md).",
+        PlanSchema,
+    ),
     ("timeline.json", "What a simulation or a run returns.", TimelineSchema),
     ("profile.json", "Measured layers of a model on one kind of device.", ProfileSchema),
 )
@@ -40,7 +49,8 @@ def write_references(folder: Path) -> None:
 
 
 def copy_notes(source: Path, folder: Path) -> None:
-    """The dated notes of the benchmarks as pages of the site, with their pictures; they lie outside of its folder."""
+    """The dated notes of the benchmarks as pages of the site, with their pictures; they lie outside
+    of its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(path for path in source.iterdir() if path.suffix in (".md", ".svg", ".png")):
         content, copy = path.read_bytes(), folder / path.name
@@ -51,8 +61,13 @@ def copy_notes(source: Path, folder: Path) -> None:
 
 
 def link_notes(name: str, text: str) -> str:
-    """A page whose links to notes lead to their copies; a reader of the repository follows them as they are written."""
-    return text.replace("](../benchmarks/results/", "](reference/notes/") if name == "results" else text
+    """A page whose links to notes lead to their copies; a reader of the repository follows them as
+    they are written."""
+    return (
+        text.replace("](../benchmarks/results/", "](reference/notes/")
+        if name == "results"
+        else text
+    )
 
 
 def commands_page() -> str:
@@ -75,7 +90,9 @@ def _commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Co
 
 
 def files_page() -> str:
-    parts = ["# Fields of files\n\nGenerated from the models that read them. **Bold**: must be there.\n"]
+    parts = [
+        "# Fields of files\n\nGenerated from the models that read them. **Bold**: must be there.\n"
+    ]
     for name, text, model in FILES:
         parts.append(f"## `{name}`\n\n{text}\n")
         for path, table in _tables(model):
@@ -83,7 +100,9 @@ def files_page() -> str:
     return "\n".join(parts)
 
 
-def _tables(model: type[BaseModel], path: str = "", seen: frozenset[type] = frozenset()) -> Iterator[tuple[str, str]]:
+def _tables(
+    model: type[BaseModel], path: str = "", seen: frozenset[type] = frozenset()
+) -> Iterator[tuple[str, str]]:
     """A table for the model, then one for each model inside it."""
     rows, inside = ["| field | values | default |", "| --- | --- | --- |"], []
     for name, field in model.model_fields.items():
@@ -98,7 +117,11 @@ def _tables(model: type[BaseModel], path: str = "", seen: frozenset[type] = froz
 
 
 def _models(kind: Any) -> list[type[BaseModel]]:
-    if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and issubclass(kind, BaseModel):
+    if (
+        isinstance(kind, type)
+        and not isinstance(kind, types.GenericAlias)
+        and issubclass(kind, BaseModel)
+    ):
         return [kind]
     return [model for part in typing.get_args(kind) for model in _models(part)]
 
@@ -109,11 +132,15 @@ def _words(kind: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_words(part) for part in arguments if part is not type(None)))
+        return " or ".join(
+            dict.fromkeys(_words(part) for part in arguments if part is not type(None))
+        )
     if origin is typing.Annotated:
         return _expected(arguments[1:]) or _words(arguments[0])
     if origin in (list, tuple, set, frozenset):
-        return "list of: " + " or ".join(dict.fromkeys(_words(part) for part in arguments if part is not ...))
+        return "list of: " + " or ".join(
+            dict.fromkeys(_words(part) for part in arguments if part is not ...)
+        )
     if origin is dict:
         return f"table of: {_words(arguments[1])}"
     if kind in _PLAIN:
@@ -124,7 +151,8 @@ def _words(kind: Any) -> str:
 
 
 def _expected(metadata: Sequence[object]) -> str | None:
-    """What a field's own check says that it expects, asked by giving it something that nobody expects."""
+    """What a field's own check says that it expects, asked by giving it something that nobody
+    expects."""
     for check in metadata:
         if isinstance(check, BeforeValidator):
             try:

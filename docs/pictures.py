@@ -1,4 +1,5 @@
-"""The pictures of the documentation, from the simulator itself: ``python docs/pictures.py``, where chromium is."""
+"""The pictures of the documentation, from the simulator itself: ``python docs/pictures.py``, where
+chromium is."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def main() -> None:
     plan = load_plan("llama-3-8b-on-mixed-16")
     cluster = cluster_from_content(plan.cluster.content)
     ref = plan.model
-    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    chain = load_model(
+        ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
+    )
     slow = replace(
         cluster,
         links=tuple(
@@ -48,18 +51,26 @@ def main() -> None:
         charts.append((f"k = {k}", played))
     (FOLDER / "kfkb.svg").write_text(_chart(charts), encoding="utf-8")
     found = find_plan(chain, cluster, global_batch=plan.global_batch)
-    (FOLDER / "report.png").write_bytes(_photographed(Report(plan=found, chain=chain, cluster=cluster)))
+    (FOLDER / "report.png").write_bytes(
+        _photographed(Report(plan=found, chain=chain, cluster=cluster))
+    )
 
 
 def _photographed(report: Report) -> bytes:
     """The upper part of a page, by a browser."""
     from selenium import webdriver
 
-    options, driver = webdriver.ChromeOptions(), webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+    options, driver = (
+        webdriver.ChromeOptions(),
+        webdriver.ChromeService(executable_path=shutil.which("chromedriver")),
+    )
     options.binary_location = shutil.which("chromium") or ""
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
         options.add_argument(flag)
-    with tempfile.TemporaryDirectory() as folder, webdriver.Chrome(options=options, service=driver) as browser:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        webdriver.Chrome(options=options, service=driver) as browser,
+    ):
         screen = {"width": 1080, "height": PHOTOGRAPHED, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         browser.get(report.save(Path(folder) / "report.html").as_uri())
@@ -73,14 +84,20 @@ def _chart(charts: list[tuple[str, Timeline]]) -> str:
     parts, y = [], 24
     for title, timeline in charts:
         seconds = timeline.iteration_ends[-1]
-        parts.append(f'<text x="{MARGIN}" y="{y}" font-weight="bold">{html.escape(title)}: {seconds:.2f} s</text>')
+        parts.append(
+            f'<text x="{MARGIN}" y="{y}" font-weight="bold">{html.escape(title)}: {seconds:.2f} s</text>'
+        )
         y += 8
         stages = sorted({span.stage for span in timeline.spans if span.stage is not None})
         for stage in stages:
             spans = [s for s in timeline.spans if s.stage == stage and s.kind in COLOURS]
             device = spans[0].where
-            parts.append(f'<text x="{MARGIN - 8}" y="{y + 12}" text-anchor="end">stage {stage}</text>')
-            parts.append(f'<rect x="{MARGIN}" y="{y}" width="{WIDTH}" height="{ROW - 3}" fill="#88888818"/>')
+            parts.append(
+                f'<text x="{MARGIN - 8}" y="{y + 12}" text-anchor="end">stage {stage}</text>'
+            )
+            parts.append(
+                f'<rect x="{MARGIN}" y="{y}" width="{WIDTH}" height="{ROW - 3}" fill="#88888818"/>'
+            )
             for span in spans:
                 if span.where == device:
                     x, width = MARGIN + span.start / longest * WIDTH, span.seconds / longest * WIDTH

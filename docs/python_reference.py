@@ -1,4 +1,5 @@
-"""The reference of the package from Python: signatures, docstrings, and the strings below fields."""
+"""The reference of the package from Python: signatures, docstrings, and the strings below
+fields."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ import argosy
 METHODS = {
     "Plan": ("explain", "simulate", "report", "save"),
     "Report": ("save",),
-    "Trainer": ("accumulate", "step", "evaluate", "save", "load", "move", "set_schedule", "set_shares"),
+    "Trainer": (
+        "accumulate",
+        "step",
+        "evaluate",
+        "save",
+        "load",
+        "move",
+        "set_schedule",
+        "set_shares",
+    ),
 }
 """Methods that are shown, by class; of others only the fields."""
 
@@ -49,7 +59,9 @@ def _function(name: str, value: Any, level: str = "###") -> str:
 def _signature(value: Any) -> str:
     """The signature, a parameter per line if it is long."""
     signature = inspect.signature(value)
-    kept = [one.replace(name=one.name) for one in signature.parameters.values() if one.name != "self"]
+    kept = [
+        one.replace(name=one.name) for one in signature.parameters.values() if one.name != "self"
+    ]
     text = str(signature.replace(parameters=kept)).replace("'", "")
     return text if len(text) < 90 else re.sub(r", (?=[\w*]+[:,])", ",\n    ", text)
 
@@ -67,8 +79,14 @@ def _class(name: str, kind: type) -> str:
     parts = [f"### `{name}`\n\n{_prose(inspect.getdoc(kind))}\n"]
     rows = list(_fields(kind)) if dataclasses.is_dataclass(kind) else []
     if rows:
-        parts.append("\n".join(["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n")
-    parts += [_function(f"{name}.{method}", getattr(kind, method), "####") for method in METHODS.get(name, ())]
+        parts.append(
+            "\n".join(["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows])
+            + "\n"
+        )
+    parts += [
+        _function(f"{name}.{method}", getattr(kind, method), "####")
+        for method in METHODS.get(name, ())
+    ]
     return "\n".join(parts)
 
 

@@ -1,4 +1,5 @@
-"""A PyTorch program that nobody prepared: captured, and shared among unequal devices tensor by tensor.
+"""A PyTorch program that nobody prepared: captured, and shared among unequal devices tensor by
+tensor.
 
 python examples/04_any_torch_program.py
 """
@@ -24,7 +25,17 @@ with TemporaryDirectory() as folder:
     file.write_text(PROGRAM)
     argosy = [sys.executable, "-m", "argosy"]
     shown = subprocess.run(
-        [*argosy, "plan", "--program", f"{file}:build", "-c", "two-cards", "--quiet", "--width", "100"],
+        [
+            *argosy,
+            "plan",
+            "--program",
+            f"{file}:build",
+            "-c",
+            "two-cards",
+            "--quiet",
+            "--width",
+            "100",
+        ],
         capture_output=True,
         text=True,
         check=True,

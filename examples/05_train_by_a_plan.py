@@ -1,4 +1,5 @@
-"""Train by a plan with two unequal stages on two processes, and see that the losses are those of one process.
+"""Train by a plan with two unequal stages on two processes, and see that the losses are those of
+one process.
 
 python examples/05_train_by_a_plan.py
 """
@@ -61,7 +62,9 @@ with TemporaryDirectory() as name:
     folder = Path(name)
     (folder / "net.py").write_text(PROGRAM)
     (folder / "desk.toml").write_text(DESK)
-    torch.save(runpy.run_path(str(folder / "net.py"))["build"]()[0].state_dict(), folder / "weights.pt")
+    torch.save(
+        runpy.run_path(str(folder / "net.py"))["build"]()[0].state_dict(), folder / "weights.pt"
+    )
     for command in (
         "profile net.py:build --kind core --samples 4,8 --seconds 0.02 -o profile.json",
         "plan --model profile.json --profile profile.json -c desk.toml -b 16 --runnable -o plan.json",
@@ -72,5 +75,7 @@ with TemporaryDirectory() as name:
     lines = (folder / "run" / "progress.jsonl").read_text().splitlines()
     together = [json.loads(line)["loss"] for line in lines]
     print("step  by the plan  one process")
-    for step, (theirs, alone) in enumerate(zip(together, one_process(folder / "net.py", 4), strict=True)):
+    for step, (theirs, alone) in enumerate(
+        zip(together, one_process(folder / "net.py", 4), strict=True)
+    ):
         print(f"{step:4}  {theirs:11.5f}  {alone:11.5f}")

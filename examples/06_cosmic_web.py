@@ -2,8 +2,8 @@
 
     python examples/06_cosmic_web.py [FOLDER]   (out/cosmic-web unless you name one)
 
-Makes initial conditions, evolves them with ``argosy nbody run``, counts halos and draws a slice. Needs
-``argosy[nbody]`` and two cores.
+Makes initial conditions, evolves them with ``argosy nbody run``, counts halos and draws a slice.
+Needs ``argosy[nbody]`` and two cores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ STEPS = (
     ("ic", "--box", "64", "--per-side", "64", "-z", "30", "--seed", "7", "-o", "{folder}/ic.hdf5"),
     ("run", "{folder}/ic.hdf5", "-o", "{folder}/run", "--steps", "40", "--softening", "0.05"),
     ("halos", "{folder}/run/snapshot_000.hdf5", "--show", "5"),
-    ("picture", "{folder}/run/snapshot_000.hdf5", "-o", "{folder}/web.png", "--depth", "0.2", "--pixels", "1000"),
+    (
+        "picture",
+        "{folder}/run/snapshot_000.hdf5",
+        "-o",
+        "{folder}/web.png",
+        "--depth",
+        "0.2",
+        "--pixels",
+        "1000",
+    ),
 )
 
 

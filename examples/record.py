@@ -1,4 +1,5 @@
-"""Run examples and keep what they print beside them: ``python examples/record.py [01 02 ...]``; by default all."""
+"""Run examples and keep what they print beside them: ``python examples/record.py [01 02 ...]``; by
+default all."""
 
 import re
 import subprocess
@@ -11,7 +12,9 @@ EXAMPLES = sorted(HERE.glob("[0-9][0-9]_*.py"))
 
 def printed(example: Path, *arguments: str) -> str:
     """What an example prints on stdout, without seconds that depend on the machine's mood."""
-    done = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(example), *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{example.name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     text = re.sub(r"in [\d.]+ s(, momentum drift \S+)?:\s+\S*/", "in ... s: ", done.stdout)

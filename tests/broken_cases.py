@@ -29,7 +29,9 @@ def cases(table: str) -> list[object]:
         title, *lines = block.splitlines()
         text = [line for line in lines if line[:1] not in (">", "|")]
         said = [line[1:].strip() for line in lines if line.startswith((">", "|"))]
-        breaks = ["\n" if line.startswith(">") else " " for line in lines if line.startswith((">", "|"))]
+        breaks = [
+            "\n" if line.startswith(">") else " " for line in lines if line.startswith((">", "|"))
+        ]
         message = "".join(gap + part for gap, part in zip(breaks, said, strict=True)).lstrip("\n")
         assert message, f"{title}: a case says what is wrong"
         parsed.append(pytest.param(Case("\n".join(text).rstrip("\n") + "\n", message), id=title))

@@ -12,5 +12,9 @@ SAILOR = DATA / "sailor"
 GH200 = SAILOR / "measured" / "gh200-opt350"
 MIXED = SAILOR / "measured" / "mixed-rtx"
 
-needs_vtrain = pytest.mark.skipif(not VTRAIN.exists(), reason="vTrain's measurements are not in ../shared/data")
-needs_sailor = pytest.mark.skipif(not SAILOR.exists(), reason="Sailor's measurements are not in ../shared/data")
+needs_vtrain = pytest.mark.skipif(
+    not VTRAIN.exists(), reason="vTrain's measurements are not in ../shared/data"
+)
+needs_sailor = pytest.mark.skipif(
+    not SAILOR.exists(), reason="Sailor's measurements are not in ../shared/data"
+)

@@ -1,4 +1,5 @@
-"""Independent answers to what the solvers and the simulator are asked, written as differently as possible."""
+"""Independent answers to what the solvers and the simulator are asked, written as differently as
+possible."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import simpy
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.schedule import Action, ActionKind, Schedule
-from argosy.sim.graph import TaskGraph
+from argosy.sim.engine.graph import TaskGraph
 from benchmarks.bare_pipeline import StageCost
 
 Message = tuple[int, int, bool]
@@ -21,7 +22,8 @@ Waiting = Generator[simpy.Event, object, None]
 
 
 class SimpyPipeline:
-    """A pipeline as SimPy processes: a worker runs its row in order, a channel carries one message at a time.
+    """A pipeline as SimPy processes: a worker runs its row in order, a channel carries one message
+    at a time.
 
     Whatever takes time waits from knot to knot of the traces and counts down what is left.
     """
@@ -62,13 +64,17 @@ class SimpyPipeline:
             cost = self.costs[stage]
             whole = cost.forward if kind is ActionKind.FORWARD else cost.backward
             halves = (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
-            yield from self._spend([self.cluster.devices[worker].speed], whole / (2 if kind in halves else 1))
+            yield from self._spend(
+                [self.cluster.devices[worker].speed], whole / (2 if kind in halves else 1)
+            )
             self.times[action] = (begin, self.env.now)
             after = stage - 1 if is_gradient else stage + 1
             sends = kind is not ActionKind.WEIGHT_GRADIENT and 0 <= after <= last_stage
             if sends and self.schedule.worker_of(after) != worker:
                 size = self.costs[min(stage, after)].output_bytes
-                self._send(worker, self.schedule.worker_of(after), (after, index, is_gradient), size)
+                self._send(
+                    worker, self.schedule.worker_of(after), (after, index, is_gradient), size
+                )
 
     def _send(self, source: int, target: int, message: Message, size: float) -> None:
         channel = (source, target, message[2])
@@ -80,7 +86,10 @@ class SimpyPipeline:
     def _carry(self, channel: tuple[int, int, bool]) -> Waiting:
         source, target, _ = channel
         names = [device.name for device in self.cluster.devices]
-        links = [self.cluster.links[at] for at in self.cluster.routes(names[source], names[target])[0].links]
+        links = [
+            self.cluster.links[at]
+            for at in self.cluster.routes(names[source], names[target])[0].links
+        ]
         while True:
             message, size = cast(tuple[Message, float], (yield self.channels[channel].get()))
             yield from self._spend([link.bandwidth for link in links], size)
@@ -109,14 +118,17 @@ class SimpyPipeline:
 
 
 def _value(trace: Trace, time: float) -> float:
-    return [value for knot, value in zip(trace.times, trace.values, strict=True) if knot <= time][-1]
+    return [value for knot, value in zip(trace.times, trace.values, strict=True) if knot <= time][
+        -1
+    ]
 
 
 def recurrence_end(graph: TaskGraph, cluster: Cluster) -> float:
-    """Seconds of one iteration if every channel has its route to itself, task by task: a longest path.
+    """Seconds of one iteration if every channel has its route to itself, task by task: a longest
+    path.
 
-    At least what any link that several pairs of devices use needs for all its bytes: so it is the time if nothing is
-    shared, and a lower bound if something is.
+    At least what any link that several pairs of devices use needs for all its bytes: so it is the
+    time if nothing is shared, and a lower bound if something is.
     """
     left: list[float] = []
     over: list[float] = []
@@ -127,7 +139,9 @@ def recurrence_end(graph: TaskGraph, cluster: Cluster) -> float:
         start = max([0.0, *waits, *([left[task.behind]] if task.behind is not None else [])])
         gone = arrived = start
         if task.device >= 0:
-            gone = arrived = _moment_done(cluster.device(graph.devices[task.device]).speed, start, task.seconds)
+            gone = arrived = _moment_done(
+                cluster.device(graph.devices[task.device]).speed, start, task.seconds
+            )
         for flow in task.flows:
             route = cluster.fastest(graph.devices[flow.source], graph.devices[flow.target], 1e6)
             end = _moment_done(cluster.bandwidth(route), start, flow.bytes)
@@ -140,11 +154,14 @@ def recurrence_end(graph: TaskGraph, cluster: Cluster) -> float:
         left.append(gone)
         over.append(arrived)
     shared = [link for link, pairs in users.items() if len(pairs) > 1]
-    return max([*over, *(_moment_done(cluster.links[link].bandwidth, 0.0, load[link]) for link in shared)])
+    return max(
+        [*over, *(_moment_done(cluster.links[link].bandwidth, 0.0, load[link]) for link in shared)]
+    )
 
 
 def _moment_done(trace: Trace, start: float, amount: float) -> float:
-    """When an amount that is begun at ``start`` is done at the rates of a trace; infinite if it never is."""
+    """When an amount that is begun at ``start`` is done at the rates of a trace; infinite if it
+    never is."""
     if math.isinf(start) or amount <= 0:
         return start
     knots = [*(time for time in trace.times if time > start), math.inf]
@@ -164,8 +181,9 @@ def dapple_end(
     warm_up: Sequence[int],
     transfer: float = 0.0,
 ) -> float:
-    """End of an iteration by DAPPLE's recursion: ``warm_up[x]`` forwards run ahead at stage x, then backwards and
-    forwards alternate. Each direction between two stages carries one message at a time, for ``transfer`` seconds."""
+    """End of an iteration by DAPPLE's recursion: ``warm_up[x]`` forwards run ahead at stage x, then
+    backwards and forwards alternate. Each direction between two stages carries one message at a
+    time, for ``transfer`` seconds."""
     last = len(forward) - 1
     final = num_micro_batches - 1
 
@@ -203,20 +221,29 @@ def dapple_end(
 
 
 def is_max_min_fair(
-    flows: Sequence[Sequence[int]], capacity: Mapping[int, float], rates: Sequence[float], tolerance: float = 1e-9
+    flows: Sequence[Sequence[int]],
+    capacity: Mapping[int, float],
+    rates: Sequence[float],
+    tolerance: float = 1e-9,
 ) -> bool:
-    """Whether the rates fit the links, and every flow has a bottleneck: a full link on which nobody gets more than it.
+    """Whether the rates fit the links, and every flow has a bottleneck: a full link on which nobody
+    gets more than it.
 
     Exactly the max-min fair allocation has both properties.
     """
-    load = {link: sum(rate for links, rate in zip(flows, rates, strict=True) if link in links) for link in capacity}
+    load = {
+        link: sum(rate for links, rate in zip(flows, rates, strict=True) if link in links)
+        for link in capacity
+    }
     fits = all(load[link] <= capacity[link] * (1 + tolerance) for link in capacity)
 
     def has_bottleneck(flow: int) -> bool:
         return any(
             load[link] >= capacity[link] * (1 - tolerance)
             and all(
-                rate <= rates[flow] * (1 + tolerance) for links, rate in zip(flows, rates, strict=True) if link in links
+                rate <= rates[flow] * (1 + tolerance)
+                for links, rate in zip(flows, rates, strict=True)
+                if link in links
             )
             for link in flows[flow]
         )

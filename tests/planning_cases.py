@@ -1,6 +1,8 @@
-"""Small random planning problems, and every complete plan of them: the oracle of the planner's tests.
+"""Small random planning problems, and every complete plan of them: the oracle of the planner's
+tests.
 
-Layers take from tenths of a second to seconds, so that nothing is lost in rounding, and memory is often short.
+Layers take from tenths of a second to seconds, so that nothing is lost in rounding, and memory is
+often short.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ from argosy.plan.plan import ClusterRef, ModelRef, Plan, Stage
 from argosy.planner import SCHEDULES, Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import group_size
-from argosy.sim.choose import with_collectives
 from argosy.sim.simulate import iteration_seconds
-from argosy.solve.judge import Complete, Judge
-from argosy.solve.kinds import ground_of
-from argosy.solve.menu import Menu
-from argosy.solve.pipeline import Choice, PlanSearch
-from argosy.solve.shape import Shape, held
+from argosy.sim.tasks.choose import with_collectives
+from argosy.solve.finalists.judge import Complete, Judge
+from argosy.solve.search.kinds import ground_of
+from argosy.solve.search.menu import Menu
+from argosy.solve.search.pipeline import Choice, PlanSearch
+from argosy.solve.search.shape import Shape, held
 from argosy.space.enumerate import LONG_SEQUENCE, Scope, stage_options
-from argosy.space.option import Option, Part, Vector
+from argosy.space.option import Option, PoolPart, Vector
 from argosy.space.place import place_stages
 from argosy.space.pool import Pool, find_pools
 from argosy.space.price import Prices
@@ -83,9 +85,15 @@ class Case:
     @property
     def shapes(self) -> list[Shape]:
         """Each with one schedule: what a search may choose freely is told apart here."""
-        counts = [count for count in range(1, self.global_batch + 1) if self.global_batch % count == 0]
+        counts = [
+            count for count in range(1, self.global_batch + 1) if self.global_batch % count == 0
+        ]
         return [
-            Shape(num_micro_batches=count, micro_batch_size=self.global_batch // count, schedules=(schedule,))
+            Shape(
+                num_micro_batches=count,
+                micro_batch_size=self.global_batch // count,
+                schedules=(schedule,),
+            )
             for count in counts
             for schedule in self.schedules
             if schedule.k <= count
@@ -98,7 +106,12 @@ class Case:
     def search(self, shape: Shape, options: Options) -> PlanSearch:
         """All plans of a shape, best bound first."""
         return PlanSearch(
-            self.menu(shape, options), self.counts, sum(self.counts), math.inf, slack=None, only_kind=False
+            self.menu(shape, options),
+            self.counts,
+            sum(self.counts),
+            math.inf,
+            slack=None,
+            only_kind=False,
         )
 
     def menu(self, shape: Shape, options: Options) -> Menu:
@@ -111,7 +124,11 @@ class Case:
         """A complete plan on devices."""
         replicas = place_stages(self.pools, [choice.option for choice in plan])
         placed = Plan(
-            model=ModelRef(name=self.chain.name, sequence_length=self.chain.sequence_length, dtype=self.chain.dtype),
+            model=ModelRef(
+                name=self.chain.name,
+                sequence_length=self.chain.sequence_length,
+                dtype=self.chain.dtype,
+            ),
             cluster=ClusterRef.of(self.cluster),
             global_batch=self.global_batch,
             micro_batch_size=shape.micro_batch_size,
@@ -135,7 +152,9 @@ class Case:
             micro_batch_size=plan.micro_batch_size,
             schedules=(plan.schedule,),
         )
-        complete = tuple(Choice(self._option(stage), stage.first, stage.end) for stage in plan.stages)
+        complete = tuple(
+            Choice(self._option(stage), stage.first, stage.end) for stage in plan.stages
+        )
         return self.seconds(shape, [complete])[0]
 
     def _option(self, stage: Stage) -> Option:
@@ -147,7 +166,7 @@ class Case:
         for name in stage.devices:
             vector[pool_of[name]] += 1
         parts = [
-            Part(
+            PoolPart(
                 pool=pool,
                 width=width,
                 replicas=len(each),
@@ -159,7 +178,11 @@ class Case:
             for (pool, width), each in sorted(samples.items())
         ]
         return Option(
-            prices=self.prices, vector=tuple(vector), parts=tuple(parts), recompute=stage.recompute, zero=stage.zero
+            prices=self.prices,
+            vector=tuple(vector),
+            parts=tuple(parts),
+            recompute=stage.recompute,
+            zero=stage.zero,
         )
 
 
@@ -199,7 +222,8 @@ def complete_plans(case: Case, shape: Shape, options: Options) -> Iterator[Compl
 
 
 def stands_along_nodes(case: Case, plan: Complete) -> bool:
-    """Whether every stage finds its devices behind those of the stages before it, inside a node where it fits."""
+    """Whether every stage finds its devices behind those of the stages before it, inside a node
+    where it fits."""
     nodes = [[len(node) for node in pool.nodes] for pool in case.pools]
     for choice in plan:
         for part in choice.option.parts:
@@ -217,8 +241,11 @@ def stands_along_nodes(case: Case, plan: Complete) -> bool:
     return True
 
 
-def _extended(front: Complete, kept: Sequence[int], first: int, devices: Vector, stages: _Stages) -> Iterator[Complete]:
-    """Plans that begin with ``front``; ``kept`` micro-batches are in flight at the stages to come."""
+def _extended(
+    front: Complete, kept: Sequence[int], first: int, devices: Vector, stages: _Stages
+) -> Iterator[Complete]:
+    """Plans that begin with ``front``; ``kept`` micro-batches are in flight at the stages to
+    come."""
     if not kept:
         if first == stages.num_layers:
             yield front
@@ -233,14 +260,16 @@ def _extended(front: Complete, kept: Sequence[int], first: int, devices: Vector,
 
 
 FOLDED = 5e-3
-"""How far the planner's plan may be from the best: it ranks by folded plays, and plays the best few whole."""
+"""How far the planner's plan may be from the best: it ranks by folded plays, and plays the best few
+whole."""
 _DOUBT = 1.1
 """A plan that is judged slower than this times the best plan is not played by the oracle."""
 
 
 def best_of_all(case: Case, scope: Scope, most: int) -> tuple[float, int] | None:
-    """The least time over all plans of all shapes, played whole by the exact engine, and how many there are; None if
-    more than ``most``. Plans are played in the order of their judged times, as long as these are near the best."""
+    """The least time over all plans of all shapes, played whole by the exact engine, and how many
+    there are; None if more than ``most``. Plans are played in the order of their judged times, as
+    long as these are near the best."""
     judged: list[tuple[float, int, Shape, Complete]] = []
     for shape in case.shapes:
         plans: list[Complete] = []
@@ -250,7 +279,8 @@ def best_of_all(case: Case, scope: Scope, most: int) -> tuple[float, int] | None
                 return None
         times = case.seconds(shape, plans) if plans else []
         judged += [
-            (time, len(judged) + at, shape, plan) for at, (time, plan) in enumerate(zip(times, plans, strict=True))
+            (time, len(judged) + at, shape, plan)
+            for at, (time, plan) in enumerate(zip(times, plans, strict=True))
         ]
     best = math.inf
     for time, _, shape, plan in sorted(judged, key=lambda item: item[:2]):
@@ -261,7 +291,13 @@ def best_of_all(case: Case, scope: Scope, most: int) -> tuple[float, int] | None
 
 
 def plan_of(case: Case, settings: Settings) -> Plan:
-    return find_plan(case.chain, case.cluster, global_batch=case.global_batch, settings=settings, model=case.model)
+    return find_plan(
+        case.chain,
+        case.cluster,
+        global_batch=case.global_batch,
+        settings=settings,
+        model=case.model,
+    )
 
 
 def found_best(case: Case, settings: Settings) -> tuple[Plan | None, float]:
@@ -303,13 +339,18 @@ def random_case(seed: int, recipe: Recipe | None = None) -> Case:
     random, recipe = Random(seed), recipe or Recipe()
     chain = random_chain(random, recipe)
     content = random_cluster_file(random, recipe, chain)
-    more = [ScheduleSpec(kind=ScheduleKind.KFKB, k=k) for k in (2, 3, 4)] + [ScheduleSpec(kind=ScheduleKind.EAGER)]
+    more = [ScheduleSpec(kind=ScheduleKind.KFKB, k=k) for k in (2, 3, 4)] + [
+        ScheduleSpec(kind=ScheduleKind.EAGER)
+    ]
     return Case(
         chain=chain,
         cluster=cluster_of(content),
         global_batch=random.choice(recipe.batches),
         model=random.choice((NO_FLOORS, NO_FLOORS, LONG_FLOORS)),
-        schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B), *random.sample(more, random.randint(0, 2))),
+        schedules=(
+            ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+            *random.sample(more, random.randint(0, 2)),
+        ),
     )
 
 
@@ -328,7 +369,10 @@ def random_chain(random: Random, recipe: Recipe) -> Chain:
                 backward_flop=flop * (ratio or random.uniform(0.3, 3)),
                 parameters=random.randint(1, 100) * 10**7,
                 activation_bytes=kept,
-                output_bytes=recipe.outputs * random.choice((0.1, 1, 4)) * random.uniform(0.5, 1.5) * 1e8,
+                output_bytes=recipe.outputs
+                * random.choice((0.1, 1, 4))
+                * random.uniform(0.5, 1.5)
+                * 1e8,
                 selective_bytes=kept * random.choice((0, 0.5)),
                 selective_flop=flop * 0.05,
                 reduced_bytes=random.uniform(0, 4) * 1e8,
@@ -347,7 +391,8 @@ def random_chain(random: Random, recipe: Recipe) -> Chain:
 
 
 def _with_parts(random: Random, layer: Layer) -> Layer:
-    """Attention of any weight, keys and values of a few seconds on a slow link; some layers have none."""
+    """Attention of any weight, keys and values of a few seconds on a slow link; some layers have
+    none."""
     has_attention = random.random() < 0.8
     return replace(
         layer,
@@ -387,9 +432,15 @@ def random_cluster_file(random: Random, recipe: Recipe, chain: Chain) -> dict[st
         takes_all = recipe.min_devices > 1 and not others
         count = free // per_node if takes_all else random.randint(1, free // per_node)
         left -= count * per_node
-        share = random.choice((0.2, 0.5, 1.0) if recipe.tight else (4.0, 8.0)) * random.uniform(1, 2)
+        share = random.choice((0.2, 0.5, 1.0) if recipe.tight else (4.0, 8.0)) * random.uniform(
+            1, 2
+        )
         kinds.append(
-            kind_fields(name, flops=random.choice((1, 2, 4)) * random.uniform(0.8, 1.2), memory=share * needed)
+            kind_fields(
+                name,
+                flops=random.choice((1, 2, 4)) * random.uniform(0.8, 1.2),
+                memory=share * needed,
+            )
         )
         nodes.append(
             node_fields(
@@ -403,12 +454,17 @@ def random_cluster_file(random: Random, recipe: Recipe, chain: Chain) -> dict[st
         )
     content: dict[str, Any] = {"name": "drawn", "kinds": kinds, "nodes": nodes}
     if recipe.line and len(nodes) > 1:
-        line = {"bandwidth": f"{random.choice((0.1, 0.5, 2)):.6f} GB/s", "latency": f"{random.choice((2, 50))} ms"}
+        line = {
+            "bandwidth": f"{random.choice((0.1, 0.5, 2)):.6f} GB/s",
+            "latency": f"{random.choice((2, 50))} ms",
+        }
         content["links"] = [{"name": "line", "between": ["a*", "[bc]*"], **line}]
     return content
 
 
-def kind_fields(name: str, *, flops: float, memory: float, memory_bandwidth: float = 100.0) -> dict[str, Any]:
+def kind_fields(
+    name: str, *, flops: float, memory: float, memory_bandwidth: float = 100.0
+) -> dict[str, Any]:
     """A device kind of so many TFLOP/s, bytes, and GB/s."""
     return {
         "name": f"kind-{name}",
@@ -419,7 +475,13 @@ def kind_fields(name: str, *, flops: float, memory: float, memory_bandwidth: flo
 
 
 def node_fields(
-    name: str, *, count: int = 1, per_node: int = 1, intra: float = 20.0, nic: float = 1.0, latency: float = 0.0
+    name: str,
+    *,
+    count: int = 1,
+    per_node: int = 1,
+    intra: float = 20.0,
+    nic: float = 1.0,
+    latency: float = 0.0,
 ) -> dict[str, Any]:
     """Nodes of one kind: GB/s inside and out, milliseconds out."""
     return {

@@ -8,7 +8,7 @@ from typing import Any
 import highspy
 import numpy as np
 
-from argosy.solve.elimination import Problem
+from argosy.solve.programs.elimination import AssignmentProblem
 
 
 def _total(both: dict[tuple[int, int], Any], x: int | None = None, y: int | None = None) -> Any:
@@ -16,7 +16,7 @@ def _total(both: dict[tuple[int, int], Any], x: int | None = None, y: int | None
     return sum(terms[1:], terms[0] + 0.0) if terms else 0.0
 
 
-def integer_programme(problem: Problem, weights: Any = None) -> float:
+def integer_programme(problem: AssignmentProblem, weights: Any = None) -> float:
     """(1) of ``elimination`` as HiGHS sees it: a binary per choice, one per pair of choices."""
     solver: Any = highspy.Highs()
     solver.setOptionValue("output_flag", False)

@@ -68,7 +68,8 @@ def feed_forward(width: int) -> nn.Module:
 
 
 class Experts(nn.Module):
-    """Every word goes to its two best experts, as long as they have room; shapes do not depend on contents."""
+    """Every word goes to its two best experts, as long as they have room; shapes do not depend on
+    contents."""
 
     def __init__(self, width: int, experts: int = 4, room: float = 1.5) -> None:
         super().__init__()
@@ -82,9 +83,13 @@ class Experts(nn.Module):
         places = int(self.room * 2 * time / self.num)
         weight, chosen = self.gate(x).softmax(-1).topk(2, -1)
         hot = functional.one_hot(chosen, self.num).to(x.dtype)
-        order = hot.reshape(batch, 2 * time, self.num).cumsum(1).reshape(batch, time, 2, self.num) - 1
+        order = (
+            hot.reshape(batch, 2 * time, self.num).cumsum(1).reshape(batch, time, 2, self.num) - 1
+        )
         place = (order * hot).sum(-1).long()
-        seat = functional.one_hot(place.clamp(max=places - 1), places).to(x.dtype) * (place < places).unsqueeze(-1)
+        seat = functional.one_hot(place.clamp(max=places - 1), places).to(x.dtype) * (
+            place < places
+        ).unsqueeze(-1)
         send = torch.einsum("btke,btkc->btec", hot, seat)
         back = torch.einsum("btk,btke,btkc->btec", weight, hot, seat)
         inside = torch.einsum("btec,btd->ebcd", send, x)
@@ -94,7 +99,15 @@ class Experts(nn.Module):
 
 
 class Language(nn.Module):
-    def __init__(self, width: int = 24, heads: int = 4, layers: int = 2, *, experts: bool = False, drop: float = 0.0):
+    def __init__(
+        self,
+        width: int = 24,
+        heads: int = 4,
+        layers: int = 2,
+        *,
+        experts: bool = False,
+        drop: float = 0.0,
+    ):
         super().__init__()
         self.word, self.place = nn.Embedding(WORDS, width), nn.Embedding(TIME, width)
         feeds = [Experts(width) if experts else feed_forward(width) for _ in range(layers)]
@@ -150,7 +163,10 @@ class Plain(nn.Module):
 class Unet(nn.Module):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.one, self.two = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.one, self.two = (
+            nn.Conv2d(3, width, 3, padding=1),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+        )
         self.low = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
         self.up_two, self.up_one = (
             nn.ConvTranspose2d(2 * width, 2 * width, 2, 2),
@@ -179,7 +195,8 @@ class Towers(nn.Module):
 
     def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
         left, right = (
-            functional.normalize(tower(x), dim=-1) for tower, x in zip((self.left, self.right), pair, strict=True)
+            functional.normalize(tower(x), dim=-1)
+            for tower, x in zip((self.left, self.right), pair, strict=True)
         )
         return left @ right.T * 5.0
 
@@ -226,7 +243,11 @@ def gpt2() -> Any:
         n_layer=2, n_embd=24, n_head=4, vocab_size=WORDS, n_positions=TIME, use_cache=False, bos_token_id=0,
         eos_token_id=0, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, loss_type="ForCausalLM",
     )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config), _language_loss, {"input_ids": words(), "labels": words()}
+    return (
+        transformers.GPT2LMHeadModel(config),
+        _language_loss,
+        {"input_ids": words(), "labels": words()},
+    )
 
 
 def llama() -> Any:
@@ -236,7 +257,11 @@ def llama() -> Any:
         num_hidden_layers=2, hidden_size=24, intermediate_size=40, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=WORDS, use_cache=False,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config), _language_loss, {"input_ids": words(), "labels": words()}
+    return (
+        transformers.LlamaForCausalLM(config),
+        _language_loss,
+        {"input_ids": words(), "labels": words()},
+    )
 
 
 def bert() -> Any:
@@ -246,7 +271,11 @@ def bert() -> Any:
         num_hidden_layers=2, hidden_size=24, intermediate_size=40, num_attention_heads=4, vocab_size=WORDS,
         max_position_embeddings=TIME, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    return transformers.BertForMaskedLM(config), _language_loss, {"input_ids": words(), "labels": words()}
+    return (
+        transformers.BertForMaskedLM(config),
+        _language_loss,
+        {"input_ids": words(), "labels": words()},
+    )
 
 
 def vision() -> Any:
@@ -278,7 +307,11 @@ def mixtral() -> Any:
         num_hidden_layers=2, hidden_size=24, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=WORDS, num_local_experts=4, use_cache=False, experts_implementation="batched_mm",
     )  # fmt: skip
-    return transformers.MixtralForCausalLM(config), _language_loss, {"input_ids": words(), "labels": words()}
+    return (
+        transformers.MixtralForCausalLM(config),
+        _language_loss,
+        {"input_ids": words(), "labels": words()},
+    )
 
 
 BUILDS: dict[str, Callable[[], Any]] = {

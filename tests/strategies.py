@@ -1,7 +1,8 @@
 """Hypothesis strategies for the vocabulary of Argosy, shared by all tests.
 
-Amounts and knots here are multiples of 1/8 and rates powers of two wherever an outage is possible: floating point is
-then exact, so that two correct programs agree even on work that ends at the very moment at which a link goes down.
+Amounts and knots here are multiples of 1/8 and rates powers of two wherever an outage is possible:
+floating point is then exact, so that two correct programs agree even on work that ends at the very
+moment at which a link goes down.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import Action, ActionKind, Schedule, ScheduleKind, ScheduleSpec, build_schedule
 from argosy.schedule.action import worker_of
-from argosy.sim.graph import TaskGraph
+from argosy.sim.engine.graph import TaskGraph
 from argosy.workload.chain import Chain, Layer
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
@@ -33,7 +34,8 @@ from benchmarks.bare_pipeline import StageCost, pipeline_graph
 def traces(draw: st.DrawFn, *, max_steps: int = 8, may_end_at_zero: bool = True) -> Trace:
     """Step functions of up to ``max_steps`` knots, with segments at 0 among them.
 
-    Knots are multiples of 1/8 s and values are 0 or from 1/16 to 1000, so that sums stay well conditioned.
+    Knots are multiples of 1/8 s and values are 0 or from 1/16 to 1000, so that sums stay well
+    conditioned.
     """
     values = st.one_of(st.just(0.0), st.floats(1 / 16, 1000))
     gaps = draw(st.lists(st.integers(1, 800), max_size=max_steps - 1))
@@ -60,8 +62,11 @@ eighths = st.integers(1, 64).map(lambda count: count / 8)
 
 
 @st.composite
-def exact_traces(draw: st.DrawFn, *, max_steps: int = 5, may_stop: bool = True, may_end: bool = False) -> Trace:
-    """Step functions with which floating point is exact; ``may_stop`` at 0 for a while, ``may_end`` there."""
+def exact_traces(
+    draw: st.DrawFn, *, max_steps: int = 5, may_stop: bool = True, may_end: bool = False
+) -> Trace:
+    """Step functions with which floating point is exact; ``may_stop`` at 0 for a while, ``may_end``
+    there."""
     values = st.sampled_from((1.0, 0.5, 2.0, 0.25, 4.0, *((0.0,) if may_stop else ())))
     times = draw(st.lists(st.integers(1, 400), max_size=max_steps - 1, unique=True).map(sorted))
     held = [draw(values) for _ in range(len(times) + 1)]
@@ -77,8 +82,8 @@ def full_mesh(
     latencies: Sequence[Trace] = (ZERO,),
     speeds: Sequence[Trace] = (ONE,),
 ) -> Cluster:
-    """One device per node, and between any two nodes a wire of their own: nothing is shared. The traces are dealt out
-    in turn to the links (two per wire) and devices."""
+    """One device per node, and between any two nodes a wire of their own: nothing is shared. The
+    traces are dealt out in turn to the links (two per wire) and devices."""
     names = [f"n{index}" for index in range(num_devices)]
     bandwidth, latency, speed = (itertools.cycle(each) for each in (bandwidths, latencies, speeds))
     links: list[Link] = []
@@ -90,33 +95,49 @@ def full_mesh(
             for way in ("forward", "back")
         ]
         ends = {"one": frozenset([one]), "other": frozenset([other])}
-        wires.append(Wire(name=edge, **ends, forward=len(links) - 2, back=len(links) - 1, bypasses_nic=True))
+        wires.append(
+            Wire(name=edge, **ends, forward=len(links) - 2, back=len(links) - 1, bypasses_nic=True)
+        )
     return Cluster(
         name="mesh",
         nodes=tuple(Node(name=name, devices=(f"{name}.0",)) for name in names),
-        devices=tuple(Device(name=f"{name}.0", node=name, kind=KIND, speed=next(speed)) for name in names),
+        devices=tuple(
+            Device(name=f"{name}.0", node=name, kind=KIND, speed=next(speed)) for name in names
+        ),
         links=tuple(links),
         wires=tuple(wires),
     )
 
 
 def star(num_devices: int, *, bandwidths: Sequence[Trace] = (ONE,), per_node: int = 1) -> Cluster:
-    """Nodes of ``per_node`` devices on one switch: a node's NIC is shared, and so is the bus inside it."""
+    """Nodes of ``per_node`` devices on one switch: a node's NIC is shared, and so is the bus inside
+    it."""
     bandwidth = itertools.cycle(bandwidths)
     links: list[Link] = []
     nodes: list[Node] = []
     for first in range(0, num_devices, per_node):
         name = f"n{len(nodes)}"
         devices = tuple(f"{name}.{index}" for index in range(min(per_node, num_devices - first)))
-        edges = {f"{name}.bus": f"{name}.bus", f"{name}.nic.out": f"{name}.nic", f"{name}.nic.in": f"{name}.nic"}
-        links += [Link(name=link, edge=edge, bandwidth=next(bandwidth), latency=ZERO) for link, edge in edges.items()]
+        edges = {
+            f"{name}.bus": f"{name}.bus",
+            f"{name}.nic.out": f"{name}.nic",
+            f"{name}.nic.in": f"{name}.nic",
+        }
+        links += [
+            Link(name=link, edge=edge, bandwidth=next(bandwidth), latency=ZERO)
+            for link, edge in edges.items()
+        ]
         bus = (len(links) - 3,) * len(devices)
         medium = Medium(name="bus", outward=bus, inward=bus)
-        nodes.append(Node(name=name, devices=devices, media=(medium,), nic=(len(links) - 2, len(links) - 1)))
+        nodes.append(
+            Node(name=name, devices=devices, media=(medium,), nic=(len(links) - 2, len(links) - 1))
+        )
     return Cluster(
         name="star",
         nodes=tuple(nodes),
-        devices=tuple(Device(name=name, node=node.name, kind=KIND) for node in nodes for name in node.devices),
+        devices=tuple(
+            Device(name=name, node=node.name, kind=KIND) for node in nodes for name in node.devices
+        ),
         links=tuple(links),
     )
 
@@ -130,11 +151,13 @@ def schedules(
     kinds: Sequence[ScheduleKind] = tuple(ScheduleKind),
     dedicated: bool = False,
 ) -> Schedule:
-    """Schedules of every kind. ``dedicated``: no two channels between the same two workers in the same direction, which
-    an interleaved schedule on two workers has, and a V-shaped one on any."""
+    """Schedules of every kind. ``dedicated``: no two channels between the same two workers in the
+    same direction, which an interleaved schedule on two workers has, and a V-shaped one on any."""
     kind = draw(st.sampled_from([kind for kind in kinds if max_stages > 1 or not kind.is_v]))
     if kind is ScheduleKind.INTERLEAVED:
-        counts = [count for count in (1, 2, 3) if count <= max_stages and not (dedicated and count == 2)]
+        counts = [
+            count for count in (1, 2, 3) if count <= max_stages and not (dedicated and count == 2)
+        ]
         workers = draw(st.sampled_from(counts))
         chunks = draw(st.integers(1, max(1, max_stages // workers)))
         count = workers * draw(st.integers(1, max(1, max_micro_batches // workers)))
@@ -143,7 +166,9 @@ def schedules(
         workers = 1 if dedicated else draw(st.integers(1, max(1, max_stages // 2)))
         least = 2 * workers if kind is ScheduleKind.DUALPIPE_V else 1
         return build_schedule(
-            ScheduleSpec(kind=kind), 2 * workers, draw(st.integers(least, max(least, max_micro_batches)))
+            ScheduleSpec(kind=kind),
+            2 * workers,
+            draw(st.integers(least, max(least, max_micro_batches))),
         )
     num_stages = draw(st.integers(1, max_stages))
     count = draw(st.integers(1, max_micro_batches))
@@ -157,9 +182,11 @@ def schedules(
 
 
 @st.composite
-def disturbed_schedules(draw: st.DrawFn, *, max_stages: int = 4, max_micro_batches: int = 5) -> Schedule:
-    """Complete schedules in an order that may be impossible: some actions swapped with a later one of their row, some
-    backwards cut in two."""
+def disturbed_schedules(
+    draw: st.DrawFn, *, max_stages: int = 4, max_micro_batches: int = 5
+) -> Schedule:
+    """Complete schedules in an order that may be impossible: some actions swapped with a later one
+    of their row, some backwards cut in two."""
     schedule = draw(schedules(max_stages=max_stages, max_micro_batches=max_micro_batches))
     rows = []
     for row in schedule.rows:
@@ -215,12 +242,15 @@ def pipelines(
     may_end: bool = False,
     latency: bool = True,
 ) -> Pipeline:
-    """Pipelines on wires of their own, that change and go down for a while, with latencies that change."""
+    """Pipelines on wires of their own, that change and go down for a while, with latencies that
+    change."""
     schedule = draw(schedules(dedicated=True) if of is None else of)
     most = 5 if changing else 1
     traces = exact_traces(max_steps=most, may_stop=changing, may_end=may_end)
     few = st.lists(traces, min_size=1, max_size=3)
-    quick = st.lists(exact_traces(max_steps=min(3, most)).map(lambda trace: trace.scaled(0.25)), max_size=2)
+    quick = st.lists(
+        exact_traces(max_steps=min(3, most)).map(lambda trace: trace.scaled(0.25)), max_size=2
+    )
     return Pipeline(
         schedule=schedule,
         costs=draw(stage_costs(schedule.num_stages)),
@@ -234,9 +264,12 @@ def pipelines(
 
 
 @st.composite
-def cluster_files(draw: st.DrawFn, *, uniform: bool = False, changing: bool = True) -> dict[str, Any]:
-    """Contents of cluster files: one or two groups of nodes with media, NICs, sometimes racks, a bus that the host
-    shares, media in conflict, changes. ``uniform``: all devices and nodes alike, one route between any two."""
+def cluster_files(
+    draw: st.DrawFn, *, uniform: bool = False, changing: bool = True
+) -> dict[str, Any]:
+    """Contents of cluster files: one or two groups of nodes with media, NICs, sometimes racks, a
+    bus that the host shares, media in conflict, changes. ``uniform``: all devices and nodes alike,
+    one route between any two."""
 
     def rate() -> str:
         return f"{draw(st.sampled_from((1, 2, 3, 5, 8)))} GB/s"
@@ -246,7 +279,9 @@ def cluster_files(draw: st.DrawFn, *, uniform: bool = False, changing: bool = Tr
 
     groups = []
     for name in "ab"[: 1 if uniform else draw(st.integers(1, 2))]:
-        media: list[dict[str, Any]] = [{"medium": "nvlink", "bandwidth": rate(), "latency": delay()}]
+        media: list[dict[str, Any]] = [
+            {"medium": "nvlink", "bandwidth": rate(), "latency": delay()}
+        ]
         group: dict[str, Any] = {
             "name": name,
             "count": draw(st.integers(1, 3 if uniform else 2)),
@@ -281,7 +316,8 @@ def cluster_of(content: dict[str, Any]) -> Cluster:
 
 @st.composite
 def chains(draw: st.DrawFn, *, max_layers: int = 6) -> Chain:
-    """Layers of seconds and gigabytes; sometimes the last shares weights with the first, or one between them, too."""
+    """Layers of seconds and gigabytes; sometimes the last shares weights with the first, or one
+    between them, too."""
     count = draw(st.integers(2, max_layers))
     tied = {count - 1, draw(st.integers(1, count - 1))} if draw(st.booleans()) else set()
     layers = []
@@ -316,8 +352,8 @@ class Problem:
 
 @st.composite
 def plans(draw: st.DrawFn, *, clusters: st.SearchStrategy[dict[str, Any]] | None = None) -> Problem:
-    """Plans of every shape: replicas and tensor groups of unequal sizes and shares, ZeRO, recomputation, all kinds of
-    schedule, devices left out."""
+    """Plans of every shape: replicas and tensor groups of unequal sizes and shares, ZeRO,
+    recomputation, all kinds of schedule, devices left out."""
     cluster = cluster_of(draw(cluster_files() if clusters is None else clusters))
     chain = draw(chains())
     names = draw(st.permutations([device.name for device in cluster.devices]))
@@ -345,7 +381,9 @@ def plans(draw: st.DrawFn, *, clusters: st.SearchStrategy[dict[str, Any]] | None
         global_batch=_MICRO_BATCH * count,
         micro_batch_size=_MICRO_BATCH,
         num_micro_batches=count,
-        schedule=ScheduleSpec(kind=kind, k=draw(st.integers(1, 3)), chunks=1 if kind.is_v else chunks),
+        schedule=ScheduleSpec(
+            kind=kind, k=draw(st.integers(1, 3)), chunks=1 if kind.is_v else chunks
+        ),
         stages=tuple(stages),
     )
     return Problem(plan=plan, chain=chain, cluster=cluster)
@@ -356,7 +394,8 @@ _MICRO_BATCH = 6
 
 @st.composite
 def _cuts(draw: st.DrawFn, length: int, parts: int) -> list[int]:
-    """0 and ``parts`` further places, increasing, up to ``length``: each part has at least one item."""
+    """0 and ``parts`` further places, increasing, up to ``length``: each part has at least one
+    item."""
     places = st.lists(st.integers(1, length), min_size=parts, max_size=parts, unique=True)
     return [0, *sorted(draw(places))]
 
@@ -386,10 +425,26 @@ json_values = st.recursive(
         st.none(),
         st.booleans(),
         st.integers(-2, 3),
-        st.sampled_from((10**30, 0.5, float("nan"), float("inf"), "", "a0", "*", "1 GB/s", "3 s", "1 Gb/s", "kfkb")),
+        st.sampled_from(
+            (
+                10**30,
+                0.5,
+                float("nan"),
+                float("inf"),
+                "",
+                "a0",
+                "*",
+                "1 GB/s",
+                "3 s",
+                "1 Gb/s",
+                "kfkb",
+            )
+        ),
         st.text(max_size=4),
     ),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=5,
 )
 

@@ -1,10 +1,12 @@
-"""The shape of the source: imports point down, torch stays where it belongs, files stay small and say what they are."""
+"""The shape of the source: imports point down, torch stays where it belongs, files stay small and
+say what they are."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("integrations",),
     ("report", "exporters", "lab"),
-    ("nbody",),
+    ("nbody", "measure"),
     ("runtime",),
     ("adapt",),
     ("choose",),
@@ -36,7 +38,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lines",),
     ("dtype", "units", "errors"),
 )
-"""Folders and modules, top to bottom. A part imports from itself and from layers below its own, not from its layer."""
+"""Folders and modules, top to bottom. A part imports from itself and from layers below its own, not
+from its layer."""
 
 PARTS = {name for names in LAYERS for name in names}
 
@@ -49,15 +52,46 @@ ALLOWED: dict[tuple[str, str], str] = {
 }
 """Imports that do not point down, each with its reason."""
 
-TORCH = ("workload/capture/", "runtime/", "nbody/", "lab/", "integrations/")
-"""Where torch and transformers may be imported; everything else plans and simulates without them."""
+TORCH = ("workload/capture/", "runtime/", "measure/", "nbody/", "lab/", "integrations/")
+"""Where torch and transformers may be imported; everything else plans and simulates without
+them."""
 HEAVY = ("torch", "transformers")
 
 VAGUE = {"utils", "util", "common", "helpers", "helper", "manager", "handler", "misc", "base"}
-MOST_LINES = 400
+MOST_LINES = 500
+MOST_MODULES = 20
+MOST_ROOM_LINES = 15
+"""Lines of the docstring that opens a folder."""
+
+ROOMS: dict[str, tuple[str, ...]] = {
+    "cli": ("running", "planning", "gravity", "catalogue"),
+    "nbody": ("analysis", "gpu", "processes", "planning", "motion", "initial", "force", "files"),
+    "runtime": (
+        "islands",
+        "elastic",
+        "job",
+        "step",
+        "state",
+        "sources",
+        "weights",
+        "stages",
+        "graphs",
+        "communication",
+        "processes",
+    ),
+    "sim": ("tasks", "engine"),
+    "solve": ("finalists", "search", "programs"),
+}
+"""Sub-packages of a part, top to bottom. At run time each imports only those below it; modules of the
+part's own folder are not ordered."""
+
+SAME_NAME = {"Trainer": "integrations.hf.Trainer replaces transformers.Trainer in a user's script"}
+"""Public class names that occur twice, each with its reason."""
 
 FILES = sorted(SOURCE.rglob("*.py"))
-each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(SOURCE).as_posix())
+each_file = pytest.mark.parametrize(
+    "file", FILES, ids=lambda file: file.relative_to(SOURCE).as_posix()
+)
 
 
 @cache
@@ -66,14 +100,21 @@ def tree(file: Path) -> ast.Module:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Dotted names of every module that a file imports, wherever in the file; the package itself is ``__init__``."""
+    """Dotted names of every module that a file imports, wherever in the file; the package itself is
+    ``__init__``."""
     for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
-            yield from ("argosy.__init__" if alias.name == "argosy" else alias.name for alias in node.names)
+            yield from (
+                "argosy.__init__" if alias.name == "argosy" else alias.name for alias in node.names
+            )
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: write imports in full"
             names = [alias.name if alias.name in PARTS else "__init__" for alias in node.names]
-            yield from [f"argosy.{name}" for name in names] if node.module == "argosy" else [node.module or ""]
+            yield from (
+                [f"argosy.{name}" for name in names]
+                if node.module == "argosy"
+                else [node.module or ""]
+            )
 
 
 def part(file: Path) -> str:
@@ -100,10 +141,69 @@ def test_imports_point_down(file: Path) -> None:
             assert down, f"{here} imports {name}, which is not below it"
 
 
+def imported_at_run_time(file: Path) -> Iterator[str]:
+    """Yield the dotted names of imported modules, without those that only annotations need."""
+    hidden: set[ast.AST] = set()
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            hidden.update(inner for part in node.body for inner in ast.walk(part))
+        if isinstance(node, ast.ImportFrom) and node not in hidden and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@each_file
+def test_sub_packages_import_only_those_below(file: Path) -> None:
+    here, *inside = file.relative_to(SOURCE).with_suffix("").parts
+    rooms = ROOMS.get(here, ())
+    if len(inside) < 2 or inside[0] not in rooms:
+        return
+    for name in imported_at_run_time(file):
+        _, _, there = name.partition(f"argosy.{here}.")
+        room = there.split(".")[0]
+        if room in rooms:
+            down = rooms.index(inside[0]) <= rooms.index(room)
+            assert down, f"{here}.{inside[0]} imports {name}, which is not below it"
+
+
+def test_every_sub_package_has_its_place() -> None:
+    for part_name, rooms in ROOMS.items():
+        folders = {file.parent.name for file in (SOURCE / part_name).glob("*/__init__.py")}
+        assert folders == set(rooms), part_name
+
+
+def test_no_folder_is_crowded() -> None:
+    counts = Counter(file.parent for file in FILES)
+    assert not [str(folder) for folder, count in counts.items() if count > MOST_MODULES]
+
+
+def test_every_folder_opens_with_a_short_description() -> None:
+    for file in FILES:
+        if file.name == "__init__.py" and file.parent != SOURCE:
+            opening = ast.get_docstring(tree(file)) or ""
+            assert 0 < len(opening.splitlines()) <= MOST_ROOM_LINES, file
+
+
+def test_public_class_names_are_unique() -> None:
+    names = Counter(
+        node.name
+        for file in FILES
+        for node in tree(file).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} <= set(SAME_NAME)
+
+
 @pytest.mark.parametrize("pair", ALLOWED, ids=" imports ".join)
 def test_every_allowance_is_used(pair: tuple[str, str]) -> None:
     here, there = pair
-    used = {name.split(".")[1] for file in FILES if part(file) == here for name in imported(file) if "argosy." in name}
+    used = {
+        name.split(".")[1]
+        for file in FILES
+        if part(file) == here
+        for name in imported(file)
+        if "argosy." in name
+    }
     assert there in used
 
 
@@ -134,13 +234,17 @@ def test_a_file_is_one_idea(file: Path) -> None:
 @each_file
 def test_nothing_prints(file: Path) -> None:
     calls = [node for node in ast.walk(tree(file)) if isinstance(node, ast.Call)]
-    assert not [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+    assert not [
+        call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"
+    ]
 
 
 def loaded_by(statement: str) -> set[str]:
     """Top-level packages in a fresh Python after a statement."""
     code = f"{statement}\nimport sys\nsys.stdout.write(' '.join({{name.split('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     return set(done.stdout.split())
 
 
@@ -150,7 +254,9 @@ def test_importing_argosy_loads_nothing_heavy() -> None:
 
 def test_planning_and_simulating_load_no_torch() -> None:
     modules = [
-        ".".join(("argosy", *file.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        ".".join(("argosy", *file.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
         for file in FILES
         if not file.relative_to(SOURCE).as_posix().startswith(TORCH) and file.stem != "__main__"
     ]

@@ -1,4 +1,5 @@
-"""On every bundled cluster a plan comes out that makes sense, fits, and is no slower than the best even split."""
+"""On every bundled cluster a plan comes out that makes sense, fits, and is no slower than the best
+even split."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
 from argosy.sim.fold import fold_plan
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain
@@ -28,7 +29,9 @@ BATCH = 32
 LARGE = 48
 """Devices; beyond, a plan is played folded only, and its memory is taken in closed form."""
 CLUSTERS = [
-    pytest.param(name, marks=pytest.mark.exhaustive if len(load_cluster(name).devices) > 128 else ())
+    pytest.param(
+        name, marks=pytest.mark.exhaustive if len(load_cluster(name).devices) > 128 else ()
+    )
     for name in bundled_clusters()
 ]
 
@@ -39,7 +42,8 @@ def chain() -> Chain:
 
 
 def even_plans(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Plan]:
-    """What somebody who takes all devices for equal would try: equal stages of equal replicas of one width."""
+    """What somebody who takes all devices for equal would try: equal stages of equal replicas of
+    one width."""
     devices = [device.name for device in cluster.devices]
     layers = len(chain.layers)
     for stages, width in itertools.product((1, 2, 4, 8), (1, 2, 4)):
@@ -84,7 +88,9 @@ def test_plans_make_sense_fit_and_beat_the_even_split(name: str, chain: Chain) -
     plan = find_plan(chain, cluster, global_batch=max(BATCH, len(cluster.devices)))
     check_plan(plan, chain, cluster)
     is_large = len(cluster.devices) > LARGE
-    peaks = planned_memory(plan, chain) if is_large else simulate(plan, chain, cluster).peak_memory()
+    peaks = (
+        planned_memory(plan, chain) if is_large else simulate(plan, chain, cluster).peak_memory()
+    )
     assert all(held <= cluster.device(device).kind.memory for device, held in peaks.items())
     best = float("inf")
     for even in even_plans(plan, chain, cluster):
@@ -100,5 +106,7 @@ def test_any_number_of_workers_finds_the_same_plan(chain: Chain) -> None:
     cluster, settings = load_cluster("mixed-16"), Settings(level=2, units=(4, 4), gap=0.3)
     alone = find_plan(chain, cluster, global_batch=BATCH, settings=settings)
     with ProcessPoolExecutor(2) as executor:
-        together = find_plan(chain, cluster, global_batch=BATCH, settings=replace(settings, executor=executor))
+        together = find_plan(
+            chain, cluster, global_batch=BATCH, settings=replace(settings, executor=executor)
+        )
     assert replace(together, search=None) == replace(alone, search=None)

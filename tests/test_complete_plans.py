@@ -51,18 +51,40 @@ def test_a_plan_has_memory_bottleneck_and_cost_model(settings: Settings) -> None
 def test_a_level_2_search_leaves_its_history_and_still_reports_progress() -> None:
     seen: list[float] = []
     settings = Settings(level=2, time_budget=2.0, progress=lambda state: seen.append(state.bound))
-    plan = find_plan(load_model("gpt2-xl", dtype="fp16"), load_cluster("two-cards"), global_batch=16, settings=settings)
+    plan = find_plan(
+        load_model("gpt2-xl", dtype="fp16"),
+        load_cluster("two-cards"),
+        global_batch=16,
+        settings=settings,
+    )
     assert plan.search is not None and plan.search.history
     assert seen and {bound for _, _, bound in plan.search.history} <= set(seen)
 
 
-def test_the_command_writes_the_plan_as_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_the_plan_as_it_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ("plan", "-m", "gpt2-xl", "-c", "two-cards", "-b", "16", "--dtype", "fp16", "-q", "-o", "plan.json")
+    command = (
+        "plan",
+        "-m",
+        "gpt2-xl",
+        "-c",
+        "two-cards",
+        "-b",
+        "16",
+        "--dtype",
+        "fp16",
+        "-q",
+        "-o",
+        "plan.json",
+    )
     with pytest.raises(SystemExit) as stop:
         main(command)
     assert stop.value.code == 0
-    found = find_plan(load_model("gpt2-xl", dtype="fp16"), load_cluster("two-cards"), global_batch=16)
+    found = find_plan(
+        load_model("gpt2-xl", dtype="fp16"), load_cluster("two-cards"), global_batch=16
+    )
     assert without_clock(load_plan("plan.json")) == without_clock(found)
 
 
@@ -78,7 +100,9 @@ def test_plans_for_scenarios_and_for_money_are_complete_and_remember_a_calibrati
     choice = find_robust_plan(chain, cluster, [cluster], global_batch=16, model=model)
     check_complete(choice.plan)
     kept = kept_plans(chain, cluster, global_batch=16, settings=Settings(), model=model)
-    priced = replace(cluster, devices=tuple(replace(device, price_per_hour=1.0) for device in cluster.devices))
+    priced = replace(
+        cluster, devices=tuple(replace(device, price_per_hour=1.0) for device in cluster.devices)
+    )
     front = [point.plan for point in find_front(chain, priced, global_batch=16, model=model)]
     for plan in front:
         check_complete(plan)

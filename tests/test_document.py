@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BeforeValidator, Field
 
-from argosy.document import Document, Location, Schema, parse_json, parse_toml, read_json, read_toml, validate
+from argosy.document import (
+    Document,
+    Location,
+    Schema,
+    parse_json,
+    parse_toml,
+    read_json,
+    read_toml,
+    validate,
+)
 from argosy.errors import InputError
 from argosy.units import RATE
 
@@ -159,7 +168,14 @@ EXPECTED_LINES = {
         ("i", "j"): 3,
         ("bare-key_1",): 4,
     },
-    "multi-line array": {("a",): 1, ("a", 0): 2, ("a", 1): 3, ("a", 2): 4, ("a", 2, 1): 5, ("b",): 6},
+    "multi-line array": {
+        ("a",): 1,
+        ("a", 0): 2,
+        ("a", 1): 3,
+        ("a", 2): 4,
+        ("a", 2, 1): 5,
+        ("b",): 6,
+    },
     "array of inline tables over lines": {
         ("a", 0, "b"): 1,
         ("a", 0, "c", "d"): 1,
@@ -221,7 +237,12 @@ def test_a_place_without_a_line_has_that_of_what_encloses_it():
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("a = 1\nb = = 2\n", 2), ("a = 1\na = 2\n", 2), ("a = [1,\n2", None), ('x = 1\n\ny = "', None)],
+    [
+        ("a = 1\nb = = 2\n", 2),
+        ("a = 1\na = 2\n", 2),
+        ("a = [1,\n2", None),
+        ('x = 1\n\ny = "', None),
+    ],
 )
 def test_broken_toml_says_where(text, line):
     with pytest.raises(InputError) as caught:
@@ -285,7 +306,9 @@ def test_a_good_document_is_its_schema():
         name = "a"
         nic = { bandwidth = "8 Gbit/s" }
     """)
-    assert validate(document, Cluster) == Cluster(name="small", nodes=[Node(name="a", nic=Nic(bandwidth="8 Gbit/s"))])
+    assert validate(document, Cluster) == Cluster(
+        name="small", nodes=[Node(name="a", nic=Nic(bandwidth="8 Gbit/s"))]
+    )
 
 
 def test_all_problems_come_at_once_in_line_order():
@@ -334,4 +357,6 @@ def test_numbers_are_not_taken_for_text_nor_text_for_numbers():
     for name, size in ((3, 1.0), ("a", "1.0"), (True, 1.0), ("a", True)):
         with pytest.raises(InputError):
             validate(Document("test", {"name": name, "nodes": [], "size": size}, {}), Cluster)
-    assert validate(Document("test", {"name": "a", "nodes": [], "size": 2}, {}), Cluster).size == 2.0
+    assert (
+        validate(Document("test", {"name": "a", "nodes": [], "size": 2}, {}), Cluster).size == 2.0
+    )

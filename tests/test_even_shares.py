@@ -45,8 +45,11 @@ def test_uneven_shares_are_no_slower_when_searched_to_the_end() -> None:
 
 
 @pytest.mark.parametrize("late", [1.0, 3.0])
-def test_all_numbers_of_replicas_share_the_time(monkeypatch: pytest.MonkeyPatch, late: float) -> None:
-    """Each takes its part, or some times as much: then those for which no time is left count with their bound."""
+def test_all_numbers_of_replicas_share_the_time(
+    monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    """Each takes its part, or some times as much: then those for which no time is left count with
+    their bound."""
     clock, parts, run = [0.0], list[float](), PoolSearch.run
 
     def slow(search: PoolSearch) -> Plan:
@@ -56,7 +59,9 @@ def test_all_numbers_of_replicas_share_the_time(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr("argosy.solve.budget.time", SimpleNamespace(process_time=lambda: clock[0]))
     monkeypatch.setattr(PoolSearch, "run", slow)
-    found = find_plan(CHAIN, load_cluster("two-cards"), global_batch=16, settings=replace(EVEN, time_budget=6.0))
+    found = find_plan(
+        CHAIN, load_cluster("two-cards"), global_batch=16, settings=replace(EVEN, time_budget=6.0)
+    )
     assert found.certificate is not None
     if late == 1:
         assert parts == [2.0, 2.0, 2.0]  # 1, 2 and 4 replicas
@@ -93,7 +98,9 @@ def test_a_runtime_that_blocks_gets_1f1b_and_slower_predictions() -> None:
 
 
 @pytest.mark.parametrize("has_found", [False, True])
-def test_an_interrupt_ends_all_numbers_of_replicas(has_found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_all_numbers_of_replicas(
+    has_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the second search, before or after it has a plan; three more would follow."""
     search, calls = PoolSearch._search, []
 

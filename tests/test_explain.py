@@ -20,7 +20,12 @@ from argosy.explain import explain_plan, with_prediction
 from argosy.explain.contest import contest
 from argosy.explain.load import bottleneck, edge_loads, stage_loads
 from argosy.explain.memory import memory_stack
-from argosy.explain.whatif import cheaper_settings, with_faster_devices, with_replica, with_wider_edges
+from argosy.explain.whatif import (
+    cheaper_settings,
+    with_faster_devices,
+    with_replica,
+    with_wider_edges,
+)
 from argosy.plan.file import read_plan
 from argosy.plan.plan import Certificate, LeftOut, Plan, Recompute, Replica, Stage
 from argosy.planner import find_plan
@@ -67,7 +72,9 @@ def tight(memory: str) -> Cluster:
 @pytest.mark.parametrize("recompute", Recompute)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("name", BUNDLED)
-def test_stacked_memory_is_the_peak_of_the_simulation(name: str, schedule: ScheduleSpec, recompute: Recompute) -> None:
+def test_stacked_memory_is_the_peak_of_the_simulation(
+    name: str, schedule: ScheduleSpec, recompute: Recompute
+) -> None:
     case = scenario(name)
     plan = with_stages(replace(case.plan, schedule=schedule), recompute=recompute)
     timeline = simulate(plan, case.chain, case.cluster)
@@ -77,12 +84,20 @@ def test_stacked_memory_is_the_peak_of_the_simulation(name: str, schedule: Sched
     for memory in stack:
         assert memory.peak == pytest.approx(peaks[memory.device], rel=1e-12)
         assert memory.free == memory.capacity - memory.peak
-        index = next(index for index, stage in enumerate(plan.stages) if memory.device in stage.devices)
+        index = next(
+            index for index, stage in enumerate(plan.stages) if memory.device in stage.devices
+        )
         stage = plan.stages[index]
         replica = next(replica for replica in stage.replicas if memory.device in replica.devices)
         state = state_bytes(case.chain, stage, replica.shares[0])
-        assert (memory.weights, memory.gradients, memory.optimizer) == (state.weights, state.gradients, state.optimizer)
-        in_flight = memory.activations / activation_bytes(case.chain, stage, replica.samples, replica.shares[0])
+        assert (memory.weights, memory.gradients, memory.optimizer) == (
+            state.weights,
+            state.gradients,
+            state.optimizer,
+        )
+        in_flight = memory.activations / activation_bytes(
+            case.chain, stage, replica.samples, replica.shares[0]
+        )
         assert in_flight == pytest.approx(round(in_flight))
         assert 1 <= round(in_flight) <= plan.num_micro_batches
 
@@ -106,7 +121,9 @@ def test_a_device_with_several_chunks_holds_them_all() -> None:
     case = scenario("llama-3-8b-on-mixed-16")
     bounds = ((0, 6), (6, 12), (12, 23), (23, 34))
     nodes = [stage.replicas for stage in case.plan.stages[:2]] * 2
-    stages = tuple(Stage(first=a, end=b, replicas=r) for (a, b), r in zip(bounds, nodes, strict=True))
+    stages = tuple(
+        Stage(first=a, end=b, replicas=r) for (a, b), r in zip(bounds, nodes, strict=True)
+    )
     spec = ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2)
     plan = replace(case.plan, schedule=spec, stages=stages)
     timeline = simulate(plan, case.chain, case.cluster)
@@ -172,7 +189,11 @@ def test_equally_busy_edges_are_widened_together() -> None:
     case = scenario()
     cluster = load_cluster("one-per-node-16")
     stages = tuple(
-        Stage(first=first, end=end, replicas=tuple(Replica(devices=(f"{group}{i}.0",), samples=1) for i in range(4)))
+        Stage(
+            first=first,
+            end=end,
+            replicas=tuple(Replica(devices=(f"{group}{i}.0",), samples=1) for i in range(4)),
+        )
         for group, first, end in (("l", 0, 30), ("t", 30, 50))
     )
     plan = with_stages(replace(case.plan, stages=stages), zero=1)
@@ -186,9 +207,13 @@ def test_cheaper_settings_save_time_and_cost_memory() -> None:
     names = [name for name, _ in cheaper_settings(stage)]
     assert names == ["recompute none", "recompute selective", "zero 1", "zero 2"]
     assert not list(cheaper_settings(replace(stage, recompute=Recompute.NONE, zero=1)))
-    assert not list(cheaper_settings(replace(stage, recompute=Recompute.NONE, replicas=replicas[:1])))
+    assert not list(
+        cheaper_settings(replace(stage, recompute=Recompute.NONE, replicas=replicas[:1]))
+    )
     parts = replace(stage, replicas=(Replica(devices=("a0.0", "a0.1"), samples=1),), context=2)
-    assert [name for name, _ in cheaper_settings(parts)] == names, "parts of a sequence share weights, too"
+    assert [name for name, _ in cheaper_settings(parts)] == names, (
+        "parts of a sequence share weights, too"
+    )
 
 
 def test_more_memory_is_offered_for_less_recomputation() -> None:
@@ -205,11 +230,16 @@ def test_more_memory_is_offered_for_less_recomputation() -> None:
 
 
 def test_no_setting_is_said_to_fit_that_the_search_was_not_allowed() -> None:
-    """The certificate says that nothing is faster: less recomputation would be, in memory that is kept free."""
+    """The certificate says that nothing is faster: less recomputation would be, in memory that is
+    kept free."""
     chain, cluster = load_model("bert-large", dtype="fp16"), load_cluster("two-cards")
     plan = find_plan(chain, cluster, global_batch=256)
     assert plan.certificate is not None
-    faster = [one for one in explain_plan(plan, chain, cluster).settings if one.gain > plan.certificate.gap]
+    faster = [
+        one
+        for one in explain_plan(plan, chain, cluster).settings
+        if one.gain > plan.certificate.gap
+    ]
     assert faster
     assert all(one.missing > 0 for one in faster)
 
@@ -222,7 +252,9 @@ def test_settings_of_other_stages_are_changed_together() -> None:
 
 
 def without_small_cards(case: Scenario, *, samples: tuple[int, int] = (2, 2)) -> Plan:
-    large = tuple(Replica(devices=(f"box0.{index}",), samples=count) for index, count in enumerate(samples))
+    large = tuple(
+        Replica(devices=(f"box0.{index}",), samples=count) for index, count in enumerate(samples)
+    )
     stage = Stage(first=0, end=50, replicas=large, recompute=Recompute.FULL, zero=1)
     left = tuple(LeftOut(device=f"box0.{index}", reason="too small") for index in (2, 3))
     return replace(case.plan, stages=(stage,), left_out=left)
@@ -242,7 +274,9 @@ def test_a_left_out_device_is_tried_as_a_further_replica() -> None:
 
 def test_nothing_is_added_where_samples_do_not_suffice() -> None:
     case = scenario()
-    plan = replace(without_small_cards(case, samples=(1, 1)), micro_batch_size=2, num_micro_batches=32)
+    plan = replace(
+        without_small_cards(case, samples=(1, 1)), micro_batch_size=2, num_micro_batches=32
+    )
     assert explain_plan(plan, case.chain, case.cluster).additions == ()
 
 
@@ -267,7 +301,9 @@ def test_nothing_is_added_that_cannot_be_reached() -> None:
 def test_a_plan_that_never_ends_cannot_be_explained() -> None:
     case = scenario()
     dead = with_changes(case.cluster, [{"device": "box0.2", "steps": [["0 s", 0]]}])
-    with pytest.raises(InfeasibleError, match=r"gpt2-xl on two-cards: no iteration ends, because box0\.2 is lost"):
+    with pytest.raises(
+        InfeasibleError, match=r"gpt2-xl on two-cards: no iteration ends, because box0\.2 is lost"
+    ):
         explain_plan(case.plan, case.chain, dead)
 
 
@@ -301,17 +337,25 @@ def test_a_large_plan_is_folded_for_its_prediction(monkeypatch: pytest.MonkeyPat
 
 def test_a_plan_that_does_not_fit_is_told_so_first() -> None:
     case = scenario()
-    large = replace(case.plan, schedule=ScheduleSpec(kind=ScheduleKind.GPIPE), micro_batch_size=64, num_micro_batches=1)
+    large = replace(
+        case.plan,
+        schedule=ScheduleSpec(kind=ScheduleKind.GPIPE),
+        micro_batch_size=64,
+        num_micro_batches=1,
+    )
     stages = tuple(
         replace(stage, replicas=tuple(replace(r, samples=r.samples * 16) for r in stage.replicas))
         for stage in large.stages
     )
-    told = memory_in_a_sentence(explain_plan(replace(large, stages=stages), case.chain, case.cluster))
+    told = memory_in_a_sentence(
+        explain_plan(replace(large, stages=stages), case.chain, case.cluster)
+    )
     assert told.startswith("This plan cannot run: box0.")
 
 
 def test_a_contest_of_folded_plans_is_that_of_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a plan without tensor-parallel groups: their sums count as compute where a plan is folded."""
+    """Of a plan without tensor-parallel groups: their sums count as compute where a plan is
+    folded."""
     case = scenario("llama-3-8b-on-mixed-16")
     (whole,) = contest([("argosy", case.plan)], case.chain, [case.cluster])
     monkeypatch.setattr("argosy.sim.simulate.MOST_WHOLE", 0)

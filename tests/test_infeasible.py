@@ -1,4 +1,5 @@
-"""Where nothing fits: the change that is named makes the planner succeed, and a smaller one does not."""
+"""Where nothing fits: the change that is named makes the planner succeed, and a smaller one does
+not."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from argosy.document import Document
 from argosy.errors import InfeasibleError
 from argosy.explain import infeasible
 from argosy.explain.infeasible import Infeasibility, diagnose
-from argosy.explain.remedy import GIB, Change, ChangeKind, Trial, with_kind, with_more_nodes
+from argosy.explain.remedy import GIB, Change, ChangeKind, RemedyTrial, with_kind, with_more_nodes
 from argosy.plan.check import check_plan
 from argosy.plan.offload import NO_OFFLOAD, Offload, parse_offload
 from argosy.planner import Settings, find_plan
@@ -63,16 +64,24 @@ CASES = {
         batch=1,
         options={"dtype": "fp16", "optimizer": "sgd", "sequence_length": 65536},
     ),
-    "few-samples": Tight(model="opt-30b", cluster="mixed-8", batch=1, options={"dtype": "fp16", "optimizer": "sgd"}),
+    "few-samples": Tight(
+        model="opt-30b", cluster="mixed-8", batch=1, options={"dtype": "fp16", "optimizer": "sgd"}
+    ),
     "sixteen": Tight(model="llama-3-70b", cluster="mixed-16", batch=16, options={"dtype": "fp16"}),
 }
 
 
-def test_what_parts_of_a_sequence_exchange_is_part_of_the_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan fits where all memory grows by what the closest one is over, and not by clearly less."""
+def test_what_parts_of_a_sequence_exchange_is_part_of_the_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan fits where all memory grows by what the closest one is over, and not by clearly
+    less."""
     monkeypatch.setattr(infeasible, "nearest_changes", lambda trial, reload: ())
-    chain, cluster = load_model("llama-3-8b", dtype="fp16", sequence_length=2**18), load_cluster("one-per-node-16")
-    trial = Trial(chain, cluster, 1, Settings(), ComputeModel())
+    chain, cluster = (
+        load_model("llama-3-8b", dtype="fp16", sequence_length=2**18),
+        load_cluster("one-per-node-16"),
+    )
+    trial = RemedyTrial(chain, cluster, 1, Settings(), ComputeModel())
     found = diagnose(chain, cluster, global_batch=1)
     assert found.plan is not None
     assert found.plan.stages[0].context > 1
@@ -108,7 +117,9 @@ def changed(case: Tight, change: Change, value: float | str) -> dict[str, Any]:
             return {"cluster": with_kind(cluster, change.target, str(value))}
         case ChangeKind.TUNING | ChangeKind.SEVERAL:
             options = dict(change.options)
-            asked: dict[str, Any] = {"tuning": parse_tuning(lora=options["--lora"], base=options.get("--base-weights"))}
+            asked: dict[str, Any] = {
+                "tuning": parse_tuning(lora=options["--lora"], base=options.get("--base-weights"))
+            }
             asked |= {"optimizer": options["--optimizer"]} if "--optimizer" in options else {}
             return {"chain": case.chain(**asked)}
         case _:
@@ -133,19 +144,23 @@ def found(request: pytest.FixtureRequest) -> tuple[Tight, Infeasibility]:
     case = CASES[request.param]
     if case.fits():
         pytest.fail("the case fits")
-    return case, diagnose(case.chain(), load_cluster(case.cluster), global_batch=case.batch, reload=case.chain)
+    return case, diagnose(
+        case.chain(), load_cluster(case.cluster), global_batch=case.batch, reload=case.chain
+    )
 
 
-def test_the_nearest_change_helps_and_a_smaller_one_does_not(found: tuple[Tight, Infeasibility]) -> None:
+def test_the_nearest_change_helps_and_a_smaller_one_does_not(
+    found: tuple[Tight, Infeasibility],
+) -> None:
     case, why = found
     assert {ChangeKind.MEMORY} <= {change.kind for change in why.changes}
     for change in why.changes:
         assert case.fits(**changed(case, change, change.value)), change
         less = smaller(change)
         if less is not None:
-            assert not case.fits(**changed(case, change, less if change.kind is ChangeKind.MEMORY else int(less))), (
-                change
-            )
+            assert not case.fits(
+                **changed(case, change, less if change.kind is ChangeKind.MEMORY else int(less))
+            ), change
 
 
 def test_step_times_are_those_of_the_planner(found: tuple[Tight, Infeasibility]) -> None:
@@ -154,9 +169,14 @@ def test_step_times_are_those_of_the_planner(found: tuple[Tight, Infeasibility])
     planned = [change for change in why.changes if change.kind is not ChangeKind.MEMORY]
     for change in planned[:1]:
         what = changed(case, change, change.value)
-        chain, cluster = what.get("chain", case.chain()), what.get("cluster", load_cluster(case.cluster))
+        chain, cluster = (
+            what.get("chain", case.chain()),
+            what.get("cluster", load_cluster(case.cluster)),
+        )
         settings = Settings(offload=what.get("offload", NO_OFFLOAD))
-        plan = find_plan(chain, cluster, global_batch=what.get("batch", case.batch), settings=settings)
+        plan = find_plan(
+            chain, cluster, global_batch=what.get("batch", case.batch), settings=settings
+        )
         assert plan.predicted is not None
         # a stage that offloads has many variants, of which the quick search for changes tries fewer
         close = 0.1 if change.kind is ChangeKind.OFFLOAD else 0.02
@@ -164,7 +184,8 @@ def test_step_times_are_those_of_the_planner(found: tuple[Tight, Infeasibility])
 
 
 def test_when_no_single_change_helps_several_together_do() -> None:
-    """Llama 3 8B with sequences of 8192 tokens on one 8 GiB card: adapters, 4 bits and shorter sequences."""
+    """Llama 3 8B with sequences of 8192 tokens on one 8 GiB card: adapters, 4 bits and shorter
+    sequences."""
     content = {"name": "one", "nodes": [{"name": "a", "devices": [{"kind": "RTX-3070"}]}]}
     cluster = build_cluster(Document("one", content, {}), folder=Path())
     case = Tight(model="llama-3-8b", cluster="", batch=4, options={"dtype": "bf16"})
@@ -188,7 +209,9 @@ def test_the_closest_plan_makes_sense_and_is_over(found: tuple[Tight, Infeasibil
     grown = load_cluster(case.cluster)
     for kind in {device.kind.name: device.kind.memory for device in grown.devices}.items():
         grown = with_memory(grown, kind[0], kind[1] * (over * 1.001 - 1))
-    assert case.fits(cluster=grown), "the closest plan fits when every memory grows by what it is over"
+    assert case.fits(cluster=grown), (
+        "the closest plan fits when every memory grows by what it is over"
+    )
     shrunk = load_cluster(case.cluster)
     for name, size in {device.kind.name: device.kind.memory for device in shrunk.devices}.items():
         shrunk = with_memory(shrunk, name, size * (over / 1.03 - 1))

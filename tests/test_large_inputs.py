@@ -1,6 +1,8 @@
-"""Inputs of a megabyte that took minutes or for ever: each ends in one sentence, or in an answer, at once.
+"""Inputs of a megabyte that took minutes or for ever: each ends in one sentence, or in an answer,
+at once.
 
-Nothing here is timed. Before they were mended, these ran for minutes; a test that hangs fails in the suite.
+Nothing here is timed. Before they were mended, these ran for minutes; a test that hangs fails in
+the suite.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ LARGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "inline tables": (load_cluster, "a = " + "{a = " * 150_000 + "1" + "}" * 150_000 + "\n", DEEP),
     "objects": (load_plan, '{"a":' * 150_000 + "1" + "}" * 150_000, DEEP),
     "wrong hosts": (load_cluster, f"{NODE}hosts = [{'1,' * 100_000}]\n", "99900 more problems"),
-    "wrong nodes": (load_cluster, f'name = "x"\nnodes = [{"1," * 100_000}]\n', "99900 more problems"),
+    "wrong nodes": (
+        load_cluster,
+        f'name = "x"\nnodes = [{"1," * 100_000}]\n',
+        "99900 more problems",
+    ),
     "changes of all links": (
         load_cluster,
         NODE + '[[changes]]\nlink = "*"\nsteps = [["1 s", "1 GB/s"]]\n' * 10_000,
@@ -62,7 +68,9 @@ def test_a_long_trace_that_many_links_follow_is_refused(tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text(f"seconds,bandwidth\n{rows}")
     path = tmp_path / "cluster.toml"
     path.write_text(f'{NODE}[[changes]]\nlink = "a*.nic"\ntrace = "long.csv"\n')
-    with pytest.raises(InputError, match="found 10001000, expected at most 10,000,000 values of traces"):
+    with pytest.raises(
+        InputError, match="found 10001000, expected at most 10,000,000 values of traces"
+    ):
         load_cluster(path)
 
 
@@ -78,7 +86,9 @@ def test_a_named_pipe_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(InputError, match=r"pipe.toml: found a named pipe, expected a file"):
         read_text(pipe)
-    with pytest.raises(InputError, match="found a named pipe that nobody reads, expected a writable file"):
+    with pytest.raises(
+        InputError, match="found a named pipe that nobody reads, expected a writable file"
+    ):
         write_file(pipe, b"text")
     received: list[bytes] = []
     reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
@@ -102,7 +112,9 @@ def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [("--workers", "1000000"), ("--width", "1000000000")])
-def test_numbers_beyond_any_machine_are_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_beyond_any_machine_are_refused(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["plan", "-m", "gpt2", "-c", "two-cards", "-b", "8", *option])
     assert stop.value.code == 2

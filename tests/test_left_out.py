@@ -43,19 +43,29 @@ LAYER = Layer(
 CHAIN = Chain(name="drawn", layers=(LAYER,) * 6, sequence_length=1, dtype=Dtype.BF16)
 
 
-def cluster_with(*, flops: float = 1.0, memory: float = 64e9, nic: float = 10.0, dtype: str = "bf16") -> Cluster:
+def cluster_with(
+    *, flops: float = 1.0, memory: float = 64e9, nic: float = 10.0, dtype: str = "bf16"
+) -> Cluster:
     worse: dict[str, Any] = {**kind_fields("b", flops=flops, memory=memory)}
     worse["flops"] = {dtype: worse["flops"]["bf16"]}
     kinds = [kind_fields("a", flops=1.0, memory=64e9), worse]
     return cluster_of(
-        {"name": "drawn", "kinds": kinds, "nodes": [node_fields("a", count=2, nic=10.0), node_fields("b", nic=nic)]}
+        {
+            "name": "drawn",
+            "kinds": kinds,
+            "nodes": [node_fields("a", count=2, nic=10.0), node_fields("b", nic=nic)],
+        }
     )
 
 
 def plan_without(cluster: Cluster, samples: int = 4) -> Plan:
     """Two stages on the good devices; the worse one is left out."""
     stages = tuple(
-        Stage(first=3 * at, end=3 * at + 3, replicas=(Replica(devices=(f"a{at}.0",), samples=samples),))
+        Stage(
+            first=3 * at,
+            end=3 * at + 3,
+            replicas=(Replica(devices=(f"a{at}.0",), samples=samples),),
+        )
         for at in range(2)
     )
     return Plan(
@@ -100,8 +110,12 @@ def test_the_gain_is_that_of_a_plan_that_anybody_can_simulate() -> None:
     test = put_to_use(cluster)
     assert test.tried == "a further replica of stage 1"
     halves = (Replica(devices=("a1.0",), samples=2), Replica(devices=("b0.0",), samples=2))
-    wider = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], replicas=halves)), left_out=())
-    before, after = (simulate(one, CHAIN, cluster, model=NO_FLOORS).iteration_ends[0] for one in (plan, wider))
+    wider = replace(
+        plan, stages=(plan.stages[0], replace(plan.stages[1], replicas=halves)), left_out=()
+    )
+    before, after = (
+        simulate(one, CHAIN, cluster, model=NO_FLOORS).iteration_ends[0] for one in (plan, wider)
+    )
     assert test.gain == pytest.approx(before / after - 1, rel=1e-9)
 
 
@@ -111,11 +125,17 @@ def test_stages_keep_their_collectives_where_another_is_put_between_them() -> No
         {
             "name": "drawn",
             "kinds": [kind_fields(name, flops=1.0, memory=64e9) for name in "ab"],
-            "nodes": [node_fields("a", count=6, nic=10.0, latency=4000), node_fields("b", nic=10.0)],
+            "nodes": [
+                node_fields("a", count=6, nic=10.0, latency=4000),
+                node_fields("b", nic=10.0),
+            ],
         }
     )
     plan = plan_without(cluster, samples=3)
-    groups = [tuple(Replica(devices=(f"a{3 * at + i}.0",), samples=1) for i in range(3)) for at in range(2)]
+    groups = [
+        tuple(Replica(devices=(f"a{3 * at + i}.0",), samples=1) for i in range(3))
+        for at in range(2)
+    ]
     stages = (Stage(first=0, end=5, replicas=groups[0]), Stage(first=5, end=6, replicas=groups[1]))
     tree = CollectiveChoice(collective=Collective.WEIGHTS, stage=0, algorithm=Algorithm.TREE)
     trees = (tree, replace(tree, stage=1))
@@ -123,10 +143,14 @@ def test_stages_keep_their_collectives_where_another_is_put_between_them() -> No
     (test,) = explain_plan(plan, CHAIN, cluster, model=NO_FLOORS).left_out
 
     def seconds(cut: int, place: int) -> float:
-        """With the stage of the device that was left out at this place, before or behind the cut."""
+        """With the stage of the device that was left out at this place, before or behind the
+        cut."""
         all_groups = [*groups[:place], (Replica(devices=("b0.0",), samples=3),), *groups[place:]]
         ranges = itertools.pairwise((0, cut, 5, 6))
-        between = [Stage(first=a, end=b, replicas=group) for (a, b), group in zip(ranges, all_groups, strict=True)]
+        between = [
+            Stage(first=a, end=b, replicas=group)
+            for (a, b), group in zip(ranges, all_groups, strict=True)
+        ]
         moved = tuple(replace(tree, stage=at) for at in range(3) if at != place)
         tried = replace(plan, stages=tuple(between), collectives=moved, left_out=())
         check_plan(tried, CHAIN, cluster)
@@ -144,7 +168,12 @@ def test_an_interleaved_plan_is_not_said_to_lack_a_route() -> None:
         replace(plan.stages[at % 2], first=ends[0], end=ends[1])
         for at, ends in enumerate(((0, 2), (2, 3), (3, 5), (5, 6)))
     )
-    woven = replace(plan, schedule=ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2), stages=halves)
+    woven = replace(
+        plan, schedule=ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2), stages=halves
+    )
     (test,) = explain_plan(woven, CHAIN, cluster, model=NO_FLOORS).left_out
     assert test.cause is Cause.UNUSABLE
-    assert test.sentence == "no stage can take it: the workers of the plan's schedule have several stages"
+    assert (
+        test.sentence
+        == "no stage can take it: the workers of the plan's schedule have several stages"
+    )

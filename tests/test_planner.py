@@ -32,7 +32,7 @@ from argosy.errors import InfeasibleError, InputError
 from argosy.plan.check import check_plan
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import Plan
-from argosy.planner import Progress, Settings, search_scope
+from argosy.planner import SearchProgress, Settings, search_scope
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.space.pool import able_pools
@@ -52,7 +52,9 @@ NARROW = Recipe(
     per_node=(1, 2),
 )
 """What crosses between stages costs as much as what they compute."""
-CROWDED = Recipe(min_devices=5, max_layers=2, min_pools=2, batches=(2, 3), wide=False, per_node=(1, 2))
+CROWDED = Recipe(
+    min_devices=5, max_layers=2, min_pools=2, batches=(2, 3), wide=False, per_node=(1, 2)
+)
 """Many devices of two or three kinds."""
 RECIPES = (SMALL, NARROW, CROWDED, CROWDED)
 
@@ -109,7 +111,8 @@ def test_level_1_finds_a_plan_wherever_there_is_one(seed: int) -> None:
 
 
 FOLDING = 0.25
-"""How far a folded simulation, which predicts, was seen from the whole plan's: where rings cross nodes unevenly."""
+"""How far a folded simulation, which predicts, was seen from the whole plan's: where rings cross
+nodes unevenly."""
 
 
 def check_result(case: Case, plan: Plan) -> None:
@@ -153,7 +156,8 @@ def test_stages_are_split_no_wider_than_their_layers_allow() -> None:
 
 
 def test_a_tensor_parallel_pair_is_placed_behind_stages_of_three() -> None:
-    """Where the search takes 3 + 3 + 2 devices of two nodes of 4, the pair still needs a node of its own."""
+    """Where the search takes 3 + 3 + 2 devices of two nodes of 4, the pair still needs a node of
+    its own."""
     case = uniform_case(3, cluster_of(two_kinds(a=(2, 4))), global_batch=12)
     first, second, last = case.chain.layers
     last = replace(last, max_tensor_width=2, activation_bytes=80e9)
@@ -168,7 +172,9 @@ def test_no_runner_up_is_faster_than_the_plan() -> None:
         plan = plan_of(case, exact_settings(case))
         assert plan.predicted is not None
         assert len(plan.runner_ups) <= 3
-        assert all(other.iteration_seconds >= plan.predicted.iteration_seconds for other in plan.runner_ups)
+        assert all(
+            other.iteration_seconds >= plan.predicted.iteration_seconds for other in plan.runner_ups
+        )
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -197,7 +203,9 @@ def test_a_search_without_time_still_has_a_plan_and_a_bound_that_holds() -> None
     assert hurried.certificate.lower_bound_seconds <= best.predicted.iteration_seconds * (1 + 1e-9)
 
 
-def uniform_case(num_layers: int, cluster: Cluster, *, global_batch: int, parameters: int = 10**8) -> Case:
+def uniform_case(
+    num_layers: int, cluster: Cluster, *, global_batch: int, parameters: int = 10**8
+) -> Case:
     layer = Layer(
         name="layer",
         kind="block",
@@ -216,7 +224,10 @@ def uniform_case(num_layers: int, cluster: Cluster, *, global_batch: int, parame
 def two_kinds(**groups: tuple[int, int]) -> dict[str, Any]:
     """A cluster file of ``name=(nodes, devices per node)``; later kinds are faster."""
     kinds = [kind_fields(name, flops=at + 1, memory=100e9) for at, name in enumerate(groups)]
-    nodes = [node_fields(name, count=count, per_node=each, nic=5.0) for name, (count, each) in groups.items()]
+    nodes = [
+        node_fields(name, count=count, per_node=each, nic=5.0)
+        for name, (count, each) in groups.items()
+    ]
     return {"name": "some", "kinds": kinds, "nodes": nodes}
 
 
@@ -232,7 +243,9 @@ def two_kinds(**groups: tuple[int, int]) -> dict[str, Any]:
         ({"a": (1, 3), "b": (1, 3), "c": (1, 3)}, 1),
     ],
 )
-def test_any_number_of_devices_has_a_plan(groups: dict[str, tuple[int, int]], num_layers: int) -> None:
+def test_any_number_of_devices_has_a_plan(
+    groups: dict[str, tuple[int, int]], num_layers: int
+) -> None:
     case = uniform_case(num_layers, cluster_of(two_kinds(**groups)), global_batch=24)
     check_result(case, plan_of(case, Settings(level=1)))
 
@@ -254,14 +267,19 @@ def test_same_input_same_bytes(seed: int, level: int) -> None:
 
 @pytest.mark.parametrize("seed", range(800, 815))
 def test_coarse_to_fine_ends_at_the_same_optimum(seed: int) -> None:
-    """Without units the search goes through all granularities, the last of which is single devices."""
-    case = random_case(seed, Recipe(max_devices=8, max_layers=4, batches=(2, 4), tight=False, per_node=(2, 4)))
-    fine, all_the_way = (found_best(case, exact_settings(case, units=units))[1] for units in (case.ones, None))
+    """Without units the search goes through all granularities, the last of which is single
+    devices."""
+    case = random_case(
+        seed, Recipe(max_devices=8, max_layers=4, batches=(2, 4), tight=False, per_node=(2, 4))
+    )
+    fine, all_the_way = (
+        found_best(case, exact_settings(case, units=units))[1] for units in (case.ones, None)
+    )
     assert all_the_way == pytest.approx(fine, rel=FOLDED)
 
 
 def test_progress_only_improves() -> None:
-    seen: list[Progress] = []
+    seen: list[SearchProgress] = []
     case = random_case(21, replace(SMALL, tight=False))
     plan_of(case, exact_settings(case, progress=seen.append))
     assert all(one.seconds >= other.seconds for one, other in itertools.pairwise(seen))
@@ -272,7 +290,14 @@ def test_progress_only_improves() -> None:
 def test_nodes_that_no_plan_needs_change_nothing(seed: int) -> None:
     """They loosen the throughput bound, so that even the best plan is far above it."""
     batches, outputs = (2, 4), 8.0 if seed % 2 else 1.0
-    recipe = Recipe(max_devices=5, max_layers=4, batches=batches, per_node=(1, 2), wide=seed % 2 == 0, outputs=outputs)
+    recipe = Recipe(
+        max_devices=5,
+        max_layers=4,
+        batches=batches,
+        per_node=(1, 2),
+        wide=seed % 2 == 0,
+        outputs=outputs,
+    )
     case = random_case(seed, recipe)
     content = json.loads(case.cluster.content)
     content["nodes"][0]["count"] *= 2
@@ -302,7 +327,12 @@ def better_files(content: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         change(f"more nodes {at}", ["nodes", at], "count", 2)
         if node["count"] * node["devices"]["count"] <= 2:
             change(f"twice the devices in nodes {at}", ["nodes", at, "devices"], "count", 2)
-            change(f"a device more in nodes {at}", ["nodes", at, "devices"], "count", 1 + 1 / node["devices"]["count"])
+            change(
+                f"a device more in nodes {at}",
+                ["nodes", at, "devices"],
+                "count",
+                1 + 1 / node["devices"]["count"],
+            )
         change(f"wider nic {at}", ["nodes", at, "nic"], "bandwidth", 1.7)
         change(f"faster bus {at}", ["nodes", at, "intra", 0], "bandwidth", 1.7)
         change(f"faster kind {at}", ["kinds", at, "flops"], "bf16", 1.3)
@@ -314,7 +344,14 @@ def better_files(content: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("model", [NO_FLOORS, LONG_FLOORS])
 @pytest.mark.parametrize("seed", range(900, 912))
 def test_more_or_better_hardware_never_plans_worse(seed: int, model: Any) -> None:
-    recipe = Recipe(max_devices=4, max_pools=2, max_layers=4, batches=(2, 4), per_node=(1, 2), wide=seed % 2 == 0)
+    recipe = Recipe(
+        max_devices=4,
+        max_pools=2,
+        max_layers=4,
+        batches=(2, 4),
+        per_node=(1, 2),
+        wide=seed % 2 == 0,
+    )
     case = replace(random_case(seed, recipe), model=model)
 
     def optimum(cluster: Cluster) -> float:
@@ -327,9 +364,12 @@ def test_more_or_better_hardware_never_plans_worse(seed: int, model: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("cluster", "level", "is_mixed"), [("three-kinds-64", 2, True), ("four-kinds-1024", 2, False), ("mixed-8", 1, True)]
+    ("cluster", "level", "is_mixed"),
+    [("three-kinds-64", 2, True), ("four-kinds-1024", 2, False), ("mixed-8", 1, True)],
 )
-def test_stages_mix_kinds_by_default_where_their_tables_stay_small(cluster: str, level: int, is_mixed: bool) -> None:
+def test_stages_mix_kinds_by_default_where_their_tables_stay_small(
+    cluster: str, level: int, is_mixed: bool
+) -> None:
     chain = load_model("gpt2", sequence_length=512, dtype="fp16")
     pools = able_pools(chain, load_cluster(cluster), ComputeModel())
     units = tuple(pool.count for pool in pools)
@@ -340,10 +380,12 @@ def test_stages_mix_kinds_by_default_where_their_tables_stay_small(cluster: str,
 def test_an_interrupt_keeps_the_best_plan_so_far_with_a_bound_that_holds() -> None:
     case = random_case(3, Recipe(max_devices=6, max_layers=5))
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: SearchProgress) -> None:
         raise KeyboardInterrupt
 
-    whole, stopped = (plan_of(case, exact_settings(case, progress=progress)) for progress in (None, stop))
+    whole, stopped = (
+        plan_of(case, exact_settings(case, progress=progress)) for progress in (None, stop)
+    )
     check_result(case, stopped)
     assert whole.certificate is not None and whole.predicted is not None
     assert stopped.certificate is not None and stopped.predicted is not None
@@ -357,16 +399,22 @@ def test_an_interrupt_keeps_the_best_plan_so_far_with_a_bound_that_holds() -> No
 @pytest.mark.parametrize("batch", [0, -1, 10**12])
 def test_an_impossible_batch_is_refused(batch: int) -> None:
     case = random_case(3, SMALL)
-    with pytest.raises(InputError, match=r"global_batch: found -?\d+, expected a global batch of 1 to "):
+    with pytest.raises(
+        InputError, match=r"global_batch: found -?\d+, expected a global batch of 1 to "
+    ):
         plan_of(replace(case, global_batch=batch), Settings())
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_schedules_whose_backwards_are_cut_are_searched_beside_those_whose_are_not(seed: int) -> None:
-    """Zero-bubble lets the stage before go on after half a backward, which bounds of both together must allow."""
+def test_schedules_whose_backwards_are_cut_are_searched_beside_those_whose_are_not(
+    seed: int,
+) -> None:
+    """Zero-bubble lets the stage before go on after half a backward, which bounds of both together
+    must allow."""
     both = (ScheduleSpec(), ScheduleSpec(kind=ScheduleKind.ZERO_BUBBLE))
     case = replace(
-        random_case(seed, Recipe(max_devices=4, max_layers=4, batches=(2, 4), per_node=(1, 2))), schedules=both
+        random_case(seed, Recipe(max_devices=4, max_layers=4, batches=(2, 4), per_node=(1, 2))),
+        schedules=both,
     )
     everything = best_of_all(case, case.scope(prune=False), MOST_PLANS)
     assert everything is not None

@@ -1,9 +1,9 @@
 """What the planner promises on every cluster, with slow links and several sites.
 
-    (a)  level 2 <= level 1 <= every baseline, and <= the plan of every part of the cluster and every restricted search
-    (b)  more or faster devices, links and memory never make a plan slower
-    (c)  the gap that is shown last while searching is the certificate's
-    (d)  no plan in the scope of a certificate is faster than its lower bound
+    (a) level 2 <= level 1 <= every baseline, and <= the plan of every part of the cluster and every
+    restricted search (b) more or faster devices, links and memory never make a plan slower (c) the
+    gap that is shown last while searching is the certificate's (d) no plan in the scope of a
+    certificate is faster than its lower bound
 
 Times are those of the exact engine on the whole plan, which is no part of the search.
 """
@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_cases import cluster_of
 
-from argosy.baselines import BASELINES, Job
+from argosy.baselines import BASELINES, PlanningJob
 from argosy.cluster.file import load_cluster
 from argosy.cluster.lasting import with_only
 from argosy.cluster.topology import Cluster
@@ -28,7 +28,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
-from argosy.planner import Progress, Settings, find_plan
+from argosy.planner import SearchProgress, Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain, Layer
@@ -37,11 +37,13 @@ from argosy.workload.load import load_model
 IS_SUITE = "ARGOSY_LAW_EXAMPLES" not in os.environ
 """Whether the examples are the same in every run."""
 EXAMPLES = int(os.environ.get("ARGOSY_LAW_EXAMPLES", "40"))
-"""Of each law; five of them are the 200 of the suite. ARGOSY_LAW_EXAMPLES=400 tries 2,000 others."""
+"""Of each law; five of them are the 200 of the suite. ARGOSY_LAW_EXAMPLES=400 tries 2,000
+others."""
 NOISE = 1e-6
 """By how much times may differ that should be equal: sums in another order."""
 FOLDED = 5e-3
-"""The same where candidates are ranked by folded plays, and the exact engine decides between the best."""
+"""The same where candidates are ranked by folded plays, and the exact engine decides between the
+best."""
 ONE_F_ONE_B = (ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),)
 
 
@@ -110,7 +112,12 @@ def rates(low: float, high: float) -> st.SearchStrategy[float]:
 WORLDS = st.builds(
     World,
     sites=st.lists(
-        st.builds(Site, kind=st.sampled_from((1, 2)), nodes=st.integers(1, 2), per_node=st.sampled_from((1, 2))),
+        st.builds(
+            Site,
+            kind=st.sampled_from((1, 2)),
+            nodes=st.integers(1, 2),
+            per_node=st.sampled_from((1, 2)),
+        ),
         min_size=1,
         max_size=2,
     ).map(tuple),
@@ -159,15 +166,20 @@ def found(world: World | Cluster, **changes: Any) -> float:
 
 @given(WORLDS)
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=IS_SUITE)
-def test_more_effort_never_gives_a_slower_plan_and_the_gap_shown_is_the_certificates(world: World) -> None:
+def test_more_effort_never_gives_a_slower_plan_and_the_gap_shown_is_the_certificates(
+    world: World,
+) -> None:
     cluster = world.cluster()
-    shown: list[Progress] = []
+    shown: list[SearchProgress] = []
     try:
         quick = find_plan(CHAIN, cluster, global_batch=BATCH)
     except InfeasibleError:
         return
     careful = find_plan(
-        CHAIN, cluster, global_batch=BATCH, settings=Settings(level=2, time_budget=10, progress=shown.append)
+        CHAIN,
+        cluster,
+        global_batch=BATCH,
+        settings=Settings(level=2, time_budget=10, progress=shown.append),
     )
     assert seconds(careful, cluster) <= seconds(quick, cluster) * (1 + NOISE)
     assert careful.certificate is not None
@@ -182,7 +194,7 @@ def test_more_effort_never_gives_a_slower_plan_and_the_gap_shown_is_the_certific
 def test_no_baseline_is_faster(world: World) -> None:
     cluster = world.cluster()
     ours = found(cluster)
-    job = Job(chain=CHAIN, cluster=cluster, global_batch=BATCH, model=ComputeModel())
+    job = PlanningJob(chain=CHAIN, cluster=cluster, global_batch=BATCH, model=ComputeModel())
     for name, baseline in BASELINES.items():
         plan = baseline(job)
         if isinstance(plan, Plan):
@@ -191,7 +203,9 @@ def test_no_baseline_is_faster(world: World) -> None:
 
 @given(WORLDS, st.data())
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=IS_SUITE)
-def test_no_part_of_a_cluster_and_no_restricted_search_has_a_faster_plan(world: World, data: st.DataObject) -> None:
+def test_no_part_of_a_cluster_and_no_restricted_search_has_a_faster_plan(
+    world: World, data: st.DataObject
+) -> None:
     cluster = world.cluster()
     ours = found(cluster)
     lost = data.draw(st.sampled_from([node.name for node in cluster.nodes]))
@@ -213,11 +227,16 @@ def test_no_part_of_a_cluster_and_no_restricted_search_has_a_faster_plan(world: 
     assert ours <= found(cluster, **restricted) * (1 + FOLDED), restricted
 
 
-@given(WORLDS, st.sampled_from(("nic", "nic_latency", "wan", "wan_latency", "speed", "memory", "nodes")))
+@given(
+    WORLDS,
+    st.sampled_from(("nic", "nic_latency", "wan", "wan_latency", "speed", "memory", "nodes")),
+)
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=IS_SUITE)
 def test_more_and_faster_hardware_never_makes_a_plan_slower(world: World, what: str) -> None:
     if what == "nodes":
-        better = replace(world, sites=tuple(replace(site, nodes=site.nodes + 1) for site in world.sites))
+        better = replace(
+            world, sites=tuple(replace(site, nodes=site.nodes + 1) for site in world.sites)
+        )
     else:
         factor = 0.5 if what.endswith("latency") else 2.0
         better = replace(world, **{what: getattr(world, what) * factor})
@@ -227,16 +246,26 @@ def test_more_and_faster_hardware_never_makes_a_plan_slower(world: World, what: 
 @given(WORLDS, st.data())
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=IS_SUITE)
 def test_no_plan_in_scope_is_faster_than_the_lower_bound(world: World, data: st.DataObject) -> None:
-    """Against plans of other searches on the same cluster that lie in the scope: stages of single devices."""
+    """Against plans of other searches on the same cluster that lie in the scope: stages of single
+    devices."""
     cluster = world.cluster()
     try:
         plan = find_plan(
-            CHAIN, cluster, global_batch=BATCH, settings=Settings(level=2, units=ones(cluster), time_budget=10)
+            CHAIN,
+            cluster,
+            global_batch=BATCH,
+            settings=Settings(level=2, units=ones(cluster), time_budget=10),
         )
     except InfeasibleError:
         return
     assert plan.certificate is not None
-    others = [{"schedules": ONE_F_ONE_B}, {"max_width": 1}, {"mixed": False}, {"zero": (1,)}, {"level": 1}]
+    others = [
+        {"schedules": ONE_F_ONE_B},
+        {"max_width": 1},
+        {"mixed": False},
+        {"zero": (1,)},
+        {"level": 1},
+    ]
     other = Settings(**{"units": ones(cluster), **data.draw(st.sampled_from(others))})
     try:
         rival = find_plan(CHAIN, cluster, global_batch=BATCH, settings=other)
@@ -263,7 +292,8 @@ def two_nodes(bandwidth: str, latency: str, count: int = 2) -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "latency"), [("1 Gbit/s", "20 ms"), ("100 Mbit/s", "20 ms"), ("5 Gbit/s", "20 us")]
+    ("bandwidth", "latency"),
+    [("1 Gbit/s", "20 ms"), ("100 Mbit/s", "20 ms"), ("5 Gbit/s", "20 us")],
 )
 def test_a_slow_link_between_two_nodes_leaves_one_of_them_out(bandwidth: str, latency: str) -> None:
     """GPT-2 XL on 2 x 8 A100: one node alone is the measure, on both levels."""
@@ -271,7 +301,9 @@ def test_a_slow_link_between_two_nodes_leaves_one_of_them_out(bandwidth: str, la
     alone = find_plan(chain, two_nodes(bandwidth, latency, 1), global_batch=256)
     cluster = two_nodes(bandwidth, latency)
     quick = find_plan(chain, cluster, global_batch=256)
-    careful = find_plan(chain, cluster, global_batch=256, settings=Settings(level=2, time_budget=10))
+    careful = find_plan(
+        chain, cluster, global_batch=256, settings=Settings(level=2, time_budget=10)
+    )
     times = [plan.predicted.iteration_seconds for plan in (careful, quick, alone) if plan.predicted]
     assert times == sorted(times)
     assert careful.certificate is not None
@@ -281,7 +313,10 @@ def test_a_slow_link_between_two_nodes_leaves_one_of_them_out(bandwidth: str, la
 
 def test_a_second_node_never_makes_llama_slower() -> None:
     chain = load_model("llama-3-8b", sequence_length=1024, dtype="bf16")
-    times = [find_plan(chain, two_nodes("1 Gbit/s", "20 ms", count), global_batch=256).predicted for count in (1, 2)]
+    times = [
+        find_plan(chain, two_nodes("1 Gbit/s", "20 ms", count), global_batch=256).predicted
+        for count in (1, 2)
+    ]
     assert times[0] is not None and times[1] is not None
     assert times[1].iteration_seconds <= times[0].iteration_seconds * (1 + NOISE)
 
@@ -289,13 +324,21 @@ def test_a_second_node_never_makes_llama_slower() -> None:
 def test_freedom_wins_on_a100_beside_rtx_4090() -> None:
     """2 nodes of 8 A100-40GB and 3 nodes of 4 RTX 4090 behind 25 Gbit/s."""
     node = {"name": "a", "count": 2, "devices": {"kind": "A100-40GB", "count": 8}}
-    node |= {"intra": [{"medium": "nvlink", "bandwidth": "300 GB/s"}], "nic": {"bandwidth": "25 Gbit/s"}}
+    node |= {
+        "intra": [{"medium": "nvlink", "bandwidth": "300 GB/s"}],
+        "nic": {"bandwidth": "25 Gbit/s"},
+    }
     other = {"name": "r", "count": 3, "devices": {"kind": "RTX-4090", "count": 4}}
-    other |= {"intra": [{"medium": "pcie", "bandwidth": "25 GB/s"}], "nic": {"bandwidth": "25 Gbit/s"}}
+    other |= {
+        "intra": [{"medium": "pcie", "bandwidth": "25 GB/s"}],
+        "nic": {"bandwidth": "25 Gbit/s"},
+    }
     cluster = cluster_of({"name": "lab", "nodes": [node, other]})
     chain = load_model("llama-2-7b", sequence_length=2048, dtype="bf16")
     restricted = Settings(mixed=False, even_shares=True, schedules=ONE_F_ONE_B)
-    free, bound = (find_plan(chain, cluster, global_batch=64, settings=s) for s in (None, restricted))
+    free, bound = (
+        find_plan(chain, cluster, global_batch=64, settings=s) for s in (None, restricted)
+    )
     assert free.predicted is not None and bound.predicted is not None
     assert free.predicted.iteration_seconds <= bound.predicted.iteration_seconds * (1 + NOISE)
 
@@ -308,7 +351,9 @@ def test_freedom_wins_on_a100_beside_rtx_4090() -> None:
         ("three-kinds-64", "gpt2-xl", 512, 0.2),
     ],
 )
-def test_level_1_bounds_shapes_by_more_than_throughput(name: str, model: str, batch: int, most: float) -> None:
+def test_level_1_bounds_shapes_by_more_than_throughput(
+    name: str, model: str, batch: int, most: float
+) -> None:
     chain = load_model(model, sequence_length=1024, dtype="fp16")
     plan = find_plan(chain, load_cluster(name), global_batch=batch)
     assert plan.certificate is not None

@@ -1,4 +1,5 @@
-"""The package from Python: names, files or objects everywhere, and results that a notebook shows."""
+"""The package from Python: names, files or objects everywhere, and results that a notebook
+shows."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ BUNDLED = "llama-3-8b-on-mixed-16"
 
 @cache
 def plan() -> argosy.Plan:
-    return argosy.find_plan("gpt2-xl", "two-cards", global_batch=16, sequence_length=512, dtype="fp16")
+    return argosy.find_plan(
+        "gpt2-xl", "two-cards", global_batch=16, sequence_length=512, dtype="fp16"
+    )
 
 
 def test_names_and_objects_give_one_plan() -> None:
@@ -33,7 +36,10 @@ def test_a_plan_is_saved_simulated_explained_and_shown(tmp_path: Path) -> None:
     assert argosy.load_plan(path) == plan()
     predicted = plan().predicted
     assert predicted is not None
-    seconds = [plan().simulate().iteration_seconds[0], argosy.simulate(str(path)).iteration_seconds[0]]
+    seconds = [
+        plan().simulate().iteration_seconds[0],
+        argosy.simulate(str(path)).iteration_seconds[0],
+    ]
     assert seconds == pytest.approx([predicted.iteration_seconds] * 2)
     told = plan().explain()
     assert "gpt2-xl on two-cards" in repr(told) and told.value.plan == plan()
@@ -48,7 +54,9 @@ def test_a_comparison_is_a_table_and_its_rows() -> None:
     assert [row.name for row in shown.value][:1] == ["argosy"] and "megatron" in repr(shown)
 
 
-def test_a_plan_is_exported_from_python_as_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_exported_from_python_as_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = argosy.export(BUNDLED, "torchrun", folder=tmp_path, steps=7)
     assert made.files and (tmp_path / made.files[0][0]).read_text() == made.files[0][1]
     with pytest.raises(SystemExit):
@@ -65,7 +73,9 @@ def test_a_plan_is_exported_from_python_as_by_the_command(tmp_path: Path, capsys
         ("jobset", {}, "--image: .*expected a container image"),
     ],
 )
-def test_what_a_system_does_not_take_is_refused(to: str, options: dict[str, Any], message: str) -> None:
+def test_what_a_system_does_not_take_is_refused(
+    to: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         argosy.export(BUNDLED, to, **options)
 
@@ -73,12 +83,23 @@ def test_what_a_system_does_not_take_is_refused(to: str, options: dict[str, Any]
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: argosy.find_plan(3, "two-cards", global_batch=8), "model: .*object of class int.*a Chain, a model's"),  # type: ignore[arg-type]
-        (lambda: argosy.find_plan("gpt2", None, global_batch=8), "cluster: .*expected a Cluster, a cluster's file or"),  # type: ignore[arg-type]
-        (lambda: argosy.simulate(plan(), cluster="two-crads"), 'did you mean "two-cards"'),
-        (lambda: argosy.simulate({}), "plan: .*object of class dict.*, expected a Plan, a plan's file or name"),  # type: ignore[arg-type]
         (
-            lambda: argosy.find_plan(argosy.load_model("gpt2"), "two-cards", global_batch=8, dtype="fp16"),
+            lambda: argosy.find_plan(3, "two-cards", global_batch=8),
+            "model: .*object of class int.*a Chain, a model's",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: argosy.find_plan("gpt2", None, global_batch=8),
+            "cluster: .*expected a Cluster, a cluster's file or",
+        ),  # type: ignore[arg-type]
+        (lambda: argosy.simulate(plan(), cluster="two-crads"), 'did you mean "two-cards"'),
+        (
+            lambda: argosy.simulate({}),
+            "plan: .*object of class dict.*, expected a Plan, a plan's file or name",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: argosy.find_plan(
+                argosy.load_model("gpt2"), "two-cards", global_batch=8, dtype="fp16"
+            ),
             "dtype: .*expected nothing for a Chain, which has its own",
         ),
     ],

@@ -1,4 +1,5 @@
-"""Nothing has become several times slower: CPU times over a baseline of the same run, with generous bounds."""
+"""Nothing has become several times slower: CPU times over a baseline of the same run, with generous
+bounds."""
 
 from __future__ import annotations
 
@@ -17,4 +18,6 @@ def test_it_is_no_several_times_slower(ratio: Ratio) -> None:
         found.append(ratio.measure())
         if ratio.holds(found[-1]):
             return
-    pytest.fail(f"{ratio.name}: {', '.join(f'{value:.3g}' for value in found)}, expected {ratio.bound:g}")
+    pytest.fail(
+        f"{ratio.name}: {', '.join(f'{value:.3g}' for value in found)}, expected {ratio.bound:g}"
+    )

@@ -1,4 +1,5 @@
-"""The judge of the benchmarks, written anew from Sailor's formulas, against figures that were published or measured."""
+"""The judge of the benchmarks, written anew from Sailor's formulas, against figures that were
+published or measured."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ SPLITS = {
     (16, 16): (16, [(7, "V100-16", 1), (19, "A100-40", 1)]),
     (32, 96): (16, [(9, "V100-16", 4), (4, "V100-16", 2), (13, "A100-40", 2)]),
 }
-"""Plain uneven splits of the layers, two samples per replica: replicas, and layers, kind and width of each stage."""
+"""Plain uneven splits of the layers, two samples per replica: replicas, and layers, kind and width
+of each stage."""
 
 
 def form(replicas: int, stages: list[tuple[int, str, int]]) -> dict[str, Any]:
@@ -28,7 +30,9 @@ def form(replicas: int, stages: list[tuple[int, str, int]]) -> dict[str, Any]:
         at += count
     pipeline = {
         "layers_per_stage": layers,
-        "tmp_per_stage": [[[[[kind, width, "us-central1-a"]], width]] * replicas for _, kind, width in stages],
+        "tmp_per_stage": [
+            [[[[kind, width, "us-central1-a"]], width]] * replicas for _, kind, width in stages
+        ],
         "dp": [replicas] * len(stages),
     }
     return {"mbs": 2, "pipeline_list": [pipeline]}

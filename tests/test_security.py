@@ -1,6 +1,7 @@
 """Files are data: nothing in the source runs what a file says, but where the user names a program.
 
-Every way in which Python runs a string or bytes is looked for in the source; the few places that have one say why.
+Every way in which Python runs a string or bytes is looked for in the source; the few places that
+have one say why.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ RUNS = {
     "mktemp",
 }
 """Calls and base classes by their last name, whatever they are reached through."""
-MODULES = {"marshal", "shelve", "joblib", "dill", "cloudpickle", "yaml", "runpy", "telnetlib", "code"}
+MODULES = {
+    "marshal",
+    "shelve",
+    "joblib",
+    "dill",
+    "cloudpickle",
+    "yaml",
+    "runpy",
+    "telnetlib",
+    "code",
+}
 PAIRS = {
     ("pickle", "load"),
     ("pickle", "loads"),
@@ -44,8 +55,14 @@ PAIRS = {
 ALLOWED = {
     ("__init__.py", "import_module"): "names of our own modules, from a table in that file",
     ("solve/ray_executor.py", "import_module"): 'the module "ray", and no other',
-    ("runtime/program.py", "exec_module"): "the program that the user names on the command line",
-    ("runtime/reading.py", "Unpickler"): "a subclass that builds torch's checkpoint records and nothing else",
+    (
+        "runtime/job/program.py",
+        "exec_module",
+    ): "the program that the user names on the command line",
+    (
+        "runtime/state/reading.py",
+        "Unpickler",
+    ): "a subclass that builds torch's checkpoint records and nothing else",
     ("adapt/advisor.py", "pickle.load"): "from a process that this one started, over its pipe",
 }
 
@@ -63,9 +80,21 @@ def dangers(file: Path) -> Iterator[tuple[str, int]]:
     """What in a file could run a file's content, and on which line."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            yield from ((module, node.lineno) for module in modules if module.split(".")[0] in MODULES)
-        bases = node.bases if isinstance(node, ast.ClassDef) else [node.func] if isinstance(node, ast.Call) else []
+            modules = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+            )
+            yield from (
+                (module, node.lineno) for module in modules if module.split(".")[0] in MODULES
+            )
+        bases = (
+            node.bases
+            if isinstance(node, ast.ClassDef)
+            else [node.func]
+            if isinstance(node, ast.Call)
+            else []
+        )
         for name in map(name_of, bases):
             first, _, last = name.rpartition(".")
             if last in RUNS and not (last == "compile" and first in ("re", "torch")):
@@ -77,7 +106,9 @@ def dangers(file: Path) -> Iterator[tuple[str, int]]:
             yield from _options(name_of(node.func), options, node.lineno)
 
 
-def _options(name: str, options: dict[str | None, ast.expr], line: int) -> Iterator[tuple[str, int]]:
+def _options(
+    name: str, options: dict[str | None, ast.expr], line: int
+) -> Iterator[tuple[str, int]]:
     def is_true(option: str) -> bool:
         value = options.get(option)
         return isinstance(value, ast.Constant) and value.value is True
@@ -96,7 +127,9 @@ def test_nothing_runs_what_a_file_says() -> None:
         for file in sorted(SOURCE.rglob("*.py"))
         for what, line in dangers(file)
     }
-    assert set(found) == set(ALLOWED), {place: line for place, line in found.items() if place not in ALLOWED}
+    assert set(found) == set(ALLOWED), {
+        place: line for place, line in found.items() if place not in ALLOWED
+    }
 
 
 @pytest.mark.parametrize(
@@ -130,7 +163,20 @@ def test_planning_simulating_and_reporting_open_no_socket(
     monkeypatch.setattr("socket.socket.__init__", refuse)
     monkeypatch.chdir(tmp_path)
     for words in (
-        ("plan", "-m", "gpt2", "-c", "two-cards", "-b", "8", "--dtype", "fp16", "-q", "-o", "plan.json"),
+        (
+            "plan",
+            "-m",
+            "gpt2",
+            "-c",
+            "two-cards",
+            "-b",
+            "8",
+            "--dtype",
+            "fp16",
+            "-q",
+            "-o",
+            "plan.json",
+        ),
         ("simulate", "plan.json", "-q"),
         ("report", "plan.json", "-q", "-o", "page.html"),
         ("explain", "plan.json", "-q"),
@@ -141,7 +187,7 @@ def test_planning_simulating_and_reporting_open_no_socket(
 
 
 def test_figures_of_a_run_are_served_on_loopback_alone() -> None:
-    from argosy.runtime.metrics import Metrics, serve
+    from argosy.runtime.job.metrics import Metrics, serve
 
     server = serve(Metrics(), 0)
     try:

@@ -45,7 +45,8 @@ def seconds(plan: Plan) -> float:
 
 @pytest.mark.parametrize(("cluster", "gain"), [("three-kinds-64", 1.02)])
 def test_a_long_sequence_is_faster_in_parts(cluster: str, gain: float) -> None:
-    """128 Ki tokens: keys and values are an eighth of what tensor parallelism reduces, and attention hides them."""
+    """128 Ki tokens: keys and values are an eighth of what tensor parallelism reduces, and
+    attention hides them."""
     whole = planned_whole("llama-3-8b", 131_072, cluster, 16)
     parts = planned("llama-3-8b", 131_072, cluster, 16)
     assert any(stage.context > 1 for stage in parts.stages)
@@ -64,9 +65,14 @@ def test_single_cards_hold_a_long_sequence_only_in_parts() -> None:
     assert all(held < where.device(name).kind.memory for name, held in predicted.peak_memory_bytes)
 
 
-@pytest.mark.parametrize(("cluster", "batch", "gain"), [("three-kinds-64", 256, 1.02), ("racks-128", 512, 1.04)])
-def test_a_mixture_is_faster_with_its_experts_over_holders(cluster: str, batch: int, gain: float) -> None:
-    """Routed tokens stay inside a node and are fewer bytes than what wider tensor parallelism reduces."""
+@pytest.mark.parametrize(
+    ("cluster", "batch", "gain"), [("three-kinds-64", 256, 1.02), ("racks-128", 512, 1.04)]
+)
+def test_a_mixture_is_faster_with_its_experts_over_holders(
+    cluster: str, batch: int, gain: float
+) -> None:
+    """Routed tokens stay inside a node and are fewer bytes than what wider tensor parallelism
+    reduces."""
     whole = planned_whole("mixtral-8x7b", 4096, cluster, batch)
     split = planned("mixtral-8x7b", 4096, cluster, batch)
     assert any(stage.expert > 1 for stage in split.stages)

@@ -39,7 +39,9 @@ def test_rounded_text_parses_back_to_its_digits(quantity, value, digits):
 @given(quantities, everyday, everyday, st.integers(2, 6))
 def test_a_larger_value_never_prints_as_a_smaller_one(quantity, one, other, digits):
     low, high = sorted((one, other))
-    assert quantity.parse(quantity.format(low, digits=digits)) <= quantity.parse(quantity.format(high, digits=digits))
+    assert quantity.parse(quantity.format(low, digits=digits)) <= quantity.parse(
+        quantity.format(high, digits=digits)
+    )
 
 
 @given(st.sampled_from(EVERY_UNIT), values, values)
@@ -47,7 +49,9 @@ def test_a_larger_number_of_the_same_unit_is_never_smaller(known, one, other):
     quantity, unit = known
     low, high = sorted((one, other))
     factor = float(quantity.units[unit])
-    assume(high * factor < math.inf and all(value == 0 or value * factor > 0 for value in (low, high)))
+    assume(
+        high * factor < math.inf and all(value == 0 or value * factor > 0 for value in (low, high))
+    )
     assert quantity.parse(f"{low!r} {unit}") <= quantity.parse(f"{high!r} {unit}")
 
 
@@ -131,7 +135,8 @@ def test_a_lone_b_says_why_it_is_refused():
 
 
 @pytest.mark.parametrize(
-    "number", ["inf", "nan", "-inf", "-1", "-0", "-0.0", "1e400", "1e-400", "1e99999999999999999999", "٣"]
+    "number",
+    ["inf", "nan", "-inf", "-1", "-0", "-0.0", "1e400", "1e-400", "1e99999999999999999999", "٣"],
 )
 @pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.name)
 def test_what_is_not_a_finite_positive_number_is_refused(quantity, number):
@@ -139,7 +144,9 @@ def test_what_is_not_a_finite_positive_number_is_refused(quantity, number):
     assert refusal(quantity, f"{number} {unit}").expected.startswith(quantity.expected)
 
 
-@pytest.mark.parametrize("found", [None, True, [], {}, "", "fast", "Gbit/s", "25 furlongs", "1 2 GB/s"])
+@pytest.mark.parametrize(
+    "found", [None, True, [], {}, "", "fast", "Gbit/s", "25 furlongs", "1 2 GB/s"]
+)
 def test_what_is_no_quantity_is_refused_without_a_guess(found):
     assert refusal(RATE, found).suggestion is None
 

@@ -1,1 +1,2 @@
-"""Plans on an emulated cluster: what was predicted against what real processes over real, shaped links took."""
+"""Plans on an emulated cluster: what was predicted against what real processes over real, shaped
+links took."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from argosy.baselines import BASELINES, NoPlan
-from argosy.baselines import Job as Question
+from argosy.baselines import PlanningJob as Question
 from argosy.lab.system import why_not
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
@@ -35,7 +35,11 @@ def main(arguments: Sequence[str]) -> int:
     if reason is not None:
         print(f"no lab here: {reason}", file=sys.stderr)
         return 4
-    note = Path(arguments[0]) if arguments else Path(f"benchmarks/results/{time.strftime('%Y-%m-%d')}-lab.md")
+    note = (
+        Path(arguments[0])
+        if arguments
+        else Path(f"benchmarks/results/{time.strftime('%Y-%m-%d')}-lab.md")
+    )
     chosen = arguments[1:] or list(PARTS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -79,7 +83,9 @@ def _rates(share: float, folder: Path, note: Path) -> list[str]:
 
 def _contests(share: float, folder: Path, note: Path) -> list[str]:
     return [
-        line for contest in contests() for line in _contest_table(contest, list(_fight(contest, share, folder, RIVALS)))
+        line
+        for contest in contests()
+        for line in _contest_table(contest, list(_fight(contest, share, folder, RIVALS)))
     ]
 
 
@@ -95,7 +101,13 @@ def _real_contest(share: float, folder: Path, note: Path) -> list[str]:
     return _contest_table(contest, list(_fight(contest, share, folder, ("megatron", "dp-cp"))))
 
 
-PARTS = {"cases": _cases, "rates": _rates, "contests": _contests, "real": _real_rates, "real-contest": _real_contest}
+PARTS = {
+    "cases": _cases,
+    "rates": _rates,
+    "contests": _contests,
+    "real": _real_rates,
+    "real-contest": _real_contest,
+}
 """Each a few minutes, written into the note as soon as it is done."""
 _MARK = "<!-- part: {} -->"
 _REAL = (
@@ -110,27 +122,47 @@ def _shown(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _fight(contest: Contest, share: float, folder: Path, rivals: Sequence[str]) -> Iterator[tuple[str, Outcome | str]]:
+def _fight(
+    contest: Contest, share: float, folder: Path, rivals: Sequence[str]
+) -> Iterator[tuple[str, Outcome | str]]:
     """Ours and the rivals' plans, each run."""
     known = known_of(contest.job, contest.cluster, contest.global_batch, folder)
     chain, model = known.chain, known.model
-    question = Question(chain=chain, cluster=contest.cluster, global_batch=contest.global_batch, model=model)
+    question = Question(
+        chain=chain, cluster=contest.cluster, global_batch=contest.global_batch, model=model
+    )
     settings = Settings(level=2, time_budget=20.0, runnable=True, max_width=1)
     plans: dict[str, Plan | NoPlan] = {
-        "argosy": find_plan(chain, contest.cluster, global_batch=contest.global_batch, settings=settings, model=model)
+        "argosy": find_plan(
+            chain,
+            contest.cluster,
+            global_batch=contest.global_batch,
+            settings=settings,
+            model=model,
+        )
     }
     plans |= {name: BASELINES[name](question) for name in rivals}
     for name, plan in plans.items():
         if isinstance(plan, NoPlan):
             yield name, plan.reason
             continue
-        stages = tuple(replace(stage, zero=0) for stage in plan.stages)  # with SGD there is no state to share
-        case = Case(name=name, cluster=contest.cluster, job=contest.job, plan=replace(plan, stages=stages), steps=3)
+        stages = tuple(
+            replace(stage, zero=0) for stage in plan.stages
+        )  # with SGD there is no state to share
+        case = Case(
+            name=name,
+            cluster=contest.cluster,
+            job=contest.job,
+            plan=replace(plan, stages=stages),
+            steps=3,
+        )
         yield name, _shown(play(case, share, folder, known))
 
 
 def _head(share: float) -> list[str]:
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores"
+    versions = (
+        f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores"
+    )
     return [
         "# Plans in the lab: predicted and measured",
         "",
@@ -172,7 +204,9 @@ def _predicted_table(outcomes: Sequence[Outcome], plot: Path) -> list[str]:
 
 
 def _memory_table(outcomes: Sequence[Outcome]) -> list[str]:
-    errors = [abs(predicted / measured - 1) for one in outcomes for _, predicted, measured in one.peaks]
+    errors = [
+        abs(predicted / measured - 1) for one in outcomes for _, predicted, measured in one.peaks
+    ]
     rows = [
         f"| {one.case.name} | {one.case.plan.schedule!r} | "
         + ", ".join(f"{device.partition('0')[0]} {predicted / 1e6:.2f} ({measured / 1e6:.2f})"
@@ -184,7 +218,7 @@ def _memory_table(outcomes: Sequence[Outcome]) -> list[str]:
         "## Peak memory",
         "",
         "The most that torch held on each device during a step, in MB: predicted by replaying the runtime's actions",
-        "(`runtime/ledger.py`), measured in brackets (every allocation of the rank, written down by torch's profiler).",
+        "(`runtime/communication/ledger.py`), measured in brackets (every allocation of the rank, written down by torch's profiler).",
         "",
         "| case | schedule | host: predicted (measured) |",
         "| --- | --- | --- |",
@@ -204,7 +238,10 @@ def _rate_table(title: str, outcomes: Sequence[Outcome]) -> list[str]:
         cells = " | ".join(f"{one.measured:.3f} ({one.predicted:.3f})" for one in members)
         found = [
             f"{_best(some, measured=True)} ({_best(some, measured=False)})"
-            for some in ([one for one in members if one.case.plan.schedule.kind is not ScheduleKind.EAGER], members)
+            for some in (
+                [one for one in members if one.case.plan.schedule.kind is not ScheduleKind.EAGER],
+                members,
+            )
         ]
         rows.append(f"| {name} | {cells} | {' | '.join(found)} |")
     heads = " | ".join(
@@ -228,7 +265,9 @@ def _rate_table(title: str, outcomes: Sequence[Outcome]) -> list[str]:
 def _best(outcomes: Sequence[Outcome], *, measured: bool) -> str:
     """Memory decides between schedules that are as good as equally fast."""
     times = [one.measured if measured else one.predicted for one in outcomes]
-    near = [one for one, took in zip(outcomes, times, strict=True) if took <= (1 + _EQUAL) * min(times)]
+    near = [
+        one for one, took in zip(outcomes, times, strict=True) if took <= (1 + _EQUAL) * min(times)
+    ]
     return repr(min(near, key=lambda one: _most_in_flight(one.case.plan)).case.plan.schedule)
 
 
@@ -238,7 +277,9 @@ def _most_in_flight(plan: Plan) -> int:
 
 
 def _contest_table(contest: Contest, outcomes: Sequence[tuple[str, Outcome | str]]) -> list[str]:
-    ours = next(one.measured for name, one in outcomes if name == "argosy" and isinstance(one, Outcome))
+    ours = next(
+        one.measured for name, one in outcomes if name == "argosy" and isinstance(one, Outcome)
+    )
     rows = []
     for name, one in outcomes:
         if isinstance(one, str):
@@ -258,7 +299,8 @@ def _contest_table(contest: Contest, outcomes: Sequence[tuple[str, Outcome | str
 
 def _short(plan: Plan) -> str:
     stages = "; ".join(
-        f"{stage.end - stage.first} on " + ", ".join(f"{r.devices[0]} x{r.samples}" for r in stage.replicas)
+        f"{stage.end - stage.first} on "
+        + ", ".join(f"{r.devices[0]} x{r.samples}" for r in stage.replicas)
         for stage in plan.stages
     )
     return f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}, {plan.schedule!r}: {stages}"
@@ -271,11 +313,17 @@ def _plot(outcomes: Sequence[Outcome], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(5, 5))
-    axes.plot([one.measured for one in outcomes], [one.predicted for one in outcomes], "o", alpha=0.7)
+    axes.plot(
+        [one.measured for one in outcomes], [one.predicted for one in outcomes], "o", alpha=0.7
+    )
     top = 1.1 * max(max(one.measured, one.predicted) for one in outcomes)
     axes.plot([0, top], [0, top], "-", color="grey", linewidth=0.8)
-    axes.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color="grey", alpha=0.15, label="within 10 %")
-    axes.set(xlabel="measured, seconds per iteration", ylabel="predicted", xlim=(0, top), ylim=(0, top))
+    axes.fill_between(
+        [0, top], [0, 0.9 * top], [0, 1.1 * top], color="grey", alpha=0.15, label="within 10 %"
+    )
+    axes.set(
+        xlabel="measured, seconds per iteration", ylabel="predicted", xlim=(0, top), ylim=(0, top)
+    )
     axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})

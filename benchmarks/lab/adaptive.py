@@ -1,8 +1,10 @@
-"""One job in the lab whose link is preempted and whose host is slowed: what each policy makes of it.
+"""One job in the lab whose link is preempted and whose host is slowed: what each policy makes of
+it.
 
-`python -m benchmarks.lab.adaptive run POLICY FOLDER` measures one policy, `all FOLDER` in its place all of them side by
-side, each in a lab of its own (about five minutes; layers sleep, so they hardly disturb each other), and
-`note FOLDER NOTE.md` writes the note with its tables and plot from what FOLDER holds.
+`python -m benchmarks.lab.adaptive run POLICY FOLDER` measures one policy, `all FOLDER` in its place
+all of them side by side, each in a lab of its own (about five minutes; layers sleep, so they hardly
+disturb each other), and `note FOLDER NOTE.md` writes the note with its tables and plot from what
+FOLDER holds.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from typing import Any
 
 import torch
 
-from argosy.adapt.controller import Limits, Reach
-from argosy.adapt.play import Stage, play
+from argosy.adapt.controller import AdaptationLevel, ControllerLimits
+from argosy.adapt.play import Playback, play
 from argosy.choose.policy import schedules_that_fit
 from argosy.cluster.lasting import at_moment
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.moving import migration
-from argosy.lab.lab import Clock, Lab
+from argosy.lab.lab import Lab, LabClock
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
@@ -48,18 +50,22 @@ PAYLOAD = 0.958
 HOSTS = ("a", "b", "c")
 POLICIES = ("static 1F1B", "best static plan", "adaptive k", "full adaptation", "oracle replayed")
 JOB = Job(num_layers=12, forward_seconds=8e-3, values=65_536, weights=200_000)
-"""A message takes ten times as long as a token bucket lets through at once, so that rates are what they seem."""
+"""A message takes ten times as long as a token bucket lets through at once, so that rates are what
+they seem."""
 _RECOVERED = 0.9
 _WITHIN = 0.15
 
 
 def cluster() -> Cluster:
     link = ", ".join(
-        f'["{begin:g} s", "{low:g} Mbit/s"], ["{end:g} s", "{RATE:g} Mbit/s"]' for begin, end, low in PREEMPTED
+        f'["{begin:g} s", "{low:g} Mbit/s"], ["{end:g} s", "{RATE:g} Mbit/s"]'
+        for begin, end, low in PREEMPTED
     )
     begin, end, speed = SLOWED
     changes = f'[[changes]]\nlink = "{LINK}"\nsteps = [{link}]\n'
-    changes += f'[[changes]]\ndevice = "{HOST}"\nsteps = [["{begin:g} s", {speed}], ["{end:g} s", 1]]\n'
+    changes += (
+        f'[[changes]]\ndevice = "{HOST}"\nsteps = [["{begin:g} s", {speed}], ["{end:g} s", 1]]\n'
+    )
     return cluster_of("lab", [(1.0, RATE)] * len(HOSTS), changes)
 
 
@@ -82,30 +88,39 @@ class Foresight:
         self.cluster = with_payload(self.real, PAYLOAD)
         self.first = first_plan(self.real)
         self.model = ComputeModel(profiles=JOB.profiles(self.real, self.first.global_batch))
-        self.stage = Stage(JOB.chain, self.cluster, self.model)
+        self.stage = Playback(JOB.chain, self.cluster, self.model)
 
     def candidates(self) -> list[Plan]:
-        """Of every state of the world the best plan that is found, and the first one, under all schedules."""
+        """Of every state of the world the best plan that is found, and the first one, under all
+        schedules."""
         plans = [self.first]
         for moment in moments():
             then = at_moment(self.cluster, moment)
             settings = Settings(runnable=True, max_width=1)
             batch = self.first.global_batch
-            found = find_plan(JOB.chain, then, global_batch=batch, settings=settings, model=self.model)
-            plans.append(replace(found, stages=tuple(replace(stage, zero=0) for stage in found.stages)))
+            found = find_plan(
+                JOB.chain, then, global_batch=batch, settings=settings, model=self.model
+            )
+            plans.append(
+                replace(found, stages=tuple(replace(stage, zero=0) for stage in found.stages))
+            )
         unique = {(plan.stages, plan.micro_batch_size): plan for plan in plans}
-        return [variant for plan in unique.values() for variant in schedules_that_fit(plan, JOB.chain, self.cluster)]
+        return [
+            variant
+            for plan in unique.values()
+            for variant in schedules_that_fit(plan, JOB.chain, self.cluster)
+        ]
 
     def best_static(self) -> Plan:
-        still = Limits(reach=Reach.OFF)
+        still = ControllerLimits(reach=AdaptationLevel.OFF)
         return max(
             self.candidates(),
             key=lambda plan: play(self.stage, plan, until=SECONDS, limits=still).samples_per_second,
         )
 
     def oracle(self) -> list[tuple[float, Plan]]:
-        """For every stretch between two changes the plan with which most is done in the end, moves counted: a programme
-        over stretches and plans."""
+        """For every stretch between two changes the plan with which most is done in the end, moves
+        counted: a programme over stretches and plans."""
         plans = self.candidates()
         most = [0.0] * len(plans)
         courses: list[list[Plan]] = [[] for _ in plans]
@@ -136,9 +151,12 @@ def measure(policy: str, folder: Path) -> Path:
         plans = [(0.0, Foresight().best_static())]
     elif policy == "oracle replayed":
         plans = Foresight().oracle()
-    reach = {"adaptive k": Reach.K, "full adaptation": Reach.FULL}.get(policy)
+    reach = {"adaptive k": AdaptationLevel.K, "full adaptation": AdaptationLevel.FULL}.get(policy)
     folder.mkdir(parents=True, exist_ok=True)
-    result, task = folder / f"{policy.replace(' ', '-')}.json", folder / f"{policy.replace(' ', '-')}-task.json"
+    result, task = (
+        folder / f"{policy.replace(' ', '-')}.json",
+        folder / f"{policy.replace(' ', '-')}-task.json",
+    )
     content = {
         "name": policy,
         "policy": "script" if reach is None else str(reach),
@@ -159,7 +177,7 @@ def measure(policy: str, folder: Path) -> Path:
             devices=content["roster"],
             environment={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
             timeout=SECONDS + 120,
-            clock=Clock.READY,
+            clock=LabClock.READY,
         )
     return result
 
@@ -174,32 +192,55 @@ def rate_between(run: dict[str, Any], begin: float, end: float) -> float:
     return done * run["global_batch"] / (min(end, ends[-1]) - begin)
 
 
-def steps_to_recover(run: dict[str, Any], oracle: dict[str, Any], begin: float, end: float) -> int | None:
-    """Steps that began after a change until one was as fast as 90 % of the oracle's usual rate there; None: never."""
+def steps_to_recover(
+    run: dict[str, Any], oracle: dict[str, Any], begin: float, end: float
+) -> int | None:
+    """Steps that began after a change until one was as fast as 90 % of the oracle's usual rate
+    there; None: never."""
     theirs = [step["seconds"] for step in oracle["steps"] if begin < step["start"] < end]
     usual = statistics.median(theirs)
     after = [step["seconds"] for step in run["steps"] if begin <= step["start"] < end]
-    return next((number for number, took in enumerate(after, 1) if usual / took >= _RECOVERED), None)
+    return next(
+        (number for number, took in enumerate(after, 1) if usual / took >= _RECOVERED), None
+    )
 
 
-def steps_to_believe(run: dict[str, Any], what: str, begin: float, end: float, truth: float) -> int | None:
+def steps_to_believe(
+    run: dict[str, Any], what: str, begin: float, end: float, truth: float
+) -> int | None:
     """Steps that began after a change until the belief is within 15 % of the truth."""
     after = [step["believed"] for step in run["steps"] if begin <= step["start"] < end]
-    return next((number for number, one in enumerate(after) if abs(one[what] / truth - 1) <= _WITHIN), None)
+    return next(
+        (number for number, one in enumerate(after) if abs(one[what] / truth - 1) <= _WITHIN), None
+    )
 
 
 def write_note(folder: Path, note: Path) -> None:
-    runs = {policy: json.loads((folder / f"{policy.replace(' ', '-')}.json").read_text()) for policy in POLICIES}
+    runs = {
+        policy: json.loads((folder / f"{policy.replace(' ', '-')}.json").read_text())
+        for policy in POLICIES
+    }
     plot = note.with_suffix(".svg")
     _plot(runs, plot)
-    lines = [*_head(), *_rates(runs), "", f"![samples per second over time]({plot.name})", "", *_recovery(runs)]
+    lines = [
+        *_head(),
+        *_rates(runs),
+        "",
+        f"![samples per second over time]({plot.name})",
+        "",
+        *_recovery(runs),
+    ]
     lines += [*_beliefs(runs), *_decisions(runs)]
     note.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _head() -> list[str]:
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores"
-    low = ", ".join(f"{rate:g} Mbit/s from {begin:g} to {end:g} s" for begin, end, rate in PREEMPTED)
+    versions = (
+        f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores"
+    )
+    low = ", ".join(
+        f"{rate:g} Mbit/s from {begin:g} to {end:g} s" for begin, end, rate in PREEMPTED
+    )
     return [
         "# Adapting in the lab",
         "",
@@ -217,14 +258,29 @@ def _head() -> list[str]:
 
 
 def _rates(runs: dict[str, Any]) -> list[str]:
-    lows = [(name, *low[:2]) for name, low in zip(("preempted", "again", "and again"), PREEMPTED, strict=True)]
-    stretches = [("calm and preempted", 0.0, SLOWED[0]), *lows, ("host slowed", *SLOWED[:2]), ("all", 0.0, SECONDS)]
+    lows = [
+        (name, *low[:2])
+        for name, low in zip(("preempted", "again", "and again"), PREEMPTED, strict=True)
+    ]
+    stretches = [
+        ("calm and preempted", 0.0, SLOWED[0]),
+        *lows,
+        ("host slowed", *SLOWED[:2]),
+        ("all", 0.0, SECONDS),
+    ]
     heads = " | ".join(f"{name}, {begin:g}-{end:g} s" for name, begin, end in stretches)
-    rows = ["## Samples per second", "", f"| policy | {heads} |", "| --- |" + " --- |" * len(stretches)]
+    rows = [
+        "## Samples per second",
+        "",
+        f"| policy | {heads} |",
+        "| --- |" + " --- |" * len(stretches),
+    ]
     still = [rate_between(runs["static 1F1B"], begin, end) for _, begin, end in stretches]
     for policy, run in runs.items():
         rates = [rate_between(run, begin, end) for _, begin, end in stretches]
-        cells = " | ".join(f"{rate:.1f} ({rate / base:.2f}x)" for rate, base in zip(rates, still, strict=True))
+        cells = " | ".join(
+            f"{rate:.1f} ({rate / base:.2f}x)" for rate, base in zip(rates, still, strict=True)
+        )
         rows.append(f"| {policy} | {cells} |")
     return rows
 
@@ -238,12 +294,19 @@ def _recovery(runs: dict[str, Any]) -> list[str]:
             steps_to_recover(runs[policy], runs["oracle replayed"], begin, end)
             for begin, end in pairwise([*moments()[1:], SECONDS])
         ]
-        rows.append(f"| {policy} | " + " | ".join("never" if one is None else str(one) for one in found) + " |")
+        rows.append(
+            f"| {policy} | "
+            + " | ".join("never" if one is None else str(one) for one in found)
+            + " |"
+        )
     return [*rows, ""]
 
 
 def _beliefs(runs: dict[str, Any]) -> list[str]:
-    rows = ["## Steps after a change until the belief is within 15 % of the shaped rate or speed", ""]
+    rows = [
+        "## Steps after a change until the belief is within 15 % of the shaped rate or speed",
+        "",
+    ]
     rows += [
         "| policy | change | truth | steps | belief at the end of the stretch |",
         "| --- | --- | --- | --- | --- |",
@@ -257,7 +320,11 @@ def _beliefs(runs: dict[str, Any]) -> list[str]:
             truth = trace.at(begin) if is_link else speed.at(begin)
             what = f"{LINK}.in" if is_link else HOST
             found = steps_to_believe(runs[policy], what, begin, end, truth)
-            last = [step["believed"][what] for step in runs[policy]["steps"] if begin <= step["start"] < end][-1]
+            last = [
+                step["believed"][what]
+                for step in runs[policy]["steps"]
+                if begin <= step["start"] < end
+            ][-1]
             unit, scale = (" Mbit/s", 8e-6) if is_link else ("", 1.0)
             steps = "never" if found is None else str(found)
             cells = f"{begin:g} s, {what} | {truth * scale:.3g}{unit} | {steps} | {last * scale:.3g}{unit}"
@@ -269,17 +336,25 @@ def _decisions(runs: dict[str, Any]) -> list[str]:
     rows = ["## Decisions", "", "| policy | at | what | predicted | measured | moved | why |"]
     rows += ["| --- | --- | --- | --- | --- | --- | --- |"]
     for policy in ("adaptive k", "full adaptation"):
-        outcomes = {event["step"]: event for event in runs[policy]["events"] if event["event"] == "outcome"}
+        outcomes = {
+            event["step"]: event for event in runs[policy]["events"] if event["event"] == "outcome"
+        }
         for event in runs[policy]["events"]:
             if event["event"] != "decision":
                 continue
             outcome = outcomes.get(event["step"])
-            measured = f"{outcome['measured_before']:.2f} -> {outcome['measured_after']:.2f} s" if outcome else "-"
+            measured = (
+                f"{outcome['measured_before']:.2f} -> {outcome['measured_after']:.2f} s"
+                if outcome
+                else "-"
+            )
             moved = "-"
             if "moved_bytes" in event:
                 predicted, took = event["predicted_moving"], event["moved_seconds"]
                 moved = f"{event['moved_bytes'] / 1e6:.1f} MB, predicted {predicted:.2f} s, took {took:.2f} s"
-            layers = "/".join(str(stage["layers"][1] - stage["layers"][0]) for stage in event["stages"])
+            layers = "/".join(
+                str(stage["layers"][1] - stage["layers"][0]) for stage in event["stages"]
+            )
             spec = event["schedule"]
             text = f"{event['what']}: {spec['kind']} k={spec.get('k', 1)}, layers {layers}"
             seconds = f"{event['predicted_before']:.2f} -> {event['predicted_after']:.2f} s"
@@ -303,7 +378,11 @@ def _plot(runs: dict[str, Any], path: Path) -> None:
         rates = [run["global_batch"] / step["seconds"] for step in run["steps"]]
         style = "--" if policy in ("oracle replayed", "best static plan") else "-"
         axes.plot(times, rates, style, label=policy, linewidth=1.3)
-    axes.set(xlabel="seconds; blue: link preempted, red: host at half speed", ylabel="samples/s", xlim=(0, SECONDS))
+    axes.set(
+        xlabel="seconds; blue: link preempted, red: host at half speed",
+        ylabel="samples/s",
+        xlim=(0, SECONDS),
+    )
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, ncols=3, loc="lower center")
     figure.tight_layout()

@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 
 from argosy.adapt.advisor import Brief
-from argosy.adapt.controller import Limits, Reach
+from argosy.adapt.controller import AdaptationLevel, ControllerLimits
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.lasting import at_time_zero
 from argosy.cost.compute import ComputeModel
 from argosy.plan.file import loads_plan
 from argosy.plan.plan import Plan
-from argosy.runtime.adapting import Adapter, change_to
-from argosy.runtime.emulated import say_ready
-from argosy.runtime.trainer import Trainer, parallelize
+from argosy.runtime.job.adapting import Adapter, change_to
+from argosy.runtime.processes.emulated import say_ready
+from argosy.runtime.step.trainer import Trainer, parallelize
 from benchmarks.lab.emulated import Job, build_model, loss_of, speed_of
 from benchmarks.lab.run import with_payload
 
@@ -68,20 +68,27 @@ def main(task_file: str) -> None:
     model = build_model(job, lambda: speed_of(device.kind.name) * device.speed.at(clock.now()))
     batch = torch.zeros(plan.global_batch, job.values)
     trainer = parallelize(
-        model, loss_of, lambda p: torch.optim.SGD(p, lr=0.0), batch, plan, roster=tuple(task["roster"])
+        model,
+        loss_of,
+        lambda p: torch.optim.SGD(p, lr=0.0),
+        batch,
+        plan,
+        roster=tuple(task["roster"]),
     )
     events: list[Any] = []
     adapter = script = None
-    if task["policy"] in list(Reach):
+    if task["policy"] in list(AdaptationLevel):
         brief = Brief(
             plan=plan,
             chain=job.chain,
             cluster=with_payload(at_time_zero(cluster), task["payload"]),
             model=ComputeModel(profiles=job.profiles(cluster, plan.global_batch)),
-            limits=Limits(reach=Reach(task["policy"]), horizon=task["horizon"]),
+            limits=ControllerLimits(reach=AdaptationLevel(task["policy"]), horizon=task["horizon"]),
             roster=tuple(task["roster"]),
         )
-        adapter = Adapter(trainer, brief, lambda event: events.append({**event, "time": clock.now()}))
+        adapter = Adapter(
+            trainer, brief, lambda event: events.append({**event, "time": clock.now()})
+        )
         adapter.keeps_marks = False
     else:
         script = _Script(trainer, scripted)
@@ -92,14 +99,24 @@ def main(task_file: str) -> None:
     if adapter is not None:
         adapter.close()
     if trainer.rank == 0:
-        result = {"policy": task["name"], "global_batch": plan.global_batch, "steps": steps, "events": events}
+        result = {
+            "policy": task["name"],
+            "global_batch": plan.global_batch,
+            "steps": steps,
+            "events": events,
+        }
         Path(task["result"]).write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
 def _run(
-    trainer: Trainer, batch: Any, clock: _Clock, seconds: float, adapter: Adapter | None, script: _Script | None
+    trainer: Trainer,
+    batch: Any,
+    clock: _Clock,
+    seconds: float,
+    adapter: Adapter | None,
+    script: _Script | None,
 ) -> list[dict[str, Any]]:
     """Steps until the time is over; rank 0's clock says when."""
     steps = []
@@ -112,7 +129,9 @@ def _run(
         trainer.step(batch)
         took = clock.now() - start
         believed = {} if adapter is None else {**adapter.believed, **adapter.speeds}
-        steps.append({"start": start, "seconds": took, "plan": repr(trainer.plan), "believed": believed})
+        steps.append(
+            {"start": start, "seconds": took, "plan": repr(trainer.plan), "believed": believed}
+        )
         if adapter is not None:
             adapter.after_step(took, max(1, int((seconds - clock.now()) / took)))
             steps[-1]["seen"] = adapter.seen

@@ -37,7 +37,9 @@ def cluster_of(name: str, hosts: Sequence[tuple[float, float]], changes: str = "
         f'nic = {{ bandwidth = "{rate:g} Mbit/s", latency = "40 us" }}\n'
         for index, (speed, rate) in enumerate(hosts)
     )
-    return build_cluster(parse_toml(f'name = "{name}"\n{kinds}{nodes}{changes}', file=f"{name}.toml"), folder=Path())
+    return build_cluster(
+        parse_toml(f'name = "{name}"\n{kinds}{nodes}{changes}', file=f"{name}.toml"), folder=Path()
+    )
 
 
 def plan_of(
@@ -51,13 +53,17 @@ def plan_of(
     chain = job.chain
     built, first = [], 0
     for count, replicas in stages:
-        members = tuple(Replica(devices=(f"{name}0.0",), samples=samples) for name, samples in replicas)
+        members = tuple(
+            Replica(devices=(f"{name}0.0",), samples=samples) for name, samples in replicas
+        )
         built.append(Stage(first=first, end=first + count, replicas=members))
         first += count
     assert first == job.num_layers
     size = sum(samples for _, samples in stages[0][1])
     return Plan(
-        model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype, optimizer=chain.optimizer),
+        model=ModelRef(
+            name=chain.name, sequence_length=1, dtype=chain.dtype, optimizer=chain.optimizer
+        ),
         cluster=ClusterRef.of(cluster),
         global_batch=size * micro_batches,
         micro_batch_size=size,
@@ -79,7 +85,8 @@ class Case:
 
 
 def predicted_cases() -> list[Case]:
-    """Pipelines of two to four hosts, unequal layers, replicas with unequal shares, slow and changing links."""
+    """Pipelines of two to four hosts, unequal layers, replicas with unequal shares, slow and
+    changing links."""
     thin = Job(num_layers=8, forward_seconds=2.5e-3, values=16_384, weights=20_000)
     heavy = Job(num_layers=8, forward_seconds=2.5e-3, values=16_384, weights=200_000)
     cases = []
@@ -102,31 +109,69 @@ def predicted_cases() -> list[Case]:
     two = [(1.0, 100.0), (1.0, 100.0)]
     add("2 hosts, 100 Mbit/s", two, thin, [(4, [("a", 4)]), (4, [("b", 4)])], (ONE, kfkb(2)))
     slow = [(1.0, 25.0), (1.0, 25.0)]
-    add("2 hosts, 25 Mbit/s", slow, thin, [(4, [("a", 4)]), (4, [("b", 4)])], (ONE, kfkb(2), kfkb(4), EAGER))
+    add(
+        "2 hosts, 25 Mbit/s",
+        slow,
+        thin,
+        [(4, [("a", 4)]), (4, [("b", 4)])],
+        (ONE, kfkb(2), kfkb(4), EAGER),
+    )
     add("2 to 1, 3:1 in speed", [(2.0, 100.0), (1.0, 100.0), (1.0, 100.0)], thin,
         [(4, [("a", 4)]), (4, [("b", 2), ("c", 2)])])  # fmt: skip
     unequal = [(4.0, 200.0), (2.0, 100.0), (1.0, 100.0), (1.0, 100.0)]
     add("4:2:1:1, layers by speed", unequal, thin, [(4, [("a", 4)]), (2, [("b", 4)]), (1, [("c", 4)]), (1, [("d", 4)])],
         (ONE, EAGER))  # fmt: skip
-    add("4:2:1:1, equal layers", unequal, thin, [(2, [("a", 4)]), (2, [("b", 4)]), (2, [("c", 4)]), (2, [("d", 4)])])
-    add("data parallel 3:1", [(3.0, 200.0), (1.0, 200.0)], heavy, [(8, [("a", 6), ("b", 2)])], micro_batches=4)
-    add("data parallel even", [(3.0, 200.0), (1.0, 200.0)], heavy, [(8, [("a", 4), ("b", 4)])], micro_batches=4)
-    preempted = (
-        '[[changes]]\nlink = "b0.nic"\nsteps = [["0 s", "100 Mbit/s"], ["0.6 s", "15 Mbit/s"], ["2 s", "100 Mbit/s"]]\n'
+    add(
+        "4:2:1:1, equal layers",
+        unequal,
+        thin,
+        [(2, [("a", 4)]), (2, [("b", 4)]), (2, [("c", 4)]), (2, [("d", 4)])],
     )
-    add("2 hosts, preempted", two, thin, [(4, [("a", 4)]), (4, [("b", 4)])], (ONE, kfkb(4)), changes=preempted)
+    add(
+        "data parallel 3:1",
+        [(3.0, 200.0), (1.0, 200.0)],
+        heavy,
+        [(8, [("a", 6), ("b", 2)])],
+        micro_batches=4,
+    )
+    add(
+        "data parallel even",
+        [(3.0, 200.0), (1.0, 200.0)],
+        heavy,
+        [(8, [("a", 4), ("b", 4)])],
+        micro_batches=4,
+    )
+    preempted = '[[changes]]\nlink = "b0.nic"\nsteps = [["0 s", "100 Mbit/s"], ["0.6 s", "15 Mbit/s"], ["2 s", "100 Mbit/s"]]\n'
+    add(
+        "2 hosts, preempted",
+        two,
+        thin,
+        [(4, [("a", 4)]), (4, [("b", 4)])],
+        (ONE, kfkb(4)),
+        changes=preempted,
+    )
     return cases
 
 
-def rate_cases(rates: Sequence[float] = (1000.0, 200.0, 35.0, 12.0), *, real: bool = False) -> list[Case]:
+def rate_cases(
+    rates: Sequence[float] = (1000.0, 200.0, 35.0, 12.0), *, real: bool = False
+) -> list[Case]:
     """One pipeline of two stages under links of several rates, and every schedule on each."""
     job = Job(num_layers=8, forward_seconds=2e-3, values=16_384, weights=16_384, real=real)
     cases = []
     for rate in rates:
         cluster = cluster_of("lab", [(1.0, rate), (1.0, rate)])
         for schedule in (ONE, kfkb(2), kfkb(4), EAGER):
-            plan = plan_of(cluster, job, [(4, [("a", 4)]), (4, [("b", 4)])], micro_batches=12, schedule=schedule)
-            cases.append(Case(name=f"{rate:g} Mbit/s", cluster=cluster, job=job, plan=plan, steps=3))
+            plan = plan_of(
+                cluster,
+                job,
+                [(4, [("a", 4)]), (4, [("b", 4)])],
+                micro_batches=12,
+                schedule=schedule,
+            )
+            cases.append(
+                Case(name=f"{rate:g} Mbit/s", cluster=cluster, job=job, plan=plan, steps=3)
+            )
     return cases
 
 

@@ -1,7 +1,9 @@
-"""``python -m benchmarks.lab.context [NOTE.md]``: one long sequence on two unequal devices, with and without context.
+"""``python -m benchmarks.lab.context [NOTE.md]``: one long sequence on two unequal devices, with
+and without context.
 
-A model as llama's, of one sample of many tokens, is planned twice: with sequences whole and with sequences cut.
-Weights, gradients, keys, values and their transfers are real; the time of a block is emulated (``context_worker``).
+A model as llama's, of one sample of many tokens, is planned twice: with sequences whole and with
+sequences cut. Weights, gradients, keys, values and their transfers are real; the time of a block is
+emulated (``context_worker``).
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from pathlib import Path
 
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
-from argosy.lab.lab import Clock, Lab
+from argosy.lab.lab import Lab, LabClock
 from argosy.lab.system import why_not
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
-from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.processes.ranks import devices_by_rank
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.profile import Profile, ProfileRow
@@ -47,9 +49,17 @@ def chain() -> Chain:
     layers = [
         Layer(name="embedding", parameters=table, activation_bytes=0.0, output_bytes=_BYTES, **end),
         *(replace(block, name=f"block{index}") for index in range(BLOCKS)),
-        Layer(name="head", parameters=table + WIDTH, activation_bytes=_BYTES, output_bytes=4.0, **end),
+        Layer(
+            name="head", parameters=table + WIDTH, activation_bytes=_BYTES, output_bytes=4.0, **end
+        ),
     ]
-    return Chain(name="llama-like", layers=tuple(layers), sequence_length=TOKENS, dtype=Dtype.FP32, optimizer="sgd")
+    return Chain(
+        name="llama-like",
+        layers=tuple(layers),
+        sequence_length=TOKENS,
+        dtype=Dtype.FP32,
+        optimizer="sgd",
+    )
 
 
 def model() -> ComputeModel:
@@ -74,9 +84,22 @@ def measured(plan: Plan, folder: Path) -> float:
     """Median seconds of an iteration on real processes in a lab."""
     plan_file, result = folder / "plan.json", folder / "result.json"
     plan_file.write_text(dumps_plan(plan), encoding="utf-8")
-    worker = [sys.executable, "-m", "benchmarks.lab.context_worker", str(plan_file), str(STEPS), str(result)]
+    worker = [
+        sys.executable,
+        "-m",
+        "benchmarks.lab.context_worker",
+        str(plan_file),
+        str(STEPS),
+        str(result),
+    ]
     with Lab(CLUSTER, shares=False) as lab:
-        lab.run(worker, devices=devices_by_rank(plan), environment=_PATH, timeout=500, clock=Clock.READY)
+        lab.run(
+            worker,
+            devices=devices_by_rank(plan),
+            environment=_PATH,
+            timeout=500,
+            clock=LabClock.READY,
+        )
     return statistics.median(json.loads(result.read_text(encoding="utf-8")))
 
 
@@ -85,7 +108,11 @@ def main(arguments: Sequence[str]) -> int:
     if reason is not None:
         print(f"no lab here: {reason}", file=sys.stderr)
         return 4
-    note = Path(arguments[0]) if arguments else Path(f"benchmarks/results/{time.strftime('%Y-%m-%d')}-context.md")
+    note = (
+        Path(arguments[0])
+        if arguments
+        else Path(f"benchmarks/results/{time.strftime('%Y-%m-%d')}-context.md")
+    )
     lines = [
         "# One sequence on two unequal devices",
         "",
@@ -101,14 +128,21 @@ def main(arguments: Sequence[str]) -> int:
         for most in (1, 2):
             settings = Settings(level=2, runnable=True, max_context=most, max_width=1)
             plan = find_plan(chain(), CLUSTER, global_batch=1, settings=settings, model=model())
-            ends = simulate(plan, chain(), with_payload(CLUSTER, share), model=model(), iterations=STEPS).iteration_ends
+            ends = simulate(
+                plan, chain(), with_payload(CLUSTER, share), model=model(), iterations=STEPS
+            ).iteration_ends
             predicted, found = ends[-1] / STEPS, measured(plan, Path(name))
             stages = "; ".join(
                 f"{stage.num_layers} layers on {', '.join(stage.devices)}"
-                + (f" in parts {'/'.join(f'{share:.3g}' for share in stage.replicas[0].shares)}" * (stage.context > 1))
+                + (
+                    f" in parts {'/'.join(f'{share:.3g}' for share in stage.replicas[0].shares)}"
+                    * (stage.context > 1)
+                )
                 for stage in plan.stages
             )
-            lines.append(f"| {stages} | {predicted:.3f} s | {found:.3f} s | {100 * (predicted / found - 1):+.1f} % |")
+            lines.append(
+                f"| {stages} | {predicted:.3f} s | {found:.3f} s | {100 * (predicted / found - 1):+.1f} % |"
+            )
             print(lines[-1], flush=True)
     note.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0

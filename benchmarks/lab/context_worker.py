@@ -1,7 +1,8 @@
-"""One rank of ``benchmarks.lab.context``: `python -m benchmarks.lab.context_worker PLAN STEPS RESULT`.
+"""One rank of ``benchmarks.lab.context``: `python -m benchmarks.lab.context_worker PLAN STEPS
+RESULT`.
 
-A block computes on its tokens, and then waits for what is left of its time, forward and backward (``runtime.paced``).
-In a captured stage that is a segment of operations.
+A block computes on its tokens, and then waits for what is left of its time, forward and backward
+(``runtime.job.paced``). In a captured stage that is a segment of operations.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from torch import Tensor, nn
 
 from argosy.cluster.file import cluster_from_content
 from argosy.plan.file import load_plan
-from argosy.runtime.contextstage import ContextStage
-from argosy.runtime.emulated import say_ready
-from argosy.runtime.paced import _Begin, _Call, _End, pace
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.job.paced import _Begin, _Call, _End, pace
+from argosy.runtime.processes.emulated import say_ready
+from argosy.runtime.stages.context_stage import ContextStage
+from argosy.runtime.step.trainer import parallelize
 from benchmarks.lab.emulated import speed_of
 
 TOKENS, WIDTH, HEADS, VOCABULARY, BLOCKS = 512, 128, 4, 64, 4
@@ -42,7 +43,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norms[0](x)
-        q, k, v = (p(y).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k, v = (
+            p(y).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(-2))
         y = self.norms[1](x)
@@ -54,13 +57,17 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def paced_segment(run: Any, segment: Any, given: dict[Any, Any], *, moment: Any, seconds: dict[Any, float]) -> Any:
+def paced_segment(
+    run: Any, segment: Any, given: dict[Any, Any], *, moment: Any, seconds: dict[Any, float]
+) -> Any:
     """A segment that takes as long as it is told, forward and backward."""
     call = _Call(seconds.get(segment.operations, 0.0) * moment.samples, time.perf_counter())
 
     def around(function: Any, held: dict[Any, Any]) -> dict[Any, Any]:
         return {
-            key: function.apply(tensor, call) if isinstance(tensor, Tensor) and tensor.requires_grad else tensor
+            key: function.apply(tensor, call)
+            if isinstance(tensor, Tensor) and tensor.requires_grad
+            else tensor
             for key, tensor in held.items()
         }
 
@@ -85,11 +92,15 @@ def main(plan_file: str, steps: str, result_file: str) -> None:
     for index, program in trainer.executor.programs.items():
         if not whole:
             assert isinstance(program, ContextStage), "every stage of the plan cuts the sequence"
-            share = dict(zip(plan.stages[index].devices, plan.stages[index].replicas[0].shares, strict=True))[name]
+            share = dict(
+                zip(plan.stages[index].devices, plan.stages[index].replicas[0].shares, strict=True)
+            )[name]
             first = plan.stages[index].first
             blocks = [s for at, s in enumerate(program.segments) if 0 < first + at <= BLOCKS]
             times = {segment.operations: SECONDS * share / speed for segment in blocks}
-            program.run_segment = functools.partial(paced_segment, program.run_segment, seconds=times)
+            program.run_segment = functools.partial(
+                paced_segment, program.run_segment, seconds=times
+            )
     trainer.step(batch)
     dist.barrier()
     if dist.get_rank() == 0:

@@ -1,7 +1,8 @@
 """A model whose layers take exactly as long as they are told: they sleep where others compute.
 
-Everything else about it is real: weights, gradients, what goes over the network, the schedule. So a run measures
-schedule, transport and network, undisturbed by how busy the machine's cores are. (1) says how long layer l sleeps:
+Everything else about it is real: weights, gradients, what goes over the network, the schedule. So a
+run measures schedule, transport and network, undisturbed by how busy the machine's cores are. (1)
+says how long layer l sleeps:
 
     (1)  forward  f_l n / speed of the device,  backward twice that,  n samples
 """
@@ -50,9 +51,19 @@ class Job:
             "output_bytes": 4.0 * self.values,
         }
         layers = [Layer(name=f"{KIND}{index}", **layer) for index in range(self.num_layers)]
-        layers[0] = replace(layers[0], activation_bytes=0.0)  # its input is the batch, which is there anyway
-        layers[-1] = replace(layers[-1], working_bytes=4.0 * self.values)  # the gradient of the loss
-        return Chain(name="emulated", layers=tuple(layers), sequence_length=1, dtype=Dtype.FP32, optimizer="sgd")
+        layers[0] = replace(
+            layers[0], activation_bytes=0.0
+        )  # its input is the batch, which is there anyway
+        layers[-1] = replace(
+            layers[-1], working_bytes=4.0 * self.values
+        )  # the gradient of the loss
+        return Chain(
+            name="emulated",
+            layers=tuple(layers),
+            sequence_length=1,
+            dtype=Dtype.FP32,
+            optimizer="sgd",
+        )
 
     def profiles(self, cluster: Cluster, most_samples: int) -> dict[str, Profile]:
         """(1) as measured tables, per device kind."""
@@ -100,7 +111,9 @@ class _Layer(nn.Module):
         self.seconds, self.speed = job.forward_seconds, speed
 
     def forward(self, tensor: Tensor) -> Tensor:
-        return _Sleep.apply(tensor.requires_grad_(), self.weight, self.seconds * len(tensor) / self.speed())
+        return _Sleep.apply(
+            tensor.requires_grad_(), self.weight, self.seconds * len(tensor) / self.speed()
+        )
 
 
 def build_model(job: Job, speed: Callable[[], float]) -> nn.Sequential:

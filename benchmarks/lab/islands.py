@@ -1,10 +1,12 @@
-"""Two islands over a slow link that is preempted at times, against the best synchronous plan, in the lab.
+"""Two islands over a slow link that is preempted at times, against the best synchronous plan, in
+the lab.
 
-``python -m benchmarks.lab.islands [STEPS]``: every plan runs on real processes over a shaped link of 20 Mbit/s that
-falls to 5 Mbit/s for two of every six seconds. With ``away`` as a second argument the link is down for twelve of every
-36 seconds, longer than it takes to miss an island, and only the plan that waits for exchanges is run. Layers sleep for
-their time, so that the order of things and the network are measured. Seconds per step cover all steps, exchanges
-included; beside them is what the simulator predicts for the same trace.
+``python -m benchmarks.lab.islands [STEPS]``: every plan runs on real processes over a shaped link
+of 20 Mbit/s that falls to 5 Mbit/s for two of every six seconds. With ``away`` as a second argument
+the link is down for twelve of every 36 seconds, longer than it takes to miss an island, and only
+the plan that waits for exchanges is run. Layers sleep for their time, so that the order of things
+and the network are measured. Seconds per step cover all steps, exchanges included; beside them is
+what the simulator predicts for the same trace.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from argosy.cluster.file import build_cluster, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.document import parse_toml
 from argosy.explain.islands import step_range
-from argosy.lab.lab import Clock, Lab
+from argosy.lab.lab import Lab, LabClock
 from argosy.plan.file import dumps_plan
 from argosy.plan.islands import Compression, IslandPlan
 from argosy.plan.islands_file import dumps_island_plan
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
-from argosy.runtime.folder import PROGRESS, read_lines
 from argosy.runtime.islands.files import EXCHANGES
-from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.run_spec import RUN, RunSpec, dumps_run_spec
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.processes.run_folder import PROGRESS, read_lines
+from argosy.runtime.processes.run_spec import RUN, RunSpec, dumps_run_spec
 from argosy.sim.islands import play_islands
 from argosy.sim.simulate import simulate
 from benchmarks.lab.emulated import Job
@@ -60,10 +62,16 @@ intra = [{ medium = "loopback", bandwidth = "1 GB/s", latency = "50 us" }]
 nic = { bandwidth = "20 Mbit/s", latency = "40 us" }
 """
 CHANGES = [
-    [f"{second} s", rate] for at in range(4, 400, 6) for second, rate in ((at, "5 Mbit/s"), (at + 2, "20 Mbit/s"))
+    [f"{second} s", rate]
+    for at in range(4, 400, 6)
+    for second, rate in ((at, "5 Mbit/s"), (at + 2, "20 Mbit/s"))
 ]
 """Of every six seconds, two belong to others."""
-AWAY = [[f"{second} s", rate] for at in range(4, 400, 36) for second, rate in ((at, "0 bit/s"), (at + 12, "20 Mbit/s"))]
+AWAY = [
+    [f"{second} s", rate]
+    for at in range(4, 400, 36)
+    for second, rate in ((at, "0 bit/s"), (at + 12, "20 Mbit/s"))
+]
 """Of every 36 seconds, nothing passes in twelve."""
 
 
@@ -92,7 +100,9 @@ def lab_cluster(changes: list[list[str]] = CHANGES) -> Cluster:
 def synchronous_plans(known: Known, cluster: Cluster) -> list[Plan]:
     """The best plan for the link as it is at first, and the one that is best over its changes."""
     settings = Settings(runnable=True)
-    first = find_plan(known.chain, cluster, global_batch=SAMPLES, settings=settings, model=known.model)
+    first = find_plan(
+        known.chain, cluster, global_batch=SAMPLES, settings=settings, model=known.model
+    )
     robust = find_robust_plan(
         known.chain,
         cluster,
@@ -102,7 +112,10 @@ def synchronous_plans(known: Known, cluster: Cluster) -> list[Plan]:
         settings=settings,
         model=known.model,
     )
-    layouts = [[(stage.first, stage.end, len(stage.devices)) for stage in plan.stages] for plan in (first, robust.plan)]
+    layouts = [
+        [(stage.first, stage.end, len(stage.devices)) for stage in plan.stages]
+        for plan in (first, robust.plan)
+    ]
     return [first] if layouts[0] == layouts[1] else [first, robust.plan]
 
 
@@ -116,38 +129,53 @@ def island_plans(known: Known, cluster: Cluster) -> list[IslandPlan]:
     settings = Settings(runnable=True)
     return [
         find_island_plan(
-            known.chain, cluster, global_batch=SAMPLES, options=options, settings=settings, model=known.model
+            known.chain,
+            cluster,
+            global_batch=SAMPLES,
+            options=options,
+            settings=settings,
+            model=known.model,
         )
         for options in asked
     ]
 
 
-def measure(plan: Plan | IslandPlan, cluster: Cluster, steps: int, folder: Path, job: Job = JOB) -> float:
+def measure(
+    plan: Plan | IslandPlan, cluster: Cluster, steps: int, folder: Path, job: Job = JOB
+) -> float:
     """Mean seconds of a step on real processes in a lab."""
     folder.mkdir()
     plan_file, job_file = folder / "plan.json", folder / "job.json"
     job_file.write_text(json.dumps(asdict(job)), encoding="utf-8")
     is_synchronous = isinstance(plan, Plan)
-    plan_file.write_text(dumps_plan(plan) if isinstance(plan, Plan) else dumps_island_plan(plan), encoding="utf-8")
+    plan_file.write_text(
+        dumps_plan(plan) if isinstance(plan, Plan) else dumps_island_plan(plan), encoding="utf-8"
+    )
     out = folder / "run"
     out.mkdir()
-    spec = RunSpec(plan=str(plan_file), program=str(PROGRAM), out=str(out), steps=steps, any_device=True)
+    spec = RunSpec(
+        plan=str(plan_file), program=str(PROGRAM), out=str(out), steps=steps, any_device=True
+    )
     (out / RUN).write_text(dumps_run_spec(spec), encoding="utf-8")
-    module = "argosy.runtime.worker" if is_synchronous else "argosy.runtime.islands.worker"
+    module = "argosy.runtime.job.worker" if is_synchronous else "argosy.runtime.islands.worker"
     islands = [plan] if isinstance(plan, Plan) else list(plan.islands)
     devices = [device for island in islands for device in devices_by_rank(island)]
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "ARGOSY_LAB_JOB": str(job_file)}
     environment |= {"ARGOSY_LAB_SAMPLES": str(SAMPLES)}
     command = [sys.executable, "-m", module, str(out / RUN)]
     with Lab(cluster, shares=False) as lab:
-        lab.run(command, devices=devices, environment=environment, timeout=500, clock=Clock.READY)
+        lab.run(
+            command, devices=devices, environment=environment, timeout=500, clock=LabClock.READY
+        )
     shown = out if is_synchronous else out / "island-0"
     for line in read_lines(shown / EXCHANGES):
         if "exchange" not in line:
             sys.stdout.write(f"  {line}\n")
             continue
         took = f"{line['waited']:.2f} s waiting, {line['seconds']:.2f} s"
-        sys.stdout.write(f"  exchange of islands {line['islands']} after step {line['step']}: {took}\n")
+        sys.stdout.write(
+            f"  exchange of islands {line['islands']} after step {line['step']}: {took}\n"
+        )
     lines = read_lines(shown / PROGRESS)
     middle = statistics.median(line["seconds"] for line in lines)
     sys.stdout.write(f"  median step {middle:.3f} s\n")
@@ -155,7 +183,8 @@ def measure(plan: Plan | IslandPlan, cluster: Cluster, steps: int, folder: Path,
 
 
 def compared(steps: int, folder: Path, *, is_away: bool) -> list[Outcome]:
-    """Synchronous plans, then island plans; the first of them alone if the link ``is_away`` at times."""
+    """Synchronous plans, then island plans; the first of them alone if the link ``is_away`` at
+    times."""
     cluster = lab_cluster(AWAY if is_away else CHANGES)
     seen = with_payload(cluster, payload_share(folder))
     known = known_of(JOB, cluster, SAMPLES, folder)
@@ -174,7 +203,9 @@ def compared(steps: int, folder: Path, *, is_away: bool) -> list[Outcome]:
         seconds = measure(islands, cluster, steps, folder / f"islands-{at}")
         between = step_range(islands, known.chain, seen, known.model, steps=steps)
         predicted = course.step_seconds
-        outcomes.append(Outcome(name=islands.algorithm, predicted=predicted, measured=seconds, between=between))
+        outcomes.append(
+            Outcome(name=islands.algorithm, predicted=predicted, measured=seconds, between=between)
+        )
         sys.stdout.write(f"{outcomes[-1]}\n")
         sys.stdout.flush()
     return outcomes
@@ -187,7 +218,9 @@ def main(steps: int, *, is_away: bool) -> None:
         return
     best = min(outcome.measured for outcome in outcomes if outcome.name.startswith("synchronous"))
     for outcome in outcomes:
-        sys.stdout.write(f"{outcome.name:<52} {best / outcome.measured:5.2f} times the best synchronous plan\n")
+        sys.stdout.write(
+            f"{outcome.name:<52} {best / outcome.measured:5.2f} times the best synchronous plan\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Two islands whose link changes: they measure it, and change the number of steps between exchanges.
+"""Two islands whose link changes: they measure it, and change the number of steps between
+exchanges.
 
-``python -m benchmarks.lab.islands_adapting [STEPS]``, as root: 20 Mbit/s between two hosts, 5 Mbit/s from 20 s to 70 s,
-then 20 Mbit/s again. Layers sleep for their time, real processes exchange over the shaped link, and H follows what
-exchanges take (``adapt.sync``). Beside every exchange is the H that this rule gives for the link's rate at that moment.
+``python -m benchmarks.lab.islands_adapting [STEPS]``, as root: 20 Mbit/s between two hosts, 5
+Mbit/s from 20 s to 70 s, then 20 Mbit/s again. Layers sleep for their time, real processes exchange
+over the shaped link, and H follows what exchanges take (``adapt.sync``). Beside every exchange is
+the H that this rule gives for the link's rate at that moment.
 """
 
 from __future__ import annotations
@@ -14,21 +16,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from argosy.adapt.controller import Reach
+from argosy.adapt.controller import AdaptationLevel
 from argosy.adapt.sync import SyncLimits, next_sync_every
 from argosy.choose.islands import IslandOptions, find_island_plan
 from argosy.cluster.file import build_cluster, with_changes
 from argosy.cluster.lasting import at_moment
 from argosy.cluster.topology import Cluster
 from argosy.document import parse_toml
-from argosy.lab.lab import Clock, Lab
+from argosy.lab.lab import Lab, LabClock
 from argosy.plan.islands import IslandPlan
 from argosy.plan.islands_file import dumps_island_plan
 from argosy.planner import Settings
-from argosy.runtime.folder import PROGRESS, read_lines
 from argosy.runtime.islands.files import EXCHANGES, island_folder
-from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.run_spec import RUN, RunSpec, dumps_run_spec
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.processes.run_folder import PROGRESS, read_lines
+from argosy.runtime.processes.run_spec import RUN, RunSpec, dumps_run_spec
 from argosy.sim.islands import exchange_seconds
 from benchmarks.lab.emulated import Job
 from benchmarks.lab.islands import CLUSTER, PROGRAM, SAMPLES
@@ -45,7 +47,9 @@ def lab_cluster() -> Cluster:
     return with_changes(calm, [{"link": "b0.nic", "steps": CHANGES}])
 
 
-def run(plan: IslandPlan, cluster: Cluster, steps: int, folder: Path) -> tuple[list[dict[str, Any]], list[float]]:
+def run(
+    plan: IslandPlan, cluster: Cluster, steps: int, folder: Path
+) -> tuple[list[dict[str, Any]], list[float]]:
     """What island 0 wrote of exchanges, and the seconds of its steps."""
     plan_file, job_file, out = folder / "plan.json", folder / "job.json", folder / "run"
     job_file.write_text(json.dumps(asdict(JOB)), encoding="utf-8")
@@ -57,7 +61,7 @@ def run(plan: IslandPlan, cluster: Cluster, steps: int, folder: Path) -> tuple[l
         out=str(out),
         steps=steps,
         any_device=True,
-        adapt=Reach.FULL,
+        adapt=AdaptationLevel.FULL,
         max_sync_every=LIMITS.most,
         lost_after=30.0,
     )
@@ -67,7 +71,9 @@ def run(plan: IslandPlan, cluster: Cluster, steps: int, folder: Path) -> tuple[l
     devices = [device for island in plan.islands for device in devices_by_rank(island)]
     command = [sys.executable, "-m", "argosy.runtime.islands.worker", str(out / RUN)]
     with Lab(cluster, shares=False) as lab:
-        lab.run(command, devices=devices, environment=environment, timeout=500, clock=Clock.READY)
+        lab.run(
+            command, devices=devices, environment=environment, timeout=500, clock=LabClock.READY
+        )
     folder_0 = island_folder(out, 0)
     seconds = [line["seconds"] for line in read_lines(folder_0 / PROGRESS)]
     return [line for line in read_lines(folder_0 / EXCHANGES) if "exchange" in line], seconds
@@ -89,14 +95,18 @@ def main(steps: int) -> None:
         lines, seconds = run(plan, cluster, steps, folder)
     assert plan.predicted is not None
     step_seconds = max(plan.predicted.island_seconds)
-    sys.stdout.write("| after step | at | exchange | H from here | H by the rule, for the link at that moment |\n")
+    sys.stdout.write(
+        "| after step | at | exchange | H from here | H by the rule, for the link at that moment |\n"
+    )
     sys.stdout.write("| --- | --- | --- | --- | --- |\n")
     for line in lines:
         now = sum(seconds[: line["step"]])
         predicted = exchange_seconds(plan, known.chain, at_moment(cluster, now))
         wanted = next_sync_every(line["sync_every"], step_seconds, predicted, LIMITS)
         took = f"{line['seconds']:.2f} s"
-        sys.stdout.write(f"| {line['step']} | {now:.0f} s | {took} | {line['sync_every']} | {wanted} |\n")
+        sys.stdout.write(
+            f"| {line['step']} | {now:.0f} s | {took} | {line['sync_every']} | {wanted} |\n"
+        )
 
 
 if __name__ == "__main__":

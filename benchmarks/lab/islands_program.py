@@ -1,4 +1,5 @@
-"""The program that islands and synchronous plans run in the lab: layers that sleep for their time (``emulated``)."""
+"""The program that islands and synchronous plans run in the lab: layers that sleep for their time
+(``emulated``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Layers that compute: two products and tanh per sample, on the device's share of a core.
 
-`python -m benchmarks.lab.real JOB MOST_SAMPLES FOLDER` measures them on every device of a lab at the same time and
-writes a profile per kind of device.
+`python -m benchmarks.lab.real JOB MOST_SAMPLES FOLDER` measures them on every device of a lab at
+the same time and writes a profile per kind of device.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from argosy.dtype import Dtype
-from argosy.runtime.emulated import join_device
-from argosy.runtime.profile import profile_model
+from argosy.measure.profile import profile_model
+from argosy.runtime.processes.emulated import join_device
 from argosy.workload.profile_file import write_profile
 from benchmarks.lab.emulated import Job, loss_of
 

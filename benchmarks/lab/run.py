@@ -11,10 +11,10 @@ from pathlib import Path
 from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.lab.lab import Clock, Lab
+from argosy.lab.lab import Lab, LabClock
 from argosy.plan.file import dumps_plan
-from argosy.runtime.ledger import peak_bytes
-from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.communication.ledger import peak_bytes
+from argosy.runtime.processes.ranks import devices_by_rank
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain
 from argosy.workload.profile_file import read_profile
@@ -29,7 +29,8 @@ _RATE = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of a job before it runs: its layers, and their seconds on each kind of device."""
+    """What is known of a job before it runs: its layers, and their seconds on each kind of
+    device."""
 
     chain: Chain
     model: ComputeModel
@@ -59,20 +60,33 @@ def payload_share(folder: Path) -> float:
     """Of a shaped link's rate, what a probe of it finds: frames have headers."""
     path = folder / "probed.toml"
     with Lab(cluster_of("probe", [(1.0, _RATE), (1.0, _RATE)]), shares=False) as lab:
-        lab.run([sys.executable, "-m", "argosy.runtime.probe_worker", "probed", "0.5", str(path)], timeout=120)
+        lab.run(
+            [sys.executable, "-m", "argosy.measure.probe_worker", "probed", "0.5", str(path)],
+            timeout=120,
+        )
     probed = load_cluster(str(path))
     first, last = probed.devices[0].name, probed.devices[-1].name
     return probed.bandwidth(probed.fastest(first, last, 1e9)).at(0) / (_RATE * 1e6 / 8)
 
 
 def known_of(job: Job, cluster: Cluster, most_samples: int, folder: Path) -> Known:
-    """What layers that sleep are told; what layers that compute take, measured while all devices work."""
+    """What layers that sleep are told; what layers that compute take, measured while all devices
+    work."""
     if not job.real:
-        return Known(chain=job.chain, model=ComputeModel(profiles=job.profiles(cluster, most_samples)))
+        return Known(
+            chain=job.chain, model=ComputeModel(profiles=job.profiles(cluster, most_samples))
+        )
     job_file = folder / "job.json"
     job_file.write_text(json.dumps(asdict(job)), encoding="utf-8")
     kinds = {f"ARGOSY_KIND_{d.name.replace('.', '_')}": d.kind.name for d in cluster.devices}
-    worker = [sys.executable, "-m", "benchmarks.lab.real", str(job_file), str(most_samples), str(folder)]
+    worker = [
+        sys.executable,
+        "-m",
+        "benchmarks.lab.real",
+        str(job_file),
+        str(most_samples),
+        str(folder),
+    ]
     with Lab(cluster) as lab:
         lab.run(worker, environment={**_PATH, **kinds}, timeout=300)
     profiles = {name: read_profile(folder / f"{name}.json") for name in sorted(set(kinds.values()))}
@@ -93,14 +107,21 @@ def with_payload(cluster: Cluster, share: float) -> Cluster:
 
 
 def measure(case: Case, folder: Path) -> tuple[float, dict[str, float]]:
-    """Mean seconds of an iteration on real processes in a lab, and the most bytes that each device held."""
+    """Mean seconds of an iteration on real processes in a lab, and the most bytes that each device
+    held."""
     plan_file, job_file, result = folder / "plan.json", folder / "job.json", folder / "result.json"
     plan_file.write_text(dumps_plan(case.plan), encoding="utf-8")
     job_file.write_text(json.dumps(asdict(case.job)), encoding="utf-8")
     files = [str(plan_file), str(job_file), str(case.steps), str(result)]
     worker = [sys.executable, "-m", "benchmarks.lab.worker", *files]
     with Lab(case.cluster, shares=case.job.real) as lab:
-        lab.run(worker, devices=devices_by_rank(case.plan), environment=_PATH, timeout=300, clock=Clock.READY)
+        lab.run(
+            worker,
+            devices=devices_by_rank(case.plan),
+            environment=_PATH,
+            timeout=300,
+            clock=LabClock.READY,
+        )
     found = json.loads(result.read_text(encoding="utf-8"))
     return statistics.mean(found["times"]), found["peaks"]
 

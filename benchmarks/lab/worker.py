@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 from argosy.cluster.file import cluster_from_content
+from argosy.measure.allocated import Allocations
 from argosy.plan.file import load_plan
-from argosy.runtime.allocated import Allocations
-from argosy.runtime.emulated import join_device, say_ready
-from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.trainer import Trainer, parallelize
-from argosy.runtime.world import gather_texts
+from argosy.runtime.processes.emulated import join_device, say_ready
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.processes.world import gather_texts
+from argosy.runtime.step.trainer import Trainer, parallelize
 from argosy.timeline.file import dumps_timeline
 from benchmarks.lab import real
 from benchmarks.lab.emulated import Job, build_model, loss_of, speed_of
@@ -33,7 +33,9 @@ def main(plan_file: str, job_file: str, steps: str, result_file: str) -> None:
     device = cluster_from_content(plan.cluster.content).device(os.environ["ARGOSY_DEVICE"])
     if job.real:
         join_device()
-    model = real.build_model(job) if job.real else build_model(job, lambda: speed_of(device.kind.name))
+    model = (
+        real.build_model(job) if job.real else build_model(job, lambda: speed_of(device.kind.name))
+    )
     batch = torch.zeros(plan.global_batch, job.values)
     trainer = parallelize(model, loss_of, lambda p: torch.optim.SGD(p, lr=0.0), batch, plan)
     trainer.step(batch)  # the first tells the stages what will come
@@ -46,10 +48,15 @@ def main(plan_file: str, job_file: str, steps: str, result_file: str) -> None:
         trainer.step(batch)
         times.append(time.perf_counter() - begin)
     dist.barrier()
-    peaks = [json.loads(text) for text in gather_texts(json.dumps(peak(trainer, batch)), torch.device("cpu"))]
+    peaks = [
+        json.loads(text)
+        for text in gather_texts(json.dumps(peak(trainer, batch)), torch.device("cpu"))
+    ]
     timeline = trainer.timeline()
     if timeline is not None:
-        Path(result_file).with_name("timeline.json").write_text(dumps_timeline(timeline), encoding="utf-8")
+        Path(result_file).with_name("timeline.json").write_text(
+            dumps_timeline(timeline), encoding="utf-8"
+        )
     if dist.get_rank() == 0:
         found = {"times": times, "peaks": dict(zip(devices_by_rank(plan), peaks, strict=True))}
         Path(result_file).write_text(json.dumps(found), encoding="utf-8")
@@ -57,7 +64,8 @@ def main(plan_file: str, job_file: str, steps: str, result_file: str) -> None:
 
 
 def peak(trainer: Trainer, batch: torch.Tensor) -> float:
-    """Bytes: the weights, which SGD keeps nothing beside, and the most that one step allocates on top."""
+    """Bytes: the weights, which SGD keeps nothing beside, and the most that one step allocates on
+    top."""
     weights = sum(p.numel() * p.element_size() for p in trainer.gradients.parameters())
     with Allocations(torch.device("cpu")) as allocations:
         trainer.step(batch)

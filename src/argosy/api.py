@@ -1,4 +1,5 @@
-"""The package from Python: every function takes names, files or objects, and returns what a notebook can show.
+"""The package from Python: every function takes names, files or objects, and returns what a
+notebook can show.
 
     plan = argosy.find_plan("llama-3-8b", "mixed-16", global_batch=128, dtype="fp16")
     plan.explain()
@@ -7,8 +8,9 @@
     argosy.compare("gpt2-xl", "mixed-16", global_batch=64)
     argosy.export(plan, "torchtitan", folder="job")
 
-A model is a ``Chain``, or what ``load_model`` takes; a cluster a ``Cluster``, or what ``load_cluster`` takes; a plan a
-``Plan``, or what ``load_plan`` takes. A plan brings its model and its cluster with it unless others are given.
+A model is a ``Chain``, or what ``load_model`` takes; a cluster a ``Cluster``, or what
+``load_cluster`` takes; a plan a ``Plan``, or what ``load_plan`` takes. A plan brings its model and
+its cluster with it unless others are given.
 """
 
 from __future__ import annotations
@@ -72,7 +74,11 @@ class _Played:
 
 
 def _plan(plan: Plan | str | Path) -> Plan:
-    return plan if isinstance(plan, Plan) else load_plan(_named(plan, "a Plan, a plan's file or name", "plan"))
+    return (
+        plan
+        if isinstance(plan, Plan)
+        else load_plan(_named(plan, "a Plan, a plan's file or name", "plan"))
+    )
 
 
 def _cluster(cluster: Cluster | str | Path) -> Cluster:
@@ -96,7 +102,9 @@ def _named(value: object, expected: str, where: str) -> str | Path:
     raise bad_input(expected, f"an object of class {type(value).__name__}", where=where)
 
 
-def _played(plan: Plan | str | Path, model: Chain | str | Path | None, cluster: Cluster | str | Path | None) -> _Played:
+def _played(
+    plan: Plan | str | Path, model: Chain | str | Path | None, cluster: Cluster | str | Path | None
+) -> _Played:
     found = _plan(plan)
     where = cluster_from_content(found.cluster.content) if cluster is None else _cluster(cluster)
     ref = found.model
@@ -105,11 +113,15 @@ def _played(plan: Plan | str | Path, model: Chain | str | Path | None, cluster: 
     elif isinstance(model, Chain):
         chain = model
     else:
-        chain = _chain(model, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+        chain = _chain(
+            model, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
+        )
     check.check_plan(found, chain, where)
     costs = remembered(found)
     chain, where, priced = costs.chain(chain), costs.cluster(where), costs.compute_model
-    return _Played(plan=with_what_holds(found, chain, where, priced), chain=chain, cluster=where, model=priced)
+    return _Played(
+        plan=with_what_holds(found, chain, where, priced), chain=chain, cluster=where, model=priced
+    )
 
 
 def _text(*parts: Any) -> str:
@@ -134,16 +146,22 @@ def find_plan(
     dtype: Dtype | str | None = None,
     optimizer: str | None = None,
 ) -> Plan:
-    """Find the best plan for a model on a cluster, with its certificate, prediction, history and cost model.
+    """Find the best plan for a model on a cluster, with its certificate, prediction, history and
+    cost model.
 
-    ``sequence_length``, ``dtype`` and ``optimizer`` are for a model that is given by name; ``model`` is the cost model.
+    ``sequence_length``, ``dtype`` and ``optimizer`` are for a model that is given by name;
+    ``model`` is the cost model.
     """
     found = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
-    return search_plan(found, _cluster(cluster), global_batch=global_batch, settings=settings, model=model)
+    return search_plan(
+        found, _cluster(cluster), global_batch=global_batch, settings=settings, model=model
+    )
 
 
 def check_plan(
-    plan: Plan | str | Path, chain: Chain | str | Path | None = None, cluster: Cluster | str | Path | None = None
+    plan: Plan | str | Path,
+    chain: Chain | str | Path | None = None,
+    cluster: Cluster | str | Path | None = None,
 ) -> None:
     """Raise one ``InputError`` with everything that is wrong with a plan, or return."""
     _played(plan, chain, cluster)
@@ -161,7 +179,8 @@ def simulate(
 ) -> Timeline:
     """Play a plan in the exact engine; by default on its own cluster and under its own cost model.
 
-    ``record`` is the number of iterations whose spans are kept, ``until`` the second at which to stop.
+    ``record`` is the number of iterations whose spans are kept, ``until`` the second at which to
+    stop.
     """
     from argosy.sim.simulate import simulate as simulate_plan
 
@@ -178,10 +197,13 @@ def simulate(
 
 
 def explain(
-    plan: Plan | str | Path, chain: Chain | str | Path | None = None, cluster: Cluster | str | Path | None = None
+    plan: Plan | str | Path,
+    chain: Chain | str | Path | None = None,
+    cluster: Cluster | str | Path | None = None,
 ) -> Shown:
-    """Find out why a plan takes as long as it does, and what would help; ``value`` is an ``Explanation``."""
-    from argosy.cli.explain import explanation_parts
+    """Find out why a plan takes as long as it does, and what would help; ``value`` is an
+    ``Explanation``."""
+    from argosy.cli.planning.explain import explanation_parts
     from argosy.explain import explain_plan
 
     played = _played(plan, chain, cluster)
@@ -190,7 +212,9 @@ def explain(
 
 
 def report(
-    plan: Plan | str | Path, chain: Chain | str | Path | None = None, cluster: Cluster | str | Path | None = None
+    plan: Plan | str | Path,
+    chain: Chain | str | Path | None = None,
+    cluster: Cluster | str | Path | None = None,
 ) -> Report:
     """Make the page of a plan: a notebook shows it, ``save`` writes it."""
     from argosy.report.page import Report
@@ -220,18 +244,21 @@ def compare(
 ) -> Shown:
     """Compare the plans of other planners with ours in one simulator; ``value`` is a list of rows.
 
-    ``only`` names the planners to compare with, all of them unless given; ``global_batch`` is 8 for every device.
+    ``only`` names the planners to compare with, all of them unless given; ``global_batch`` is 8 for
+    every device.
     """
     from argosy.baselines import BASELINES
-    from argosy.cli.compare import compared
     from argosy.cli.names import known_name
+    from argosy.cli.planning.compare import compared
     from argosy.report.contest import contest_table
 
     where = _cluster(cluster)
     found = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     names = tuple(known_name("only", name, BASELINES) for name in only or BASELINES)
     batch = _SAMPLES_PER_DEVICE * len(where.devices) if global_batch is None else global_batch
-    rows = compared(found, where, batch, model or ComputeModel(), names=names, level=level, quiet=True)
+    rows = compared(
+        found, where, batch, model or ComputeModel(), names=names, level=level, quiet=True
+    )
     return Shown(rows, _text(contest_table(rows, with_shape=True)))
 
 
@@ -247,10 +274,11 @@ def export(
     steps: int | None = None,
     image: str | None = None,
 ) -> Export:
-    """Write a plan for another system; ``files`` are names and contents, ``lost`` what they cannot express.
+    """Write a plan for another system; ``files`` are names and contents, ``lost`` what they cannot
+    express.
 
-    ``folder`` is where the files are written, if anywhere. ``zone`` is for sailor, ``program`` and ``steps`` are for
-    torchrun, jobset and skypilot, ``image`` is for jobset.
+    ``folder`` is where the files are written, if anywhere. ``zone`` is for sailor, ``program`` and
+    ``steps`` are for torchrun, jobset and skypilot, ``image`` is for jobset.
     """
     from argosy.cli.names import known_name
     from argosy.exporters.systems import System
@@ -260,7 +288,9 @@ def export(
     found = _plan(plan)
     where = cluster_from_content(found.cluster.content) if cluster is None else _cluster(cluster)
     file = str(plan) if isinstance(plan, str | Path) else "plan.json"
-    options = ExportOptions(lossy=lossy, zone=zone, plan_file=file, program=program, steps=steps, image=image)
+    options = ExportOptions(
+        lossy=lossy, zone=zone, plan_file=file, program=program, steps=steps, image=image
+    )
     made = export_plan(found, where, system, options)
     for name, text in made.files if folder is not None else ():
         path = Path(folder or "") / name
@@ -274,5 +304,9 @@ def plan_html(plan: Plan) -> str:
     from argosy.report.plan import plan_title, stage_table
 
     where = cluster_from_content(plan.cluster.content)
-    predicted = () if plan.predicted is None else (f"{plan.predicted.iteration_seconds:.4g} s an iteration, predicted",)
+    predicted = (
+        ()
+        if plan.predicted is None
+        else (f"{plan.predicted.iteration_seconds:.4g} s an iteration, predicted",)
+    )
     return Shown(plan, _text(plan_title(plan), stage_table(plan, where), *predicted))._repr_html_()

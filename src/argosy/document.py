@@ -1,8 +1,8 @@
 """Reading a TOML or JSON document, and saying exactly what is wrong with it.
 
-``read_toml`` and ``read_json`` keep the line of every value; ``validate`` checks a document against a
-pydantic model and turns every complaint into a ``Problem`` with file, line, path, found, expected and a
-suggestion, all at once.
+``read_toml`` and ``read_json`` keep the line of every value; ``validate`` checks a document against
+a pydantic model and turns every complaint into a ``Problem`` with file, line, path, found, expected
+and a suggestion, all at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _MOST_PARTS = 100
 
 
 class Schema(BaseModel):
-    """Base of everything that is read from a file: unknown fields are refused, values are not coerced."""
+    """Base of everything that is read from a file: unknown fields are refused, values are not
+    coerced."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -49,18 +50,26 @@ class Document:
     """Where ``data`` stands in the file, for a document that is a part of another."""
 
     def inside(self, *location: str | int) -> Document:
-        """The table at ``location`` as a document; its problems still say where in the file they are."""
+        """The table at ``location`` as a document; its problems still say where in the file they
+        are."""
         data: Any = self.data
         for part in location:
             data = data[part]
         return Document(self.file, data, self.lines, (*self.prefix, *location))
 
     def chosen(self, what: str, name: str) -> Document:
-        """The table ``name`` of a file with one table for every ``what``, where the user said which."""
+        """The table ``name`` of a file with one table for every ``what``, where the user said
+        which."""
         if not isinstance(self.data.get(name), dict):
             expected = f"a {what} of this file ({', '.join(self.data)})"
             suggestion = closest(name, self.data)
-            problem = Problem(file=self.file, path=what, found=show(name), expected=expected, suggestion=suggestion)
+            problem = Problem(
+                file=self.file,
+                path=what,
+                found=show(name),
+                expected=expected,
+                suggestion=suggestion,
+            )
             raise InputError([problem])
         return self.inside(name)
 
@@ -73,7 +82,12 @@ class Document:
         return None
 
     def problem(
-        self, location: Location, expected: str, found: object = None, *, suggestion: str | None = None
+        self,
+        location: Location,
+        expected: str,
+        found: object = None,
+        *,
+        suggestion: str | None = None,
     ) -> Problem:
         return Problem(
             file=self.file,
@@ -85,13 +99,20 @@ class Document:
         )
 
     def error(
-        self, location: Location, expected: str, found: object = None, *, suggestion: str | None = None
+        self,
+        location: Location,
+        expected: str,
+        found: object = None,
+        *,
+        suggestion: str | None = None,
     ) -> InputError:
         return InputError([self.problem(location, expected, found, suggestion=suggestion)])
 
     def mismatch(self, location: Location, error: Mismatch) -> Problem:
         """What a reader said about the value at ``location``."""
-        return replace(self.problem(location, error.expected, suggestion=error.suggestion), found=error.found)
+        return replace(
+            self.problem(location, error.expected, suggestion=error.suggestion), found=error.found
+        )
 
     def placed(self, problem: Problem, location: Location) -> Problem:
         """``problem`` itself where it names a file, else put at ``location``."""
@@ -122,7 +143,8 @@ def parse_path(path: str) -> Location:
 
 
 def is_there(path: Path | str) -> bool:
-    """Whether there is a file or folder of that name; a name that none can have, such as one too long, has none."""
+    """Whether there is a file or folder of that name; a name that none can have, such as one too
+    long, has none."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
@@ -135,13 +157,17 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         found = str(error.strerror).lower()
-        raise InputError([Problem(file=str(path), expected="a folder that can be made", found=found)]) from None
+        raise InputError(
+            [Problem(file=str(path), expected="a folder that can be made", found=found)]
+        ) from None
 
 
 def check_readable(path: Path) -> None:
-    """Raise an ``InputError`` for what is there and is no file: reading it may never end, and a file may name it.
+    """Raise an ``InputError`` for what is there and is no file: reading it may never end, and a
+    file may name it.
 
-    A pipe that has an end to read, such as ``<(command)`` of a shell, is one that this process already holds.
+    A pipe that has an end to read, such as ``<(command)`` of a shell, is one that this process
+    already holds.
     """
     mode = path.stat().st_mode
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
@@ -160,9 +186,13 @@ def read_text(path: Path | str) -> str:
     except FileNotFoundError:
         raise InputError([Problem(file=str(path), expected="an existing file")]) from None
     except UnicodeDecodeError:
-        raise InputError([Problem(file=str(path), expected="UTF-8 text", found="other bytes")]) from None
+        raise InputError(
+            [Problem(file=str(path), expected="UTF-8 text", found="other bytes")]
+        ) from None
     except ValueError:  # such as a name with a null character in it
-        raise InputError([Problem(file=repr(str(path)), expected="a name that a file can have")]) from None
+        raise InputError(
+            [Problem(file=repr(str(path)), expected="a name that a file can have")]
+        ) from None
     except IsADirectoryError:
         raise InputError([Problem(file=str(path), expected="a file", found="a folder")]) from None
     except OSError as error:
@@ -189,14 +219,17 @@ def parse_toml(text: str, *, file: str) -> Document:
         ended = text.rstrip("\n").count("\n") + 1
         line = int(place.split("line ")[1].split(",")[0]) if "line " in place else ended
         found = re.sub("^cannot ", "an attempt to ", re.sub("^expected ", "no ", _clause(message)))
-        raise InputError([Problem(file=file, line=line, expected="valid TOML", found=found)]) from None
+        raise InputError(
+            [Problem(file=file, line=line, expected="valid TOML", found=found)]
+        ) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None
     return Document(file, data, LazyLines(lambda: toml_lines(text)))
 
 
 def _has_deep_keys(text: str) -> bool:
-    """Whether a key such as ``a.b.c`` has more parts than any file needs; Python's parser takes hours for some."""
+    """Whether a key such as ``a.b.c`` has more parts than any file needs; Python's parser takes
+    hours for some."""
     if text.count(".") <= _MOST_PARTS:
         return False
     plain = re.sub(r"\"[^\"\n]*\"|'[^'\n]*'", "q", text)
@@ -217,7 +250,9 @@ def parse_json(text: str, *, file: str) -> Document:
         data = json.loads(text, object_pairs_hook=table)
     except json.JSONDecodeError as error:
         found = re.sub("^expecting ", "no ", _clause(error.msg).removesuffix(" starting at"))
-        raise InputError([Problem(file=file, line=error.lineno, expected="valid JSON", found=found)]) from None
+        raise InputError(
+            [Problem(file=file, line=error.lineno, expected="valid JSON", found=found)]
+        ) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None
     if repeats:
@@ -231,7 +266,13 @@ def _repeated(text: str, file: str) -> Problem:
     """Where a JSON object has a name for the second time."""
     seen: set[Location] = set()
     for location, line in json_lines(text):
-        problem = Problem(file=file, line=line, path=show_path(location), found="a second value", expected="only one")
+        problem = Problem(
+            file=file,
+            line=line,
+            path=show_path(location),
+            found="a second value",
+            expected="only one",
+        )
         if location in seen:
             break
         seen.add(location)
@@ -240,7 +281,11 @@ def _repeated(text: str, file: str) -> Problem:
 
 def _unreadable(file: str, error: Exception) -> InputError:
     """For text that is valid and yet more than Python's parsers take."""
-    found = "tables within tables without end" if isinstance(error, RecursionError) else "a number too long"
+    found = (
+        "tables within tables without end"
+        if isinstance(error, RecursionError)
+        else "a number too long"
+    )
     return InputError([Problem(file=file, expected="a document of reasonable size", found=found)])
 
 
@@ -263,7 +308,8 @@ _MOST_NAMED = 6
 
 
 def _is_of_another_sort(document: Document, schema: type[BaseModel]) -> bool:
-    """Whether a whole file has several fields, none of those that make it what it should be, and most not misspelt."""
+    """Whether a whole file has several fields, none of those that make it what it should be, and
+    most not misspelt."""
     if document.prefix or not isinstance(document.data, dict):  # a part of a file may be anything
         return False
     telling, known = document.data.keys() - _OF_ANY_SORT, _fields_at(schema, ())
@@ -274,7 +320,9 @@ def _is_of_another_sort(document: Document, schema: type[BaseModel]) -> bool:
 
 def _another_sort(document: Document, schema: type[BaseModel]) -> Problem:
     """One sentence instead of one for every field."""
-    required = [info.alias or name for name, info in schema.model_fields.items() if info.is_required()]
+    required = [
+        info.alias or name for name, info in schema.model_fields.items() if info.is_required()
+    ]
     expected = ", ".join(name for name in required if name not in _OF_ANY_SORT)
     telling = [name for name in document.data if name not in _OF_ANY_SORT]
     rest = ["..."] if len(telling) > _MOST_NAMED else []
@@ -294,7 +342,9 @@ def _problem(document: Document, schema: type[BaseModel], detail: ErrorDetails) 
         case "extra_forbidden":
             known = sorted(_fields_at(schema, location[:-1]))
             expected = "one of the fields " + ", ".join(known)
-            problem = document.problem(location, expected, suggestion=closest(str(location[-1]), known))
+            problem = document.problem(
+                location, expected, suggestion=closest(str(location[-1]), known)
+            )
             return replace(problem, found="an unknown field")
         case "model_type" | "dict_type":
             return replace(document.problem(location, "a table"), found=show(found))
@@ -307,7 +357,9 @@ def _problem(document: Document, schema: type[BaseModel], detail: ErrorDetails) 
         case "too_short" | "too_long":
             least, most = context.get("min_length"), context.get("max_length")
             expected = f"at least {least}" if most is None else f"at most {most}"
-            return replace(document.problem(location, expected), found=f"{context['actual_length']} items")
+            return replace(
+                document.problem(location, expected), found=f"{context['actual_length']} items"
+            )
     expected = _clause(detail["msg"]).removeprefix("input should be ").removeprefix("value error, ")
     return replace(document.problem(location, expected), found=show(found))
 

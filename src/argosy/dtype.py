@@ -1,4 +1,5 @@
-"""Number formats: what a tensor element weighs, and which datasheet rate its matrix products run at."""
+"""Number formats: what a tensor element weighs, and which datasheet rate its matrix products run
+at."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from enum import StrEnum
 class Dtype(StrEnum):
     """A number format for weights, activations and matrix products.
 
-    fp8 is mixed precision as training systems have it: the projections of blocks are multiplied in fp8; attention, the
-    embedding, the head, what is kept and what is sent are bf16.
+    fp8 is mixed precision as training systems have it: the projections of blocks are multiplied in
+    fp8; attention, the embedding, the head, what is kept and what is sent are bf16.
     """
 
     FP32 = "fp32"
@@ -29,7 +30,8 @@ class Dtype(StrEnum):
 
     @property
     def stored(self) -> Dtype:
-        """The format of what is not multiplied in this one: under fp8 everything but the projections of blocks."""
+        """The format of what is not multiplied in this one: under fp8 everything but the
+        projections of blocks."""
         return _STORED.get(self, self)
 
 

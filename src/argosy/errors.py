@@ -6,7 +6,8 @@
     │   └── NothingFitsError   3   in particular, no plan fits on the devices
     └── RunError               4   a run started and failed
 
-What *we* got wrong is an ``assert``. The command line is the only place that catches ``ArgosyError``.
+What *we* got wrong is an ``assert``. The command line is the only place that catches
+``ArgosyError``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class ArgosyError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with an input: where, what was found, what was expected, what to do."""
+    """One thing that is wrong with an input: where, what was found, what was expected, what to
+    do."""
 
     expected: str
     found: str | None = None
@@ -39,7 +41,11 @@ class Problem:
         if self.file and self.line is not None:
             place += f":{self.line}"
         head = ": ".join(part for part in (place, self.path) if part)
-        body = f"expected {self.expected}" if self.found is None else f"found {self.found}, expected {self.expected}"
+        body = (
+            f"expected {self.expected}"
+            if self.found is None
+            else f"found {self.found}, expected {self.expected}"
+        )
         text = f"{head}: {body}" if head else body
         return f"{text}; {self.suggestion}" if self.suggestion else text
 
@@ -49,7 +55,8 @@ MOST_PROBLEMS = 100
 
 
 class InputError(ArgosyError):
-    """A file, a field or an option is wrong. ``problems`` lists everything that was found, in file order."""
+    """A file, a field or an option is wrong. ``problems`` lists everything that was found, in file
+    order."""
 
     exit_code = 2
 
@@ -59,13 +66,16 @@ class InputError(ArgosyError):
         rest = max(0, len(found) - MOST_PROBLEMS) + more
         self.problems = found[:MOST_PROBLEMS]
         if rest:
-            self.problems += (Problem(file=found[0].file, found=f"{rest} more problems", expected="none"),)
+            self.problems += (
+                Problem(file=found[0].file, found=f"{rest} more problems", expected="none"),
+            )
         assert self.problems, "an InputError names at least one problem"
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
 class Mismatch(ValueError):  # noqa: N818 (a value that does not match, not an error of ours)
-    """A value that is not what its place needs, raised by whoever reads it; the document reader adds where it stood."""
+    """A value that is not what its place needs, raised by whoever reads it; the document reader
+    adds where it stood."""
 
     def __init__(self, found: object, expected: str, suggestion: str | None = None) -> None:
         self.found, self.expected, self.suggestion = show(found), expected, suggestion
@@ -73,7 +83,8 @@ class Mismatch(ValueError):  # noqa: N818 (a value that does not match, not an e
 
 
 class InfeasibleError(ArgosyError):
-    """The input is well-formed, but nothing satisfies it. The message names the constraint that binds."""
+    """The input is well-formed, but nothing satisfies it. The message names the constraint that
+    binds."""
 
     exit_code = 3
 

@@ -1,6 +1,7 @@
 """On which line of a TOML or JSON text each value stands.
 
-Python's parsers keep no positions; knowing the syntax to be valid makes a scanner of this size enough.
+Python's parsers keep no positions; knowing the syntax to be valid makes a scanner of this size
+enough.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from functools import cached_property
 Location = tuple[str | int, ...]
 """Where a value stands: ``("nodes", 0, "nic")``."""
 _DEEPEST = 32
-"""Tables within tables whose lines are kept; what is in deeper ones is where its surroundings are."""
+"""Tables within tables whose lines are kept; what is in deeper ones is where its surroundings
+are."""
 
 
 def toml_lines(text: str) -> Iterator[tuple[Location, int]]:
@@ -28,7 +30,8 @@ def json_lines(text: str) -> Iterator[tuple[Location, int]]:
 
 
 class LazyLines(Mapping[Location, int]):
-    """The line of every value, looked for on the first question: a document without problems needs none."""
+    """The line of every value, looked for on the first question: a document without problems needs
+    none."""
 
     def __init__(self, scan: Callable[[], Iterator[tuple[Location, int]]]) -> None:
         self.scan = scan
@@ -90,7 +93,9 @@ class _LineScanner:
                 yield from self._value(location, line)
             self._skip_blank()
 
-    def _table_location(self, keys: Location, counts: dict[Location, int], is_array: bool) -> Location:
+    def _table_location(
+        self, keys: Location, counts: dict[Location, int], is_array: bool
+    ) -> Location:
         location: Location = ()
         for index, key in enumerate(keys):
             location = (*location, key)
@@ -153,7 +158,9 @@ class _LineScanner:
         start = self.position
         self._string()
         quoted = self.text[start : self.position]
-        key = json.loads(quoted) if self.separator == ":" else tomllib.loads(f"key = {quoted}")["key"]
+        key = (
+            json.loads(quoted) if self.separator == ":" else tomllib.loads(f"key = {quoted}")["key"]
+        )
         assert isinstance(key, str)
         return key
 

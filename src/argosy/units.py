@@ -1,7 +1,7 @@
 """Text with a unit to SI floats, and back: ``"25 Gbit/s"`` is 3.125e9 bytes/s.
 
-Inside Argosy a size is in bytes, a rate in bytes/s, a time in seconds and a compute rate in FLOP/s. Units
-exist only while parsing and printing. Four kinds of quantity, one ``Quantity`` each:
+Inside Argosy a size is in bytes, a rate in bytes/s, a time in seconds and a compute rate in FLOP/s.
+Units exist only while parsing and printing. Four kinds of quantity, one ``Quantity`` each:
 
     SIZE      B kB MB GB TB PB (powers of 1000), KiB MiB GiB TiB PiB (powers of 1024),
               bit kbit Mbit Gbit Tbit, Kibit Mibit Gibit Tibit
@@ -9,8 +9,8 @@ exist only while parsing and printing. Four kinds of quantity, one ``Quantity`` 
     TIME      ns us ms s min h d
     COMPUTE   FLOP/s with k M G T P E
 
-What is ambiguous is refused with a suggestion instead of guessed: a lone ``b`` ("25 Gb/s") may mean bits or
-bytes, ``Gbps`` likewise, a bare number has no unit at all.
+What is ambiguous is refused with a suggestion instead of guessed: a lone ``b`` ("25 Gb/s") may mean
+bits or bytes, ``Gbps`` likewise, a bare number has no unit at all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _PREFIXES = {prefix: Decimal(factor) for prefix, factor in (_DECIMAL | _BINARY).items()}
 _LONGEST_PREFIX = max(map(len, _PREFIXES))
 _BYTES = {f"{prefix}B": factor for prefix, factor in _PREFIXES.items() if prefix != "E"}
-_BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIXES.items() if prefix not in ("P", "E", "Pi")}
+_BITS = {
+    f"{prefix}bit": factor / 8
+    for prefix, factor in _PREFIXES.items()
+    if prefix not in ("P", "E", "Pi")
+}
 _SIZES = _BYTES | _BITS
 _TIMES = {
     "ns": Decimal("1e-9"),
@@ -70,7 +74,8 @@ _WRONG_SPELLINGS = {
     "day": ("d",),
     "days": ("d",),
 }
-"""What people write after a prefix, and what they may mean; looked up as written, then in lower case."""
+"""What people write after a prefix, and what they may mean; looked up as written, then in lower
+case."""
 
 _MOST_DIGITS = 17
 """That a float has."""
@@ -117,7 +122,8 @@ class Quantity:
         return value
 
     def format(self, value: float, *, digits: int | None = 4) -> str:
-        """Text for people with ``digits`` significant digits; with ``None`` one that parses back exactly.
+        """Text for people with ``digits`` significant digits; with ``None`` one that parses back
+        exactly.
 
         >>> RATE.format(3.125e9), TIME.format(0.0215), SIZE.format(2**33), COMPUTE.format(9.89e14)
         ('3.125 GB/s', '21.5 ms', '8 GiB', '989 TFLOP/s')
@@ -185,7 +191,8 @@ class Quantity:
 
 
 def finite(value: object) -> float | None:
-    """A number of a document as a float; None for anything else, and for a whole number that no float holds.
+    """A number of a document as a float; None for anything else, and for a whole number that no
+    float holds.
 
     >>> finite(3), finite(True), finite(10**400), finite(math.inf)
     (3.0, None, None, None)
@@ -210,13 +217,18 @@ def _respelt(unit: str) -> Iterator[str]:
         for cut in range(min(len(stem), _LONGEST_PREFIX + 1)):
             prefix, word = stem[:cut], stem[cut:]
             for symbol in _WRONG_SPELLINGS.get(word) or _WRONG_SPELLINGS.get(word.lower(), ()):
-                for known in (prefix + symbol, prefix.lower() + symbol, prefix.capitalize() + symbol):
+                for known in (
+                    prefix + symbol,
+                    prefix.lower() + symbol,
+                    prefix.capitalize() + symbol,
+                ):
                     yield known
                     yield f"{known}/s"
 
 
 def _as_powers(factor: Decimal) -> tuple[str, float] | None:
-    """A factor 10**e * 2**k as the text of its power of ten and the value of its power of two; None for another.
+    """A factor 10**e * 2**k as the text of its power of ten and the value of its power of two; None
+    for another.
 
     >>> _as_powers(Decimal(10**9) / 8), _as_powers(Decimal(1024)), _as_powers(Decimal(3600))
     (('e9', 0.125), ('e0', 1024.0), None)
@@ -230,9 +242,11 @@ def _as_powers(factor: Decimal) -> tuple[str, float] | None:
 
 
 def _product(digits: str, factor: Decimal, powers: tuple[str, float] | None) -> float:
-    """``digits`` times ``factor``, rounded once; infinity if that is out of range, but not for zero.
+    """``digits`` times ``factor``, rounded once; infinity if that is out of range, but not for
+    zero.
 
-    A power of ten is read with the digits and a power of two is exact: so a float does what else takes decimals.
+    A power of ten is read with the digits and a power of two is exact: so a float does what else
+    takes decimals.
     """
     if powers is not None and digits.isascii() and "e" not in digits and "E" not in digits:
         value = float(digits + powers[0]) * powers[1]
@@ -252,7 +266,8 @@ def _is_number(value: object) -> bool:
 
 
 def _plain(value: float, digits: int) -> str:
-    """``value`` with at most ``digits`` significant digits, no exponent where a person would write none."""
+    """``value`` with at most ``digits`` significant digits, no exponent where a person would write
+    none."""
     text = f"{value:.{digits}g}"
     if "e" in text and 1e-4 <= abs(value) < 1e15:
         text = str(round(value))

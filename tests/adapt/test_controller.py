@@ -1,4 +1,5 @@
-"""The controller in the simulator: it helps where the world changes, and never costs more than 1 % elsewhere."""
+"""The controller in the simulator: it helps where the world changes, and never costs more than 1 %
+elsewhere."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.adapt.advisor import Brief, Mind, Observation
-from argosy.adapt.controller import Controller, Decision, Limits, Reach
-from argosy.adapt.play import Course, Stage, play, play_oracle
+from argosy.adapt.controller import AdaptationLevel, Controller, ControllerLimits, Decision
+from argosy.adapt.play import Playback, PolicyRun, play, play_oracle
 from argosy.adapt.predictor import Predictor
 from argosy.adapt.shares import in_proportion
 from argosy.adapt.watch import World, reason
@@ -20,12 +21,20 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.moving import migration
 from argosy.document import parse_toml
-from argosy.plan.plan import Algorithm, ClusterRef, Collective, CollectiveChoice, ModelRef, Plan, Replica
+from argosy.plan.plan import (
+    Algorithm,
+    ClusterRef,
+    Collective,
+    CollectiveChoice,
+    ModelRef,
+    Plan,
+    Replica,
+)
 from argosy.plan.plan import Stage as PlanStage
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.tasks.compile import compile_plan
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
@@ -49,7 +58,8 @@ LOST = '[[changes]]\ndevice = "b0.0"\nsteps = [["5 s", 0]]\n'
 def flipping(period: float) -> str:
     """A link that changes just as often as a controller may."""
     steps = ", ".join(
-        f'["{period * turn:g} s", "{4 if turn % 2 else 25} Gbit/s"]' for turn in range(int(UNTIL / period) + 2)
+        f'["{period * turn:g} s", "{4 if turn % 2 else 25} Gbit/s"]'
+        for turn in range(int(UNTIL / period) + 2)
     )
     return f'[[changes]]\nlink = "b0.nic"\nsteps = [{steps}]\n'
 
@@ -61,7 +71,9 @@ def cluster_with(changes: str) -> Cluster:
         'nic = { bandwidth = "25 Gbit/s", latency = "10 us" }\n'
         for name in "ab"
     )
-    return build_cluster(parse_toml(f'name = "pair"\n{nodes}{changes}', file="pair.toml"), folder=Path())
+    return build_cluster(
+        parse_toml(f'name = "pair"\n{nodes}{changes}', file="pair.toml"), folder=Path()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +101,7 @@ def _replicas(node: str) -> tuple[Replica, ...]:
     return tuple(Replica(devices=(f"{node}0.{index}",), samples=4) for index in range(2))
 
 
-def course(chain: Chain, changes: str, reach: Reach) -> Course:
+def course(chain: Chain, changes: str, reach: AdaptationLevel) -> PolicyRun:
     cluster = cluster_with(changes)
     plan = plan_on(cluster, chain)
 
@@ -97,23 +109,23 @@ def course(chain: Chain, changes: str, reach: Reach) -> Course:
         return find_plan(chain, believed, global_batch=plan.global_batch, settings=Settings())
 
     return play(
-        Stage(chain, cluster, ComputeModel()),
+        Playback(chain, cluster, ComputeModel()),
         plan,
         until=UNTIL,
-        limits=Limits(reach=reach, horizon=200),
+        limits=ControllerLimits(reach=reach, horizon=200),
         schedules=[replace(plan, schedule=schedule) for schedule in SCHEDULES],
         replan=replan,
     )
 
 
-def oracle_course(chain: Chain, changes: str) -> Course:
+def oracle_course(chain: Chain, changes: str) -> PolicyRun:
     cluster = cluster_with(changes)
     plan = plan_on(cluster, chain)
 
     def replan(believed: Cluster) -> Plan:
         return find_plan(chain, believed, global_batch=plan.global_batch, settings=Settings())
 
-    return play_oracle(Stage(chain, cluster, ComputeModel()), [plan], until=UNTIL, replan=replan)
+    return play_oracle(Playback(chain, cluster, ComputeModel()), [plan], until=UNTIL, replan=replan)
 
 
 @pytest.mark.parametrize(
@@ -121,57 +133,82 @@ def oracle_course(chain: Chain, changes: str) -> Course:
     [CALM, PREEMPTED, HALVED, DIPPED, flipping(3.0), flipping(1.1)],
     ids=["calm", "preempted", "halved", "dipped", "flipping slowly", "flipping fast"],
 )
-@pytest.mark.parametrize("reach", [Reach.K, Reach.SHARES, Reach.FULL])
-def test_adapting_never_costs_more_than_one_percent(chain: Chain, changes: str, reach: Reach) -> None:
-    still = course(chain, changes, Reach.OFF).samples_per_second
+@pytest.mark.parametrize("reach", [AdaptationLevel.K, AdaptationLevel.SHARES, AdaptationLevel.FULL])
+def test_adapting_never_costs_more_than_one_percent(
+    chain: Chain, changes: str, reach: AdaptationLevel
+) -> None:
+    still = course(chain, changes, AdaptationLevel.OFF).samples_per_second
     assert course(chain, changes, reach).samples_per_second >= 0.99 * still
 
 
 def test_k_pays_under_a_preempted_link(chain: Chain) -> None:
-    still, adaptive = (course(chain, PREEMPTED, reach).samples_per_second for reach in (Reach.OFF, Reach.K))
+    still, adaptive = (
+        course(chain, PREEMPTED, reach).samples_per_second
+        for reach in (AdaptationLevel.OFF, AdaptationLevel.K)
+    )
     cluster = cluster_with(PREEMPTED)
     plan = plan_on(cluster, chain)
     variants = [replace(plan, schedule=schedule) for schedule in SCHEDULES]
-    oracle = play_oracle(Stage(chain, cluster, ComputeModel()), variants, until=UNTIL).samples_per_second
+    oracle = play_oracle(
+        Playback(chain, cluster, ComputeModel()), variants, until=UNTIL
+    ).samples_per_second
     assert adaptive > 1.03 * still
     assert oracle >= adaptive > 0.95 * oracle
 
 
 def test_a_re_plan_pays_when_a_host_halves_its_speed(chain: Chain) -> None:
-    still, full = (course(chain, HALVED, reach) for reach in (Reach.OFF, Reach.FULL))
+    still, full = (
+        course(chain, HALVED, reach) for reach in (AdaptationLevel.OFF, AdaptationLevel.FULL)
+    )
     assert full.samples_per_second > 1.15 * still.samples_per_second
-    assert any(decision.what is Reach.FULL and decision.moving > 0 for decision in full.decisions)
+    assert any(
+        decision.what is AdaptationLevel.FULL and decision.moving > 0 for decision in full.decisions
+    )
 
 
 def test_a_dip_that_is_over_is_not_re_planned_for(chain: Chain) -> None:
-    """The host is four times as slow for eight seconds: three steps, the last of them only in its first part."""
-    assert not [decision for decision in course(chain, DIPPED, Reach.FULL).decisions if decision.step > 1]
+    """The host is four times as slow for eight seconds: three steps, the last of them only in its
+    first part."""
+    assert not [
+        decision
+        for decision in course(chain, DIPPED, AdaptationLevel.FULL).decisions
+        if decision.step > 1
+    ]
 
 
 def test_a_lasting_drop_is_answered_within_three_steps(chain: Chain) -> None:
-    full, oracle = course(chain, LASTING, Reach.FULL), oracle_course(chain, LASTING)
-    first_slow = next(number for number, step in enumerate(full.steps, 1) if step.start + step.seconds / 2 > 15)
+    full, oracle = course(chain, LASTING, AdaptationLevel.FULL), oracle_course(chain, LASTING)
+    first_slow = next(
+        number for number, step in enumerate(full.steps, 1) if step.start + step.seconds / 2 > 15
+    )
     moves = [decision for decision in full.decisions if decision.step >= first_slow]
     assert moves[0].moving > 0 and moves[0].step - first_slow + 1 <= 3
-    assert full.samples_per_second >= 0.8 * oracle.samples_per_second  # 45 s have to pay for a move of 3 s
+    assert (
+        full.samples_per_second >= 0.8 * oracle.samples_per_second
+    )  # 45 s have to pay for a move of 3 s
 
 
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
-def test_no_change_is_made_to_a_plan_that_is_slower_in_the_latest_step(chain: Chain, data: st.DataObject) -> None:
+def test_no_change_is_made_to_a_plan_that_is_slower_in_the_latest_step(
+    chain: Chain, data: st.DataObject
+) -> None:
     """Nor to one that is slower in what is believed; any levels may follow each other."""
     cluster = cluster_with(CALM)
     plan = plan_on(cluster, chain)
     first, last = plan.stages
     others = iter(
-        replace(plan, stages=(replace(first, end=first.end + shift), replace(last, first=last.first + shift)))
+        replace(
+            plan,
+            stages=(replace(first, end=first.end + shift), replace(last, first=last.first + shift)),
+        )
         for shift in (8, -8, 14, -14, 4, -4)
     )
     controller = Controller(
         plan,
         chain,
         cluster,
-        limits=Limits(horizon=10_000),
+        limits=ControllerLimits(horizon=10_000),
         schedules=[replace(plan, schedule=schedule) for schedule in SCHEDULES],
         replan=lambda believed: next(others, plan),
     )
@@ -208,8 +245,12 @@ def test_no_move_is_made_once_the_latest_samples_say_that_a_change_is_over(
     cluster = cluster_with(CALM)
     plan = plan_on(cluster, chain)
     first, last = plan.stages
-    other = replace(plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8)))
-    controller = Controller(plan, chain, cluster, limits=Limits(horizon=10_000), replan=lambda believed: other)
+    other = replace(
+        plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8))
+    )
+    controller = Controller(
+        plan, chain, cluster, limits=ControllerLimits(horizon=10_000), replan=lambda believed: other
+    )
     speeds, full = ({"b0.0": speed, "b0.1": speed} for speed in (slow, 1.0))
     for step in range(steps):
         decision = controller.after_step(step, 2.0, {}, speeds, last=full)
@@ -220,8 +261,12 @@ def test_a_search_that_outlasts_a_step_leaves_the_decision_to_the_newest(chain: 
     cluster = cluster_with(CALM)
     plan = plan_on(cluster, chain)
     first, last = plan.stages
-    other = replace(plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8)))
-    controller = Controller(plan, chain, cluster, limits=Limits(horizon=10_000), replan=lambda believed: other)
+    other = replace(
+        plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8))
+    )
+    controller = Controller(
+        plan, chain, cluster, limits=ControllerLimits(horizon=10_000), replan=lambda believed: other
+    )
     slow = {"b0.0": 0.3, "b0.1": 0.3}
     for step in range(60):
         searches = len(controller.searched)
@@ -231,7 +276,9 @@ def test_a_search_that_outlasts_a_step_leaves_the_decision_to_the_newest(chain: 
 
 
 def test_a_lost_device_stops_a_static_plan_and_not_an_adaptive_one(chain: Chain) -> None:
-    still, full = (course(chain, LOST, reach) for reach in (Reach.OFF, Reach.FULL))
+    still, full = (
+        course(chain, LOST, reach) for reach in (AdaptationLevel.OFF, AdaptationLevel.FULL)
+    )
     assert still.end == UNTIL and still.steps[-1].start < 10
     assert full.end >= UNTIL
     assert sum(step.was_lost for step in full.steps) == 1
@@ -240,20 +287,29 @@ def test_a_lost_device_stops_a_static_plan_and_not_an_adaptive_one(chain: Chain)
 
 def test_a_course_ends_after_as_many_steps_as_are_wanted(chain: Chain) -> None:
     cluster = cluster_with(CALM)
-    plan, stage = plan_on(cluster, chain), Stage(chain, cluster, ComputeModel())
-    still = play(stage, plan, until=1e30, limits=Limits(reach=Reach.OFF), most_steps=5)
+    plan, stage = plan_on(cluster, chain), Playback(chain, cluster, ComputeModel())
+    still = play(
+        stage, plan, until=1e30, limits=ControllerLimits(reach=AdaptationLevel.OFF), most_steps=5
+    )
     oracle = play_oracle(stage, [plan], until=1e30, most_steps=5)
     assert [len(course.steps) for course in (still, oracle)] == [5, 5]
 
 
 def test_plans_that_differ_in_collectives_only_have_each_its_own_time(chain: Chain) -> None:
     cluster = cluster_with(CALM)
-    stage = Stage(chain, cluster, ComputeModel())
+    stage = Playback(chain, cluster, ComputeModel())
     half = len(chain.layers) // 2
     spread = tuple(Replica(devices=(name,), samples=2) for name in ("a0.0", "a0.1", "b0.0", "b0.1"))
-    whole = replace(plan_on(cluster, chain), stages=(PlanStage(first=0, end=2 * half, replicas=spread),))
+    whole = replace(
+        plan_on(cluster, chain), stages=(PlanStage(first=0, end=2 * half, replicas=spread),)
+    )
     plans = [
-        replace(whole, collectives=(CollectiveChoice(collective=Collective.WEIGHTS, stage=0, algorithm=algorithm),))
+        replace(
+            whole,
+            collectives=(
+                CollectiveChoice(collective=Collective.WEIGHTS, stage=0, algorithm=algorithm),
+            ),
+        )
         for algorithm in (Algorithm.RING, Algorithm.HIERARCHICAL)
     ]
     times = [stage.lasting(plan, 0.0) for plan in plans]
@@ -263,7 +319,9 @@ def test_plans_that_differ_in_collectives_only_have_each_its_own_time(chain: Cha
 
 def test_a_reason_counts_what_it_does_not_name() -> None:
     assert reason(["a0.0"]) == "a0.0 changed"
-    assert reason(["a0.0", "a0.1", "b0.0", "b0.1", "b0.nic"]) == "a0.0, a0.1, b0.0 and 2 more changed"
+    assert (
+        reason(["a0.0", "a0.1", "b0.0", "b0.1", "b0.nic"]) == "a0.0, a0.1, b0.0 and 2 more changed"
+    )
     assert reason([]) == "as believed now"
 
 
@@ -272,11 +330,15 @@ def test_shares_follow_speed() -> None:
     assert in_proportion(4, [1.0, 1.0, 1e-9]) == [2, 1, 1]
 
 
-def test_a_schedule_that_is_slower_than_predicted_is_undone_and_not_tried_again(chain: Chain) -> None:
+def test_a_schedule_that_is_slower_than_predicted_is_undone_and_not_tried_again(
+    chain: Chain,
+) -> None:
     cluster = cluster_with(CALM)
     plan = plan_on(cluster, chain)
     variants = [replace(plan, schedule=schedule) for schedule in SCHEDULES[:2]]
-    controller = Controller(plan, chain, cluster, limits=Limits(reach=Reach.K), schedules=variants)
+    controller = Controller(
+        plan, chain, cluster, limits=ControllerLimits(reach=AdaptationLevel.K), schedules=variants
+    )
     for step in range(60):
         predicted = controller.predictor.seconds(controller.plan, controller.watch.world)
         seconds = (1.0 if controller.plan.schedule == plan.schedule else 1.5) * predicted
@@ -292,8 +354,10 @@ def test_what_a_move_took_counts_for_the_next(chain: Chain) -> None:
     cluster = cluster_with(CALM)
     plan = plan_on(cluster, chain)
     first, last = plan.stages
-    other = replace(plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8)))
-    limits = Limits(horizon=10_000)
+    other = replace(
+        plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8))
+    )
+    limits = ControllerLimits(horizon=10_000)
     controller = Controller(plan, chain, cluster, limits=limits, replan=lambda believed: other)
     slow, fast = ({"b0.0": speed, "b0.1": speed} for speed in (0.5, 1.0))
 
@@ -306,13 +370,19 @@ def test_what_a_move_took_counts_for_the_next(chain: Chain) -> None:
         raise AssertionError("no move")
 
     there = until_moved(slow)
-    assert there.moving == pytest.approx(migration(plan, other, chain, cluster).seconds(cluster), rel=0.01)
+    assert there.moving == pytest.approx(
+        migration(plan, other, chain, cluster).seconds(cluster), rel=0.01
+    )
     controller.learn_of_move(3 * there.moving)
     back = until_moved(fast)
-    assert back.moving == pytest.approx(3 * migration(other, plan, chain, cluster).seconds(cluster), rel=0.01)
+    assert back.moving == pytest.approx(
+        3 * migration(other, plan, chain, cluster).seconds(cluster), rel=0.01
+    )
     controller.learn_of_move(back.moving)
     assert controller.moving_ratio == pytest.approx(3)
-    controller.log.append(replace(back, moving=0.0))  # such as to fewer replicas: every byte is there
+    controller.log.append(
+        replace(back, moving=0.0)
+    )  # such as to fewer replicas: every byte is there
     controller.learn_of_move(0.1)
     assert controller.moving_ratio == pytest.approx(3)
 
@@ -320,7 +390,7 @@ def test_what_a_move_took_counts_for_the_next(chain: Chain) -> None:
 def test_knowing_the_future_does_not_help_a_plan_whose_device_is_lost(chain: Chain) -> None:
     cluster = cluster_with(LOST)
     plan = plan_on(cluster, chain)
-    course = play_oracle(Stage(chain, cluster, ComputeModel()), [plan], until=UNTIL)
+    course = play_oracle(Playback(chain, cluster, ComputeModel()), [plan], until=UNTIL)
     assert course.end == UNTIL and course.steps and course.steps[-1].start < 10
 
 
@@ -328,8 +398,12 @@ def test_many_micro_batches_are_predicted_by_folding(chain: Chain) -> None:
     """Replicas that do the same are played once; the seconds are those of all of them."""
     cluster = cluster_with(CALM)
     plan = replace(plan_on(cluster, chain), global_batch=8 * 501, num_micro_batches=501)
-    exact = simulate_exact(compile_plan(plan, chain, cluster, ComputeModel()), cluster, record=0).iteration_ends[0]
-    assert Predictor(chain, cluster, ComputeModel()).on(plan, cluster) == pytest.approx(exact, rel=0.01)
+    exact = simulate_exact(
+        compile_plan(plan, chain, cluster, ComputeModel()), cluster, record=0
+    ).iteration_ends[0]
+    assert Predictor(chain, cluster, ComputeModel()).on(plan, cluster) == pytest.approx(
+        exact, rel=0.01
+    )
 
 
 def test_a_mind_that_is_told_of_a_move_expects_the_next_to_be_like_it(chain: Chain) -> None:
@@ -337,10 +411,23 @@ def test_a_mind_that_is_told_of_a_move_expects_the_next_to_be_like_it(chain: Cha
     cluster = cluster_with(CALM)
     plan = plan_on(cluster, chain)
     names = tuple(device.name for device in cluster.devices)
-    mind = Mind(Brief(plan=plan, chain=chain, cluster=cluster, model=ComputeModel(), limits=Limits(), roster=names))
-    move = Decision(step=3, what=Reach.FULL, plan=plan, before=2.0, after=1.0, moving=4.0)
+    mind = Mind(
+        Brief(
+            plan=plan,
+            chain=chain,
+            cluster=cluster,
+            model=ComputeModel(),
+            limits=ControllerLimits(),
+            roster=names,
+        )
+    )
+    move = Decision(step=3, what=AdaptationLevel.FULL, plan=plan, before=2.0, after=1.0, moving=4.0)
     mind.controller.log.append(move)
-    seen = Observation(step=5, plan=plan, seconds=1.0, bandwidths={}, speeds={}, steps_left=7, moved=6.0)
+    seen = Observation(
+        step=5, plan=plan, seconds=1.0, bandwidths={}, speeds={}, steps_left=7, moved=6.0
+    )
     advice = mind.observe(seen)
-    assert mind.controller.moving_ratio == pytest.approx(1.5) and mind.controller.limits.horizon == 7
+    assert (
+        mind.controller.moving_ratio == pytest.approx(1.5) and mind.controller.limits.horizon == 7
+    )
     assert advice.step == 5 and advice.predicted > 0

@@ -1,4 +1,5 @@
-"""The change test keeps its stated error rates: it raises few false alarms, and finds real changes in time."""
+"""The change test keeps its stated error rates: it raises few false alarms, and finds real changes
+in time."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argosy.adapt.watch import CHANGE, MEMORY, NOISE, RUN_LENGTH, Tracker, Watch, in_grains, in_world
+from argosy.adapt.watch import (
+    CHANGE,
+    MEMORY,
+    NOISE,
+    RUN_LENGTH,
+    ClusterWatch,
+    Tracker,
+    in_grains,
+    in_world,
+)
 from argosy.cluster.file import load_cluster
 
 TRIALS = 60
@@ -27,8 +37,8 @@ def trained(draw: random.Random, noise: float, threshold: float) -> Tracker:
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=3, deadline=None)
 def test_false_alarms_are_as_rare_as_stated(noise: float, factor: float, seed: int) -> None:
-    """Within n steps at most n / run length of all trackers alarm (5), and not three times as many where the noise has
-    to be estimated; four standard deviations are left for chance."""
+    """Within n steps at most n / run length of all trackers alarm (5), and not three times as many
+    where the noise has to be estimated; four standard deviations are left for chance."""
     draw, steps, run_length = random.Random(seed), MEMORY, 500.0
     expected = factor * TRIALS * steps / run_length
     alarms = 0
@@ -39,10 +49,15 @@ def test_false_alarms_are_as_rare_as_stated(noise: float, factor: float, seed: i
 
 
 @given(
-    distance=st.floats(0.15, 2.0), noise=st.floats(0.0, NOISE), sign=st.sampled_from((-1, 1)), seed=st.integers(0, 999)
+    distance=st.floats(0.15, 2.0),
+    noise=st.floats(0.0, NOISE),
+    sign=st.sampled_from((-1, 1)),
+    seed=st.integers(0, 999),
 )
 @settings(max_examples=20, deadline=None)
-def test_a_change_is_found_within_the_stated_delay(distance: float, noise: float, sign: int, seed: int) -> None:
+def test_a_change_is_found_within_the_stated_delay(
+    distance: float, noise: float, sign: int, seed: int
+) -> None:
     """The mean delay over some changes is at most (6)."""
     draw, threshold = random.Random(seed), math.log(2 * RUN_LENGTH)
     delays, deviations = [], []
@@ -50,14 +65,24 @@ def test_a_change_is_found_within_the_stated_delay(distance: float, noise: float
         tracker = trained(draw, noise, threshold)
         deviations.append(tracker.noise)
         level = tracker.level * math.exp(sign * distance)
-        delays.append(next(n for n in range(1, 1000) if tracker.observe(level * math.exp(draw.gauss(0.0, noise)))))
+        delays.append(
+            next(
+                n
+                for n in range(1, 1000)
+                if tracker.observe(level * math.exp(draw.gauss(0.0, noise)))
+            )
+        )
     gain = min(threshold / 2, CHANGE * (distance - CHANGE / 2) / max(deviations) ** 2)
-    assert sum(delay < 2 for delay in delays) <= 1, "what noise had gathered before may leave one step"
+    assert sum(delay < 2 for delay in delays) <= 1, (
+        "what noise had gathered before may leave one step"
+    )
     assert sum(delays) / len(delays) <= 1 + threshold / gain
 
 
 @given(st.floats(1.0, 1e9), st.floats(0.1, 0.8) | st.floats(1.25, 10.0), st.integers(0, 1000))
-def test_a_change_by_a_fifth_is_found_within_four_samples(level: float, factor: float, seed: int) -> None:
+def test_a_change_by_a_fifth_is_found_within_four_samples(
+    level: float, factor: float, seed: int
+) -> None:
     noise = random.Random(seed)
     tracker = Tracker(level)
     for _ in range(20):
@@ -97,7 +122,7 @@ def test_what_is_gone_is_believed_at_once_and_so_is_what_returns_after_two() -> 
 
 def test_a_believed_world_is_a_cluster_without_a_future() -> None:
     cluster = load_cluster("mixed-16")
-    watch = Watch(cluster)
+    watch = ClusterWatch(cluster)
     rate = next(link.bandwidth.at(0) for link in cluster.links if link.name == "v0.nic.out")
     for _ in range(2):
         changed = watch.observe({"v0.nic.out": rate / 5}, {"v1.0": 0.5})
@@ -111,7 +136,7 @@ def test_a_believed_world_is_a_cluster_without_a_future() -> None:
 
 
 def test_the_latest_world_has_what_contradicts_a_belief() -> None:
-    watch = Watch(load_cluster("mixed-16"))
+    watch = ClusterWatch(load_cluster("mixed-16"))
     watch.observe({}, {"v1.0": 0.5})
     assert dict(watch.world.speeds)["v1.0"] == 1.0
     assert dict(watch.latest.speeds)["v1.0"] == pytest.approx(0.5, rel=0.02)
@@ -123,7 +148,7 @@ def test_the_latest_world_has_what_contradicts_a_belief() -> None:
 
 def test_what_nobody_sees_is_forgotten_and_each_time_later() -> None:
     cluster = load_cluster("mixed-16")
-    watch = Watch(cluster)
+    watch = ClusterWatch(cluster)
     name = "v0.nic.out"
     rate = next(link.bandwidth.at(0) for link in cluster.links if link.name == name)
     waits = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from argosy.baselines import Job
+from argosy.baselines import PlanningJob
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.workload.chain import Chain, Layer
@@ -12,7 +12,7 @@ from argosy.workload.profile import Profile, ProfileRow
 from benchmarks.dapple import equal_cluster
 
 
-def random_job(seed: int, sizes: tuple[int, ...], *, layers: int, batch: int) -> Job:
+def random_job(seed: int, sizes: tuple[int, ...], *, layers: int, batch: int) -> PlanningJob:
     """A chain with measured times, every sample costing the same."""
     rng = random.Random(seed)
     chain = Chain(
@@ -49,4 +49,9 @@ def random_job(seed: int, sizes: tuple[int, ...], *, layers: int, batch: int) ->
         ),
     )
     cluster = equal_cluster(sizes, rng.choice([0.5, 3.0]))
-    return Job(chain=chain, cluster=cluster, global_batch=batch, model=ComputeModel(profiles={"V100-16GB": profile}))
+    return PlanningJob(
+        chain=chain,
+        cluster=cluster,
+        global_batch=batch,
+        model=ComputeModel(profiles={"V100-16GB": profile}),
+    )

@@ -1,4 +1,5 @@
-"""DAPPLE's planner: latency, programme and two-stage search against brute force, and its published cases."""
+"""DAPPLE's planner: latency, programme and two-stage search against brute force, and its published
+cases."""
 
 from __future__ import annotations
 
@@ -13,16 +14,26 @@ import pytest
 from equal_cases import random_job
 
 from argosy.baselines.blocks import block_table, least_largest_block
-from argosy.baselines.dapple import _bipartitions, all_reduce, dapple_candidates, latency, pipeline_latency
+from argosy.baselines.dapple import (
+    _bipartitions,
+    all_reduce,
+    dapple_candidates,
+    latency,
+    pipeline_latency,
+)
 from argosy.baselines.equal_devices import EqualDevices
 from argosy.baselines.placement import Counts, append_first, fresh_first, placements, scatter_first
 from benchmarks.dapple import PROFILES, STRAIGHT, TARGETS, dapple_job, devices_of, table_choice
 
-needs_profiles = pytest.mark.skipif(not PROFILES.is_dir(), reason=f"no {PROFILES.name} beside the repository")
+needs_profiles = pytest.mark.skipif(
+    not PROFILES.is_dir(), reason=f"no {PROFILES.name} beside the repository"
+)
 SIZES = ((2, 2), (1, 1, 1), (3, 2), (4,), (2, 1))
 
 
-def plain_latency(forward: list[float], backward: list[float], exchange: list[float], count: int) -> float:
+def plain_latency(
+    forward: list[float], backward: list[float], exchange: list[float], count: int
+) -> float:
     """(1) and (2) of ``baselines.dapple``, written out."""
     last = len(forward) - 1
     pivot = last
@@ -37,14 +48,18 @@ def plain_latency(forward: list[float], backward: list[float], exchange: list[fl
             endings.append(exchange[stage] + sum(backward[stage : pivot + 1]))
         else:
             endings.append(exchange[stage] + backward[pivot] - sum(backward[pivot:stage]))
-    return sum(forward[: pivot + 1]) + (count - 1) * (forward[pivot] + backward[pivot]) + max(endings)
+    return (
+        sum(forward[: pivot + 1]) + (count - 1) * (forward[pivot] + backward[pivot]) + max(endings)
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_latency_is_the_formula(seed: int) -> None:
     rng = random.Random(seed)
     stages, count = rng.randrange(1, 7), rng.randrange(1, 9)
-    forward, backward, exchange = ([rng.choice([0.1, 1.0, rng.random()]) for _ in range(stages)] for _ in range(3))
+    forward, backward, exchange = (
+        [rng.choice([0.1, 1.0, rng.random()]) for _ in range(stages)] for _ in range(3)
+    )
     columns = [np.array(values)[:, None] for values in (forward, backward, exchange)]
     found = float(pipeline_latency(*columns, count)[0])
     assert found == pytest.approx(plain_latency(forward, backward, exchange, count))
@@ -56,7 +71,9 @@ def test_latency_of_equal_stages_is_exact() -> None:
     assert float(pipeline_latency(*columns, 8)[0]) == (8 + 4 - 1) * 3
 
 
-def every_partition(view: EqualDevices, unit: int, micro_batch: int) -> Iterator[tuple[tuple[int, Counts], ...]]:
+def every_partition(
+    view: EqualDevices, unit: int, micro_batch: int
+) -> Iterator[tuple[tuple[int, Counts], ...]]:
     """(end, devices) of every stage, for all that the policies allow."""
 
     def grow(first: int, used: Counts) -> Iterator[tuple[tuple[int, Counts], ...]]:
@@ -76,7 +93,9 @@ def every_partition(view: EqualDevices, unit: int, micro_batch: int) -> Iterator
     yield from grow(0, (0,) * len(view.sizes))
 
 
-def largest_block(view: EqualDevices, micro_batch: int, partition: tuple[tuple[int, Counts], ...]) -> float:
+def largest_block(
+    view: EqualDevices, micro_batch: int, partition: tuple[tuple[int, Counts], ...]
+) -> float:
     worst, first, used = 0.0, 0, [0] * len(view.sizes)
     for end, taken in partition:
         used = [a + b for a, b in zip(used, taken, strict=True)]
@@ -95,7 +114,9 @@ def test_blocks_equal_brute_force(seed: int, sizes: tuple[int, ...]) -> None:
     assert float(block_table(view, 4, 1)[sizes][0][-1]) == pytest.approx(best)
     stages = least_largest_block(view, 4, 1)
     assert stages is not None
-    assert largest_block(view, 4, tuple((end, taken) for _, end, taken in stages)) == pytest.approx(best)
+    assert largest_block(view, 4, tuple((end, taken) for _, end, taken in stages)) == pytest.approx(
+        best
+    )
     assert tuple(map(sum, zip(*(taken for *_, taken in stages), strict=True))) == sizes
 
 
@@ -112,7 +133,9 @@ def test_two_stages_equal_brute_force(seed: int, sizes: tuple[int, ...]) -> None
     assert min(one.latency for one in _bipartitions(view, 8, 2)) == pytest.approx(best)
 
 
-def _plain_two_stages(view: EqualDevices, micro_batch: int, cut: int, front: Counts, back: Counts) -> float:
+def _plain_two_stages(
+    view: EqualDevices, micro_batch: int, cut: int, front: Counts, back: Counts
+) -> float:
     forward, backward, exchange = [], [], []
     for first, end, taken in ((0, cut, front), (cut, view.num_layers, back)):
         ahead, behind = view.seconds(math.ceil(micro_batch / sum(taken)))
@@ -121,20 +144,32 @@ def _plain_two_stages(view: EqualDevices, micro_batch: int, cut: int, front: Cou
         weights = np.array([view.weights[end] - view.weights[first]])
         exchange.append(float(all_reduce(view, taken, weights)[0]))
     machines = {at for taken in (front, back) for at, number in enumerate(taken) if number}
-    hop = micro_batch * float(view.outputs[cut]) / (view.between if len(machines) > 1 else view.inside)
+    hop = (
+        micro_batch
+        * float(view.outputs[cut])
+        / (view.between if len(machines) > 1 else view.inside)
+    )
     return plain_latency(
-        [forward[0], hop, forward[1]], [backward[0], hop, backward[1]], [exchange[0], 0.0, exchange[1]], 2
+        [forward[0], hop, forward[1]],
+        [backward[0], hop, backward[1]],
+        [exchange[0], 0.0, exchange[1]],
+        2,
     )
 
 
 def test_the_choice_is_close_to_the_least_latency_of_all_partitions() -> None:
-    """The programme minimises the largest block and not the latency, so it may miss the best, and never beats it."""
+    """The programme minimises the largest block and not the latency, so it may miss the best, and
+    never beats it."""
     ratios = []
     for seed in range(9):
         view = EqualDevices(random_job(seed, (2, 2), layers=4, batch=16))
         chosen = min(one.latency for one in dapple_candidates(view, 4))
         best = min(
-            float(latency(view, 4, 4, [taken for _, taken in one], np.array([[end] for end, _ in one]))[0])
+            float(
+                latency(
+                    view, 4, 4, [taken for _, taken in one], np.array([[end] for end, _ in one])
+                )[0]
+            )
             for one in every_partition(view, 1, 4)
         )
         ratios.append(chosen / best)
@@ -166,4 +201,7 @@ def test_bert_on_two_servers_keeps_gradients_inside_them() -> None:
 def test_vgg_is_cut_between_convolutions_and_the_rest() -> None:
     choice = table_choice("vgg-19", "C")
     names = [layer.name for layer in dapple_job("vgg-19", "C").chain.layers]
-    assert "pool" in names[choice.stages[0].end - 1].lower() or "fc" in names[choice.stages[0].end].lower(), names
+    assert (
+        "pool" in names[choice.stages[0].end - 1].lower()
+        or "fc" in names[choice.stages[0].end].lower()
+    ), names

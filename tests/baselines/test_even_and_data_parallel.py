@@ -1,4 +1,5 @@
-"""Baselines for equal devices: their plans make sense, fit, and are the best of what their rules allow."""
+"""Baselines for equal devices: their plans make sense, fit, and are the best of what their rules
+allow."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.baselines import BASELINES, Job, NoPlan
+from argosy.baselines import BASELINES, NoPlan, PlanningJob
 from argosy.baselines.assemble import even_cuts, played, shared_by, shared_evenly, shortage
 from argosy.cluster.file import load_cluster
 from argosy.cluster.lasting import at_time_zero
@@ -20,9 +21,14 @@ from argosy.workload.load import load_model
 CLUSTERS = ("two-cards", "mixed-8", "geo-8", "one-per-node-16")
 
 
-def job_of(cluster: str, model: str = "gpt2", batch: int = 16) -> Job:
+def job_of(cluster: str, model: str = "gpt2", batch: int = 16) -> PlanningJob:
     chain = load_model(model, sequence_length=512, dtype="fp16")
-    return Job(chain=chain, cluster=at_time_zero(load_cluster(cluster)), global_batch=batch, model=ComputeModel())
+    return PlanningJob(
+        chain=chain,
+        cluster=at_time_zero(load_cluster(cluster)),
+        global_batch=batch,
+        model=ComputeModel(),
+    )
 
 
 @pytest.mark.parametrize(("cluster", "name"), [*itertools.product(CLUSTERS, BASELINES)])
@@ -46,10 +52,12 @@ def test_even_plan_is_the_best_of_all_even_plans(cluster: str) -> None:
     assert played(job, plan, whole=True) == pytest.approx(best, rel=1e-12)
 
 
-def _all_even(job: Job, like: Plan) -> list[Plan]:
+def _all_even(job: PlanningJob, like: Plan) -> list[Plan]:
     found = []
     count = len(job.devices)
-    for tensor, replicas, stages in itertools.product((1, 2, 4), range(1, count + 1), range(1, count + 1)):
+    for tensor, replicas, stages in itertools.product(
+        (1, 2, 4), range(1, count + 1), range(1, count + 1)
+    ):
         if tensor * replicas * stages != count:
             continue
         for size in (size for size in range(1, 17) if 16 % size == 0 and size % replicas == 0):
@@ -57,8 +65,12 @@ def _all_even(job: Job, like: Plan) -> list[Plan]:
             layout = []
             for first, end in even_cuts(job, stages):
                 groups = [tuple(itertools.islice(ranks, tensor)) for _ in range(replicas)]
-                members = tuple(Replica(devices=group, samples=size // replicas) for group in groups)
-                layout.append(Stage(first=first, end=end, replicas=members, zero=1 if replicas > 1 else 0))
+                members = tuple(
+                    Replica(devices=group, samples=size // replicas) for group in groups
+                )
+                layout.append(
+                    Stage(first=first, end=end, replicas=members, zero=1 if replicas > 1 else 0)
+                )
             sizes = {"micro_batch_size": size, "num_micro_batches": 16 // size}
             plan = Plan(**{**vars(like), **sizes, "stages": tuple(layout)})
             if shortage(job, plan) is None:
@@ -112,9 +124,12 @@ def test_too_few_samples_are_refused() -> None:
 def test_one_kind_on_a_cluster_of_one_kind(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text('name = "c"\n[[nodes]]\nname = "a"\ndevices = { kind = "T4", count = 2 }\n')
-    file.write_text(file.read_text() + 'intra = [{ medium = "pcie", bandwidth = "12 GB/s", latency = "5 us" }]\n')
+    file.write_text(
+        file.read_text()
+        + 'intra = [{ medium = "pcie", bandwidth = "12 GB/s", latency = "5 us" }]\n'
+    )
     chain = load_model("gpt2", sequence_length=128, dtype="fp16")
-    job = Job(chain=chain, cluster=load_cluster(file), global_batch=4, model=ComputeModel())
+    job = PlanningJob(chain=chain, cluster=load_cluster(file), global_batch=4, model=ComputeModel())
     assert isinstance(BASELINES["megatron-1-kind"](job), NoPlan)
     assert isinstance(BASELINES["megatron"](job), Plan)
 

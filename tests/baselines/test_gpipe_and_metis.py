@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from argosy.baselines import BASELINES, Job, NoPlan
+from argosy.baselines import BASELINES, NoPlan, PlanningJob
 from argosy.baselines.assemble import even_cuts, played
 from argosy.baselines.metis import climbed, group_sizes, proportional_ends
 from argosy.baselines.placement import placements
@@ -20,9 +20,14 @@ from argosy.schedule import ScheduleKind
 from argosy.workload.load import load_model
 
 
-def job_of(cluster: str, model: str = "gpt2-medium", batch: int = 32) -> Job:
+def job_of(cluster: str, model: str = "gpt2-medium", batch: int = 32) -> PlanningJob:
     chain = load_model(model, sequence_length=512, dtype="fp16")
-    return Job(chain=chain, cluster=at_time_zero(load_cluster(cluster)), global_batch=batch, model=ComputeModel())
+    return PlanningJob(
+        chain=chain,
+        cluster=at_time_zero(load_cluster(cluster)),
+        global_batch=batch,
+        model=ComputeModel(),
+    )
 
 
 def test_gpipe_cuts_equal_work_and_runs_all_forwards_first() -> None:
@@ -33,7 +38,10 @@ def test_gpipe_cuts_equal_work_and_runs_all_forwards_first() -> None:
     times = [sum(pair) for pair in job.layer_times(job.usual, job.typical_samples)]
     if len(plan.stages) <= 4:
         cuts = itertools.combinations(range(1, len(times)), len(plan.stages) - 1)
-        best = min(max(sum(times[a:b]) for a, b in itertools.pairwise((0, *cut, len(times)))) for cut in cuts)
+        best = min(
+            max(sum(times[a:b]) for a, b in itertools.pairwise((0, *cut, len(times))))
+            for cut in cuts
+        )
         assert max(sum(times[s.first : s.end]) for s in plan.stages) == pytest.approx(best)
 
 
@@ -49,7 +57,9 @@ def test_group_sizes_are_powers_of_two_that_sum_up() -> None:
         assert len(found) == len(set(found))
         for sizes in found:
             assert sum(sizes) == count and len(sizes) <= 8
-            assert all(size & (size - 1) == 0 and size >= 0.5 * count / len(sizes) for size in sizes)
+            assert all(
+                size & (size - 1) == 0 and size >= 0.5 * count / len(sizes) for size in sizes
+            )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -102,7 +112,9 @@ def test_even_cuts_survive_more_stages_than_blocks() -> None:
 @pytest.mark.parametrize("name", ["dapple", "pipedream", "gpipe"])
 def test_a_sample_that_cannot_be_shared_out_by_so_many_devices_is_no_plan(name: str) -> None:
     found = BASELINES[name](job_of("mixed-16", "gpt2", batch=1))
-    assert isinstance(found, NoPlan) and re.fullmatch(r"no way to cut 1 sample over (its )?16 devices", found.reason)
+    assert isinstance(found, NoPlan) and re.fullmatch(
+        r"no way to cut 1 sample over (its )?16 devices", found.reason
+    )
 
 
 def test_placements_of_more_devices_than_are_left_are_none() -> None:

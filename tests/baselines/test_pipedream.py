@@ -24,7 +24,8 @@ def random_amounts(rng: random.Random, layers: int) -> Amounts:
 
 
 def brute_force(amounts: Amounts, levels: list[Level], first: int, end: int, count: int) -> float:
-    """A of the last level for layers first..end-1 on ``count`` components: all first stages, then the rest."""
+    """A of the last level for layers first..end-1 on ``count`` components: all first stages, then
+    the rest."""
     if not levels:
         return float(amounts.seconds[end] - amounts.seconds[first])
     level, below = levels[-1], levels[:-1]
@@ -44,7 +45,9 @@ def brute_force(amounts: Amounts, levels: list[Level], first: int, end: int, cou
     return best
 
 
-def value_of(amounts: Amounts, level: Level, partition: tuple[tuple[int, int, tuple[int, ...]], ...]) -> float:
+def value_of(
+    amounts: Amounts, level: Level, partition: tuple[tuple[int, int, tuple[int, ...]], ...]
+) -> float:
     worst = 0.0
     for first, end, devices in partition:
         count = len(devices)
@@ -62,7 +65,9 @@ def test_one_level_equals_brute_force(seed: int) -> None:
     amounts = random_amounts(rng, rng.randrange(1, 7))
     level = Level(count=rng.randrange(1, 6), bandwidth=rng.choice([1.0, 10.0, 1000.0]))
     value, partition = pipedream_partition(amounts, [level])
-    assert value == pytest.approx(brute_force(amounts, [level], 0, len(amounts.seconds) - 1, level.count))
+    assert value == pytest.approx(
+        brute_force(amounts, [level], 0, len(amounts.seconds) - 1, level.count)
+    )
     assert value == pytest.approx(value_of(amounts, level, partition))
     assert sorted(rank for *_, ranks in partition for rank in ranks) == list(range(level.count))
 
@@ -76,16 +81,24 @@ def test_two_levels_equal_brute_force(seed: int) -> None:
         Level(count=rng.randrange(1, 4), bandwidth=rng.choice([1.0, 10.0, 100.0])),
     ]
     value, partition = pipedream_partition(amounts, levels)
-    assert value == pytest.approx(brute_force(amounts, levels, 0, len(amounts.seconds) - 1, levels[1].count))
+    assert value == pytest.approx(
+        brute_force(amounts, levels, 0, len(amounts.seconds) - 1, levels[1].count)
+    )
     ends = [end for _, end, _ in partition]
-    assert [first for first, _, _ in partition] == [0, *ends[:-1]] and ends[-1] == len(amounts.seconds) - 1
-    assert sorted(rank for *_, ranks in partition for rank in ranks) == list(range(levels[0].count * levels[1].count))
+    assert [first for first, _, _ in partition] == [0, *ends[:-1]] and ends[-1] == len(
+        amounts.seconds
+    ) - 1
+    assert sorted(rank for *_, ranks in partition for rank in ranks) == list(
+        range(levels[0].count * levels[1].count)
+    )
 
 
 def test_a_replicated_machine_keeps_its_stages_inside() -> None:
     """Two machines of two devices, fast inside and slow between: both train the same two stages."""
     running = np.array([0.0, 1.0, 2.0])
-    amounts = Amounts(seconds=running, weights=np.array([0.0, 1.0, 2.0]), outputs=np.array([0.0, 60.0, 0.0]))
+    amounts = Amounts(
+        seconds=running, weights=np.array([0.0, 1.0, 2.0]), outputs=np.array([0.0, 60.0, 0.0])
+    )
     levels = [Level(count=2, bandwidth=1000.0), Level(count=2, bandwidth=100.0)]
     _, partition = pipedream_partition(amounts, levels)
     inside = [ranks for *_, ranks in partition]

@@ -24,7 +24,8 @@ def seconds_of(runs: tuple[MeasuredRun, ...]) -> np.ndarray:
 
 @needs_vtrain
 def test_vtrain_with_four_constants() -> None:
-    """Fitted on a part of one half, judged by the exact engine on a part of the other; whole halves are a benchmark."""
+    """Fitted on a part of one half, judged by the exact engine on a part of the other; whole halves
+    are a benchmark."""
     measured = read_vtrain(VTRAIN)
     assert len(measured.runs) == 1440
     fitted, held_out = split_runs(measured.runs, 0.5, seed=0)
@@ -50,7 +51,10 @@ def test_sailors_gh200_runs() -> None:
     assert len(measured.runs) == 15
     seconds, memory = left_out(measured, ("bandwidth", "process_bytes", "activation_factor"))
     assert errors(seconds, seconds_of(measured.runs)).mean <= 0.08
-    assert errors(memory, np.array([run.peak_bytes for run in measured.runs], dtype=float)).mean <= 0.15
+    assert (
+        errors(memory, np.array([run.peak_bytes for run in measured.runs], dtype=float)).mean
+        <= 0.15
+    )
 
 
 @needs_sailor

@@ -1,4 +1,5 @@
-"""Small steps between plans: each is a plan that can run, and climbing reaches what a walk over all of them reaches."""
+"""Small steps between plans: each is a plan that can run, and climbing reaches what a walk over all
+of them reaches."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ CLUSTER = with_changes(load_cluster("mixed-8"), [])
 NODES = [node.devices for node in CLUSTER.nodes]
 
 
-def plan_of(*stages: tuple[int, int, list[tuple[str, ...]]], samples: int = 2, count: int = 8) -> Plan:
+def plan_of(
+    *stages: tuple[int, int, list[tuple[str, ...]]], samples: int = 2, count: int = 8
+) -> Plan:
     """(first layer, end, groups) of every stage."""
     width = len(stages[0][2])
     return Plan(
@@ -33,13 +36,19 @@ def plan_of(*stages: tuple[int, int, list[tuple[str, ...]]], samples: int = 2, c
         num_micro_batches=count,
         schedule=ScheduleSpec(),
         stages=tuple(
-            Stage(first=first, end=end, replicas=tuple(Replica(devices=group, samples=samples) for group in groups))
+            Stage(
+                first=first,
+                end=end,
+                replicas=tuple(Replica(devices=group, samples=samples) for group in groups),
+            )
             for first, end, groups in stages
         ),
     )
 
 
-FOUR = plan_of(*((3 * at, 3 * at + (3 if at < 3 else 5), [(NODES[at // 4][at % 4],)]) for at in range(4)))
+FOUR = plan_of(
+    *((3 * at, 3 * at + (3 if at < 3 else 5), [(NODES[at // 4][at % 4],)]) for at in range(4))
+)
 WIDE = plan_of((0, 7, [tuple(NODES[0][:2])]), (7, 14, [tuple(NODES[1][:2])]))
 
 
@@ -67,16 +76,25 @@ def test_climbing_ends_where_no_step_is_better_and_never_below_its_start() -> No
     def speed(plan: Plan) -> float:
         return 1 / predictor.on(plan, CLUSTER)
 
-    uneven = replace(WIDE, stages=(replace(WIDE.stages[0], end=11), replace(WIDE.stages[1], first=11)))
+    uneven = replace(
+        WIDE, stages=(replace(WIDE.stages[0], end=11), replace(WIDE.stages[1], first=11))
+    )
     reached = climb(uneven, speed, CLUSTER)
     assert speed(reached) > 1.05 * speed(uneven)
     assert all(speed(one) <= speed(reached) * (1 + 1e-9) for one in steps(reached, CLUSTER))
-    assert speed(best_nearby([uneven, WIDE, FOUR], speed, CLUSTER)) >= max(map(speed, (WIDE, FOUR, reached)))
+    assert speed(best_nearby([uneven, WIDE, FOUR], speed, CLUSTER)) >= max(
+        map(speed, (WIDE, FOUR, reached))
+    )
 
 
 @needs_sailor
 @pytest.mark.parametrize(
-    "size", [(8, 24), (32, 96), *(pytest.param(s, marks=pytest.mark.exhaustive) for s in ((4, 12), (8, 8), (16, 16)))]
+    "size",
+    [
+        (8, 24),
+        (32, 96),
+        *(pytest.param(s, marks=pytest.mark.exhaustive) for s in ((4, 12), (8, 8), (16, 16))),
+    ],
 )
 def test_a_plain_uneven_split_is_reached_on_sailors_clusters(size: tuple[int, int]) -> None:
     floor = FLOOR[SIZES.index(size)]

@@ -1,4 +1,5 @@
-"""Island plans: their shares and H against closed forms, their exchange against arithmetic, their file, traces."""
+"""Island plans: their shares and H against closed forms, their exchange against arithmetic, their
+file, traces."""
 
 from __future__ import annotations
 
@@ -18,11 +19,15 @@ from argosy.cluster.topology import Cluster
 from argosy.document import parse_json, parse_toml
 from argosy.errors import InfeasibleError, InputError
 from argosy.plan.islands import Compression, IslandPlan
-from argosy.plan.islands_file import dumps_island_plan, island_plan_from_document, island_plan_to_dict
+from argosy.plan.islands_file import (
+    dumps_island_plan,
+    island_plan_from_document,
+    island_plan_to_dict,
+)
 from argosy.planner import find_plan
 from argosy.report.islands import side_by_side
 from argosy.sim.island_window import IslandWindow
-from argosy.sim.islands import Exchange, exchange_seconds, play_islands
+from argosy.sim.islands import FragmentExchange, exchange_seconds, play_islands
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
@@ -35,9 +40,13 @@ nic = {{ bandwidth = "{nic}", latency = "0 us" }}
 """
 
 
-def sites(*nodes: tuple[str, str, int, str], wans: tuple[tuple[str, str, str], ...] = ()) -> Cluster:
+def sites(
+    *nodes: tuple[str, str, int, str], wans: tuple[tuple[str, str, str], ...] = ()
+) -> Cluster:
     """A cluster of nodes (name, kind, devices, NIC), with lines between some of them."""
-    text = 'name = "sites"\n' + "".join(NODE.format(name=n, kind=k, count=c, nic=b) for n, k, c, b in nodes)
+    text = 'name = "sites"\n' + "".join(
+        NODE.format(name=n, kind=k, count=c, nic=b) for n, k, c, b in nodes
+    )
     for at, (one, other, bandwidth) in enumerate(wans):
         text += f'[[links]]\nname = "wan{at}"\nbetween = ["{one}", "{other}"]\nmedium = "wan"\n'
         text += f'bandwidth = "{bandwidth}"\nlatency = "0 s"\n'
@@ -54,11 +63,16 @@ PAIR = (("x", "A100-80GB", 2, "1 Gbit/s"), ("y", "A100-80GB", 2, "1 Gbit/s"))
 
 @pytest.fixture(scope="module")
 def pair(chain: Chain) -> IslandPlan:
-    return find_island_plan(chain, sites(*PAIR), global_batch=64, options=IslandOptions(sync_every=10))
+    return find_island_plan(
+        chain, sites(*PAIR), global_batch=64, options=IslandOptions(sync_every=10)
+    )
 
 
-def test_an_exchange_of_two_equal_islands_is_what_its_bytes_take(chain: Chain, pair: IslandPlan) -> None:
-    """Two halves of the model cross each NIC, one after the other; inside a node links are 2400 times as fast."""
+def test_an_exchange_of_two_equal_islands_is_what_its_bytes_take(
+    chain: Chain, pair: IslandPlan
+) -> None:
+    """Two halves of the model cross each NIC, one after the other; inside a node links are 2400
+    times as fast."""
     crossing = 4 * chain.parameters / 125e6
     inside = 2 * 4 * chain.parameters / 300e9
     assert exchange_seconds(pair, chain, sites(*PAIR)) == pytest.approx(crossing + inside, rel=1e-3)
@@ -70,7 +84,9 @@ def test_an_exchange_of_two_equal_islands_is_what_its_bytes_take(chain: Chain, p
 
 
 @pytest.mark.parametrize(("compression", "size"), [("bf16", 2.0), ("int8", 1 + 4 / 1024)])
-def test_compression_divides_what_crosses(chain: Chain, pair: IslandPlan, compression: str, size: float) -> None:
+def test_compression_divides_what_crosses(
+    chain: Chain, pair: IslandPlan, compression: str, size: float
+) -> None:
     changed = replace(pair, compression=Compression(compression))
     seconds = exchange_seconds(changed, chain, sites(*PAIR))
     assert seconds == pytest.approx(size * chain.parameters / 125e6, rel=0.01)
@@ -79,8 +95,12 @@ def test_compression_divides_what_crosses(chain: Chain, pair: IslandPlan, compre
 def test_three_leads_share_their_nics_fairly(chain: Chain, pair: IslandPlan) -> None:
     """Each sends a third of the model to each of two others, twice: 4/3 of it through every NIC."""
     where = sites(*PAIR, ("z", "A100-80GB", 2, "1 Gbit/s"))
-    plan = find_island_plan(chain, where, global_batch=66, options=IslandOptions(count=3, sync_every=1))
-    assert exchange_seconds(plan, chain, where) == pytest.approx(4 / 3 * 4 * chain.parameters / 125e6, rel=0.01)
+    plan = find_island_plan(
+        chain, where, global_batch=66, options=IslandOptions(count=3, sync_every=1)
+    )
+    assert exchange_seconds(plan, chain, where) == pytest.approx(
+        4 / 3 * 4 * chain.parameters / 125e6, rel=0.01
+    )
 
 
 def test_unequal_islands_take_unequal_shares_and_meet_at_about_the_same_time(chain: Chain) -> None:
@@ -91,7 +111,10 @@ def test_unequal_islands_take_unequal_shares_and_meet_at_about_the_same_time(cha
     assert plan.predicted is not None
     slow, fast = max(plan.predicted.island_seconds), min(plan.predicted.island_seconds)
     assert slow < 1.1 * fast
-    even = [find_plan(chain, sites(node), global_batch=160) for node in (("y", "A100-80GB", 1, "1 Gbit/s"),)]
+    even = [
+        find_plan(chain, sites(node), global_batch=160)
+        for node in (("y", "A100-80GB", 1, "1 Gbit/s"),)
+    ]
     assert even[0].predicted is not None and slow < 0.6 * even[0].predicted.iteration_seconds
 
 
@@ -114,29 +137,41 @@ def test_overlapped_exchanges_cost_nothing_while_they_fit_between_steps(chain: C
     plan = find_island_plan(chain, where, global_batch=64, options=options)
     assert plan.predicted is not None and plan.fragments == 2 and 0 < plan.overlap < plan.period
     assert plan.predicted.exchange_seconds <= plan.overlap * max(plan.predicted.island_seconds)
-    assert plan.predicted.step_seconds == pytest.approx(max(plan.predicted.island_seconds), rel=0.02)
+    assert plan.predicted.step_seconds == pytest.approx(
+        max(plan.predicted.island_seconds), rel=0.02
+    )
 
 
-def test_a_window_has_the_spans_of_its_steps_and_changes_nothing(chain: Chain, pair: IslandPlan) -> None:
+def test_a_window_has_the_spans_of_its_steps_and_changes_nothing(
+    chain: Chain, pair: IslandPlan
+) -> None:
     base = sites(*PAIR)
     plain = play_islands(pair, chain, base, steps=20)
     window = IslandWindow.around_exchange(pair)
     assert play_islands(pair, chain, base, steps=20, window=window) == plain
     timeline = window.timeline(pair, base)
-    assert {span.iteration for span in timeline.spans} == {8, 9, 10, 11} and len(timeline.iteration_ends) == 4
+    assert {span.iteration for span in timeline.spans} == {8, 9, 10, 11} and len(
+        timeline.iteration_ends
+    ) == 4
     (exchange, _) = plain.exchanges
     crossing = [span for span in timeline.spans if any("nic" in link for link in span.via)]
     assert min(span.start for span in crossing) + window.start >= exchange.begin
-    assert max(span.end for span in crossing) + window.start == pytest.approx(exchange.end, rel=1e-3)
+    assert max(span.end for span in crossing) + window.start == pytest.approx(
+        exchange.end, rel=1e-3
+    )
     sent = sum(use.bytes for use in timeline.links if use.link == "x0.nic.out")
     assert sent == pytest.approx(4 * chain.parameters)
     between = [
-        span for span in timeline.spans if span.start + window.start < exchange.end - 1e-3 and span.iteration > 9
+        span
+        for span in timeline.spans
+        if span.start + window.start < exchange.end - 1e-3 and span.iteration > 9
     ]
     assert not between
 
 
-def test_a_preempted_link_lengthens_the_exchanges_that_meet_it(chain: Chain, pair: IslandPlan) -> None:
+def test_a_preempted_link_lengthens_the_exchanges_that_meet_it(
+    chain: Chain, pair: IslandPlan
+) -> None:
     base = sites(*PAIR)
     still = play_islands(pair, chain, base, steps=30)
     first, second, third = still.exchanges
@@ -151,15 +186,24 @@ def test_a_preempted_link_lengthens_the_exchanges_that_meet_it(chain: Chain, pai
 
 
 def test_a_lost_link_leaves_an_island_out_until_it_is_back(chain: Chain, pair: IslandPlan) -> None:
-    """Lost between the first two exchanges and back 20 s later: a wait, exchanges alone, the state handed over."""
+    """Lost between the first two exchanges and back 20 s later: a wait, exchanges alone, the state
+    handed over."""
     base = sites(*PAIR)
     first, second, _ = play_islands(pair, chain, base, steps=30).exchanges
     middle = (first.end + second.begin) / 2
     down = [[f"{middle} s", "0 bit/s"], [f"{middle + 20} s", "1 Gbit/s"]]
-    course = play_islands(pair, chain, with_changes(base, [{"link": "y0.nic", "steps": down}]), steps=400, lost_after=5)
+    course = play_islands(
+        pair,
+        chain,
+        with_changes(base, [{"link": "y0.nic", "steps": down}]),
+        steps=400,
+        lost_after=5,
+    )
     members = [exchange.islands for exchange in course.exchanges]
     back = members.index((0, 1), 1)
-    assert members[0] == (0, 1) and set(members[1:back]) == {(0,)} and set(members[back:]) == {(0, 1)}
+    assert (
+        members[0] == (0, 1) and set(members[1:back]) == {(0,)} and set(members[back:]) == {(0, 1)}
+    )
     assert course.exchanges[1].begin == pytest.approx(max(second.begin, middle + 5))
     before = course.exchanges[back - 1]
     assert before.end >= middle + 20
@@ -171,14 +215,16 @@ def test_a_lost_link_leaves_an_island_out_until_it_is_back(chain: Chain, pair: I
     assert course.samples == 10 * sum(shares[at] for one in members for at in one)
 
 
-def test_silence_counts_from_when_the_link_went_down_also_during_an_exchange(chain: Chain, pair: IslandPlan) -> None:
-    """Down 4 s before the first exchange, an island is lost 1 s into it; down in its middle, 5 s after that. A link
-    that is back before 5 s are over only delays the exchange."""
+def test_silence_counts_from_when_the_link_went_down_also_during_an_exchange(
+    chain: Chain, pair: IslandPlan
+) -> None:
+    """Down 4 s before the first exchange, an island is lost 1 s into it; down in its middle, 5 s
+    after that. A link that is back before 5 s are over only delays the exchange."""
     base = sites(*PAIR)
     first = play_islands(pair, chain, base, steps=10).exchanges[0]
     middle = (first.begin + first.end) / 2
 
-    def played(begin: float, end: float) -> Exchange:
+    def played(begin: float, end: float) -> FragmentExchange:
         down = [[f"{begin} s", "0 bit/s"], [f"{end} s", "1 Gbit/s"]]
         where = with_changes(base, [{"link": "y0.nic", "steps": down}])
         return play_islands(pair, chain, where, steps=10, lost_after=5).exchanges[0]
@@ -213,7 +259,9 @@ def test_shares_are_whole_and_add_up() -> None:
 def test_a_part_on_which_nothing_runs_is_left_out_and_one_part_is_no_island_plan() -> None:
     chain = load_model("gpt2", dtype="bf16")
     where = sites(*PAIR, ("v", "V100-32GB", 2, "1 Gbit/s"))  # a V100 has no bf16
-    plan = find_island_plan(chain, where, global_batch=64, options=IslandOptions(count=3, sync_every=50))
+    plan = find_island_plan(
+        chain, where, global_batch=64, options=IslandOptions(count=3, sync_every=50)
+    )
     assert {device[0] for island in plan.islands for device in island.devices} == {"x", "y"}
     with pytest.raises(InfeasibleError, match="fewer than two parts"):
         find_island_plan(chain, sites(PAIR[0], ("v", "V100-32GB", 2, "1 Gbit/s")), global_batch=8,

@@ -20,7 +20,7 @@ from argosy.plan.check import check_plan
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.compile import compile_plan
+from argosy.sim.tasks.compile import compile_plan
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
@@ -34,7 +34,9 @@ EDGE = "v0.nic"
 def case() -> tuple[Plan, Chain, Cluster]:
     plan = load_plan("llama-3-8b-on-mixed-16")
     ref = plan.model
-    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    chain = load_model(
+        ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
+    )
     return plan, chain, with_changes(cluster_from_content(plan.cluster.content), [])
 
 
@@ -49,7 +51,9 @@ def test_lasting_states_are_what_the_recurrence_says(case: tuple[Plan, Chain, Cl
     trace = Trace((0.0, 50.0, 100.0), (3e9, 2e8, 9e8))
     changing = with_changes(cluster, [link_steps(EDGE, trace)])
     steady = SteadyGraph(compile_plan(plan, chain, changing), changing)
-    for seconds, bandwidth in zip(steady.seconds(steady.at([0.0, 60.0, 200.0])), trace.values, strict=True):
+    for seconds, bandwidth in zip(
+        steady.seconds(steady.at([0.0, 60.0, 200.0])), trace.values, strict=True
+    ):
         assert seconds == pytest.approx(slowly(plan, chain, cluster, bandwidth), rel=1e-12)
 
 
@@ -64,11 +68,15 @@ def test_ranking_equals_the_slow_path(case: tuple[Plan, Chain, Cluster]) -> None
 
 
 def test_an_unknown_edge_is_named(case: tuple[Plan, Chain, Cluster]) -> None:
-    with pytest.raises(InputError, match=r'found "v0\.nik", expected an edge of mixed-16; did you mean "v0\.nic"'):
+    with pytest.raises(
+        InputError, match=r'found "v0\.nik", expected an edge of mixed-16; did you mean "v0\.nic"'
+    ):
         keep([case[0]], case[1], case[2], "v0.nik")
 
 
-def test_the_policy_is_never_clearly_worse_than_any_schedule(case: tuple[Plan, Chain, Cluster]) -> None:
+def test_the_policy_is_never_clearly_worse_than_any_schedule(
+    case: tuple[Plan, Chain, Cluster],
+) -> None:
     plan, chain, cluster = case
     plan = replace(plan, schedule=ScheduleSpec())
     ruled = with_policy(plan, chain, cluster, [EDGE])
@@ -84,7 +92,9 @@ def test_the_policy_is_never_clearly_worse_than_any_schedule(case: tuple[Plan, C
 def test_an_edge_that_is_down_needs_its_bandwidths(case: tuple[Plan, Chain, Cluster]) -> None:
     plan, chain, cluster = case
     down = with_changes(cluster, [link_steps(EDGE, Trace.constant(0.0))])
-    with pytest.raises(InputError, match=r'edge: found "v0.nic", expected an edge that is not down at time 0'):
+    with pytest.raises(
+        InputError, match=r'edge: found "v0.nic", expected an edge that is not down at time 0'
+    ):
         keep([plan], chain, down, EDGE)
     kept = keep([plan], chain, down, EDGE, low=1e8, high=1e9)
     assert kept.seconds(5e8) == pytest.approx([slowly(plan, chain, cluster, 5e8)], rel=1e-9)

@@ -24,14 +24,18 @@ CHAIN = Chain(name="even", layers=(LAYER,) * 4, sequence_length=128, dtype=Dtype
 
 
 def two_kinds(speed: float) -> Cluster:
-    """Four A100, and beside them a device of a kind without a generation, of which nothing was measured."""
+    """Four A100, and beside them a device of a kind without a generation, of which nothing was
+    measured."""
     unknown = {
         "name": "unknown",
         "memory": "80 GB",
         "memory_bandwidth": "2 TB/s",
         "flops": {"fp16": f"{speed} TFLOP/s"},
     }
-    link = {"intra": [{"medium": "nvlink", "bandwidth": "300 GB/s"}], "nic": {"bandwidth": "100 GB/s"}}
+    link = {
+        "intra": [{"medium": "nvlink", "bandwidth": "300 GB/s"}],
+        "nic": {"bandwidth": "100 GB/s"},
+    }
     nodes = [
         {"name": "a", "devices": {"kind": "A100-80GB", "count": 4}, **link},
         {"name": "u", "devices": {"kind": "unknown", "count": 1}, "nic": {"bandwidth": "100 GB/s"}},

@@ -11,17 +11,25 @@ from random import Random
 from typing import Any
 
 import pytest
-from planning_cases import Case, Recipe, cluster_of, complete_plans, kind_fields, node_fields, random_case
+from planning_cases import (
+    Case,
+    Recipe,
+    cluster_of,
+    complete_plans,
+    kind_fields,
+    node_fields,
+    random_case,
+)
 
 from argosy.choose import money
-from argosy.choose.money import Limits, Priced, choose, find_front, moved_cost, pareto_front
+from argosy.choose.money import MoneyLimits, Priced, choose, find_front, moved_cost, pareto_front
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.errors import InfeasibleError, InputError, NothingFitsError
 from argosy.plan.check import check_plan
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleSpec
-from argosy.solve.judge import Complete, Judge
+from argosy.solve.finalists.judge import Complete, Judge
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.profile import Profile, ProfileRow
 
@@ -40,7 +48,9 @@ def with_prices(case: Case, seed: int) -> Case:
 
 def price_per_hour(case: Case, plan: Complete) -> float:
     return sum(
-        part.devices * case.pools[part.pool].device.price_per_hour for choice in plan for part in choice.option.parts
+        part.devices * case.pools[part.pool].device.price_per_hour
+        for choice in plan
+        for part in choice.option.parts
     )
 
 
@@ -48,12 +58,18 @@ def all_points(case: Case) -> list[tuple[float, float]] | None:
     """(seconds, cost per step) of every plan, judged; None if there are too many."""
     points: list[tuple[float, float]] = []
     for shape in case.shapes:
-        plans = list(complete_plans(case, shape, case.options(shape.micro_batch_size, case.scope(prune=False))))
+        plans = list(
+            complete_plans(
+                case, shape, case.options(shape.micro_batch_size, case.scope(prune=False))
+            )
+        )
         if len(points) + len(plans) > MOST_PLANS:
             return None
         if plans:
             times = case.seconds(shape, plans)
-            points += [(t, t * price_per_hour(case, p) / 3600) for t, p in zip(times, plans, strict=True)]
+            points += [
+                (t, t * price_per_hour(case, p) / 3600) for t, p in zip(times, plans, strict=True)
+            ]
     return points
 
 
@@ -67,7 +83,12 @@ def seen_points(case: Case, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float
     judge = Judge.seconds
 
     def watched(
-        self: Judge, shape: object, plans: Sequence[Complete], *, below: float = math.inf, best: float = math.inf
+        self: Judge,
+        shape: object,
+        plans: Sequence[Complete],
+        *,
+        below: float = math.inf,
+        best: float = math.inf,
     ) -> object:
         result = judge(self, shape, plans)  # type: ignore[arg-type]
         pools = self.prices.pools
@@ -79,7 +100,13 @@ def seen_points(case: Case, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float
 
     with monkeypatch.context() as patch:
         patch.setattr(Judge, "seconds", watched)
-        find_front(case.chain, case.cluster, global_batch=case.global_batch, settings=exact(case), model=case.model)
+        find_front(
+            case.chain,
+            case.cluster,
+            global_batch=case.global_batch,
+            settings=exact(case),
+            model=case.model,
+        )
     return seen
 
 
@@ -128,9 +155,14 @@ def unequal() -> Case:
     return Case(chain=chain, cluster=cluster, global_batch=8, schedules=(ScheduleSpec(),))
 
 
-def front(case: Case, limits: Limits | None = None) -> list[Priced]:
+def front(case: Case, limits: MoneyLimits | None = None) -> list[Priced]:
     return find_front(
-        case.chain, case.cluster, global_batch=case.global_batch, limits=limits, settings=exact(case), model=case.model
+        case.chain,
+        case.cluster,
+        global_batch=case.global_batch,
+        limits=limits,
+        settings=exact(case),
+        model=case.model,
     )
 
 
@@ -143,36 +175,52 @@ def test_limits_are_kept_and_the_rest_follows() -> None:
         used = {case.cluster.device(name).kind.name for name in point.plan.devices}
         left = {entry.device for entry in point.plan.left_out}
         assert used and left.isdisjoint(point.plan.devices)
-    fastest = choose(everything, cheapest=False, limits=Limits())
-    cheapest = choose(everything, cheapest=True, limits=Limits())
-    free = find_plan(case.chain, case.cluster, global_batch=8, settings=exact(case), model=case.model)
+    fastest = choose(everything, cheapest=False, limits=MoneyLimits())
+    cheapest = choose(everything, cheapest=True, limits=MoneyLimits())
+    free = find_plan(
+        case.chain, case.cluster, global_batch=8, settings=exact(case), model=case.model
+    )
     assert free.predicted is not None
     assert fastest.seconds == pytest.approx(free.predicted.iteration_seconds, rel=1e-6)
     assert cheapest.cost_per_step < fastest.cost_per_step
     between = (cheapest.cost_per_step + fastest.cost_per_step) / 2
-    within = choose(everything, cheapest=False, limits=Limits(cost_per_step=between))
+    within = choose(everything, cheapest=False, limits=MoneyLimits(cost_per_step=between))
     assert within.cost_per_step <= between
-    assert within.seconds == min(point.seconds for point in everything if point.cost_per_step <= between)
-    limited = front(case, Limits(price_per_hour=1.0))
+    assert within.seconds == min(
+        point.seconds for point in everything if point.cost_per_step <= between
+    )
+    limited = front(case, MoneyLimits(price_per_hour=1.0))
     assert all(point.price_per_hour <= 1.0 for point in limited)
-    with pytest.raises(InfeasibleError, match="no plan costs at most 1e-09 a step: the cheapest costs"):
-        choose(everything, cheapest=True, limits=Limits(cost_per_step=1e-9))
+    with pytest.raises(
+        InfeasibleError, match="no plan costs at most 1e-09 a step: the cheapest costs"
+    ):
+        choose(everything, cheapest=True, limits=MoneyLimits(cost_per_step=1e-9))
 
 
 def test_bytes_with_a_price_are_counted() -> None:
     case = unequal()
     content = json.loads(case.cluster.content)
     content["links"] = [
-        {"name": "wan", "between": ["a*", "b*"], "medium": "wan", "bandwidth": "1 GB/s", "price_per_gb": 2.0}
+        {
+            "name": "wan",
+            "between": ["a*", "b*"],
+            "medium": "wan",
+            "bandwidth": "1 GB/s",
+            "price_per_gb": 2.0,
+        }
     ]
     case = replace(case, cluster=cluster_of(content))
-    whole = find_plan(case.chain, case.cluster, global_batch=8, settings=exact(case), model=case.model)
+    whole = find_plan(
+        case.chain, case.cluster, global_batch=8, settings=exact(case), model=case.model
+    )
     across = 0
     for stage, following in itertools.pairwise(whole.stages):
         across += stage.devices[0][0] != following.devices[0][0]
     moved = moved_cost(whole, case.chain, case.cluster, case.model)
     if all(len({name[0] for name in stage.devices}) == 1 for stage in whole.stages):
-        assert moved == pytest.approx(across * 2 * 8 * 1e6 / 1e9 * 2.0)  # each sample there and its gradient back
+        assert moved == pytest.approx(
+            across * 2 * 8 * 1e6 / 1e9 * 2.0
+        )  # each sample there and its gradient back
     else:
         assert moved > 0
 
@@ -194,20 +242,29 @@ def test_the_front_has_no_point_that_another_beats() -> None:
 def test_a_kind_that_was_measured_with_more_samples_only_is_left_out() -> None:
     case = unequal()
     row = ProfileRow(
-        layer="block", micro_batch=64, tensor_width=1, dtype=Dtype.BF16, forward_seconds=1, backward_seconds=1
+        layer="block",
+        micro_batch=64,
+        tensor_width=1,
+        dtype=Dtype.BF16,
+        forward_seconds=1,
+        backward_seconds=1,
     )
     rows = (row, replace(row, micro_batch=128))
     kind = case.cluster.devices[0].kind.name
     model = ComputeModel(profiles={kind: Profile(device=kind, model="drawn", rows=rows)})
     found = find_front(case.chain, case.cluster, global_batch=8, settings=exact(case), model=model)
-    assert found and all(case.cluster.device(d).kind.name != kind for point in found for d in point.plan.devices)
+    assert found and all(
+        case.cluster.device(d).kind.name != kind for point in found for d in point.plan.devices
+    )
 
 
 def test_what_no_money_buys_is_told_apart_from_what_too_little_does() -> None:
     case = unequal()
     with pytest.raises(InfeasibleError, match=r"no plan fits on devices for at most 0.1 an hour"):
-        front(case, Limits(price_per_hour=0.1))
-    huge = replace(case, chain=replace(case.chain, layers=(replace(case.chain.layers[0], parameters=10**12),)))
+        front(case, MoneyLimits(price_per_hour=0.1))
+    huge = replace(
+        case, chain=replace(case.chain, layers=(replace(case.chain.layers[0], parameters=10**12),))
+    )
     with pytest.raises(NothingFitsError, match="no plan of drawn fits on drawn: "):
         front(huge)
 

@@ -19,7 +19,13 @@ CHAIN = load_model("llama-3-8b", sequence_length=1024, dtype="fp16")
 
 def changing(on: str, off: str, low: float) -> Cluster:
     parameters = {"on": on, "off": off, "low": low}
-    change = {"link": "v*.nic", "generator": "on-off", "parameters": parameters, "seed": 1, "horizon": "10 min"}
+    change = {
+        "link": "v*.nic",
+        "generator": "on-off",
+        "parameters": parameters,
+        "seed": 1,
+        "horizon": "10 min",
+    }
     return with_changes(load_cluster("mixed-16"), [change])
 
 
@@ -28,7 +34,9 @@ def courses(on: str, off: str, low: float) -> Courses:
     return compare_courses(CHAIN, changing(on, off, low), global_batch=64, horizon=HORIZON)
 
 
-@pytest.fixture(scope="module", params=[("100 s", "100 s", 0.05), ("10 s", "10 s", 0.3)], ids=["slow", "fast"])
+@pytest.fixture(
+    scope="module", params=[("100 s", "100 s", 0.05), ("10 s", "10 s", 0.3)], ids=["slow", "fast"]
+)
 def found(request: pytest.FixtureRequest) -> Courses:
     return courses(*request.param)
 
@@ -52,7 +60,9 @@ def test_where_links_are_lost_it_pays_to_replan() -> None:
 def test_a_move_over_a_link_that_has_become_slow_takes_too_long() -> None:
     *_, replanned, oracle = courses("100 s", "100 s", 0.05).courses
     assert not replanned.switches
-    assert all(switch.migration < 10 for switch in oracle.switches)  # made before, or when the link is back
+    assert all(
+        switch.migration < 10 for switch in oracle.switches
+    )  # made before, or when the link is back
 
 
 def test_a_switch_pays_once_staying_would_have_done_as_many_steps() -> None:
@@ -61,9 +71,12 @@ def test_a_switch_pays_once_staying_would_have_done_as_many_steps() -> None:
     checked = 0
     for switch in replanned.switches:
         before, after = (
-            pace(plan, CHAIN, cluster, ComputeModel(), HORIZON).at(switch.time) for plan in (switch.old, switch.new)
+            pace(plan, CHAIN, cluster, ComputeModel(), HORIZON).at(switch.time)
+            for plan in (switch.old, switch.new)
         )
-        assert switch.pays_after == pytest.approx(switch.migration + switch.pays_after_steps / after)
+        assert switch.pays_after == pytest.approx(
+            switch.migration + switch.pays_after_steps / after
+        )
         if before > 0:
             assert switch.pays_after == pytest.approx(switch.pays_after_steps / before)
             checked += 1

@@ -1,4 +1,5 @@
-"""Some of the cases of ``benchmarks/scenarios.py``: the plan for the trace beats the plan for its average."""
+"""Some of the cases of ``benchmarks/scenarios.py``: the plan for the trace beats the plan for its
+average."""
 
 from __future__ import annotations
 
@@ -18,10 +19,14 @@ def cases() -> dict[str, Case]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_plan_for_the_trace_beats_the_plan_for_its_average(name: str, cases: dict[str, Case]) -> None:
+def test_the_plan_for_the_trace_beats_the_plan_for_its_average(
+    name: str, cases: dict[str, Case]
+) -> None:
     if name not in cases:
         pytest.skip(f"no measured traces: {name} is absent from the data folder")
     choice = cases[name].choose(Robust.P95, iterations=30)
-    least = 1.0 if name.startswith("bamboo") else 0.97  # by that trace the same plan is best for both
+    least = (
+        1.0 if name.startswith("bamboo") else 0.97
+    )  # by that trace the same plan is best for both
     assert choice.chosen.p95 <= least * choice.average.p95
     assert choice.chosen.mean <= 1.01 * choice.average.mean

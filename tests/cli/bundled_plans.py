@@ -14,10 +14,11 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 
 
 def llama_on_mixed_16() -> Plan:
-    """A stage per node, a replica per device; the A100 nodes take four to five times the layers of the V100 nodes.
+    """A stage per node, a replica per device; the A100 nodes take four to five times the layers of
+    the V100 nodes.
 
-    fp16, which both kinds have; ZeRO 1, so that four replicas share one optimizer state. Layer 0 is the embedding
-    and layer 33 the head, which costs as much as two blocks.
+    fp16, which both kinds have; ZeRO 1, so that four replicas share one optimizer state. Layer 0 is
+    the embedding and layer 33 the head, which costs as much as two blocks.
     """
     cluster = load_cluster("mixed-16")
     bounds = {"a0": (0, 14), "a1": (14, 28), "v0": (28, 32), "v1": (32, 34)}
@@ -42,7 +43,8 @@ def llama_on_mixed_16() -> Plan:
 
 
 def gpt2_xl_on_two_cards() -> Plan:
-    """The large cards take four fifths of the layers as two replicas; the small ones split theirs between them."""
+    """The large cards take four fifths of the layers as two replicas; the small ones split theirs
+    between them."""
     cluster = load_cluster("two-cards")
     large = tuple(Replica(devices=(f"box0.{index}",), samples=2) for index in (0, 1))
     small = (Replica(devices=("box0.2", "box0.3"), samples=4),)

@@ -55,7 +55,9 @@ def test_larger_groups_hide_the_preempted_link_and_cost_memory() -> None:
     assert memory[0] < memory[1] < memory[2]
 
 
-def figures(name: str, *, k: int | None = None, traces: list[str] | None = None, until: float | None = None) -> Summary:
+def figures(
+    name: str, *, k: int | None = None, traces: list[str] | None = None, until: float | None = None
+) -> Summary:
     scenario = load_scenario(read_plan(name), k=k, traces=traces or ())
     plan, chain, cluster = scenario.plan, scenario.chain, scenario.cluster
     if until is None:

@@ -24,13 +24,36 @@ TRUE = Calibration(passes=4.0, bandwidth=0.5)
 def runs(tmp_path: Path) -> Path:
     """A file of runs that take what the cost model says under ``TRUE``, and two runs beside it."""
     path = tmp_path / "runs.json"
-    even = {"model": "gpt2-xl", "cluster": "mixed-8", "dtype": "fp16", "global_batch": 32, "seconds": 1.0}
-    shapes = [(1, 2, 2, 1), (2, 1, 2, 2), (2, 2, 2, 1), (1, 4, 1, 2), (2, 1, 4, 2), (1, 1, 2, 4), (2, 4, 1, 1)]
-    entries = [even | dict(zip(("tensor", "data", "pipeline", "micro_batch"), shape, strict=True)) for shape in shapes]
-    content = {"version": 1, "source": "imagined", "runs": [*entries, {"plan": PLAN, "seconds": 1.0}]}
+    even = {
+        "model": "gpt2-xl",
+        "cluster": "mixed-8",
+        "dtype": "fp16",
+        "global_batch": 32,
+        "seconds": 1.0,
+    }
+    shapes = [
+        (1, 2, 2, 1),
+        (2, 1, 2, 2),
+        (2, 2, 2, 1),
+        (1, 4, 1, 2),
+        (2, 1, 4, 2),
+        (1, 1, 2, 4),
+        (2, 4, 1, 1),
+    ]
+    entries = [
+        even | dict(zip(("tensor", "data", "pipeline", "micro_batch"), shape, strict=True))
+        for shape in shapes
+    ]
+    content = {
+        "version": 1,
+        "source": "imagined",
+        "runs": [*entries, {"plan": PLAN, "seconds": 1.0}],
+    }
     path.write_text(json.dumps(content))
     measured = read_runs(path)
-    for entry, seconds in zip(content["runs"], quick_seconds(measured, measured.runs, TRUE), strict=True):
+    for entry, seconds in zip(
+        content["runs"], quick_seconds(measured, measured.runs, TRUE), strict=True
+    ):
         entry["seconds"] = float(seconds)  # type: ignore[index]
     path.write_text(json.dumps(content))
     return path
@@ -47,7 +70,8 @@ def test_constants_are_fitted_printed_and_written(run: Run, runs: Path, tmp_path
 
 
 def test_a_run_may_name_the_timeline_that_argosy_run_ended_with(run: Run, tmp_path: Path) -> None:
-    """The first step, which also prepares everything, does not count; the timeline's own memory does."""
+    """The first step, which also prepares everything, does not count; the timeline's own memory
+    does."""
     timeline = Timeline(
         clock="measured",
         devices=("a",),
@@ -72,7 +96,10 @@ def test_a_run_may_name_the_timeline_that_argosy_run_ended_with(run: Run, tmp_pa
     assert result.code == 0 and json.loads(result.out)["runs"] == 1
     for entry, says in (
         ({}, 'runs[0].seconds: expected given, or a "timeline" in its place'),
-        ({"timeline": "played.json"}, "played.json: found simulated, 4 iterations, expected a measured timeline"),
+        (
+            {"timeline": "played.json"},
+            "played.json: found simulated, 4 iterations, expected a measured timeline",
+        ),
         ({"timeline": "nowhere.json"}, "nowhere.json"),
     ):
         result = run("calibrate", str(written(entry)))
@@ -92,21 +119,56 @@ def test_a_calibration_changes_what_is_simulated_and_planned(run: Run, tmp_path:
     (tmp_path / "slow.json").write_text(dumps_calibration(slow))
 
     def seconds(*more: str) -> float:
-        return float(json.loads(run("simulate", PLAN, "--json", "-q", *more).out)["iterations"]["mean_seconds"])
+        return float(
+            json.loads(run("simulate", PLAN, "--json", "-q", *more).out)["iterations"][
+                "mean_seconds"
+            ]
+        )
 
     assert seconds("--calibration", "slow.json") > 1.2 * seconds()
-    call = ("plan", "-m", "gpt2-xl", "-c", "two-cards", "-b", "16", "--dtype", "fp16", "--json", "-q")
-    usual, calibrated = (json.loads(run(*call, *more).out) for more in ((), ("--calibration", "slow.json")))
-    assert calibrated["predicted"]["iteration_seconds"] > 1.2 * usual["predicted"]["iteration_seconds"]
+    call = (
+        "plan",
+        "-m",
+        "gpt2-xl",
+        "-c",
+        "two-cards",
+        "-b",
+        "16",
+        "--dtype",
+        "fp16",
+        "--json",
+        "-q",
+    )
+    usual, calibrated = (
+        json.loads(run(*call, *more).out) for more in ((), ("--calibration", "slow.json"))
+    )
+    assert (
+        calibrated["predicted"]["iteration_seconds"] > 1.2 * usual["predicted"]["iteration_seconds"]
+    )
     assert calibrated["plan"]["cluster"]["hash"] == usual["plan"]["cluster"]["hash"]
 
 
 def test_a_process_leaves_less_memory_for_plans(run: Run, tmp_path: Path) -> None:
     (tmp_path / "fat.json").write_text(dumps_calibration(Calibration(process_bytes=10.9 * 2**30)))
-    call = ("plan", "-m", "gpt2-xl", "-c", "two-cards", "-b", "16", "--dtype", "fp16", "--json", "-q")
+    call = (
+        "plan",
+        "-m",
+        "gpt2-xl",
+        "-c",
+        "two-cards",
+        "-b",
+        "16",
+        "--dtype",
+        "fp16",
+        "--json",
+        "-q",
+    )
     content = json.loads(run(*call, "--calibration", "fat.json").out)
     used = {
-        device for stage in content["plan"]["stages"] for replica in stage["replicas"] for device in replica["devices"]
+        device
+        for stage in content["plan"]["stages"]
+        for replica in stage["replicas"]
+        for device in replica["devices"]
     }
     assert used == {"box0.0", "box0.1"}
 
@@ -114,7 +176,9 @@ def test_a_process_leaves_less_memory_for_plans(run: Run, tmp_path: Path) -> Non
 def test_blocking_counts_in_simulate(run: Run, tmp_path: Path) -> None:
     (tmp_path / "waits.json").write_text(dumps_calibration(Calibration(blocking=True)))
     call = ("simulate", "gpt2-xl-on-two-cards", "--schedule", "1f1b", "--json", "-q")
-    free, waiting = (json.loads(run(*call, *more).out) for more in ((), ("--calibration", "waits.json")))
+    free, waiting = (
+        json.loads(run(*call, *more).out) for more in ((), ("--calibration", "waits.json"))
+    )
     assert waiting["iterations"]["mean_seconds"] > free["iterations"]["mean_seconds"]
 
 
@@ -122,12 +186,17 @@ def test_blocking_counts_in_simulate(run: Run, tmp_path: Path) -> None:
     ("content", "says"),
     [
         ({"version": 1, "runs": []}, "runs"),
-        ({"version": 1, "runs": [{"plan": "x.json", "seconds": 0}]}, "seconds of an iteration, above 0"),
+        (
+            {"version": 1, "runs": [{"plan": "x.json", "seconds": 0}]},
+            "seconds of an iteration, above 0",
+        ),
         ({"version": 1, "runs": [{"model": "gpt2", "seconds": 1}]}, 'a "plan" in place of degrees'),
         ({"version": 1, "runs": [{"plan": PLAN, "secs": 1}]}, "seconds"),
     ],
 )
-def test_broken_runs_are_named(run: Run, tmp_path: Path, content: dict[str, object], says: str) -> None:
+def test_broken_runs_are_named(
+    run: Run, tmp_path: Path, content: dict[str, object], says: str
+) -> None:
     (tmp_path / "runs.json").write_text(json.dumps(content))
     result = run("calibrate", "runs.json")
     assert result.code == 2
@@ -136,9 +205,15 @@ def test_broken_runs_are_named(run: Run, tmp_path: Path, content: dict[str, obje
 
 @pytest.mark.parametrize(
     ("constants", "says"),
-    [({"bandwidth": 1.5}, "a share above 0, at most 1"), ({"pases": 2}, "passes"), ({"passes": 0}, "above 0")],
+    [
+        ({"bandwidth": 1.5}, "a share above 0, at most 1"),
+        ({"pases": 2}, "passes"),
+        ({"passes": 0}, "above 0"),
+    ],
 )
-def test_broken_calibrations_are_named(run: Run, tmp_path: Path, constants: dict[str, float], says: str) -> None:
+def test_broken_calibrations_are_named(
+    run: Run, tmp_path: Path, constants: dict[str, float], says: str
+) -> None:
     (tmp_path / "c.json").write_text(json.dumps({"version": 1, "constants": constants}))
     result = run("simulate", PLAN, "--calibration", "c.json")
     assert result.code == 2

@@ -38,7 +38,7 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argosy.cli.demo.SECONDS", 40.0)
+    monkeypatch.setattr("argosy.cli.running.demo.SECONDS", 40.0)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -79,7 +79,10 @@ def test_version(run: Run) -> None:
 
 
 def test_devices(run: Run) -> None:
-    assert "V100-32GB           32 GiB   900 GB/s   15.7      -    125      -      -" in run("devices").out
+    assert (
+        "V100-32GB           32 GiB   900 GB/s   15.7      -    125      -      -"
+        in run("devices").out
+    )
     kinds = json.loads(run("devices", "--json").out)["devices"]
     assert all(kind["source"] for kind in kinds)
 
@@ -98,8 +101,13 @@ def test_cluster_show(run: Run) -> None:
 
 
 def test_cluster_check(run: Run, tmp_path: Path) -> None:
-    assert run("cluster", "check", "two-cards").out == "two-cards: 2x RTX-A6000 + 2x RTX-2080Ti in 1 node: fine\n"
-    (tmp_path / "bad.toml").write_text('name = "x"\n[[nodes]]\nname = "a"\ndevices = { kind = "A101" }\nnics = 1\n')
+    assert (
+        run("cluster", "check", "two-cards").out
+        == "two-cards: 2x RTX-A6000 + 2x RTX-2080Ti in 1 node: fine\n"
+    )
+    (tmp_path / "bad.toml").write_text(
+        'name = "x"\n[[nodes]]\nname = "a"\ndevices = { kind = "A101" }\nnics = 1\n'
+    )
     result = run("cluster", "check", "bad.toml")
     assert result.code == 2
     assert result.err.startswith("error: bad.toml:5: nodes[0].nics: found an unknown field")
@@ -109,11 +117,15 @@ def test_trace_writes_one_file_or_one_per_rank(run: Run, tmp_path: Path) -> None
     assert run("trace", PLAN, "-o", "one.json.gz", "-q").out == (
         "wrote one.json.gz; open it at https://ui.perfetto.dev\n"
     )
-    assert json.loads(gzip.decompress((tmp_path / "one.json.gz").read_bytes()))["schemaVersion"] == 1
+    assert (
+        json.loads(gzip.decompress((tmp_path / "one.json.gz").read_bytes()))["schemaVersion"] == 1
+    )
     run("trace", PLAN, "-o", "one.json", "-q")
     assert json.loads((tmp_path / "one.json").read_text())["schemaVersion"] == 1
     assert "wrote 16 files to ranks" in run("trace", PLAN, "--per-rank", "ranks", "-q").out
-    ranks = [json.loads(gzip.decompress(path.read_bytes())) for path in (tmp_path / "ranks").iterdir()]
+    ranks = [
+        json.loads(gzip.decompress(path.read_bytes())) for path in (tmp_path / "ranks").iterdir()
+    ]
     assert sorted(document["distributedInfo"]["rank"] for document in ranks) == list(range(16))
 
 

@@ -9,7 +9,19 @@ from command_result import Run
 
 from argosy.baselines import BASELINES
 
-SMALL = ("compare", "-m", "gpt2", "-c", "two-cards", "-b", "16", "--dtype", "fp16", "--sequence-length", "512")
+SMALL = (
+    "compare",
+    "-m",
+    "gpt2",
+    "-c",
+    "two-cards",
+    "-b",
+    "16",
+    "--dtype",
+    "fp16",
+    "--sequence-length",
+    "512",
+)
 
 
 def test_json_has_a_row_for_everybody(run: Run) -> None:
@@ -41,29 +53,64 @@ def test_wide_table_says_what_each_plan_is(run: Run) -> None:
 
 
 def test_changes_are_played(run: Run) -> None:
-    """A cluster with a changing link is played from several moments; without the changes it is faster."""
-    options = ("compare", "-m", "gpt2", "-c", "geo-8", "-b", "16", "--only", "megatron", "--json", "-q")
-    changing, calm = (json.loads(run(*options, *more).out)["rows"] for more in ((), ("--trace", "none")))
+    """A cluster with a changing link is played from several moments; without the changes it is
+    faster."""
+    options = (
+        "compare",
+        "-m",
+        "gpt2",
+        "-c",
+        "geo-8",
+        "-b",
+        "16",
+        "--only",
+        "megatron",
+        "--json",
+        "-q",
+    )
+    changing, calm = (
+        json.loads(run(*options, *more).out)["rows"] for more in ((), ("--trace", "none"))
+    )
     times = [{row["name"]: row["iteration_seconds"] for row in rows} for rows in (changing, calm)]
     assert times[0]["megatron"] > times[1]["megatron"] * 1.01
 
 
 def test_plan_and_compare_agree_or_say_why_they_do_not(run: Run) -> None:
-    """A plan has one time in both where nothing changes; where something does, the table says what counts."""
+    """A plan has one time in both where nothing changes; where something does, the table says what
+    counts."""
     planned = json.loads(run("plan", "-m", "gpt2", "-c", "geo-8", "-b", "16", "--json", "-q").out)
     options = ("compare", "-m", "gpt2", "-c", "geo-8", "-b", "16", "--only", "megatron", "-q")
     content = json.loads(run(*options, "--trace", "none", "--json").out)
     ours = next(row for row in content["rows"] if row["name"] == "argosy")
-    assert (content["moments"], ours["iteration_seconds"]) == (1, planned["predicted"]["iteration_seconds"])
+    assert (content["moments"], ours["iteration_seconds"]) == (
+        1,
+        planned["predicted"]["iteration_seconds"],
+    )
     assert "predicts" not in run(*options, "--trace", "none").out
     told = " ".join(run(*options).out.split())
-    assert "each time is the mean over iterations that begin at 8 moments. argosy plan plans for time 0" in told
+    assert (
+        "each time is the mean over iterations that begin at 8 moments. argosy plan plans for time 0"
+        in told
+    )
     assert json.loads(run(*options, "--json").out)["moments"] == 8
 
 
 def test_scenarios_are_played_and_counted_as_asked(run: Run) -> None:
-    """What counts is no less at worst than on average; one scenario is its own trace; a calm one changes nothing."""
-    options = ("compare", "-m", "gpt2", "-c", "geo-8", "-b", "16", "--only", "megatron", "--json", "-q")
+    """What counts is no less at worst than on average; one scenario is its own trace; a calm one
+    changes nothing."""
+    options = (
+        "compare",
+        "-m",
+        "gpt2",
+        "-c",
+        "geo-8",
+        "-b",
+        "16",
+        "--only",
+        "megatron",
+        "--json",
+        "-q",
+    )
     jolt = ("--scenario", "west0.nic=on-off:on=2 s,off=2 s,low=0.05,horizon=20 s")
     seconds = []
     for more in (("--trace", "none"), ("--scenario", "none"), jolt, (*jolt, "--robust", "worst")):
@@ -79,7 +126,10 @@ def test_scenarios_are_played_and_counted_as_asked(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--robust", "median"), '--robust: found "median", expected one of the objectives mean, p95, worst'),
+        (
+            ("--robust", "median"),
+            '--robust: found "median", expected one of the objectives mean, p95, worst',
+        ),
         (("--trace", "none", "--scenario", "none"), "expected --trace or --scenario, not both"),
         (("--only", "megatrn"), '--only: found "megatrn", expected one of megatron'),
         (("-b", "0"), "--global-batch: found 0, expected a whole number of at least 1"),

@@ -1,4 +1,5 @@
-"""A plan remembers its cost model: every later command predicts what the plan predicts, or says why it does not."""
+"""A plan remembers its cost model: every later command predicts what the plan predicts, or says why
+it does not."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ def test_later_commands_predict_what_the_plan_predicts(run: Run, options: tuple[
 
 @pytest.mark.usefixtures("files")
 @made_with
-def test_the_page_shows_the_plans_prediction_and_its_certificate(run: Run, options: tuple[str, ...]) -> None:
+def test_the_page_shows_the_plans_prediction_and_its_certificate(
+    run: Run, options: tuple[str, ...]
+) -> None:
     from argosy.report.plan import certificate_in_a_sentence
     from argosy.units import TIME
 
@@ -105,19 +108,25 @@ def test_the_page_shows_the_plans_prediction_and_its_certificate(run: Run, optio
         ((*PROFILE, *CALIBRATION), r"profile of H200 and calibration \([0-9a-f]{8}\)"),
     ],
 )
-def test_a_certificate_states_its_cost_model(run: Run, options: tuple[str, ...], words: str) -> None:
+def test_a_certificate_states_its_cost_model(
+    run: Run, options: tuple[str, ...], words: str
+) -> None:
     plan = planned(run, *options)
     assert plan.certificate is not None and plan.certificate.cost_model is not None
     assert re.fullmatch(words, plan.certificate.cost_model)
     assert (plan.cost_model is None) == (not options)
     assert plan.cost_model is None or plan.cost_model.hash[:8] in plan.certificate.cost_model
-    shown = run("plan", "-m", "gpt2-xl", "-c", "pair.toml", "-b", "8", "-q", *options, "--width", "300")
+    shown = run(
+        "plan", "-m", "gpt2-xl", "-c", "pair.toml", "-b", "8", "-q", *options, "--width", "300"
+    )
     assert re.search(rf"certificate .*, for the {words}", shown.out)
 
 
 @pytest.mark.usefixtures("files")
 @made_with
-def test_the_same_cost_model_given_again_changes_nothing(run: Run, options: tuple[str, ...]) -> None:
+def test_the_same_cost_model_given_again_changes_nothing(
+    run: Run, options: tuple[str, ...]
+) -> None:
     plan = planned(run, *options)
     again = run("simulate", "plan.json", "--json", "-q", *options)
     assert again.err == ""
@@ -136,9 +145,15 @@ def test_another_cost_model_is_used_and_the_plans_own_figures_are_not_shown(run:
     assert other.err == warning
     planned(run)
     default = json.loads(run("simulate", "plan.json", "--json", "-q").out)["simulated_seconds"]
-    assert json.loads(other.out)["simulated_seconds"] == pytest.approx(default) != pytest.approx(seconds(plan))
+    assert (
+        json.loads(other.out)["simulated_seconds"]
+        == pytest.approx(default)
+        != pytest.approx(seconds(plan))
+    )
     told = run("report", "plan.json", "-q", *PROFILE)
-    assert told.err.startswith("warning: the plan was made with the default cost model, and this command uses the ")
+    assert told.err.startswith(
+        "warning: the plan was made with the default cost model, and this command uses the "
+    )
     page = Path("report.html").read_text()
     assert "proven" not in page and "granularity" not in page
 
@@ -151,7 +166,9 @@ def test_a_changed_cost_model_in_a_plan_file_is_refused(run: Run) -> None:
     content["cost_model"]["content"]["constants"]["latency"] = 0.002
     text = json.dumps(content, indent=1, sort_keys=True)
     Path("plan.json").write_text(text)
-    line = next(number for number, row in enumerate(text.splitlines(), 1) if plan.cost_model.hash in row)
+    line = next(
+        number for number, row in enumerate(text.splitlines(), 1) if plan.cost_model.hash in row
+    )
     refused = run("simulate", "plan.json")
     assert refused.code == 2
     new = CostModelRef.of(content["cost_model"]["content"]).hash[:8]
@@ -176,12 +193,27 @@ def test_a_plan_without_a_cost_model_was_made_with_the_default_one(run: Run) -> 
 def test_a_comparison_under_another_cost_model_is_refused_on_a_page(run: Run) -> None:
     plan = planned(run, *PROFILE)
     assert plan.cost_model is not None
-    compared = run("compare", "-m", "gpt2-xl", "-c", "pair.toml", "-b", "8", "--only", "dp-ev", "--json", "-q")
+    compared = run(
+        "compare", "-m", "gpt2-xl", "-c", "pair.toml", "-b", "8", "--only", "dp-ev", "--json", "-q"
+    )
     Path("compare.json").write_text(compared.out)
     refused = run("report", "plan.json", "--compare", "compare.json", "-q")
     expected = f'compare.json: cost_model: found "default", expected {plan.cost_model.hash}, as in the plan'
     assert (refused.code, expected in refused.err) == (2, True), refused.err
-    same = run("compare", "-m", "gpt2-xl", "-c", "pair.toml", "-b", "8", "--only", "dp-ev", "--json", "-q", *PROFILE)
+    same = run(
+        "compare",
+        "-m",
+        "gpt2-xl",
+        "-c",
+        "pair.toml",
+        "-b",
+        "8",
+        "--only",
+        "dp-ev",
+        "--json",
+        "-q",
+        *PROFILE,
+    )
     Path("compare.json").write_text(same.out)
     assert run("report", "plan.json", "--compare", "compare.json", "-q").code == 0
 

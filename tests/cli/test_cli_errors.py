@@ -1,4 +1,5 @@
-"""What a user got wrong ends in exit code 2 and a line that says what to do, never in a traceback."""
+"""What a user got wrong ends in exit code 2 and a line that says what to do, never in a
+traceback."""
 
 from __future__ import annotations
 
@@ -23,37 +24,103 @@ FILES = {
 CASES = {
     ("simulate", "missing.json"): "missing.json: expected an existing file",
     ("simulate", "list.json"): "list.json:1: found a list of 1, expected a JSON object",
-    ("simulate", "broken.json"): "broken.json:2: found no property name enclosed in double quotes, expected valid JSON",
-    ("simulate", "llama-3-8b-on-mixed-61"): 'found "llama-3-8b-on-mixed-61", expected a plan.json or one of the '
+    (
+        "simulate",
+        "broken.json",
+    ): "broken.json:2: found no property name enclosed in double quotes, expected valid JSON",
+    (
+        "simulate",
+        "llama-3-8b-on-mixed-61",
+    ): 'found "llama-3-8b-on-mixed-61", expected a plan.json or one of the '
     "bundled plans gpt2-xl-on-two-cards, llama-3-8b-on-mixed-16; "
     'did you mean "llama-3-8b-on-mixed-16"?',
-    ("simulate", PLAN, "--cluster", "mixed"): 'found "mixed", expected a cluster file or one of the bundled '
+    (
+        "simulate",
+        PLAN,
+        "--cluster",
+        "mixed",
+    ): 'found "mixed", expected a cluster file or one of the bundled '
     f'clusters {", ".join(bundled_clusters())}; did you mean "mixed-8"?',
     ("simulate", PLAN, "--k", "0"): "--k: found 0, expected a whole number of at least 1",
-    ("simulate", PLAN, "--k", "2", "--schedule", "1f1b"): "--k: found 2, expected no --k with a schedule other "
-    "than kfkb",
-    ("simulate", PLAN, "--schedule", "gpipes"): '--schedule: found "gpipes", expected one of the schedules gpipe, '
+    (
+        "simulate",
+        PLAN,
+        "--k",
+        "2",
+        "--schedule",
+        "1f1b",
+    ): "--k: found 2, expected no --k with a schedule other than kfkb",
+    (
+        "simulate",
+        PLAN,
+        "--schedule",
+        "gpipes",
+    ): '--schedule: found "gpipes", expected one of the schedules gpipe, '
     '1f1b, eager-1f1b, kfkb, interleaved, zero-bubble, zero-bubble-v, dualpipe-v; did you mean "gpipe"?',
     ("simulate", PLAN, "-n", "0"): "--iterations: found 0, expected a whole number of at least 1",
-    ("simulate", PLAN, "--iteration", "-1"): "--iteration: found -1, expected a whole number of at least 0",
-    ("simulate", PLAN, "--iteration", "3"): "iteration: found 3, expected one of the 1 recorded iterations, from 0",
+    (
+        "simulate",
+        PLAN,
+        "--iteration",
+        "-1",
+    ): "--iteration: found -1, expected a whole number of at least 0",
+    (
+        "simulate",
+        PLAN,
+        "--iteration",
+        "3",
+    ): "iteration: found 3, expected one of the 1 recorded iterations, from 0",
     ("simulate", PLAN, "--until", "120"): '--until: found "120", expected a time such as "30 s"',
-    ("simulate", PLAN, "--trace", "v0.nic"): '--trace: found "v0.nic", expected LINK=FILE.csv, DEVICE=FILE.csv, '
+    (
+        "simulate",
+        PLAN,
+        "--trace",
+        "v0.nic",
+    ): '--trace: found "v0.nic", expected LINK=FILE.csv, DEVICE=FILE.csv, '
     "a .toml with [[changes]], or none",
-    ("simulate", PLAN, "--trace", "v9.nic=ok.csv"): '--trace: found "v9.nic", expected a link or device of '
+    (
+        "simulate",
+        PLAN,
+        "--trace",
+        "v9.nic=ok.csv",
+    ): '--trace: found "v9.nic", expected a link or device of '
     'mixed-16, such as a0.nic or a0.0; did you mean "v1.nic"?',
     ("simulate", PLAN, "--trace", "v0.nic=no.csv"): "no.csv: expected an existing file",
-    ("simulate", PLAN, "--trace", "v0.nic=speed.csv"): '--trace: changes[0].trace: found "speed.csv", expected a '
+    (
+        "simulate",
+        PLAN,
+        "--trace",
+        "v0.nic=speed.csv",
+    ): '--trace: changes[0].trace: found "speed.csv", expected a '
     "trace with a bandwidth or latency column for a link",
-    ("simulate", PLAN, "--trace", "unknown.toml"): 'unknown.toml:2: changes[0].link: found "v9.nic", expected an '
+    (
+        "simulate",
+        PLAN,
+        "--trace",
+        "unknown.toml",
+    ): 'unknown.toml:2: changes[0].link: found "v9.nic", expected an '
     'edge of the cluster, such as a0.nic, a0.nvlink, a0.pcie, a1.nic; did you mean "v1.nic"?',
-    ("simulate", PLAN, "--trace", "misspelt.toml"): "misspelt.toml:3: changes[0].step: found an unknown field, "
+    (
+        "simulate",
+        PLAN,
+        "--trace",
+        "misspelt.toml",
+    ): "misspelt.toml:3: changes[0].step: found an unknown field, "
     "expected one of the fields device, generator, horizon, latency_steps, link, parameters, seed, steps, trace; "
     'did you mean "steps"?',
-    ("simulate", PLAN, "-o", "plain.txt/x.json"): "plain.txt/x.json: found Not a directory, expected a writable file",
+    (
+        "simulate",
+        PLAN,
+        "-o",
+        "plain.txt/x.json",
+    ): "plain.txt/x.json: found Not a directory, expected a writable file",
     ("trace", "missing.json"): "missing.json: expected an existing file",
     ("cluster", "check", "nowhere.toml"): "nowhere.toml: expected an existing file",
-    ("cluster", "show", "geo8"): 'found "geo8", expected a cluster file or one of the bundled clusters '
+    (
+        "cluster",
+        "show",
+        "geo8",
+    ): 'found "geo8", expected a cluster file or one of the bundled clusters '
     f'{", ".join(bundled_clusters())}; did you mean "geo-8"?',
 }
 
@@ -86,9 +153,16 @@ def test_plan_on_a_foreign_cluster_names_the_file(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(InfeasibleError("nothing fits"), 3), (RunError("rank 3 died"), 4), (KeyboardInterrupt(), 130)]
+    ("error", "code"),
+    [
+        (InfeasibleError("nothing fits"), 3),
+        (RunError("rank 3 died"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
 )
-def test_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
+def test_exit_codes(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
     def fail() -> None:
         raise error
 

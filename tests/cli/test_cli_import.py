@@ -25,11 +25,15 @@ def test_what_is_imported_is_a_cluster_file(
     run: Run, source: str, seed: str, options: tuple[str, ...], count: int
 ) -> None:
     file = next((SEEDS / seed).iterdir())
-    done = run("import", str(file), "--from", source, *options, "-o", "cluster.toml", "--name", "mine")
+    done = run(
+        "import", str(file), "--from", source, *options, "-o", "cluster.toml", "--name", "mine"
+    )
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("wrote cluster.toml: ")
     assert run("cluster", "check", "cluster.toml").code == 0
-    told = json.loads(run("import", str(file), "--from", source, *options, "--name", "mine", "--json").out)
+    told = json.loads(
+        run("import", str(file), "--from", source, *options, "--name", "mine", "--json").out
+    )
     assert (told["file"], told["devices"]) == (None, count)
     assert (
         told["cluster"]
@@ -41,8 +45,16 @@ def test_what_is_imported_is_a_cluster_file(
 @pytest.mark.parametrize("option", ["--kind", "--intra", "--nic", "--uplink"])
 def test_what_the_file_does_not_say_must_be_given(run: Run, option: str) -> None:
     file = next((SEEDS / "topology").iterdir())
-    given = dict(zip((all_given := (*GIVEN, "--uplink", "400 Gbit/s"))[::2], all_given[1::2], strict=True))
+    given = dict(
+        zip((all_given := (*GIVEN, "--uplink", "400 Gbit/s"))[::2], all_given[1::2], strict=True)
+    )
     del given[option]
-    done = run("import", str(file), "--from", "slurm-topology", *(word for pair in given.items() for word in pair))
+    done = run(
+        "import",
+        str(file),
+        "--from",
+        "slurm-topology",
+        *(word for pair in given.items() for word in pair),
+    )
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"error: {option}: expected {option} with the ")

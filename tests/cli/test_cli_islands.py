@@ -1,4 +1,5 @@
-"""Island plans on the command line: planned, simulated, explained, compared, and what is refused."""
+"""Island plans on the command line: planned, simulated, explained, compared, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ def plan(run: Run, sites: str, tmp_path: Path) -> str:
     if not PLANNED:
         done = run("plan", *JOB, "-c", sites, "--islands", "auto", "-o", str(path))
         assert done.code == 0, done.err
-        assert "DiLoCo with 2 islands" in done.out and "what changes" in done.out and "the best synchronous" in done.out
+        assert (
+            "DiLoCo with 2 islands" in done.out
+            and "what changes" in done.out
+            and "the best synchronous" in done.out
+        )
         PLANNED.append(path.read_text())
     path.write_text(PLANNED[0])
     return str(path)
@@ -46,14 +51,20 @@ def plan(run: Run, sites: str, tmp_path: Path) -> str:
 def test_a_plan_is_simulated_explained_and_dry_run(run: Run, plan: str) -> None:
     content = json.loads(Path(plan).read_text())
     predicted = content["predicted"]
-    assert content["kind"] == "islands" and predicted["step_seconds"] < predicted["synchronous_seconds"]
+    assert (
+        content["kind"] == "islands"
+        and predicted["step_seconds"] < predicted["synchronous_seconds"]
+    )
     played = json.loads(run("simulate", plan, "-q", "--json").out)
     assert played["step_seconds"] == pytest.approx(predicted["step_seconds"], rel=1e-6)
     assert len(played["exchanges"]) == 4 and played["stalled"] is None
     changes = json.loads(run("explain", plan, "-q", "--json").out)["changes"]
     seconds = {row["change"]: row["step_seconds"] for row in changes}
     assert seconds["exchanged as int8"] < seconds["exchanged as bf16"] < seconds["as it is"]
-    assert "waiting" in run("simulate", plan, "-q").out and "twice as fast" in run("explain", plan, "-q").out
+    assert (
+        "waiting" in run("simulate", plan, "-q").out
+        and "twice as fast" in run("explain", plan, "-q").out
+    )
 
 
 def test_islands_stand_beside_synchronous_plans(run: Run, sites: str) -> None:
@@ -78,18 +89,29 @@ def test_auto_keeps_to_a_synchronous_plan_that_is_faster(run: Run, tmp_path: Pat
         (("--islands", "9"), "expected for sites 2, for its two nodes"),
         (("-c", "two-cards", "--islands", "2"), "has one node"),
         (("--islands", "2", "--robust", "model"), "with --islands"),
-        (("--islands", "2", "--overlap", "--sync-every", "1"), "at least 2 with 1 fragment and --overlap"),
-        (("--islands", "2", "--fragments", "3", "--max-sync-every", "2"), "at least 3 with 3 fragments"),
+        (
+            ("--islands", "2", "--overlap", "--sync-every", "1"),
+            "at least 2 with 1 fragment and --overlap",
+        ),
+        (
+            ("--islands", "2", "--fragments", "3", "--max-sync-every", "2"),
+            "at least 3 with 3 fragments",
+        ),
         (("--islands", "some"), "auto, off or a whole number"),
         (("--islands", "2", "--sync-every", "0"), "at least 1"),
-        (("--islands", "2", "--sync-every", "5", "--fragments", "2"), "multiple of the 2 fragments"),
+        (
+            ("--islands", "2", "--sync-every", "5", "--fragments", "2"),
+            "multiple of the 2 fragments",
+        ),
         (("--islands", "2", "--compress", "int4"), "int8"),
         (("--islands", "2", "--outer", "0.7"), "0.7,0.9"),
         (("--islands", "2", "--scenario", "x*.nic=on-off"), "with --islands"),
         (("--sync-every", "5"), "without --islands"),
     ],
 )
-def test_plans_that_make_no_sense_are_refused(run: Run, sites: str, options: tuple[str, ...], expected: str) -> None:
+def test_plans_that_make_no_sense_are_refused(
+    run: Run, sites: str, options: tuple[str, ...], expected: str
+) -> None:
     done = run("plan", *JOB, *(() if "-c" in options else ("-c", sites)), *options)
     assert done.code == 2 and expected in " ".join(done.err.split()), done.err
 
@@ -122,7 +144,9 @@ def test_commands_of_all_islands_are_printed(run: Run, plan: str, tmp_path: Path
     assert "# island 1" in run("run", plan, str(program), "--dry-run").out
 
 
-def test_a_trace_shows_the_steps_around_an_exchange_and_the_links_that_it_crosses(run: Run, plan: str) -> None:
+def test_a_trace_shows_the_steps_around_an_exchange_and_the_links_that_it_crosses(
+    run: Run, plan: str
+) -> None:
     assert run("trace", plan, "-o", "trace.json", "-q").code == 0
     events = json.loads(Path("trace.json").read_text())["traceEvents"]
     processes = {event["args"]["name"] for event in events if event["name"] == "process_name"}
@@ -136,7 +160,13 @@ def test_a_trace_shows_the_steps_around_an_exchange_and_the_links_that_it_crosse
 def test_the_page_shows_islands_exchanges_and_what_changes(run: Run, plan: str) -> None:
     assert run("report", plan, "-o", "page.html", "-q").code == 0
     page = Path("page.html").read_text()
-    for text in ("Islands train apart", "best synchronous plan", "after step", "exchanged as int8", "x1.nic.out"):
+    for text in (
+        "Islands train apart",
+        "best synchronous plan",
+        "after step",
+        "exchanged as int8",
+        "x1.nic.out",
+    ):
         assert text in page, text
     done = run("report", plan, "--decisions", "x.jsonl")
     assert done.code == 2 and "for an island plan" in done.err

@@ -1,4 +1,5 @@
-"""What strangers do: results onto their sources, files of another sort, odd names, narrow terminals, no torch."""
+"""What strangers do: results onto their sources, files of another sort, odd names, narrow
+terminals, no torch."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 from command_result import PLAN, Run
 
-import argosy.runtime.program  # noqa: F401 (looks for torch once, before a test takes it away)
-from argosy.cli.demo_training import train
+import argosy.runtime.job.program  # noqa: F401 (looks for torch once, before a test takes it away)
+from argosy.cli.running.demo_training import train
 from argosy.cli.terminal import check_output, stdout_console
 from argosy.plan.file import read_plan
 
@@ -25,7 +26,18 @@ CONFIG = {
     "vocab_size": 1000,
     "max_position_embeddings": 256,
 }
-HOSTS = ("import", "hosts", "--from", "hostfile", "--kind", "H200", "--intra", "1 GB/s", "--nic", "1 GB/s")
+HOSTS = (
+    "import",
+    "hosts",
+    "--from",
+    "hostfile",
+    "--kind",
+    "H200",
+    "--intra",
+    "1 GB/s",
+    "--nic",
+    "1 GB/s",
+)
 ONTO_ITSELF = {
     "simulate": ("simulate", "plan.json", "-o", "plan.json"),
     "report": ("report", "plan.json", "-o", "folder/../plan.json"),
@@ -68,11 +80,17 @@ def test_a_result_may_take_the_place_of_another(run: Run, files: Path) -> None:
     check_output(Path(os.devnull), os.devnull)
 
 
-@pytest.mark.parametrize("arguments", [("simulate", "plan.json"), ("trace", "plan.json"), ("report", "plan.json")])
-def test_a_missing_folder_is_told_before_anything_is_played(run: Run, files: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("simulate", "plan.json"), ("trace", "plan.json"), ("report", "plan.json")]
+)
+def test_a_missing_folder_is_told_before_anything_is_played(
+    run: Run, files: Path, arguments: tuple[str, ...]
+) -> None:
     result = run(*arguments, "-o", "missing/result")
     assert result.code == 2
-    assert result.err == "error: missing/result: expected an existing folder missing to write into\n"
+    assert (
+        result.err == "error: missing/result: expected an existing folder missing to write into\n"
+    )
 
 
 def test_a_demonstration_that_cannot_be_kept_does_not_begin(run: Run, files: Path) -> None:
@@ -104,11 +122,28 @@ def test_a_timeline_of_another_cluster_has_no_place_in_a_page(run: Run, files: P
     )
 
 
-def test_a_plan_finds_its_model_beside_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_finds_its_model_beside_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "job" / "mine").mkdir(parents=True)
     (tmp_path / "job" / "mine" / "config.json").write_text(json.dumps(CONFIG))
     monkeypatch.chdir(tmp_path / "job")
-    assert run("plan", "-m", "mine", "-c", "two-cards", "-b", "8", "--runnable", "-q", "-o", "plan.json").code == 0
+    assert (
+        run(
+            "plan",
+            "-m",
+            "mine",
+            "-c",
+            "two-cards",
+            "-b",
+            "8",
+            "--runnable",
+            "-q",
+            "-o",
+            "plan.json",
+        ).code
+        == 0
+    )
     monkeypatch.chdir(tmp_path)
     assert run("simulate", "job/plan.json", "-q").out.startswith("mine on two-cards")
     (tmp_path / "train.py").write_text("def build(): ...")
@@ -119,7 +154,10 @@ def test_a_plan_finds_its_model_beside_it(run: Run, tmp_path: Path, monkeypatch:
     result = run("explain", "plan.json")
     assert result.code == 2
     assert result.err.startswith("error: plan.json:")
-    assert ': model.name: found "mine", expected a preset, or a file or folder that is here or beside' in result.err
+    assert (
+        ': model.name: found "mine", expected a preset, or a file or folder that is here or beside'
+        in result.err
+    )
     assert "; --model says where its costs are" in run("run", "plan.json", *dry).err
     assert '"model": "job/mine"' in run("run", "plan.json", *dry, "--model", "job/mine").out
 
@@ -128,7 +166,9 @@ def test_no_name_is_no_model(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     result = run("plan", "-m", "", "-c", "two-cards", "-b", "8")
     assert result.code == 2
-    assert result.err.startswith('error: model: found "", expected a file, a folder or one of the presets')
+    assert result.err.startswith(
+        'error: model: found "", expected a file, a folder or one of the presets'
+    )
 
 
 def test_brackets_in_names_are_no_markup(run: Run, tmp_path: Path) -> None:
@@ -141,13 +181,17 @@ def test_brackets_in_names_are_no_markup(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "20", "60"])
-def test_a_narrow_terminal_loses_no_figure(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_a_narrow_terminal_loses_no_figure(
+    run: Run, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
     wide = run("explain", PLAN, "-q").out
     monkeypatch.setenv("COLUMNS", columns)
     assert run("explain", PLAN, "-q").out == wide
 
 
-def test_more_than_the_memory_holds_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_memory_holds_is_one_clear_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise MemoryError("Unable to allocate 7 PiB")
 
@@ -165,7 +209,9 @@ def test_commands_to_go_on_with_can_be_pasted(run: Run) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_what_may_not_be_used_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_what_may_not_be_used_is_one_clear_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def fail() -> None:
         raise OSError(number, os.strerror(number), "locked/plan.json")
 
@@ -173,7 +219,10 @@ def test_what_may_not_be_used_is_one_clear_line(run: Run, monkeypatch: pytest.Mo
     result = run("devices")
     assert result.code == 2
     told = os.strerror(number).lower()
-    assert result.err == f"error: locked/plan.json: found {told}, expected a file or folder that this user may use\n"
+    assert (
+        result.err
+        == f"error: locked/plan.json: found {told}, expected a file or folder that this user may use\n"
+    )
 
 
 WITHOUT_TORCH = {
@@ -188,7 +237,12 @@ WITHOUT_TORCH = {
 def test_without_torch_it_is_said_what_to_install(
     run: Run, files: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    assert run("plan", "-m", "gpt2", "-c", "two-cards", "-b", "8", "-q", "--runnable", "-o", "two.json").code == 0
+    assert (
+        run(
+            "plan", "-m", "gpt2", "-c", "two-cards", "-b", "8", "-q", "--runnable", "-o", "two.json"
+        ).code
+        == 0
+    )
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "argosy.workload.capture.initial", None)
     result = run(*WITHOUT_TORCH[what])

@@ -1,4 +1,5 @@
-"""Names on the command line: those that the tab key completes, of files, of hosts; and what is said of wrong ones."""
+"""Names on the command line: those that the tab key completes, of files, of hosts; and what is said
+of wrong ones."""
 
 from __future__ import annotations
 
@@ -9,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from argosy.cli import elastic, main, names
+from argosy.cli import main, names
+from argosy.cli.running import elastic
 from argosy.errors import InputError
 
 PLAN = "gpt2-xl-on-two-cards"
 
 
-def test_files_complete_beside_bundled_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_complete_beside_bundled_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     for name in ("runs/one.json", "runs/two.json", "gpt.json"):
@@ -27,7 +31,9 @@ def test_files_complete_beside_bundled_names(tmp_path: Path, monkeypatch: pytest
     assert names.plans("**[") == []
 
 
-def test_timelines_of_one_name_are_all_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timelines_of_one_name_are_all_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [tmp_path / run / "timeline.json" for run in ("before", "after")]
     for file in files:
         file.parent.mkdir()
@@ -42,7 +48,9 @@ def test_timelines_of_one_name_are_all_shown(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
 
 
-def test_a_host_whose_name_leads_nowhere_is_asked_for_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_whose_name_leads_nowhere_is_asked_for_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def nowhere(name: str) -> str:
         raise socket.gaierror(-2, f"{name} is not known")
 
@@ -56,7 +64,9 @@ def test_a_comparison_without_times_is_refused(
     seconds: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "compare.json"
-    file.write_text(json.dumps({"rows": [{"name": "x", "feasible": True, "iteration_seconds": seconds}]}))
+    file.write_text(
+        json.dumps({"rows": [{"name": "x", "feasible": True, "iteration_seconds": seconds}]})
+    )
     with pytest.raises(SystemExit) as stop:
         main(["report", PLAN, "--compare", str(file), "-q", "-o", str(tmp_path / "page.html")])
     assert stop.value.code == 2
@@ -66,16 +76,26 @@ def test_a_comparison_without_times_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--out", "file/run"], "file/run: found not a directory, expected a folder that can be made"),
+        (
+            ["--out", "file/run"],
+            "file/run: found not a directory, expected a folder that can be made",
+        ),
         (["--lab", "nosuch"], 'found "nosuch", expected a lab that is up'),
         (["--port", "99999"], "--port"),
         (["--node-rank", "4"], "--node-rank: found 4, expected at most 0, the plan's last node"),
         (["--dry-run", "--slurm", "job.sh"], "argosy run: expected --dry-run or --slurm, not both"),
-        (["--elastic", "--dry-run"], "expected no --metrics-port, --lab, --slurm or --dry-run with --elastic"),
+        (
+            ["--elastic", "--dry-run"],
+            "expected no --metrics-port, --lab, --slurm or --dry-run with --elastic",
+        ),
     ],
 )
 def test_a_run_that_cannot_begin_says_why(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
@@ -96,7 +116,9 @@ def test_a_run_that_cannot_begin_says_why(
         (names.calibrations, "", "h200-bf16"),
     ],
 )
-def test_bundled_names_complete(complete: Callable[[str], list[str]], beginning: str, name: str) -> None:
+def test_bundled_names_complete(
+    complete: Callable[[str], list[str]], beginning: str, name: str
+) -> None:
     assert any(found.startswith(name) for found in complete(beginning))
 
 
@@ -122,7 +144,9 @@ def test_a_comparison_of_something_else_is_refused(
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_comparison_of_the_plan_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_of_the_plan_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, page = tmp_path / "compare.json", tmp_path / "page.html"
     rows = [
         {"name": "rival-one", "feasible": True, "iteration_seconds": 12.0},

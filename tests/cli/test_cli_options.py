@@ -1,4 +1,5 @@
-"""Options that exclude each other, or mean nothing where they stand, are refused: nothing that is asked is ignored.
+"""Options that exclude each other, or mean nothing where they stand, are refused: nothing that is
+asked is ignored.
 
 What a command cannot finish is refused, too, before it takes the machine's memory.
 """
@@ -20,64 +21,211 @@ ADAPTING = "expected no such option with --adapt, which plays whole courses unti
 
 CASES = {
     (*SEARCH, "--for-trace", "box0.pcie=on-off", "-o", "plan.json"): f"--output: {FOR_TRACE}",
-    (*SEARCH, "--for-trace", "box0.pcie=on-off", "--scenario", "none"): f'--scenario: found "none", {FOR_TRACE}',
-    (*SEARCH, "--for-trace", "box0.pcie=on-off", "--objective", "cost"): f'--objective: found "cost", {FOR_TRACE}',
-    (*SEARCH, "--scenario", "none", "--objective", "cost"): "--scenario: expected either scenarios or prices, not both",
-    (*SEARCH, "--robust", "p95"): '--robust: found "p95", expected a --scenario over which it counts',
-    (*SEARCH, "--robust", "p99"): '--robust: found "p99", expected one of the objectives mean, p95, worst, model; '
+    (
+        *SEARCH,
+        "--for-trace",
+        "box0.pcie=on-off",
+        "--scenario",
+        "none",
+    ): f'--scenario: found "none", {FOR_TRACE}',
+    (
+        *SEARCH,
+        "--for-trace",
+        "box0.pcie=on-off",
+        "--objective",
+        "cost",
+    ): f'--objective: found "cost", {FOR_TRACE}',
+    (
+        *SEARCH,
+        "--scenario",
+        "none",
+        "--objective",
+        "cost",
+    ): "--scenario: expected either scenarios or prices, not both",
+    (
+        *SEARCH,
+        "--robust",
+        "p95",
+    ): '--robust: found "p95", expected a --scenario over which it counts',
+    (
+        *SEARCH,
+        "--robust",
+        "p99",
+    ): '--robust: found "p99", expected one of the objectives mean, p95, worst, model; '
     'did you mean "p95"?',
-    (*SEARCH, "--scenario", "foo"): '--scenario: found "foo", expected LINK=FILE.csv, DEVICE=FILE.csv, '
+    (
+        *SEARCH,
+        "--scenario",
+        "foo",
+    ): '--scenario: found "foo", expected LINK=FILE.csv, DEVICE=FILE.csv, '
     "a .toml with [[changes]], or none",
-    (*SEARCH, "--scenario", "x9.nic=ok.csv"): '--scenario: found "x9.nic", expected a link or device of two-cards, '
+    (
+        *SEARCH,
+        "--scenario",
+        "x9.nic=ok.csv",
+    ): '--scenario: found "x9.nic", expected a link or device of two-cards, '
     "such as box0.pcie or box0.0",
     (*SHARE, "--global-batch", "8"): f'--global-batch: found "8", {WITH_PROGRAM}',
     (*SHARE, "--max-width", "2"): f'--max-width: found "2", {WITH_PROGRAM}',
     (*SHARE, "--lora", "rank=8"): f'--lora: found "rank=8", {WITH_PROGRAM}',
     (*SHARE, "--freeze", "block.0"): f'--freeze: found "block.0", {WITH_PROGRAM}',
-    (*SEARCH, "--train", "lora", "--base-weights", "fp4"): '--base-weights: found "fp4", expected one of int8, nf4; '
-    'did you mean "nf4"?',
-    (*SEARCH, "--freeze", "layer9"): '--freeze: found "layer9", expected a pattern of layer names of gpt2: embedding, '
+    (
+        *SEARCH,
+        "--train",
+        "lora",
+        "--base-weights",
+        "fp4",
+    ): '--base-weights: found "fp4", expected one of int8, nf4; did you mean "nf4"?',
+    (
+        *SEARCH,
+        "--freeze",
+        "layer9",
+    ): '--freeze: found "layer9", expected a pattern of layer names of gpt2: embedding, '
     "block.0 to block.11, head",
-    ("simulate", PLAN, "--adapt", "k", "--until", "3 s", "-o", "x.json"): f'--output: found "x.json", {ADAPTING}',
+    (
+        "simulate",
+        PLAN,
+        "--adapt",
+        "k",
+        "--until",
+        "3 s",
+        "-o",
+        "x.json",
+    ): f'--output: found "x.json", {ADAPTING}',
     ("simulate", PLAN, "--adapt", "k", "--until", "3 s", "--transfers"): f"--transfers: {ADAPTING}",
-    ("simulate", PLAN, "--adapt", "k", "--until", "3 s", "-n", "4"): f'--iterations: found "4", {ADAPTING}',
-    ("simulate", PLAN, "-n", "99999999999"): "--iterations: found 99999999999, expected at most 1,000,000",
-    ("simulate", PLAN, "--trace", "none", "--until", "1e30 d"): '--until: found "1e30 d", expected a time in which '
-    "fewer than 1,000,000 iterations begin",
-    ("simulate", PLAN, "--adapt", "k", "--until", "1e30 d"): '--until: found "1e30 d", expected a time in which '
-    "fewer than 1,000,000 iterations begin",
-    ("trace", PLAN, "-n", "99999999999"): "--iterations: found 99999999999, expected at most 1,000,000",
+    (
+        "simulate",
+        PLAN,
+        "--adapt",
+        "k",
+        "--until",
+        "3 s",
+        "-n",
+        "4",
+    ): f'--iterations: found "4", {ADAPTING}',
+    (
+        "simulate",
+        PLAN,
+        "-n",
+        "99999999999",
+    ): "--iterations: found 99999999999, expected at most 1,000,000",
+    (
+        "simulate",
+        PLAN,
+        "--trace",
+        "none",
+        "--until",
+        "1e30 d",
+    ): '--until: found "1e30 d", expected a time in which fewer than 1,000,000 iterations begin',
+    (
+        "simulate",
+        PLAN,
+        "--adapt",
+        "k",
+        "--until",
+        "1e30 d",
+    ): '--until: found "1e30 d", expected a time in which fewer than 1,000,000 iterations begin',
+    (
+        "trace",
+        PLAN,
+        "-n",
+        "99999999999",
+    ): "--iterations: found 99999999999, expected at most 1,000,000",
     (
         "explain",
         PLAN,
         "--dtype",
         "fp16",
     ): '--dtype: found "fp16", expected no such option for a plan, which has its own',
-    ("explain", "train.py:build", "--trace", "none"): '--trace: found "none", expected no such option for a program',
+    (
+        "explain",
+        "train.py:build",
+        "--trace",
+        "none",
+    ): '--trace: found "none", expected no such option for a program',
     ("explain", "folder"): "folder: found a folder, expected a file",
-    ("profile", "binary.py:build"): "binary.py: found SyntaxError (source code string cannot contain null bytes), "
+    (
+        "profile",
+        "binary.py:build",
+    ): "binary.py: found SyntaxError (source code string cannot contain null bytes), "
     "expected a Python file that can be imported",
     ("lab", "run", "trial", "--timeout", "nan"): "--timeout: found nan, expected a number",
-    (*SEARCH, "--schedule", f"kfkb:{LONG}"): f'--schedule: found "kfkb:{LONG[:50]}..., expected one of the schedules '
+    (
+        *SEARCH,
+        "--schedule",
+        f"kfkb:{LONG}",
+    ): f'--schedule: found "kfkb:{LONG[:50]}..., expected one of the schedules '
     "1f1b, eager-1f1b, kfkb, gpipe, zero-bubble, interleaved, zero-bubble-v, dualpipe-v or kfkb:K with K of at least 1",
-    (*SEARCH, "--scenario", f"box0.pcie=on-off:seed={LONG}"): f'--scenario seed: found "{LONG[:55]}..., expected a '
-    "whole number",
-    ("profile", "train.py:build", "--samples", "1,²"): '--samples: found "1,²", expected whole numbers such as 1,2,4,8',
-    ("init", "--node", f"{LONG} x 1 H200"): f'--node: found "{LONG[:55]}..., expected at least 1 node and 1 device',
-    ("trace", "timeline.json", "-n", "3"): '--iterations: found "3", expected no such option for a timeline, which is '
+    (
+        *SEARCH,
+        "--scenario",
+        f"box0.pcie=on-off:seed={LONG}",
+    ): f'--scenario seed: found "{LONG[:55]}..., expected a whole number',
+    (
+        "profile",
+        "train.py:build",
+        "--samples",
+        "1,²",
+    ): '--samples: found "1,²", expected whole numbers such as 1,2,4,8',
+    (
+        "init",
+        "--node",
+        f"{LONG} x 1 H200",
+    ): f'--node: found "{LONG[:55]}..., expected at least 1 node and 1 device',
+    (
+        "trace",
+        "timeline.json",
+        "-n",
+        "3",
+    ): '--iterations: found "3", expected no such option for a timeline, which is '
     "not simulated again",
-    ("probe", "--run", "folder", "--plan", PLAN, "-o", "x.toml"): '--output: found "x.toml", expected no such option '
-    "with --run, which measures nothing anew",
-    ("probe", "--profile", "x.json"): '--profile: found "x.json", expected no such option without --run',
-    ("export", PLAN, "--to", "megatron", "--zone", "z"): '--zone: found "z", expected no such option for megatron',
-    ("simulate", "gravity.json", "--adapt", "x"): '--adapt: found "x", expected one of off, k, shares, full',
-    ("simulate", "gravity.json", "--transfers"): "--transfers: expected no such option for a gravity plan",
+    (
+        "probe",
+        "--run",
+        "folder",
+        "--plan",
+        PLAN,
+        "-o",
+        "x.toml",
+    ): '--output: found "x.toml", expected no such option with --run, which measures nothing anew',
+    (
+        "probe",
+        "--profile",
+        "x.json",
+    ): '--profile: found "x.json", expected no such option without --run',
+    (
+        "export",
+        PLAN,
+        "--to",
+        "megatron",
+        "--zone",
+        "z",
+    ): '--zone: found "z", expected no such option for megatron',
+    (
+        "simulate",
+        "gravity.json",
+        "--adapt",
+        "x",
+    ): '--adapt: found "x", expected one of off, k, shares, full',
+    (
+        "simulate",
+        "gravity.json",
+        "--transfers",
+    ): "--transfers: expected no such option for a gravity plan",
     ("nbody", "power", "folder"): "folder: found a folder, expected a file",
-    ("init", "-o", "folder", "--node", "1 x 1 H200"): "folder: found a folder, expected the name of a file to write",
+    (
+        "init",
+        "-o",
+        "folder",
+        "--node",
+        "1 x 1 H200",
+    ): "folder: found a folder, expected the name of a file to write",
 }
 
 
-@pytest.mark.parametrize("arguments", CASES, ids=lambda arguments: " ".join(arguments).replace(LONG, "9..."))
+@pytest.mark.parametrize(
+    "arguments", CASES, ids=lambda arguments: " ".join(arguments).replace(LONG, "9...")
+)
 def test_refused(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     if arguments[0] == "profile":
         pytest.importorskip("torch")

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from command_result import Run
 
-from argosy.cli.plan import parse_schedules
+from argosy.cli.planning.plan import parse_schedules
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
-from argosy.planner import SCHEDULES, Progress, Settings, find_plan
+from argosy.planner import SCHEDULES, SearchProgress, Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 
@@ -37,18 +37,38 @@ CASES = {
     ("--memory-budget", "4"): '--memory-budget: found "4", expected a size such as "80 GiB"; '
     'a number needs its unit: did you mean "4 GiB"?',
     ("--schedule", "chimera"): f'--schedule: found "chimera", expected {SCHEDULE_NAMES}',
-    ("--schedule", "eager"): f'--schedule: found "eager", expected {SCHEDULE_NAMES}; did you mean "eager-1f1b"?',
-    ("--schedule", "kfkb:0"): f'--schedule: found "kfkb:0", expected {SCHEDULE_NAMES}; did you mean "kfkb"?',
-    ("--dtype", "fp61"): 'dtype: found "fp61", expected one of the dtypes fp32, tf32, fp16, bf16, fp8; '
+    (
+        "--schedule",
+        "eager",
+    ): f'--schedule: found "eager", expected {SCHEDULE_NAMES}; did you mean "eager-1f1b"?',
+    (
+        "--schedule",
+        "kfkb:0",
+    ): f'--schedule: found "kfkb:0", expected {SCHEDULE_NAMES}; did you mean "kfkb"?',
+    (
+        "--dtype",
+        "fp61",
+    ): 'dtype: found "fp61", expected one of the dtypes fp32, tf32, fp16, bf16, fp8; '
     'did you mean "fp16"?',
-    ("--sequence-length", "5000"): "sequence_length: found 5000, expected at most 1024: gpt2 has learned no position "
-    "beyond",
+    (
+        "--sequence-length",
+        "5000",
+    ): "sequence_length: found 5000, expected at most 1024: gpt2 has learned no position beyond",
     ("-c", "nowhere.toml"): "nowhere.toml: expected an existing file",
     ("-m", "nothing.json"): "nothing.json: expected an existing file or folder",
-    ("-o", "missing/plan.json"): "missing/plan.json: expected an existing folder missing to write into",
-    ("--executor", "rey"): '--executor: found "rey", expected one of the executors process, thread, ray; '
+    (
+        "-o",
+        "missing/plan.json",
+    ): "missing/plan.json: expected an existing folder missing to write into",
+    (
+        "--executor",
+        "rey",
+    ): '--executor: found "rey", expected one of the executors process, thread, ray; '
     'did you mean "ray"?',
-    ("-o", "made.txt/plan.json"): "made.txt/plan.json: found Not a directory, expected a writable file",
+    (
+        "-o",
+        "made.txt/plan.json",
+    ): "made.txt/plan.json: found Not a directory, expected a writable file",
 }
 
 
@@ -57,9 +77,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings of every search, which itself goes on."""
     seen: list[Settings] = []
 
-    def spy(chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
+    def spy(
+        chain: Chain,
+        cluster: Cluster,
+        *,
+        global_batch: int,
+        settings: Settings,
+        model: ComputeModel,
+    ) -> Plan:
         seen.append(settings)
-        return find_plan(chain, cluster, global_batch=global_batch, settings=replace(settings, executor=None))
+        return find_plan(
+            chain, cluster, global_batch=global_batch, settings=replace(settings, executor=None)
+        )
 
     monkeypatch.setattr("argosy.planner.find_plan", spy)
     return seen
@@ -75,22 +104,45 @@ def test_message(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
 
 
 def test_what_would_make_it_fit_is_in_the_json(run: Run) -> None:
-    result = run("plan", "-m", "llama-3-8b", "-c", "two-cards", "-b", "2", "--dtype", "fp32", "-q", "--json")
+    result = run(
+        "plan", "-m", "llama-3-8b", "-c", "two-cards", "-b", "2", "--dtype", "fp32", "-q", "--json"
+    )
     assert result.code == 3
     why = json.loads(result.out)["infeasible"]
     assert result.err == f"error: {why['reason']}\n"
     assert max(need["over"] for need in why["needs"]) > 1
     assert why["plan"]["stages"][0]["layers"][0] == 0
-    assert {change["kind"] for change in why["changes"]} == {"memory", "card", "offload", "optimizer", "tuning"}
+    assert {change["kind"] for change in why["changes"]} == {
+        "memory",
+        "card",
+        "offload",
+        "optimizer",
+        "tuning",
+    }
     (tuned,) = [change for change in why["changes"] if change["kind"] == "tuning"]
     assert tuned["options"][:2] == ["--lora", "rank=16,targets=q,v"]
     assert tuned["seconds"] > 0
 
 
 def test_what_fits_nowhere_is_infeasible(run: Run) -> None:
-    result = run("plan", "-m", "llama-3-70b", "-c", "two-cards", "-b", "2", "--dtype", "fp16", "-q", "-o", "plan.json")
+    result = run(
+        "plan",
+        "-m",
+        "llama-3-70b",
+        "-c",
+        "two-cards",
+        "-b",
+        "2",
+        "--dtype",
+        "fp16",
+        "-q",
+        "-o",
+        "plan.json",
+    )
     assert result.code == 3
-    assert result.err.startswith("error: no plan of llama-3-70b (70.6 B parameters, fp16, adamw) fits on two-cards")
+    assert result.err.startswith(
+        "error: no plan of llama-3-70b (70.6 B parameters, fp16, adamw) fits on two-cards"
+    )
     assert result.out.startswith("closest: llama-3-70b on two-cards: ")
     assert "A plan fits with any one of:\n  - " in result.out
     assert not Path("plan.json").exists()
@@ -125,7 +177,9 @@ def test_json_has_the_plan_and_beside_it_what_matters(run: Run, tmp_path: Path) 
     predicted = document["predicted"]
     assert predicted["samples_per_second"] == pytest.approx(4 / predicted["iteration_seconds"])
     assert predicted["tokens_per_second"] == pytest.approx(1024 * predicted["samples_per_second"])
-    devices = [device for s in document["plan"]["stages"] for r in s["replicas"] for device in r["devices"]]
+    devices = [
+        device for s in document["plan"]["stages"] for r in s["replicas"] for device in r["devices"]
+    ]
     assert sorted(predicted["peak_memory_bytes"]) == sorted(devices)
     assert all(held > 0 for held in predicted["peak_memory_bytes"].values())
     gap = predicted["iteration_seconds"] / document["certificate"]["lower_bound_seconds"] - 1
@@ -138,7 +192,10 @@ def test_json_has_the_plan_and_beside_it_what_matters(run: Run, tmp_path: Path) 
 def test_written_plan_is_one_that_other_commands_take(run: Run, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     result = run(*SMALL, "-q", "-o", "made/plan.json")
-    assert "wrote made/plan.json; next: argosy explain made/plan.json, argosy simulate made/plan.json\n" in result.out
+    assert (
+        "wrote made/plan.json; next: argosy explain made/plan.json, argosy simulate made/plan.json\n"
+        in result.out
+    )
     seconds = load_plan(tmp_path / "made" / "plan.json").predicted
     simulated = json.loads(run("simulate", "made/plan.json", "--json", "-q").out)
     assert seconds is not None
@@ -147,10 +204,30 @@ def test_written_plan_is_one_that_other_commands_take(run: Run, tmp_path: Path) 
 
 
 def test_model_from_a_file_keeps_the_file_s_name(run: Run, tmp_path: Path) -> None:
-    config = {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
+    config = {
+        "model_type": "gpt2",
+        "n_layer": 4,
+        "n_embd": 256,
+        "n_head": 4,
+        "vocab_size": 1000,
+        "n_positions": 128,
+    }
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "config.json").write_text(json.dumps(config))
-    made = run("plan", "-m", "own", "-c", "two-cards", "-b", "4", "--dtype", "fp16", "-q", "-o", "plan.json")
+    made = run(
+        "plan",
+        "-m",
+        "own",
+        "-c",
+        "two-cards",
+        "-b",
+        "4",
+        "--dtype",
+        "fp16",
+        "-q",
+        "-o",
+        "plan.json",
+    )
     assert made.code == 0, made.err
     assert load_plan(tmp_path / "plan.json").model.name == "own"
     assert run("simulate", "plan.json", "-q").code == 0
@@ -172,11 +249,26 @@ def test_options_reach_the_search(run: Run, asked: list[Settings]) -> None:
         "--no-prune",
         "--no-mixed",
     )
-    run(*SMALL, "-q", "--max-width", "3", "--max-context", "2", "--max-expert", "4", "--schedule", "gpipe")
+    run(
+        *SMALL,
+        "-q",
+        "--max-width",
+        "3",
+        "--max-context",
+        "2",
+        "--max-expert",
+        "4",
+        "--schedule",
+        "gpipe",
+    )
     assert replace(asked[0], progress=None) == Settings()
-    bounded = Settings(level=2, gap=0.5, time_budget=120.0, memory_budget=1e9, prune=False, mixed=False)
+    bounded = Settings(
+        level=2, gap=0.5, time_budget=120.0, memory_budget=1e9, prune=False, mixed=False
+    )
     assert replace(asked[1], progress=None) == bounded
-    limited = Settings(max_width=3, max_context=2, max_expert=4, schedules=(ScheduleSpec(kind=ScheduleKind.GPIPE),))
+    limited = Settings(
+        max_width=3, max_context=2, max_expert=4, schedules=(ScheduleSpec(kind=ScheduleKind.GPIPE),)
+    )
     assert replace(asked[2], progress=None) == limited
 
 
@@ -187,7 +279,9 @@ def test_options_reach_the_search(run: Run, asked: list[Settings]) -> None:
         (("1f1b", "kfkb:3", "1f1b"), (ScheduleSpec(), ScheduleSpec(kind=ScheduleKind.KFKB, k=3))),
     ],
 )
-def test_schedules_are_those_asked_for(names: tuple[str, ...], expected: tuple[ScheduleSpec, ...]) -> None:
+def test_schedules_are_those_asked_for(
+    names: tuple[str, ...], expected: tuple[ScheduleSpec, ...]
+) -> None:
     assert parse_schedules(names) == expected
 
 
@@ -196,7 +290,9 @@ def test_a_schedule_asked_for_is_the_plan_s(run: Run) -> None:
     assert document["plan"]["schedule"]["kind"] == "eager-1f1b"
 
 
-def test_profiles_reach_the_search(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_reach_the_search(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = {"tensor_width": 1, "dtype": "fp16", "forward_seconds": 1.0, "backward_seconds": 2.0}
     profile = {
         "version": 1,
@@ -206,7 +302,14 @@ def test_profiles_reach_the_search(run: Run, tmp_path: Path, monkeypatch: pytest
     }
     (tmp_path / "profile.json").write_text(json.dumps(profile))
 
-    def search(chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
+    def search(
+        chain: Chain,
+        cluster: Cluster,
+        *,
+        global_batch: int,
+        settings: Settings,
+        model: ComputeModel,
+    ) -> Plan:
         raise InfeasibleError(f"profiles of {', '.join(model.profiles or ())}")
 
     monkeypatch.setattr("argosy.planner.find_plan", search)
@@ -218,10 +321,17 @@ def test_workers_are_processes(run: Run, asked: list[Settings]) -> None:
     assert isinstance(asked[0].executor, ProcessPoolExecutor)
 
 
-def searching(states: list[Progress]) -> Callable[..., Plan]:
+def searching(states: list[SearchProgress]) -> Callable[..., Plan]:
     """A search that tells these states and finds nothing."""
 
-    def search(chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
+    def search(
+        chain: Chain,
+        cluster: Cluster,
+        *,
+        global_batch: int,
+        settings: Settings,
+        model: ComputeModel,
+    ) -> Plan:
         for state in states if settings.progress is not None else ():
             settings.progress(state)  # type: ignore[misc]
         raise InfeasibleError("nothing fits")
@@ -229,12 +339,14 @@ def searching(states: list[Progress]) -> Callable[..., Plan]:
     return search
 
 
-def test_progress_is_a_line_when_something_changed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_a_line_when_something_changed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states = [
-        Progress(seconds=float("inf"), bound=1.0, candidates=16),
-        Progress(seconds=2.0, bound=1.0, candidates=1032),
-        Progress(seconds=2.0, bound=1.001, candidates=1048),
-        Progress(seconds=1.5, bound=1.25, candidates=1064),
+        SearchProgress(seconds=float("inf"), bound=1.0, candidates=16),
+        SearchProgress(seconds=2.0, bound=1.0, candidates=1032),
+        SearchProgress(seconds=2.0, bound=1.001, candidates=1048),
+        SearchProgress(seconds=1.5, bound=1.25, candidates=1064),
     ]
     monkeypatch.setattr("argosy.planner.find_plan", searching(states))
     assert run(*SMALL).err.splitlines() == [
@@ -257,8 +369,12 @@ def test_json_needs_no_terminal_library() -> None:
         "except SystemExit: assert not {'rich', 'torch', 'multiprocessing'} & set(sys.modules)"
     )
     # What takes notes of the lines that ran would load more.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, env=environment)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")
+    }
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, env=environment
+    )
 
 
 def test_help_has_its_example(run: Run) -> None:
@@ -267,19 +383,51 @@ def test_help_has_its_example(run: Run) -> None:
     assert all(kind in result.out for kind in KINDS)
 
 
-CHANGING = ("plan", "-m", "gpt2", "-c", "mixed-8", "-b", "8", "--dtype", "fp16", "--sequence-length", "256", "-q")
+CHANGING = (
+    "plan",
+    "-m",
+    "gpt2",
+    "-c",
+    "mixed-8",
+    "-b",
+    "8",
+    "--dtype",
+    "fp16",
+    "--sequence-length",
+    "256",
+    "-q",
+)
 
 
 def test_scenarios_and_prices_reach_the_json(run: Run) -> None:
     on_off = "new0.nic=on-off:on=1 s,off=1 s,low=0.1,seed=2,horizon=20 s"
-    result = run(*CHANGING, "--json", "--scenario", on_off, "--scenario", "none", "--robust", "worst")
+    result = run(
+        *CHANGING, "--json", "--scenario", on_off, "--scenario", "none", "--robust", "worst"
+    )
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert found["scenarios"]["robust"] == "worst"
-    assert found["scenarios"]["chosen"]["worst_seconds"] <= found["scenarios"]["average_plan"]["worst_seconds"]
+    assert (
+        found["scenarios"]["chosen"]["worst_seconds"]
+        <= found["scenarios"]["average_plan"]["worst_seconds"]
+    )
     courses = json.loads(run(*CHANGING, "--json", "--for-trace", on_off).out)["courses"]
     assert [course["name"] for course in courses["courses"]][2:] == ["re-planned", "oracle"]
-    priced = ("plan", "-m", "gpt2", "-c", "geo-8", "-b", "8", "--dtype", "fp16", "-q", "--json", "--objective", "cost")
+    priced = (
+        "plan",
+        "-m",
+        "gpt2",
+        "-c",
+        "geo-8",
+        "-b",
+        "8",
+        "--dtype",
+        "fp16",
+        "-q",
+        "--json",
+        "--objective",
+        "cost",
+    )
     front = json.loads(run(*priced).out)["pareto"]
     assert front == sorted(front, key=lambda point: float(point["iteration_seconds"]))
 
@@ -288,15 +436,23 @@ def test_scenarios_and_prices_reach_the_json(run: Run) -> None:
     ("arguments", "message"),
     [
         (("--scenario", "new0.nic=on-of"), "generators on-off, periodic"),
-        (("--scenario", "none", "--robust", "p99"), 'found "p99", expected one of the objectives mean, p95, worst'),
-        (("--objective", "speed"), 'found "speed", expected one of the objectives throughput, cost'),
+        (
+            ("--scenario", "none", "--robust", "p99"),
+            'found "p99", expected one of the objectives mean, p95, worst',
+        ),
+        (
+            ("--objective", "speed"),
+            'found "speed", expected one of the objectives throughput, cost',
+        ),
         (("--objective", "cost", "--scenario", "none"), "either scenarios or prices, not both"),
         (("--for-trace", "none"), "a scenario in which something changes"),
         (("--objective", "cost"), "expected devices with a price_per_hour"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_messages_about_scenarios_and_prices(run: Run, arguments: tuple[str, ...], message: str) -> None:
+def test_messages_about_scenarios_and_prices(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
     result = run(*CHANGING, *arguments)
     assert result.code == 2
     assert message in result.err

@@ -27,7 +27,18 @@ def test_a_captured_program_counts_its_own_matrices(run: Run, tmp_path: Path) ->
         "    return model, lambda model, x: model(x).square().mean(), torch.randn(8, 64)\n"
     )
     cluster.write_text(SITES)
-    done = run("plan", "--program", str(program), "-c", str(cluster), "--powersgd", "3", "-o", str(plan), "-q")
+    done = run(
+        "plan",
+        "--program",
+        str(program),
+        "-c",
+        str(cluster),
+        "--powersgd",
+        "3",
+        "-o",
+        str(plan),
+        "-q",
+    )
     assert done.code == 0, done.err
     layers = json.loads(plan.read_text())["model"]["content"]["layers"]
     # the second matrix, of 2 x 96, has factors that are larger than itself
@@ -45,14 +56,18 @@ def test_a_captured_program_counts_its_own_matrices(run: Run, tmp_path: Path) ->
         (("--dtype", "fp16"), "bf16 or fp32 with PowerSGD"),
     ],
 )
-def test_what_powersgd_cannot_do_is_refused(run: Run, options: tuple[str, ...], expected: str) -> None:
+def test_what_powersgd_cannot_do_is_refused(
+    run: Run, options: tuple[str, ...], expected: str
+) -> None:
     done = run("plan", "-m", "gpt2", "-c", "two-cards", "-b", "8", "--powersgd", "4", *options)
     assert done.code == 2 and expected in " ".join(done.err.split()), done.err
 
 
 def test_other_systems_do_not_get_such_plans(run: Run, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    done = run("plan", "-m", "gpt2", "-c", "two-cards", "-b", "8", "--powersgd", "4", "-o", str(plan), "-q")
+    done = run(
+        "plan", "-m", "gpt2", "-c", "two-cards", "-b", "8", "--powersgd", "4", "-o", str(plan), "-q"
+    )
     assert done.code == 0 and "PowerSGD of rank 4" in done.out
     done = run("export", str(plan), "--to", "megatron", "-o", str(tmp_path / "job"))
     assert done.code == 2 and "sums gradients as they are" in " ".join(done.err.split()), done.err

@@ -1,4 +1,5 @@
-"""``argosy probe --run``: links and devices as a run's timeline shows them. What measures needs torch, or a lab."""
+"""``argosy probe --run``: links and devices as a run's timeline shows them. What measures needs
+torch, or a lab."""
 
 from __future__ import annotations
 
@@ -19,11 +20,13 @@ NAME = "gpt2-xl-on-two-cards"
 
 
 def write_run(folder: Path) -> Timeline:
-    """A run as its processes would tell it: every device at half its speed, and each message awaited as it was sent."""
+    """A run as its processes would tell it: every device at half its speed, and each message
+    awaited as it was sent."""
     scenario = load_scenario(read_plan(NAME))
     played = simulate(scenario.plan, scenario.chain, scenario.cluster, iterations=2)
     spans = tuple(
-        span._replace(start=2 * span.start, end=2 * span.end, via=(), waited_for=None) for span in played.spans
+        span._replace(start=2 * span.start, end=2 * span.end, via=(), waited_for=None)
+        for span in played.spans
     )
     contacts = tuple(
         Contact(
@@ -45,15 +48,27 @@ def write_run(folder: Path) -> Timeline:
     return timeline
 
 
-def test_a_run_tells_what_its_links_carried_and_how_fast_its_devices_were(run: Run, tmp_path: Path) -> None:
+def test_a_run_tells_what_its_links_carried_and_how_fast_its_devices_were(
+    run: Run, tmp_path: Path
+) -> None:
     write_run(tmp_path / "run")
     told = json.loads(run("probe", "--run", "run", "--plan", "plan.json", "--json").out)
     scenario = load_scenario(read_plan(NAME))
     believed = {link.name: link.bandwidth.at(0) for link in scenario.cluster.links}
     assert told["bandwidths"] and told["bandwidths"].keys() <= believed.keys()
-    assert all(rate == pytest.approx(believed[name] / 2, rel=0.02) for name, rate in told["bandwidths"].items())
-    alone = [replica.devices[0] for stage in scenario.plan.stages for replica in stage.replicas if replica.width == 1]
-    assert list(told["speeds"]) == alone == ["box0.0", "box0.1"], "nobody told what members of groups exchanged"
+    assert all(
+        rate == pytest.approx(believed[name] / 2, rel=0.02)
+        for name, rate in told["bandwidths"].items()
+    )
+    alone = [
+        replica.devices[0]
+        for stage in scenario.plan.stages
+        for replica in stage.replicas
+        if replica.width == 1
+    ]
+    assert list(told["speeds"]) == alone == ["box0.0", "box0.1"], (
+        "nobody told what members of groups exchanged"
+    )
     assert all(speed == pytest.approx(0.5, rel=1e-6) for speed in told["speeds"].values())
     shown = run("probe", "--run", "run", "--plan", "plan.json")
     assert shown.code == 0
@@ -65,9 +80,12 @@ def test_what_members_of_a_group_exchanged_is_left_out(run: Run, tmp_path: Path)
     """Every computation took 1 s longer, of exchanges."""
     timeline = write_run(tmp_path / "run")
     spans = [
-        span if span.kind.is_communication else span._replace(end=span.end + 1, together=1.0) for span in timeline.spans
+        span if span.kind.is_communication else span._replace(end=span.end + 1, together=1.0)
+        for span in timeline.spans
     ]
-    (tmp_path / "run" / "timeline.json").write_text(dumps_timeline(replace(timeline, spans=tuple(spans))))
+    (tmp_path / "run" / "timeline.json").write_text(
+        dumps_timeline(replace(timeline, spans=tuple(spans)))
+    )
     told = json.loads(run("probe", "--run", "run", "--plan", "plan.json", "--json").out)
     plan = load_scenario(read_plan(NAME)).plan
     assert any(replica.width > 1 for stage in plan.stages for replica in stage.replicas)
@@ -85,7 +103,11 @@ def test_what_is_no_run_of_the_plan_is_refused(run: Run, tmp_path: Path) -> None
     strange = run(*arguments)
     assert (strange.code, strange.out) == (2, "")
     assert 'found "x0.0", expected a timeline of a run on two-cards' in strange.err
-    file.write_text(dumps_timeline(replace(timeline, spans=tuple(s._replace(stage=None) for s in timeline.spans))))
+    file.write_text(
+        dumps_timeline(
+            replace(timeline, spans=tuple(s._replace(stage=None) for s in timeline.spans))
+        )
+    )
     assert json.loads(run(*arguments, "--json").out)["speeds"] == {}
     file.unlink()
     assert "timeline.json" in run(*arguments).err

@@ -59,7 +59,9 @@ def test_colour_on_a_terminal_unless_no_color(no_color: bool) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error_message() -> None:
-    process = subprocess.Popen([*ARGOSY, "devices", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*ARGOSY, "devices", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == b""
@@ -70,7 +72,11 @@ def test_a_reader_that_leaves_early_is_no_error_message() -> None:
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_closed_stream_is_like_an_empty_one(closed: str) -> None:
     done = subprocess.run(
-        f'"{sys.executable}" -m argosy devices {closed}', shell=True, check=False, capture_output=True, text=True
+        f'"{sys.executable}" -m argosy devices {closed}',
+        shell=True,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert ("H200" in done.stdout) == ("1>&-" not in closed)
@@ -78,7 +84,9 @@ def test_a_closed_stream_is_like_an_empty_one(closed: str) -> None:
 
 def test_questions_to_nobody_are_one_clear_line(tmp_path: Path) -> None:
     asked = f'"{sys.executable}" -m argosy init 0<&-'
-    done = subprocess.run(asked, shell=True, check=False, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        asked, shell=True, check=False, capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 2
     assert done.stderr.endswith("expected an answer, or --node and --name\n")
 
@@ -87,19 +95,35 @@ def test_questions_to_nobody_are_one_clear_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_output_that_has_no_room_is_one_clear_line(form: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*ARGOSY, "devices", *form], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [*ARGOSY, "devices", *form], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == 2
-    assert done.stderr == 'error: output: found "No space left on device", expected room for what is written\n'
+    assert (
+        done.stderr
+        == 'error: output: found "No space left on device", expected room for what is written\n'
+    )
 
 
 def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> None:
-    """Files of at most two blocks, as if the disk were full: the plan that is there is not lost to half of another."""
+    """Files of at most two blocks, as if the disk were full: the plan that is there is not lost to
+    half of another."""
     kept = tmp_path / "timeline.json"
     kept.write_text("what was there")
     small = f'ulimit -f 2; "{sys.executable}" -m argosy simulate {PLAN} -q -o timeline.json'
     # Notes that a process takes of the lines it ran would meet the same limit.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    done = subprocess.run(small, shell=True, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")
+    }
+    done = subprocess.run(
+        small,
+        shell=True,
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
     assert done.returncode == 2
     assert done.stderr == "error: timeline.json: found File too large, expected a writable file\n"
     assert kept.read_text() == "what was there"
@@ -112,12 +136,16 @@ def test_a_file_is_written_through_a_link_and_keeps_its_mode(tmp_path: Path) -> 
     kept.chmod(0o600)
     link.symlink_to(kept)
     write_file(link, b"new")
-    assert link.is_symlink() and kept.read_bytes() == b"new" and kept.stat().st_mode & 0o777 == 0o600
+    assert (
+        link.is_symlink() and kept.read_bytes() == b"new" and kept.stat().st_mode & 0o777 == 0o600
+    )
 
 
 def test_a_terminal_without_unicode_shows_something() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([*ARGOSY, "simulate", PLAN, "-q"], env=environment, capture_output=True, check=True)
+    done = subprocess.run(
+        [*ARGOSY, "simulate", PLAN, "-q"], env=environment, capture_output=True, check=True
+    )
     assert done.stderr == b""
     assert b"v0.nic" in done.stdout
 

@@ -1,4 +1,5 @@
-"""``argosy plan --program`` and ``argosy explain FILE.py:build``: a torch program on the command line."""
+"""``argosy plan --program`` and ``argosy explain FILE.py:build``: a torch program on the command
+line."""
 
 from __future__ import annotations
 
@@ -36,46 +37,73 @@ def odd():
 
 
 def test_a_program_gets_what_a_config_gets(run: Run) -> None:
-    """A certificate and runner-ups, and a plan file on which every command works without the program."""
+    """A certificate and runner-ups, and a plan file on which every command works without the
+    program."""
     Path("train.py").write_text(PROGRAM + DEEP, encoding="utf-8")
     Path("pair.toml").write_text(PAIR, encoding="utf-8")
-    text = run("plan", "--program", "train.py:narrow", "-c", "pair.toml", "--quiet", "-o", "plan.json")
+    text = run(
+        "plan", "--program", "train.py:narrow", "-c", "pair.toml", "--quiet", "-o", "plan.json"
+    )
     assert text.code == 0, text.err
     assert "certificate" in text.out and "argosy run plan.json train.py:narrow" in text.out
     Path("train.py").unlink()
     plan = load_plan("plan.json")
     assert plan.global_batch == 65536 and plan.certificate is not None and unsupported(plan) == ()
-    assert plan.predicted is not None and plan.predicted.iteration_seconds >= plan.certificate.lower_bound_seconds
+    assert (
+        plan.predicted is not None
+        and plan.predicted.iteration_seconds >= plan.certificate.lower_bound_seconds
+    )
     played = json.loads(run("simulate", "plan.json", "--json", "--quiet").out)
     assert played["simulated_seconds"] == pytest.approx(plan.predicted.iteration_seconds, rel=1e-2)
-    for command in (("explain", "plan.json"), ("report", "plan.json", "-o", "page.html"), ("trace", "plan.json")):
+    for command in (
+        ("explain", "plan.json"),
+        ("report", "plan.json", "-o", "page.html"),
+        ("trace", "plan.json"),
+    ):
         assert run(*command, "--quiet").code == 0, command
     refused = run("export", "plan.json", "--to", "megatron")
-    assert refused.code == 2 and "for a captured program use --to torchrun, or argosy run" in refused.err
+    assert (
+        refused.code == 2
+        and "for a captured program use --to torchrun, or argosy run" in refused.err
+    )
 
 
 def test_one_group_of_all_devices_wins_where_weights_are_wide(run: Run) -> None:
-    """Sums of its gradients would take longer than exchanges of what a tensor-parallel group computes."""
+    """Sums of its gradients would take longer than exchanges of what a tensor-parallel group
+    computes."""
     Path("train.py").write_text(PROGRAM, encoding="utf-8")
-    text = run("plan", "--program", "train.py:build", "-c", "two-cards", "--quiet", "-o", "plan.json")
+    text = run(
+        "plan", "--program", "train.py:build", "-c", "two-cards", "--quiet", "-o", "plan.json"
+    )
     assert text.code == 0 and "certificate" in text.out, text.err
     plan = load_plan("plan.json")
     (replica,) = plan.stages[0].replicas
-    assert len(replica.devices) == 4 and replica.ratios[0] > replica.ratios[3], "the A6000s take more"
+    assert len(replica.devices) == 4 and replica.ratios[0] > replica.ratios[3], (
+        "the A6000s take more"
+    )
     played = run("simulate", "plan.json", "--json", "--quiet")
     assert plan.predicted is not None
-    assert json.loads(played.out)["simulated_seconds"] == pytest.approx(plan.predicted.iteration_seconds, rel=1e-6)
+    assert json.loads(played.out)["simulated_seconds"] == pytest.approx(
+        plan.predicted.iteration_seconds, rel=1e-6
+    )
     assert run("explain", "plan.json", "--quiet").code == 0
 
 
 def test_options_of_the_search_hold_for_a_program(run: Run) -> None:
     Path("train.py").write_text(PROGRAM, encoding="utf-8")
     base = ("plan", "--program", "train.py:build", "-c", "two-cards", "--quiet", "--json")
-    for options in (("--level", "2"), ("--schedule", "gpipe"), ("--even-shares",), ("--objective", "cost")):
+    for options in (
+        ("--level", "2"),
+        ("--schedule", "gpipe"),
+        ("--even-shares",),
+        ("--objective", "cost"),
+    ):
         found = run(*base, *options)
         assert found.code == 0 or "price" in found.err, found.err
     free, cheap = (json.loads(run(*base, *more).out)["plan"] for more in ((), ("--even-shares",)))
-    assert free["predicted"]["iteration_seconds"] <= cheap["predicted"]["iteration_seconds"] * (1 + 1e-9)
+    assert free["predicted"]["iteration_seconds"] <= cheap["predicted"]["iteration_seconds"] * (
+        1 + 1e-9
+    )
 
 
 def test_what_cannot_be_captured_exits_with_2_and_the_line(run: Run) -> None:
@@ -88,7 +116,9 @@ def test_what_is_missing_is_said(run: Run) -> None:
     assert run("plan", "-c", "two-cards").code == 2
     ignored = run("plan", "--program", "train.py:build", "-c", "two-cards", "-b", "64")
     assert ignored.code == 2
-    assert ignored.err == 'error: --global-batch: found "64", expected no such option with --program\n'
+    assert (
+        ignored.err == 'error: --global-batch: found "64", expected no such option with --program\n'
+    )
     missing = run("plan", "--program", "absent.py:build", "-c", "two-cards")
     assert missing.code == 2 and "no such file" in missing.err
     Path("train.py").write_text("def build(:\n", encoding="utf-8")
@@ -99,7 +129,10 @@ def test_what_is_missing_is_said(run: Run) -> None:
 def test_an_operation_without_a_rule_is_named_in_a_warning(run: Run) -> None:
     Path("train.py").write_text(PROGRAM, encoding="utf-8")
     found = run("plan", "--program", "train.py:odd", "-c", "two-cards", "--json", "--quiet")
-    assert "warning: no rule knows aten.special_i0e.default: every device of a group does it in full\n" in found.err
+    assert (
+        "warning: no rule knows aten.special_i0e.default: every device of a group does it in full\n"
+        in found.err
+    )
 
 
 def test_a_small_step_is_left_to_one_device(run: Run) -> None:
@@ -114,7 +147,9 @@ def test_a_small_step_is_left_to_one_device(run: Run) -> None:
 def test_a_program_that_mixes_samples_is_not_divided_by_them(run: Run) -> None:
     Path("train.py").write_text(PROGRAM + DEEP, encoding="utf-8")
     Path("pair.toml").write_text(PAIR, encoding="utf-8")
-    done = run("plan", "--program", "train.py:contrast", "-c", "pair.toml", "--quiet", "-o", "plan.json")
+    done = run(
+        "plan", "--program", "train.py:contrast", "-c", "pair.toml", "--quiet", "-o", "plan.json"
+    )
     assert done.code == 0, done.err
     assert all(len(stage.replicas) == 1 for stage in load_plan("plan.json").stages)
 

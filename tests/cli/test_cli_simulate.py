@@ -15,7 +15,16 @@ def test_prints_figures_devices_links_and_a_chart_within_80_columns(run: Run) ->
     assert result.code == 0
     assert result.err == ""
     assert max(map(len, result.out.splitlines())) <= 80
-    for text in ("iteration  ", "throughput", "bubble", "critical path", "a0.0..3", "v0.nic.in", "|0 s", "a1>v0"):
+    for text in (
+        "iteration  ",
+        "throughput",
+        "bubble",
+        "critical path",
+        "a0.0..3",
+        "v0.nic.in",
+        "|0 s",
+        "a1>v0",
+    ):
         assert text in result.out
     assert "\x1b" not in result.out
 
@@ -88,7 +97,9 @@ def test_same_command_same_bytes(run: Run) -> None:
 
 
 def seconds(run: Run, *options: str) -> float:
-    mean = json.loads(run("simulate", PLAN, "--json", "-q", *options).out)["iterations"]["mean_seconds"]
+    mean = json.loads(run("simulate", PLAN, "--json", "-q", *options).out)["iterations"][
+        "mean_seconds"
+    ]
     assert isinstance(mean, float)
     return mean
 

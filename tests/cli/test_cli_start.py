@@ -18,7 +18,9 @@ from argosy.cluster.file import load_cluster
 ANSWERS = "my lab\nlab\nA101\nV100-32GB\n2\n3\n50 GB/s\n25 Gbit\n25 Gbit/s\nyes\nRTX-4090\n1\n\n10 Gbit/s\nno\n"
 
 
-def test_a_conversation_ends_in_a_file_that_loads(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_ends_in_a_file_that_loads(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(ANSWERS))
     result = run("init")
     assert result.code == 0
@@ -40,7 +42,12 @@ def test_an_end_of_answers_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_options_in_place_of_answers(run: Run, tmp_path: Path) -> None:
-    nodes = ("--node", "2 x 4 a100-80gb, intra 300 GB/s, nic 200 Gbit/s", "--node", "1 x 2 V100-32GB")
+    nodes = (
+        "--node",
+        "2 x 4 a100-80gb, intra 300 GB/s, nic 200 Gbit/s",
+        "--node",
+        "1 x 2 V100-32GB",
+    )
     found = json.loads(run("init", "--name", "two", *nodes, "--json").out)
     assert (found["devices"], found["nodes"], found["command"]) == (10, 3, "init")
     text = (tmp_path / "cluster.toml").read_text()
@@ -73,20 +80,35 @@ def test_options_that_say_nothing(run: Run, tmp_path: Path, node: str, says: str
 
 def test_doctor_tries_things(run: Run) -> None:
     pytest.importorskip("torch")
-    findings = {one["what"]: one for one in json.loads(run("doctor", "--json", "-q").out)["findings"]}
+    findings = {
+        one["what"]: one for one in json.loads(run("doctor", "--json", "-q").out)["findings"]
+    }
     assert findings["torch"]["works"]
     assert findings["gloo"] == {
         "what": "gloo", "works": True, "found": "works", "needed_for": "running on CPUs", "to_do": "",
     }  # fmt: skip
     assert all(one["works"] or one["to_do"] for one in findings.values())
-    assert {"GPU", "nccl", "network lab", "core shares", "browser", "numba", "highspy", "ray"} <= set(findings)
+    assert {
+        "GPU",
+        "nccl",
+        "network lab",
+        "core shares",
+        "browser",
+        "numba",
+        "highspy",
+        "ray",
+    } <= set(findings)
 
 
-def test_doctor_says_what_to_do_without_a_package(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_what_to_do_without_a_package(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from importlib import util
 
     real = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "ray" else real(name, *rest))
+    monkeypatch.setattr(
+        util, "find_spec", lambda name, *rest: None if name == "ray" else real(name, *rest)
+    )
     out = run("doctor", "-q").out
     assert "no     ray " in out
     assert "ray: pip install 'argosy[ray]'" in out
@@ -105,7 +127,9 @@ def shell_folder(tmp_path: Path) -> Path:
 
 def ask(shell: list[str], folder: Path, **variables: str) -> str:
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables}
-    done = subprocess.run(shell, capture_output=True, text=True, check=True, env=environment, cwd=folder, timeout=60)
+    done = subprocess.run(
+        shell, capture_output=True, text=True, check=True, env=environment, cwd=folder, timeout=60
+    )
     return done.stdout
 
 
@@ -119,8 +143,12 @@ def ask(shell: list[str], folder: Path, **variables: str) -> str:
 )
 def test_bash_completes(run: Run, shell_folder: Path, words: list[str], offered: list[str]) -> None:
     script = run("completion", "bash").out
-    question = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _argosy_completion argosy"
-    answer = ask(["bash", "-c", f'{script}\n{question}; printf "%s\\n" "${{COMPREPLY[@]}}"'], shell_folder)
+    question = (
+        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _argosy_completion argosy"
+    )
+    answer = ask(
+        ["bash", "-c", f'{script}\n{question}; printf "%s\\n" "${{COMPREPLY[@]}}"'], shell_folder
+    )
     assert answer.split() == offered
 
 
@@ -129,7 +157,12 @@ def test_zsh_is_answered(run: Run, shell_folder: Path) -> None:
     assert script.startswith("#compdef argosy")
     if shutil.which("zsh"):
         subprocess.run(["zsh", "-n"], input=script, text=True, check=True, timeout=60)
-    answer = ask(["argosy"], shell_folder, _ARGOSY_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="argosy expl")
+    answer = ask(
+        ["argosy"],
+        shell_folder,
+        _ARGOSY_COMPLETE="complete_zsh",
+        _TYPER_COMPLETE_ARGS="argosy expl",
+    )
     assert "explain" in answer
 
 
@@ -138,6 +171,9 @@ def test_fish_is_answered(run: Run, shell_folder: Path) -> None:
     if shutil.which("fish"):
         answer = ask(["fish", "-c", f"{script}\ncomplete -C 'argosy expl'"], shell_folder)
     else:
-        variables = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "argosy expl"}
+        variables = {
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            "_TYPER_COMPLETE_ARGS": "argosy expl",
+        }
         answer = ask(["argosy"], shell_folder, _ARGOSY_COMPLETE="complete_fish", **variables)
     assert answer.split()[0] == "explain"

@@ -1,4 +1,5 @@
-"""``-o -``: the result on stdout, alone; what is told beside it on stderr; refused where stdout cannot take it."""
+"""``-o -``: the result on stdout, alone; what is told beside it on stderr; refused where stdout
+cannot take it."""
 
 from __future__ import annotations
 
@@ -16,25 +17,79 @@ from argosy.timeline.file import load_timeline
 SMALL = "gpt2-xl-on-two-cards"
 SEARCH = ("plan", "-m", "gpt2", "-c", "two-cards", "-b", "8", "--sequence-length", "128")
 NODE = ("--node", "1 x 2 A100-80GB, intra 300 GB/s, nic 100 Gbit/s")
-IMPORT = ("import", "hosts.txt", "--from", "hostfile", "--kind", "A100-80GB", "--intra", "300 GB/s", "--nic", "1 GB/s")
+IMPORT = (
+    "import",
+    "hosts.txt",
+    "--from",
+    "hostfile",
+    "--kind",
+    "A100-80GB",
+    "--intra",
+    "300 GB/s",
+    "--nic",
+    "1 GB/s",
+)
 REFUSED = {
     (*SEARCH, "-o", "-", "--json"): "--output: the name of a file: --json has stdout to itself",
-    ("simulate", SMALL, "-o", "-", "--json"): "--output: the name of a file: --json has stdout to itself",
-    ("export", SMALL, "--to", "sailor", "-o", "-", "--json"): "--output: the name of a file: --json has stdout "
-    "to itself",
-    ("run", PLAN, "train.py", "--out", "-"): "--out: the name of a folder, which cannot go to stdout",
+    (
+        "simulate",
+        SMALL,
+        "-o",
+        "-",
+        "--json",
+    ): "--output: the name of a file: --json has stdout to itself",
+    (
+        "export",
+        SMALL,
+        "--to",
+        "sailor",
+        "-o",
+        "-",
+        "--json",
+    ): "--output: the name of a file: --json has stdout to itself",
+    (
+        "run",
+        PLAN,
+        "train.py",
+        "--out",
+        "-",
+    ): "--out: the name of a folder, which cannot go to stdout",
     ("demo", "--out", "-"): "--out: the name of a folder, which cannot go to stdout",
-    ("trace", SMALL, "--per-rank", "-"): "--per-rank: the name of a folder, which cannot go to stdout",
-    ("profile", "train.py:build", "-o", "-", "--resume"): "--output: the name of a file to go on from, which cannot "
-    "go to stdout",
+    (
+        "trace",
+        SMALL,
+        "--per-rank",
+        "-",
+    ): "--per-rank: the name of a folder, which cannot go to stdout",
+    (
+        "profile",
+        "train.py:build",
+        "-o",
+        "-",
+        "--resume",
+    ): "--output: the name of a file to go on from, which cannot go to stdout",
     ("nbody", "ic", "-o", "-"): "--output: the name of an HDF5 file, which cannot go to stdout",
-    ("nbody", "picture", "x.hdf5", "-o", "-"): "--output: the name of a PNG file, which cannot go to stdout",
-    ("nbody", "run", "x.hdf5", "-o", "-"): "--output: the name of a folder, which cannot go to stdout",
+    (
+        "nbody",
+        "picture",
+        "x.hdf5",
+        "-o",
+        "-",
+    ): "--output: the name of a PNG file, which cannot go to stdout",
+    (
+        "nbody",
+        "run",
+        "x.hdf5",
+        "-o",
+        "-",
+    ): "--output: the name of a folder, which cannot go to stdout",
 }
 
 
 @pytest.mark.parametrize("arguments", REFUSED, ids=" ".join)
-def test_what_stdout_cannot_take_is_refused(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_what_stdout_cannot_take_is_refused(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     result = run(*arguments)
     option, _, expected = REFUSED[arguments].partition(": ")
     assert result.err == f'error: {option}: found "-", expected {expected}\n'
@@ -70,6 +125,8 @@ def test_pages_traces_clusters_and_scripts(run: Run, tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_not_made_for_a_snapshot(run: Run, tmp_path: Path) -> None:
     result = run("nbody", "ic", "--per-side", "4", "-o", "missing/ic.hdf5")
-    assert result.err == "error: missing/ic.hdf5: expected an existing folder missing to write into\n"
+    assert (
+        result.err == "error: missing/ic.hdf5: expected an existing folder missing to write into\n"
+    )
     assert result.code == 2
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,5 @@
-"""A command line that cannot be read is told in one line: which option, what was found, what was expected."""
+"""A command line that cannot be read is told in one line: which option, what was found, what was
+expected."""
 
 from __future__ import annotations
 
@@ -20,24 +21,57 @@ CASES = {
     ("simulate", PLAN, "--k", "x"): '--k: found "x", expected a whole number',
     ("simulate", PLAN, "--k=2.5"): "--k: found 2.5, expected a whole number",
     ("plan", "--level", "3"): "--level: found 3, expected a whole number from 1 to 2",
-    ("plan", "--max-width", "9" * 30): f"--max-width: found {'9' * 30}, expected a whole number from 1 to 65,536",
-    ("nbody", "plan", "--mesh", "9999999"): "--mesh: found 9999999, expected a whole number from 4 to 65,536",
+    (
+        "plan",
+        "--max-width",
+        "9" * 30,
+    ): f"--max-width: found {'9' * 30}, expected a whole number from 1 to 65,536",
+    (
+        "nbody",
+        "plan",
+        "--mesh",
+        "9999999",
+    ): "--mesh: found 9999999, expected a whole number from 4 to 65,536",
     ("run", "-n0"): "--steps: found 0, expected a whole number of at least 1",
-    ("calibrate", "runs.json", "--share", "2"): "--share: found 2, expected a number from 0.05 to 0.95",
-    ("nbody", "run", "--snapshot", "1", "--snapshot", "y"): '--snapshot: found "y", expected a number',
+    (
+        "calibrate",
+        "runs.json",
+        "--share",
+        "2",
+    ): "--share: found 2, expected a number from 0.05 to 0.95",
+    (
+        "nbody",
+        "run",
+        "--snapshot",
+        "1",
+        "--snapshot",
+        "y",
+    ): '--snapshot: found "y", expected a number',
     ("export", PLAN, "--to", "jax"): f'--to: found "jax", expected one of {KINDS}',
     ("export", PLAN): f"--to: found nothing, expected one of {KINDS}; see argosy export --help",
     ("completion", "tcsh"): 'SHELL: found "tcsh", expected one of bash, zsh, fish',
-    ("plan",): "--cluster: found nothing, expected a cluster file, or a bundled name; see argosy plan --help",
+    (
+        "plan",
+    ): "--cluster: found nothing, expected a cluster file, or a bundled name; see argosy plan --help",
     ("simulate",): "PLAN: found nothing, expected a plan.json, or the name of a bundled plan; "
     "see argosy simulate --help",
     ("plan", "-c"): "-c: found nothing, expected a value",
     ("models", "--json=yes"): '--json: found "yes", expected no value',
-    ("plan", "--leve", "2"): 'argosy plan: found "--leve", expected one of its options; did you mean "--level"?',
-    ("devices", "--frob"): 'argosy devices: found "--frob", expected one of its options; see argosy devices --help',
+    (
+        "plan",
+        "--leve",
+        "2",
+    ): 'argosy plan: found "--leve", expected one of its options; did you mean "--level"?',
+    (
+        "devices",
+        "--frob",
+    ): 'argosy devices: found "--frob", expected one of its options; see argosy devices --help',
     ("devices", "A100", "[x]"): 'argosy devices: found "A100 [x]", expected no more arguments; '
     "see argosy devices --help",
-    ("nbody", "picures"): 'argosy nbody: found "picures", expected one of the commands ic, run, plan, power, halos, '
+    (
+        "nbody",
+        "picures",
+    ): 'argosy nbody: found "picures", expected one of the commands ic, run, plan, power, halos, '
     'picture, movie; did you mean "picture"?',
 }
 
@@ -69,7 +103,9 @@ def test_every_option_says_what_it_found() -> None:
         error.ctx = SimpleNamespace(command=COMMANDS[command], command_path=f"argosy {command}")
         option = parameter.opts[0]
         told = str(as_input_error(error, [*command.split(), option, "½ [x]"]))
-        assert re.match(rf'{option}: found "½ \[x\]", expected (one of |a whole number|a number)', told)
+        assert re.match(
+            rf'{option}: found "½ \[x\]", expected (one of |a whole number|a number)', told
+        )
         seen += 1
     assert seen > 50
 

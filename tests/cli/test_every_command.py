@@ -1,4 +1,5 @@
-"""Every command there is: help with an example, JSON with a version, a clear error and its exit code."""
+"""Every command there is: help with an example, JSON with a version, a clear error and its exit
+code."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ PROGRAM = (
 )
 
 
-def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(
+    group: Any = None, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command with the words that call it."""
     found = typer.main.get_command(app) if group is None else group
     for name, command in found.commands.items():
@@ -70,13 +73,26 @@ WRONG: dict[str, tuple[tuple[str, ...], int]] = {
     "cluster show": (("missing.toml",), 2),
     "cluster check": (("missing.toml",), 2),
 }
-"""A call that is wrong, and the code it ends with; DESIGN: 2 bad input, 3 infeasible, 4 a run that failed."""
+"""A call that is wrong, and the code it ends with; DESIGN: 2 bad input, 3 infeasible, 4 a run that
+failed."""
 
 JSON: dict[str, tuple[str, ...]] = {
     "init": ("--node", "1 x 1 H200"),
     "doctor": ("-q",),
     "plan": ("-m", "gpt2", "-c", "two-cards", "-b", "8", "--dtype", "fp16", "-q"),
-    "compare": ("-m", "gpt2", "-c", "two-cards", "-b", "8", "--dtype", "fp16", "--only", "megatron", "-q"),
+    "compare": (
+        "-m",
+        "gpt2",
+        "-c",
+        "two-cards",
+        "-b",
+        "8",
+        "--dtype",
+        "fp16",
+        "--only",
+        "megatron",
+        "-q",
+    ),
     "explain": (PLAN, "-q"),
     "simulate": (PLAN, "-q"),
     "trace": (PLAN, "-q"),
@@ -87,11 +103,22 @@ JSON: dict[str, tuple[str, ...]] = {
     "devices": (),
     "models": (),
     "completion": ("bash",),
-    "import": ("hosts.txt", "--from", "hostfile", "--kind", "H200", "--intra", "1 GB/s", "--nic", "1 GB/s"),
+    "import": (
+        "hosts.txt",
+        "--from",
+        "hostfile",
+        "--kind",
+        "H200",
+        "--intra",
+        "1 GB/s",
+        "--nic",
+        "1 GB/s",
+    ),
     "cluster show": ("mixed-16",),
     "cluster check": ("mixed-16",),
 }
-"""A call that is quick. Those that need more than this machine's input have their own tests (see ``ELSEWHERE``)."""
+"""A call that is quick. Those that need more than this machine's input have their own tests (see
+``ELSEWHERE``)."""
 
 ELSEWHERE = {
     "demo": "test_cli_commands",
@@ -123,7 +150,7 @@ def test_json_has_a_version_and_the_command(
     run: Run, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "probe":
-        monkeypatch.setattr("argosy.runtime.probe._SIZES", {"cpu": (64,)})
+        monkeypatch.setattr("argosy.measure.probe._SIZES", {"cpu": (64,)})
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "hosts.txt").write_text("one slots=2\n")
     result = run(*name.split(), *JSON[name], "--json")
@@ -155,7 +182,10 @@ def test_what_is_tested_elsewhere_is(what: str) -> None:
     files = list(Path(__file__).parents[1].rglob(f"{ELSEWHERE[what]}*.py"))
     assert files
     texts = {
-        node.value for path in files for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
+        node.value
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
     }
     assert "--json" in texts
 
@@ -163,7 +193,11 @@ def test_what_is_tested_elsewhere_is(what: str) -> None:
 def test_labs_say_in_json_what_they_did(run: Run) -> None:
     """Without one that is up; ``tests/lab`` has labs that are."""
     assert json.loads(run("lab", "show", "--json").out)["command"] == "lab show"
-    for call in (("up", "missing.toml"), ("change", "no-such-lab", "a0.nic", "0"), ("down", "no-such-lab")):
+    for call in (
+        ("up", "missing.toml"),
+        ("change", "no-such-lab", "a0.nic", "0"),
+        ("down", "no-such-lab"),
+    ):
         result = run("lab", *call, "--json")
         assert (result.code, result.out) == (2, "")
         assert "expected" in result.err
@@ -176,7 +210,7 @@ def test_nothing_that_fits_ends_with_3(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured_ends_with_4(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "argosy.runtime.profile", None)  # as without torch
+    monkeypatch.setitem(sys.modules, "argosy.measure.profile", None)  # as without torch
     result = run("profile", "train.py:build")
     assert result.code == 4
     assert "pip install 'argosy[torch]'" in result.err

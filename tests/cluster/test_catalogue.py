@@ -60,7 +60,10 @@ EPOCH_NAMES = {
 }
 
 EPOCH_DIFFERS = {
-    ("A100-80GB-PCIe", EPOCH_MEMORY): "its row is the 40 GB card with the bandwidth of the 80 GB card",
+    (
+        "A100-80GB-PCIe",
+        EPOCH_MEMORY,
+    ): "its row is the 40 GB card with the bandwidth of the 80 GB card",
     ("GH200-96GB", EPOCH_BANDWIDTH): "its row is the 144 GB HBM3e variant",
     ("RTX-2080Ti", EPOCH_TENSOR): "its row is fp16 accumulation at Founders Edition clocks",
     ("RTX-4090", EPOCH_TENSOR): "its row is fp16 accumulation, twice the rate",
@@ -94,7 +97,9 @@ def test_every_kind_is_plausible(kind: DeviceKind):
 @pytest.mark.parametrize("kind", catalogue(), ids=lambda kind: kind.name)
 def test_a_narrower_dtype_is_never_slower(kind: DeviceKind):
     rates = dict(kind.flops)
-    order = [rates[dtype] for dtype in (Dtype.FP32, Dtype.TF32, Dtype.FP16, Dtype.FP8) if dtype in rates]
+    order = [
+        rates[dtype] for dtype in (Dtype.FP32, Dtype.TF32, Dtype.FP16, Dtype.FP8) if dtype in rates
+    ]
     assert order == sorted(order)
 
 
@@ -135,7 +140,8 @@ def epoch() -> dict[str, dict[str, str]]:
 
 
 def figures(kind: DeviceKind) -> dict[str, float]:
-    """Ours under Epoch's column names; memory as datasheets quote it: GB for GiB, check bits included."""
+    """Ours under Epoch's column names; memory as datasheets quote it: GB for GiB, check bits
+    included."""
     rates = dict(kind.flops)
     quoted_memory = kind.memory / GIB * 1e9 * (16 / 15 if kind.name in ECC_IN_MEMORY else 1)
     columns = {

@@ -1,4 +1,5 @@
-"""Cluster files that people get wrong, each with everything that is said about it, and the ways to load one."""
+"""Cluster files that people get wrong, each with everything that is said about it, and the ways to
+load one."""
 
 from __future__ import annotations
 
@@ -935,7 +936,9 @@ def test_bundled_clusters_load(name: str) -> None:
     assert cluster_from_content(cluster.content) == cluster
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"name": "c"}', '{"name": "c", "nodes": [{}], "nodes": 3}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"name": "c"}', '{"name": "c", "nodes": [{}], "nodes": 3}']
+)
 def test_content_that_is_no_cluster_is_refused(content: str) -> None:
     with pytest.raises(InputError, match=r"^cluster"):
         cluster_from_content(content)

@@ -1,4 +1,5 @@
-"""Generators: same seed, same trace; what each of them promises; and the table in the docs is true."""
+"""Generators: same seed, same trace; what each of them promises; and the table in the docs is
+true."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ seeds = st.integers(0, 2**32)
 horizons = st.floats(0, 1000)
 
 
-def trace_of(name: str, *, nominal: float = 1.0, seed: int = 0, horizon: float = 600.0, **given: object) -> Trace:
+def trace_of(
+    name: str, *, nominal: float = 1.0, seed: int = 0, horizon: float = 600.0, **given: object
+) -> Trace:
     return generate(name, given, nominal=nominal, seed=seed, horizon=horizon)
 
 
@@ -56,7 +59,9 @@ def test_random_and_deterministic_generators_are_all_of_them():
 
 
 @given(names, seeds, horizons)
-def test_by_default_the_nominal_value_is_the_highest_and_returns_at_the_horizon(name, seed, horizon):
+def test_by_default_the_nominal_value_is_the_highest_and_returns_at_the_horizon(
+    name, seed, horizon
+):
     trace = trace_of(name, seed=seed, horizon=horizon, nominal=3e9)
     assert all(0 <= value <= 3e9 for value in trace.values)
     assert trace.times[-1] <= horizon
@@ -100,14 +105,18 @@ def test_spells_last_as_long_as_stated_on_average(name, low, full_mean, low_mean
 
 @given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(["square", "sine"]), st.integers(2, 32))
 def test_a_wave_averages_to_half_its_depth_and_repeats(depth, phase, shape, samples):
-    wave = trace_of("periodic", period="8 s", depth=depth, phase=phase, shape=shape, samples=samples, horizon=64)
+    wave = trace_of(
+        "periodic", period="8 s", depth=depth, phase=phase, shape=shape, samples=samples, horizon=64
+    )
     assert wave.mean(0, 8) == pytest.approx(1 - depth / 2, abs=1e-9)
     assert wave.mean(3, 35) == pytest.approx(1 - depth / 2, abs=1e-9)
     assert min(wave.values) >= 1 - depth - 1e-12
 
 
 def test_a_square_wave_and_its_phase():
-    assert trace_of("periodic", period="8 s", horizon=16) == Trace((0, 4, 8, 12, 16), (1, 0.5, 1, 0.5, 1))
+    assert trace_of("periodic", period="8 s", horizon=16) == Trace(
+        (0, 4, 8, 12, 16), (1, 0.5, 1, 0.5, 1)
+    )
     late = trace_of("periodic", period="8 s", phase=0.75, horizon=16)
     assert late == Trace((0, 2, 6, 10, 14, 16), (0.5, 1, 0.5, 1, 0.5, 1))
 
@@ -128,13 +137,16 @@ def test_markov_visits_its_levels_and_follows_its_transitions():
     round_trip = [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
     cycle = trace_of("markov", levels=[1, 0.6, 0.3], transitions=round_trip, horizon=1e3, seed=5)
     assert cycle.values[:6] == (1, 0.6, 0.3, 1, 0.6, 0.3)
-    stays = [end - start for start, end in itertools.pairwise(trace_of("markov", horizon=1e5).times)]
+    stays = [
+        end - start for start, end in itertools.pairwise(trace_of("markov", horizon=1e5).times)
+    ]
     assert sum(stays) / len(stays) == pytest.approx(10, rel=0.05)
     assert trace_of("markov", levels=[0.4], horizon=10).values == (0.4, 1.0)
 
 
 def test_a_token_bucket_is_full_until_its_credits_are_spent():
-    # 60 s of full-rate traffic, refilled at 0.2: lasts 60 / 0.8 = 75 s; 60 s idle bring 12 s back, for 15 s.
+    # 60 s of full-rate traffic, refilled at 0.2: lasts 60 / 0.8 = 75 s; 60 s idle bring 12 s back,
+    # for 15 s.
     bucket = trace_of("token-bucket", horizon=540)
     assert bucket.times == pytest.approx((0, 75, 180, 195, 360, 375, 540))
     assert bucket.values == (1, 0.2, 1, 0.2, 1, 0.2, 1)
@@ -168,8 +180,20 @@ def test_a_token_bucket_never_gives_more_than_burst_and_refill(baseline, demand,
 @pytest.mark.parametrize(
     ("name", "parameter", "value", "expected", "suggestion"),
     [
-        ("on-off", "onn", "1 s", "one of the parameters on, off, low, durations", 'did you mean "on"?'),
-        ("on-off", "on", 20, 'a time such as "30 us"', 'a number needs its unit: did you mean "20 us"?'),
+        (
+            "on-off",
+            "onn",
+            "1 s",
+            "one of the parameters on, off, low, durations",
+            'did you mean "on"?',
+        ),
+        (
+            "on-off",
+            "on",
+            20,
+            'a time such as "30 us"',
+            'a number needs its unit: did you mean "20 us"?',
+        ),
         ("on-off", "on", "20 sec", 'a time such as "30 us"', 'did you mean "20 s"?'),
         ("on-off", "off", "0 s", 'a time such as "30 us", more than 0', None),
         ("on-off", "low", 1.5, "a share from 0 to 1", None),
@@ -188,7 +212,9 @@ def test_a_token_bucket_never_gives_more_than_burst_and_refill(baseline, demand,
         ("straggler", "slowdown", 0.5, "a factor of at least 1", None),
     ],
 )
-def test_a_bad_parameter_is_named_with_what_was_expected(name, parameter, value, expected, suggestion):
+def test_a_bad_parameter_is_named_with_what_was_expected(
+    name, parameter, value, expected, suggestion
+):
     with pytest.raises(BadParameter) as caught:
         trace_of(name, **{parameter: value})
     assert (caught.value.parameter, caught.value.expected) == (parameter, expected)
@@ -225,7 +251,11 @@ def test_the_table_in_the_docs_is_this_table():
     ]
     rows = ["| `{}` | `{}` | {} | {} |".format(*row).replace("|  |", "| |") for row in written]
     text = DOCS.read_text(encoding="utf-8")
-    table = text.split("| generator | parameter | default | meaning |\n", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
+    table = (
+        text.split("| generator | parameter | default | meaning |\n", 1)[1]
+        .split("\n\n", 1)[0]
+        .splitlines()[1:]
+    )
     assert table == rows
     for name in GENERATORS:
         assert f"\n| `{name}` | " in text.split("| generator | what it is |", 1)[1]

@@ -1,4 +1,5 @@
-"""Clusters from host files, Slurm, NCCL's topology and nvidia-smi, in the forms that these tools write."""
+"""Clusters from host files, Slurm, NCCL's topology and nvidia-smi, in the forms that these tools
+write."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 
 from argosy.cluster.file import build_cluster
 from argosy.cluster.imports.found import catalogue_kind, cluster_text
-from argosy.cluster.imports.hosts import Given, expand_hosts, read_hostfile, read_topology
+from argosy.cluster.imports.hosts import HostFacts, expand_hosts, read_hostfile, read_topology
 from argosy.cluster.imports.kinds import Kinds
 from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
 from argosy.cluster.imports.slurm import read_slurm
@@ -18,7 +19,7 @@ from argosy.cluster.topology import Cluster
 from argosy.document import parse_toml
 from argosy.errors import InputError
 
-GIVEN = Given(kinds=Kinds(everywhere="A100-80GB"), per_host=8, intra=300e9, nic=12.5e9)
+GIVEN = HostFacts(kinds=Kinds(everywhere="A100-80GB"), per_host=8, intra=300e9, nic=12.5e9)
 
 HOSTFILE = """# two racks
 worker-1 slots=8
@@ -86,7 +87,11 @@ def hosts_of(cluster: Cluster) -> list[str | None]:
 
 def test_a_hostfile_groups_hosts_by_their_slots() -> None:
     cluster = built(cluster_text("x", read_hostfile(HOSTFILE, "hosts", GIVEN), source="hostfile"))
-    assert [(node.name, len(node.devices)) for node in cluster.nodes] == [("a0", 8), ("a1", 8), ("b0", 4)]
+    assert [(node.name, len(node.devices)) for node in cluster.nodes] == [
+        ("a0", 8),
+        ("a1", 8),
+        ("b0", 4),
+    ]
     assert hosts_of(cluster) == ["worker-1", "worker-2", "old-1"]
     assert rate(cluster, "a0.0", "a0.1") == 300e9
     assert rate(cluster, "a0.0", "b0.1") == 12.5e9
@@ -107,7 +112,9 @@ def test_wrong_hostfiles_name_the_line(text: str, message: str) -> None:
 
 def test_slurm_writes_many_hosts_as_one() -> None:
     assert expand_hosts("n[08-10]x[1-2]") == ["n08x1", "n08x2", "n09x1", "n09x2", "n10x1", "n10x2"]
-    cluster = built(cluster_text("x", read_slurm("gpu[1-3],big7\n", "hosts", GIVEN), source="slurm"))
+    cluster = built(
+        cluster_text("x", read_slurm("gpu[1-3],big7\n", "hosts", GIVEN), source="slurm")
+    )
     assert hosts_of(cluster) == ["gpu1", "gpu2", "gpu3", "big7"]
     with pytest.raises(InputError, match="numbers and rising ranges in brackets"):
         expand_hosts("gpu[5-3]rack[0-99999999999]")
@@ -146,9 +153,14 @@ def test_scontrol_tells_hosts_devices_and_cpus() -> None:
         cluster = built(written)
         assert hosts_of(cluster) == ["gpu01", "old1"]
         assert [node.cpus for node in cluster.nodes] == [64, 16]
-        assert [node.machine and node.machine.address for node in cluster.nodes] == ["10.1.0.1", None]
+        assert [node.machine and node.machine.address for node in cluster.nodes] == [
+            "10.1.0.1",
+            None,
+        ]
         kinds = [device.kind.name for device in cluster.devices]
-        assert kinds == ["A100-80GB"] * 8 + ["V100-32GB"] * 3, "what is said of hosts is said of all their cards"
+        assert kinds == ["A100-80GB"] * 8 + ["V100-32GB"] * 3, (
+            "what is said of hosts is said of all their cards"
+        )
         assert "left out (without GPUs): login; left out (takes no jobs): down1" in written
 
 
@@ -170,19 +182,36 @@ def test_sinfo_with_gres_tells_hosts_and_devices(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\nall* up 1:00 3 idle big\n", "expected a column GRES"),
+        (
+            "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\nall* up 1:00 3 idle big\n",
+            "expected a column GRES",
+        ),
         ("JobID State\n12 DONE\n", "sinfo.txt: found .*expected what `scontrol show node`"),
         ("here are the hosts: a, b\n", "expected what `scontrol show node`"),
         ("", "expected what `scontrol show node`"),
         ("a,<b>\n", "found .*<b>.*expected what `scontrol show node`"),
-        ("slurm_load_node error: x\nNodeName=a Gres=gpu:t4:1", "expected what `scontrol show node`"),
+        (
+            "slurm_load_node error: x\nNodeName=a Gres=gpu:t4:1",
+            "expected what `scontrol show node`",
+        ),
         ("NodeName=a CPUTot=4\n", "expected Gres= for every node"),
         ("NodeName=a Gres=gpu:many\n", "expected GPUs such as"),
         ("NodeName=a Gres=(null)\n", "expected at least one node with GPUs"),
-        ("NodeName=a Gres=gpu:v100:1\n", "--kind v100=V100-16GB, or another .*v100 may be V100-16GB, V100-32GB"),
+        (
+            "NodeName=a Gres=gpu:v100:1\n",
+            "--kind v100=V100-16GB, or another .*v100 may be V100-16GB, V100-32GB",
+        ),
         ("NodeName=a Gres=gpu:2\n", "--kind with the kind"),
-        pytest.param("a gpu" + ":x" * 60 + ",\n", "expected what `scontrol show node`", id="types without end"),
-        pytest.param("\n" * 10**6 + "a b c\n", "expected what `scontrol show node`", id="blank lines without end"),
+        pytest.param(
+            "a gpu" + ":x" * 60 + ",\n",
+            "expected what `scontrol show node`",
+            id="types without end",
+        ),
+        pytest.param(
+            "\n" * 10**6 + "a b c\n",
+            "expected what `scontrol show node`",
+            id="blank lines without end",
+        ),
     ],
 )
 def test_what_slurm_does_not_print_is_refused(text: str, message: str) -> None:
@@ -194,7 +223,10 @@ def test_what_slurm_does_not_print_is_refused(text: str, message: str) -> None:
 def test_one_kind_for_all_does_not_overrule_what_slurm_says() -> None:
     text = "NodeName=a Gres=gpu:a100:1\nNodeName=b Gres=gpu:t4:1\nNodeName=c Gres=gpu:fast:1\nNodeName=d Gres=gpu:1\n"
     cluster = built(cluster_text("x", read_slurm(text, "nodes.txt", GIVEN), source="slurm"))
-    kinds = {node.machine and node.machine.name: cluster.device(node.devices[0]).kind.name for node in cluster.nodes}
+    kinds = {
+        node.machine and node.machine.name: cluster.device(node.devices[0]).kind.name
+        for node in cluster.nodes
+    }
     assert kinds == {"a": "A100-80GB", "b": "T4", "c": "A100-80GB", "d": "A100-80GB"}
 
 
@@ -209,7 +241,9 @@ def test_a_slurm_topology_becomes_switches() -> None:
 
 
 def test_nccl_tells_links_slots_and_nics() -> None:
-    cluster = built(cluster_text("x", [read_nccl(NCCL, "topo.xml", host="x", kind="A100-80GB")], source="nccl"))
+    cluster = built(
+        cluster_text("x", [read_nccl(NCCL, "topo.xml", host="x", kind="A100-80GB")], source="nccl")
+    )
     assert [device.kind.name for device in cluster.devices] == ["A100-80GB"] * 2
     media = {m.name: cluster.links[m.outward[0]].bandwidth.at(0) for m in cluster.nodes[0].media}
     assert media["nvlink"] == pytest.approx(300e9)
@@ -241,7 +275,13 @@ def test_nvidia_smi_tells_nvlinks_and_kinds() -> None:
     assert [device.kind.name for device in cluster.devices] == ["A100-40GB"] * 2
     assert rate(cluster, "a0.0", "a0.1") == pytest.approx(300e9)
     with pytest.raises(InputError, match="or --kind"):
-        read_nvidia_smi(SMI.replace("NVIDIA A100-SXM4-40GB", "Unknown"), "smi.txt", host="x", kind=None, nic=None)
+        read_nvidia_smi(
+            SMI.replace("NVIDIA A100-SXM4-40GB", "Unknown"),
+            "smi.txt",
+            host="x",
+            kind=None,
+            nic=None,
+        )
     with pytest.raises(InputError, match="nvidia-smi topo -m"):
         read_nvidia_smi("nothing", "smi.txt", host="x", kind=None, nic=None)
 
@@ -262,20 +302,42 @@ def test_drivers_names_are_recognised(name: str, kind: str) -> None:
 
 def smi(rows: list[list[str]]) -> str:
     """The table of a node, with the columns and the legend that recent drivers print."""
-    head = "\t" + "\t".join(f"GPU{at}" for at in range(len(rows))) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"
-    lines = [f"GPU{at}\t" + "\t".join(row) + "\t0-15,32-47\t0\t\tN/A" for at, row in enumerate(rows)]
-    return "\n".join([head, *lines, "", "Legend:", "", "  X    = Self", "  NV#  = Connection over # NVLinks"])
+    head = (
+        "\t"
+        + "\t".join(f"GPU{at}" for at in range(len(rows)))
+        + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"
+    )
+    lines = [
+        f"GPU{at}\t" + "\t".join(row) + "\t0-15,32-47\t0\t\tN/A" for at, row in enumerate(rows)
+    ]
+    return "\n".join(
+        [head, *lines, "", "Legend:", "", "  X    = Self", "  NV#  = Connection over # NVLinks"]
+    )
 
 
 def square(cell) -> list[list[str]]:  # type: ignore[no-untyped-def]
-    return [[" X " if row == column else cell(row, column) for column in range(8)] for row in range(8)]
+    return [
+        [" X " if row == column else cell(row, column) for column in range(8)] for row in range(8)
+    ]
 
 
 PUBLISHED = {
     "8x A100 behind NVSwitch": (square(lambda a, b: "NV12"), "A100-40GB", 300e9),
-    "two islands of 4x H200": (square(lambda a, b: "NV18" if a // 4 == b // 4 else "SYS"), "H200", None),
-    "8x RTX 4090 on two sockets": (square(lambda a, b: "PHB" if a // 2 == b // 2 else "NODE"), "RTX-4090", None),
-    "8x V100, a mesh": (square(lambda a, b: f"NV{1 + (a + b) % 2}" if abs(a - b) < 4 else "NODE"), "V100-32GB", None),
+    "two islands of 4x H200": (
+        square(lambda a, b: "NV18" if a // 4 == b // 4 else "SYS"),
+        "H200",
+        None,
+    ),
+    "8x RTX 4090 on two sockets": (
+        square(lambda a, b: "PHB" if a // 2 == b // 2 else "NODE"),
+        "RTX-4090",
+        None,
+    ),
+    "8x V100, a mesh": (
+        square(lambda a, b: f"NV{1 + (a + b) % 2}" if abs(a - b) < 4 else "NODE"),
+        "V100-32GB",
+        None,
+    ),
 }
 """Shapes of tables that people have published: cards, and bytes/s of NVLink where it joins all."""
 
@@ -293,14 +355,18 @@ def test_tables_of_real_machines(name: str) -> None:
 
 
 def by_hand(switches: int) -> str:
-    """A topology file as a cloud ships it for its 8-GPU machines: bare slots under a switch per pair of cards."""
+    """A topology file as a cloud ships it for its 8-GPU machines: bare slots under a switch per
+    pair of cards."""
 
     def slot(bus: str, what: str) -> str:
         return f'<pci busid="{bus}:00:00.0" class="{what}" link_speed="16 GT/s" link_width="16"/>'
 
     parts = []
     for switch in range(switches):
-        slots = [slot(f"000{2 * switch + at}", "0x030200") + slot(f"010{2 * switch + at}", "0x020700") for at in (1, 2)]
+        slots = [
+            slot(f"000{2 * switch + at}", "0x030200") + slot(f"010{2 * switch + at}", "0x020700")
+            for at in (1, 2)
+        ]
         inner = f'<pci busid="ffff:ff:0{switch + 1}.0" class="0x060400" link_speed="16 GT/s">{"".join(slots)}</pci>'
         parts.append(f'<cpu numaid="{switch}" affinity="0000ffff" arch="x86_64">{inner}</cpu>')
     return f'<system version="1">{"".join(parts)}</system>'

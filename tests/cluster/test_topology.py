@@ -1,4 +1,5 @@
-"""Clusters as networks: routes, what they are worth, how they change, and the content that a cluster carries."""
+"""Clusters as networks: routes, what they are worth, how they change, and the content that a
+cluster carries."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from argosy.errors import InputError
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 RATES = st.sampled_from(("1 GB/s", "3 GB/s", "40 Gbit/s", "7.5 GiB/s"))
 TIMES = st.sampled_from(("0 s", "7 us", "0.3 ms", "2 ms"))
-GENERATORS = st.sampled_from(("on-off", "periodic", "random-walk", "markov", "token-bucket", "flap", "straggler"))
+GENERATORS = st.sampled_from(
+    ("on-off", "periodic", "random-walk", "markov", "token-bucket", "flap", "straggler")
+)
 
 
 def built(content: dict[str, Any]) -> Cluster:
@@ -40,25 +43,49 @@ def changes(draw: st.DrawFn) -> dict[str, Any]:
         case "rate":
             return {"link": target, "steps": [[f"{time} s", draw(RATES)] for time in clock]}
         case "latency":
-            return {"link": target, "latency_steps": [[f"{time} ms", draw(TIMES)] for time in clock]}
+            return {
+                "link": target,
+                "latency_steps": [[f"{time} ms", draw(TIMES)] for time in clock],
+            }
         case "both":
-            steps, delays = ([[f"{time} s", draw(values)] for time in clock] for values in (RATES, TIMES))
+            steps, delays = (
+                [[f"{time} s", draw(values)] for time in clock] for values in (RATES, TIMES)
+            )
             return {"link": target, "steps": steps, "latency_steps": delays}
         case "generator":
-            return {"link": target, "generator": draw(GENERATORS), "seed": draw(st.integers(0, 9)), "horizon": "40 s"}
+            return {
+                "link": target,
+                "generator": draw(GENERATORS),
+                "seed": draw(st.integers(0, 9)),
+                "horizon": "40 s",
+            }
         case "speed":
-            return {"device": "a0.*", "steps": [[f"{time} s", draw(st.floats(0, 4))] for time in clock]}
+            return {
+                "device": "a0.*",
+                "steps": [[f"{time} s", draw(st.floats(0, 4))] for time in clock],
+            }
     return {"device": "*", "generator": "straggler", "horizon": "3 min"}
 
 
 @st.composite
 def files(draw: st.DrawFn) -> dict[str, Any]:
-    """Cluster files with everything: an own kind, parallel links that bypass the NICs or not, conflicts, changes."""
+    """Cluster files with everything: an own kind, parallel links that bypass the NICs or not,
+    conflicts, changes."""
     content = draw(cluster_files(changing=False))
     content["kinds"] = [
-        {"name": "own", "memory": "8 GB", "memory_bandwidth": draw(RATES), "flops": {"bf16": "1 TFLOP/s"}}
+        {
+            "name": "own",
+            "memory": "8 GB",
+            "memory_bandwidth": draw(RATES),
+            "flops": {"bf16": "1 TFLOP/s"},
+        }
     ]
-    extra = {"name": "z", "count": 2, "devices": {"kind": "own"}, "nic": {"bandwidth": draw(RATES), "count": 2}}
+    extra = {
+        "name": "z",
+        "count": 2,
+        "devices": {"kind": "own"},
+        "nic": {"bandwidth": draw(RATES), "count": 2},
+    }
     content["nodes"] = [*content["nodes"], extra]
     content["links"] = [
         {
@@ -100,7 +127,9 @@ def test_the_order_of_fields_does_not_change_the_hash(content: dict[str, Any], r
 
 @few
 @given(clusters, st.lists(changes(), max_size=2), st.lists(changes(), max_size=2))
-def test_changes_replace_those_before(cluster: Cluster, first: list[Any], second: list[Any]) -> None:
+def test_changes_replace_those_before(
+    cluster: Cluster, first: list[Any], second: list[Any]
+) -> None:
     assert with_changes(with_changes(cluster, first), second) == with_changes(cluster, second)
 
 
@@ -146,16 +175,24 @@ def test_routes_go_both_ways_and_are_alike(cluster: Cluster) -> None:
 @few
 @given(clusters, st.floats(0, 700))
 def test_a_route_is_as_wide_as_its_narrowest_link(cluster: Cluster, time: float) -> None:
-    for source, target in itertools.permutations([device.name for device in cluster.devices][-3:], 2):
+    for source, target in itertools.permutations(
+        [device.name for device in cluster.devices][-3:], 2
+    ):
         for route in cluster.routes(source, target):
             links = [cluster.links[link] for link in route.links]
-            assert cluster.bandwidth(route).at(time) == min(link.bandwidth.at(time) for link in links)
-            assert cluster.latency(route, time) == pytest.approx(sum(link.latency.at(time) for link in links))
+            assert cluster.bandwidth(route).at(time) == min(
+                link.bandwidth.at(time) for link in links
+            )
+            assert cluster.latency(route, time) == pytest.approx(
+                sum(link.latency.at(time) for link in links)
+            )
 
 
 @few
 @given(clusters, st.floats(0, 1e9), st.floats(0, 50))
-def test_no_route_is_faster_than_the_fastest(cluster: Cluster, num_bytes: float, time: float) -> None:
+def test_no_route_is_faster_than_the_fastest(
+    cluster: Cluster, num_bytes: float, time: float
+) -> None:
     def arrival(route: Any) -> float:
         end = cluster.bandwidth(route).advance(time, num_bytes)
         return end + cluster.latency(route, end)
@@ -206,8 +243,12 @@ def test_devices_of_one_node_talk_over_every_medium() -> None:
 
 def test_a_route_has_the_latency_of_its_medium() -> None:
     cluster = toml(TWO_NODES)
-    assert [cluster.latency(route) for route in cluster.routes("a0.0", "a0.1")] == pytest.approx([4e-6, 6e-6])
-    assert [cluster.latency(route) for route in cluster.routes("a0.0", "a1.0")] == pytest.approx([20e-6])
+    assert [cluster.latency(route) for route in cluster.routes("a0.0", "a0.1")] == pytest.approx(
+        [4e-6, 6e-6]
+    )
+    assert [cluster.latency(route) for route in cluster.routes("a0.0", "a1.0")] == pytest.approx(
+        [20e-6]
+    )
 
 
 def test_several_nics_of_a_host_are_one_wider_edge() -> None:
@@ -219,7 +260,9 @@ def test_several_nics_of_a_host_are_one_wider_edge() -> None:
 def test_a_changed_latency_is_that_of_the_medium_again() -> None:
     steps = [["1 s", "20 us"]]
     cluster = with_changes(toml(TWO_NODES), [{"link": "a0.*", "latency_steps": steps}])
-    latencies = [cluster.latency(route, time) for time in (0, 1) for route in cluster.routes("a0.0", "a0.1")]
+    latencies = [
+        cluster.latency(route, time) for time in (0, 1) for route in cluster.routes("a0.0", "a0.1")
+    ]
     assert latencies == pytest.approx([4e-6, 6e-6, 20e-6, 20e-6])
 
 
@@ -252,7 +295,9 @@ def test_a_route_climbs_to_the_first_switch_in_common() -> None:
 
 
 def test_links_replace_the_switch_and_stand_side_by_side() -> None:
-    link = '[[links]]\nname = "{}"\nbetween = ["a0", "a1"]\nbandwidth = "1 GB/s"\nbypasses_nic = {}\n'
+    link = (
+        '[[links]]\nname = "{}"\nbetween = ["a0", "a1"]\nbandwidth = "1 GB/s"\nbypasses_nic = {}\n'
+    )
     cluster = toml(TWO_NODES + link.format("cable", "true") + link.format("wan", "false"))
     assert names(cluster, "a0.0", "a1.0") == {
         "cable": ["cable.forward"],
@@ -275,7 +320,10 @@ def test_a_shared_capacity_is_crossed_on_top() -> None:
 
 def test_conflicts_inside_a_node_hold_for_each_device() -> None:
     cluster = toml(TWO_NODES.replace("nic =", 'conflicts = [["nvlink", "pcie"]]\nnic ='))
-    shown = [[sorted(cluster.links[link].name for link in side) for side in sides] for sides in cluster.conflicts]
+    shown = [
+        [sorted(cluster.links[link].name for link in side) for side in sides]
+        for sides in cluster.conflicts
+    ]
     assert shown[:2] == [
         [["a0.0.nvlink.in", "a0.0.nvlink.out"], ["a0.pcie"]],
         [["a0.1.nvlink.in", "a0.1.nvlink.out"], ["a0.pcie"]],
@@ -285,7 +333,11 @@ def test_conflicts_inside_a_node_hold_for_each_device() -> None:
 
 def test_prices_of_links_are_per_byte() -> None:
     link = '[[links]]\nname = "wan"\nbetween = ["a0", "a1"]\nbandwidth = "1 GB/s"\nprice_per_gb = 0.02\n'
-    prices = {link.name: link.price_per_byte for link in toml(TWO_NODES + link).links if link.price_per_byte}
+    prices = {
+        link.name: link.price_per_byte
+        for link in toml(TWO_NODES + link).links
+        if link.price_per_byte
+    }
     assert prices == pytest.approx({"wan.forward": 2e-11, "wan.back": 2e-11})
 
 
@@ -350,14 +402,14 @@ def test_bandwidth_and_latency_of_one_edge_change_apart() -> None:
 
 
 def test_names_in_full_are_looked_up_and_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that programs write name every node and edge: as many searches would take quadratic time."""
+    """Files that programs write name every node and edge: as many searches would take quadratic
+    time."""
     nodes = '[[nodes]]\nname = "a"\ncount = 3\ndevices = { kind = "T4" }\nnic = { bandwidth = "1 GB/s" }\n'
     switches = "".join(
-        f'[[switches]]\nname = "s{at}"\nnodes = ["a{at}"]\nuplink = {{ bandwidth = "1 GB/s" }}\n' for at in range(3)
+        f'[[switches]]\nname = "s{at}"\nnodes = ["a{at}"]\nuplink = {{ bandwidth = "1 GB/s" }}\n'
+        for at in range(3)
     )
-    moved = (
-        '[[changes]]\nlink = "a*.nic"\nsteps = [["5 s", "2 GB/s"]]\n[[changes]]\ndevice = "*"\nsteps = [["5 s", 0.5]]\n'
-    )
+    moved = '[[changes]]\nlink = "a*.nic"\nsteps = [["5 s", "2 GB/s"]]\n[[changes]]\ndevice = "*"\nsteps = [["5 s", 0.5]]\n'
     written = toml(f'name = "full"\n{nodes}{switches}{moved}')
 
     def search(name: str, pattern: str) -> bool:

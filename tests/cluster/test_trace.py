@@ -80,7 +80,9 @@ def test_two_amounts_in_a_row_take_as_long_as_both_at_once(trace, start, one, ot
 @given(traces(), times, times, times)
 def test_integrals_add_up(trace, one, two, three):
     start, middle, end = sorted((one, two, three))
-    assert trace.integral(start, middle) + trace.integral(middle, end) == close(trace.integral(start, end))
+    assert trace.integral(start, middle) + trace.integral(middle, end) == close(
+        trace.integral(start, end)
+    )
     assert trace.integral(start, end) >= -1e-6
 
 
@@ -117,7 +119,9 @@ def test_knots_invert_to_advance_where_nothing_stands_still(trace, start, amount
     if trace.always_positive:
         knot_times, done = trace.knots
         goal = np.interp(start, knot_times, done) + amount
-        assert np.interp(goal, done, knot_times) == pytest.approx(trace.advance(start, amount), rel=1e-9, abs=1e-3)
+        assert np.interp(goal, done, knot_times) == pytest.approx(
+            trace.advance(start, amount), rel=1e-9, abs=1e-3
+        )
 
 
 @given(st.lists(traces(), min_size=1, max_size=4), times)
@@ -179,10 +183,18 @@ def test_a_device_that_is_lost_never_finishes():
 
 @pytest.mark.parametrize(
     ("start", "knot", "value", "amount"),
-    [(0.64, 1.7, 6.0, 6.36), (0.12, 1.3, 7.1, 8.378), (0.34, 0.9, 1.2, 0.672), (0.03, 0.3, 7.7, 2.079)],
+    [
+        (0.64, 1.7, 6.0, 6.36),
+        (0.12, 1.3, 7.1, 8.378),
+        (0.34, 0.9, 1.2, 0.672),
+        (0.03, 0.3, 7.7, 2.079),
+    ],
 )
-def test_work_that_ends_where_an_outage_begins_does_not_wait_for_its_end(start, knot, value, amount):
-    # amount = value * (knot - start), but in floats start + amount / value lies a little after the knot.
+def test_work_that_ends_where_an_outage_begins_does_not_wait_for_its_end(
+    start, knot, value, amount
+):
+    # amount = value * (knot - start), but in floats start + amount / value lies a little after the
+    # knot.
     assert start + amount / value > knot
     assert Trace((0.0, knot, knot + 1), (value, 0.0, 1.0)).advance(start, amount) == knot
 

@@ -35,7 +35,9 @@ def problems(read, path: Path) -> tuple[Problem, ...]:
 
 
 def test_a_link_trace_with_latency(written):
-    path = written("# measured", "seconds,bandwidth,latency", "", "30, 4 Gbit/s, 2 ms", "90, 25 Gbit/s, 20 us")
+    path = written(
+        "# measured", "seconds,bandwidth,latency", "", "30, 4 Gbit/s, 2 ms", "90, 25 Gbit/s, 20 us"
+    )
     found = read_trace(path, bandwidth=3.125e9, latency=20e-6)
     assert found.bandwidth == Trace((0, 30, 90), (3.125e9, 0.5e9, 3.125e9))
     assert found.latency == Trace((0, 30, 90), (20e-6, 2e-3, 20e-6))
@@ -72,7 +74,9 @@ def test_a_trace_that_is_written_out_is_read_back(tmp_path_factory, trace):
         for time, value in zip(trace.times, trace.values, strict=True)
     ]
     path.write_text("\n".join(["seconds,bandwidth,latency", *rows]), encoding="utf-8")
-    expected = Trace.from_steps(zip(trace.times, trace.values, strict=True), initial=trace.values[0])
+    expected = Trace.from_steps(
+        zip(trace.times, trace.values, strict=True), initial=trace.values[0]
+    )
     found = read_trace(path)
     assert (found.bandwidth, found.latency) == (expected, expected)
 
@@ -106,7 +110,10 @@ def test_every_bad_row_is_reported_with_line_and_column(written):
     assert found[0].suggestion == '"Gb/s" could be bits or bytes: write "25 Gbit/s" or "25 GB/s"'
     assert found[1].suggestion == 'a number needs its unit: did you mean "4 Gbit/s"?'
     assert found[2].suggestion == 'did you mean "2 s"?'
-    assert (found[3].found, found[3].expected) == ('"thirty"', "a number of at least 0, without a unit")
+    assert (found[3].found, found[3].expected) == (
+        '"thirty"',
+        "a number of at least 0, without a unit",
+    )
     assert (found[4].found, found[4].expected) == ("2", "3 columns (seconds, bandwidth, latency)")
     assert found[6].expected == found[7].expected == "seconds that increase, after 50"
 
@@ -122,7 +129,12 @@ def test_every_bad_row_is_reported_with_line_and_column(written):
 )
 def test_an_unknown_header_is_refused(written, header, shown, suggestion):
     (problem,) = problems(read_trace, written(header))
-    assert (problem.line, problem.path, problem.found, problem.suggestion) == (1, "header", shown, suggestion)
+    assert (problem.line, problem.path, problem.found, problem.suggestion) == (
+        1,
+        "header",
+        shown,
+        suggestion,
+    )
     assert "seconds,bandwidth,latency" in problem.expected
 
 
@@ -168,14 +180,19 @@ def test_rescaled_reaches_exactly_the_capacity_and_keeps_the_shape(trace, capaci
 
 
 def test_bamboo(written):
-    path = written("0,add,a", "0,add,b", "60000,remove,a", "60000,add,c", "90500,add,a", "90500,remove,a")
+    path = written(
+        "0,add,a", "0,add,b", "60000,remove,a", "60000,add,c", "90500,add,a", "90500,remove,a"
+    )
     assert read_bamboo(path) == {
         "a": Trace((0, 60), (1, 0)),
         "b": Trace.constant(1),
         "c": Trace((0, 60), (0, 1)),
     }
     found = problems(read_bamboo, written("5000,ad,a", "4000,remove,a", "3000,add,b"))
-    assert [(problem.line, problem.path) for problem in found] == [(1, "action"), (3, "milliseconds")]
+    assert [(problem.line, problem.path) for problem in found] == [
+        (1, "action"),
+        (3, "milliseconds"),
+    ]
     assert found[0].suggestion == 'did you mean "add"?'
 
 

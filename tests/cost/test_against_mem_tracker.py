@@ -1,4 +1,5 @@
-"""The memory model against torch's MemTracker, which follows every tensor of a step by what it is for."""
+"""The memory model against torch's MemTracker, which follows every tensor of a step by what it is
+for."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from argosy.cost.memory import activation_bytes, state_bytes
 from argosy.dtype import Dtype
+from argosy.measure.slices import BlockSlice, build_layer
 from argosy.plan.plan import Replica, Stage
-from argosy.runtime.slices import BlockSlice, build_layer
 from argosy.workload.architecture import (
     Architecture,
     Attention,
@@ -76,7 +77,8 @@ def with_adapters(model: nn.Sequential, tuning: Tuning) -> None:
 @pytest.mark.parametrize("targets", ["v", "o,down", "v,o,down"])
 @pytest.mark.parametrize("gated", [False, True])
 def test_adapters_keep_what_the_model_says(gated: bool, targets: str) -> None:
-    """Bytes of all storages that a forward saves for the backward; the tracker of torch refuses frozen layers."""
+    """Bytes of all storages that a forward saves for the backward; the tracker of torch refuses
+    frozen layers."""
     shape, tuning = architecture(gated=gated), parse_tuning(lora=f"rank=4,targets={targets}")
     chain = build_chain(shape, name="small", sequence_length=TOKENS, dtype=Dtype.FP32)
     model = nn.Sequential(*(build_layer(shape, layer.kind, width=1) for layer in chain.layers))
@@ -106,14 +108,19 @@ def test_adapters_keep_what_the_model_says(gated: bool, targets: str) -> None:
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_step_holds_what_the_model_says(gated: bool, samples: int, optimizer: str) -> None:
-    """Weights, gradients and optimizer state to the byte but for counters; activations as closely as layers alone."""
+    """Weights, gradients and optimizer state to the byte but for counters; activations as closely
+    as layers alone."""
     shape = architecture(gated=gated)
-    chain = build_chain(shape, name="small", sequence_length=TOKENS, dtype=Dtype.FP32, optimizer=optimizer)
+    chain = build_chain(
+        shape, name="small", sequence_length=TOKENS, dtype=Dtype.FP32, optimizer=optimizer
+    )
     kinds = [layer.kind for layer in chain.layers]
     model = nn.Sequential(*(build_layer(shape, kind, width=1) for kind in kinds))
     steps = {
         "adamw": lambda: torch.optim.AdamW(model.parameters(), foreach=False),
-        "momentum": lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False),
+        "momentum": lambda: torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9, foreach=False
+        ),
         "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.1, foreach=False),
     }[optimizer]()
     given = torch.zeros(samples, TOKENS, dtype=torch.long)

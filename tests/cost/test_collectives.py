@@ -1,4 +1,5 @@
-"""Algorithms of collectives: bytes by hand, what crosses every cut, closed form against the exact engine, choices."""
+"""Algorithms of collectives: bytes by hand, what crosses every cut, closed form against the exact
+engine, choices."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from argosy.plan.plan import (
     Stage,
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.choose import with_collectives
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
-from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import Flow, Task, TaskGraph
 from argosy.sim.simulate import simulate
+from argosy.sim.tasks.choose import with_collectives
+from argosy.sim.tasks.compile import compile_plan
 from argosy.timeline import SpanKind
 from argosy.workload.chain import Chain, Layer
 
@@ -74,14 +75,22 @@ def names(count: int, per_node: int) -> list[str]:
 
 def leaving(pairs: Pairs, inside: Iterable[str]) -> float:
     chosen = set(inside)
-    return sum(size for (one, other), size in pairs.items() if node_of(one) in chosen and node_of(other) not in chosen)
+    return sum(
+        size
+        for (one, other), size in pairs.items()
+        if node_of(one) in chosen and node_of(other) not in chosen
+    )
 
 
 @pytest.mark.parametrize("algorithm", WHOLE)
-@pytest.mark.parametrize(("count", "per_node"), [(1, 2), (1, 5), (2, 1), (2, 4), (3, 2), (5, 3), (8, 1)])
-def test_a_sum_leaves_every_set_of_nodes_and_every_device(algorithm: Algorithm, count: int, per_node: int) -> None:
-    """Whatever the algorithm, all of the payload must get out of any set of nodes and into it: half of it each time
-    around; and as much through every device."""
+@pytest.mark.parametrize(
+    ("count", "per_node"), [(1, 2), (1, 5), (2, 1), (2, 4), (3, 2), (5, 3), (8, 1)]
+)
+def test_a_sum_leaves_every_set_of_nodes_and_every_device(
+    algorithm: Algorithm, count: int, per_node: int
+) -> None:
+    """Whatever the algorithm, all of the payload must get out of any set of nodes and into it: half
+    of it each time around; and as much through every device."""
     devices = names(count, per_node)
     pairs, rounds = once_around(algorithm, devices, node_of)
     assert rounds >= 1
@@ -112,7 +121,9 @@ def test_slices_go_their_own_ways() -> None:
     order = {name: at for at, name in enumerate(names(3, 2))}
     pairs, rounds = sliced(Algorithm.RING, groups, order, node_of)
     assert pairs == {
-        (f"a{one}.{at}", f"a{(one + 1) % 3}.{at}"): pytest.approx(1 / 3) for one in range(3) for at in range(2)
+        (f"a{one}.{at}", f"a{(one + 1) % 3}.{at}"): pytest.approx(1 / 3)
+        for one in range(3)
+        for at in range(2)
     }
     assert rounds == 2
 
@@ -140,14 +151,18 @@ def test_the_closed_form_is_what_the_exact_engine_says(
     amounts = {pair: 1e9 * share for pair, share in pairs.items()}
     index = {name: at for at, name in enumerate(devices)}
     flows = tuple(Flow(index[one], index[other], size) for (one, other), size in amounts.items())
-    graph = TaskGraph(devices=tuple(devices), tasks=(Task(kind=SpanKind.COLLECTIVE, flows=flows, rounds=rounds),))
+    graph = TaskGraph(
+        devices=tuple(devices), tasks=(Task(kind=SpanKind.COLLECTIVE, flows=flows, rounds=rounds),)
+    )
     (end,) = simulate_exact(graph, where).iteration_ends
     closed = seconds_alone(where, amounts, rounds)
     assert closed <= end * (1 + 1e-9)
     assert end <= closed * (1.02 if algorithm is not Algorithm.TREE else 1.1)
 
 
-def plan_on(where: Cluster, *, width: int = 1, zero: int = 0, ratios: tuple[float, ...] = ()) -> Plan:
+def plan_on(
+    where: Cluster, *, width: int = 1, zero: int = 0, ratios: tuple[float, ...] = ()
+) -> Plan:
     devices = [device.name for device in where.devices]
     replicas = tuple(
         Replica(devices=tuple(devices[at : at + width]), samples=1, ratios=ratios)
@@ -193,7 +208,8 @@ def test_shards_are_padded_where_nearly_equal_and_grouped_where_not() -> None:
 
 
 def test_the_simulator_does_what_the_plan_says() -> None:
-    """200 MB of gradients over NICs of 1 GB/s: twice 7/8 of them out of each node, or twice a half."""
+    """200 MB of gradients over NICs of 1 GB/s: twice 7/8 of them out of each node, or twice a
+    half."""
     where = cluster(2, 4)
     ends = {}
     for algorithm in WHOLE:

@@ -1,4 +1,5 @@
-"""Seconds of compute: identities of the roofline, the order of recomputation, measured times, and figures by hand."""
+"""Seconds of compute: identities of the roofline, the order of recomputation, measured times, and
+figures by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from argosy.workload.load import load_model
 from argosy.workload.profile import Profile, ProfileRow
 
 MODEL = ComputeModel(
-    forward_peak=0.5, backward_peak=0.4, passes=2.0, forward_floor=50e-6, backward_floor=200e-6, gathered=0.0
+    forward_peak=0.5,
+    backward_peak=0.4,
+    passes=2.0,
+    forward_floor=50e-6,
+    backward_floor=200e-6,
+    gathered=0.0,
 )
 WITHOUT_FLOOR = replace(MODEL, forward_floor=0.0, backward_floor=0.0)
 CARD = Device(
@@ -73,11 +79,15 @@ def seconds(
     share: float = 1.0,
     width: int = 1,
 ) -> tuple[float, float]:
-    return layer_seconds(model, TOY, layer, Portion(device=device, samples=samples, share=share, width=width))
+    return layer_seconds(
+        model, TOY, layer, Portion(device=device, samples=samples, share=share, width=width)
+    )
 
 
 def whole(recompute: Recompute = Recompute.NONE) -> Stage:
-    return Stage(first=0, end=4, replicas=(Replica(devices=("n0.0",), samples=1),), recompute=recompute)
+    return Stage(
+        first=0, end=4, replicas=(Replica(devices=("n0.0",), samples=1),), recompute=recompute
+    )
 
 
 @st.composite
@@ -93,13 +103,16 @@ def layers(draw: st.DrawFn) -> Layer:
 
 
 def test_a_block_by_hand() -> None:
-    # 4 samples, half of the layer: 8 GFLOP at 0.5 x 0.8 x 100 TFLOP/s, and 5 MB twice at 0.8 x 1 TB/s;
-    # backward 16 GFLOP at 0.4 x 0.8 x 100 TFLOP/s, and the bytes twice as often
-    assert seconds(model=MODEL, samples=4, share=0.5) == pytest.approx((200e-6 + 12.5e-6, 500e-6 + 25e-6))
+    # 4 samples, half of the layer: 8 GFLOP at 0.5 x 0.8 x 100 TFLOP/s, and 5 MB twice at 0.8 x 1
+    # TB/s; backward 16 GFLOP at 0.4 x 0.8 x 100 TFLOP/s, and the bytes twice as often
+    assert seconds(model=MODEL, samples=4, share=0.5) == pytest.approx(
+        (200e-6 + 12.5e-6, 500e-6 + 25e-6)
+    )
 
 
 def test_an_embedding_by_hand() -> None:
-    # No FLOP: 10 MB of weights and 1 MB of activations twice at 0.8 x 1 TB/s, and twice as often in the backward
+    # No FLOP: 10 MB of weights and 1 MB of activations twice at 0.8 x 1 TB/s, and twice as often in
+    # the backward
     assert seconds(EMBEDDING, model=MODEL) == pytest.approx((27.5e-6, 55e-6))
 
 
@@ -109,7 +122,8 @@ def test_launching_the_kernels_takes_its_time_whatever_the_device() -> None:
 
 
 def test_a_stage_by_hand() -> None:
-    # embedding, two blocks of 4 and a head of 10 GFLOP at 40 TFLOP/s (backward 32), each with its bytes
+    # embedding, two blocks of 4 and a head of 10 GFLOP at 40 TFLOP/s (backward 32), each with its
+    # bytes
     forward = 27.5e-6 + 2 * (100e-6 + 10e-6) + (250e-6 + 27.5e-6)
     backward = 55e-6 + 2 * (250e-6 + 20e-6) + (625e-6 + 55e-6)
     assert stage_seconds(MODEL, TOY, whole(), ONE) == pytest.approx((forward, backward))
@@ -121,14 +135,19 @@ def test_an_update_by_hand() -> None:
 
 
 def test_recomputation_by_hand() -> None:
-    none, selective, full = (stage_seconds(MODEL, TOY, whole(recompute), ONE) for recompute in Recompute)
-    # Selective: per block 0.4 GFLOP at 40 TFLOP/s, more than 0.5 MB at 0.8 TB/s. Full: the forward once more.
+    none, selective, full = (
+        stage_seconds(MODEL, TOY, whole(recompute), ONE) for recompute in Recompute
+    )
+    # Selective: per block 0.4 GFLOP at 40 TFLOP/s, more than 0.5 MB at 0.8 TB/s. Full: the forward
+    # once more.
     assert selective == pytest.approx((none[0], none[1] + 2 * 10e-6))
     assert full == pytest.approx((none[0], none[1] + none[0]))
 
 
 @given(layers(), st.integers(1, 64))
-def test_twice_the_samples_take_twice_the_time_where_no_weights_are_read(layer: Layer, samples: int) -> None:
+def test_twice_the_samples_take_twice_the_time_where_no_weights_are_read(
+    layer: Layer, samples: int
+) -> None:
     bare = replace(layer, parameters=0)
     one, two = seconds(bare, samples=samples), seconds(bare, samples=2 * samples)
     assert two == pytest.approx((2 * one[0], 2 * one[1]))
@@ -168,9 +187,16 @@ def test_half_the_efficiency_takes_twice_the_time(layer: Layer, samples: int) ->
 
 
 @given(layers(), st.integers(1, 64), st.lists(st.floats(0.05, 1), min_size=1, max_size=8))
-def test_the_shares_of_a_tensor_group_sum_to_the_whole(layer: Layer, samples: int, weights: list[float]) -> None:
-    parts = [seconds(layer, samples=samples, share=weight / sum(weights), width=len(weights)) for weight in weights]
-    assert tuple(map(sum, zip(*parts, strict=True))) == pytest.approx(seconds(layer, samples=samples))
+def test_the_shares_of_a_tensor_group_sum_to_the_whole(
+    layer: Layer, samples: int, weights: list[float]
+) -> None:
+    parts = [
+        seconds(layer, samples=samples, share=weight / sum(weights), width=len(weights))
+        for weight in weights
+    ]
+    assert tuple(map(sum, zip(*parts, strict=True))) == pytest.approx(
+        seconds(layer, samples=samples)
+    )
 
 
 @given(layers(), st.integers(1, 64), st.floats(0.01, 1))
@@ -181,8 +207,12 @@ def test_floors_only_lengthen(layer: Layer, samples: int, share: float) -> None:
     assert real == (max(free[0], floors[0]), max(free[1], floors[1]))
 
 
-@pytest.mark.parametrize(("width", "context", "times"), [(1, 1, 1), (2, 1, 1.5), (2, 2, 1), (4, 2, 1.5)])
-def test_a_layer_whose_tensors_are_split_makes_more_launches(width: int, context: int, times: float) -> None:
+@pytest.mark.parametrize(
+    ("width", "context", "times"), [(1, 1, 1), (2, 1, 1.5), (2, 2, 1), (4, 2, 1.5)]
+)
+def test_a_layer_whose_tensors_are_split_makes_more_launches(
+    width: int, context: int, times: float
+) -> None:
     model = replace(MODEL, forward_floor=1.0, backward_floor=2.0, split_launches=1.5)
     portion = Portion(device=CARD, samples=1, share=1 / width, width=width, context=context)
     assert layer_seconds(model, TOY, TOY.layers[1], portion) == (1.0 * times, 2.0 * times)
@@ -196,13 +226,17 @@ def test_a_stage_takes_the_sum_of_its_parts() -> None:
     assert tuple(map(sum, zip(*parts, strict=True))) == pytest.approx(together)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "bert-base", "mixtral-8x7b", "t5-base", "vit-base"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama-3-8b", "bert-base", "mixtral-8x7b", "t5-base", "vit-base"]
+)
 def test_the_more_is_computed_again_the_longer_the_backward(name: str) -> None:
     chain = load_model(name)
     stage = Stage(first=0, end=len(chain.layers), replicas=(Replica(devices=("n0.0",), samples=1),))
     card = replace(CARD, kind=replace(CARD.kind, flops=tuple((dtype, 1e14) for dtype in Dtype)))
     times = [
-        stage_seconds(MODEL, chain, replace(stage, recompute=recompute), Portion(device=card, samples=4))
+        stage_seconds(
+            MODEL, chain, replace(stage, recompute=recompute), Portion(device=card, samples=4)
+        )
         for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     ]
     assert times[0][0] == times[1][0] == times[2][0]
@@ -238,7 +272,8 @@ def test_measured_times_replace_the_roofline() -> None:
 
 def test_an_uneven_share_and_the_efficiency_stretch_measured_times() -> None:
     model = replace(MODEL, profiles={"plain": MEASURED})
-    # Three quarters of a layer that was measured in halves (2 s), on a device that reaches 0.8 of its kind
+    # Three quarters of a layer that was measured in halves (2 s), on a device that reaches 0.8 of
+    # its kind
     assert seconds(model=model, samples=4, share=0.75, width=2) == pytest.approx((3 / 0.8, 9 / 0.8))
 
 
@@ -246,14 +281,18 @@ def test_a_layer_that_was_not_measured_is_named() -> None:
     model = replace(MODEL, profiles={"plain": replace(MEASURED, rows=MEASURED.rows[:4])})
     with pytest.raises(InputError) as caught:
         seconds(model=model)
-    assert str(caught.value) == "block0: expected a measurement of it in the profile of toy for plain"
+    assert (
+        str(caught.value) == "block0: expected a measurement of it in the profile of toy for plain"
+    )
 
 
 def test_a_micro_batch_that_was_not_measured_is_named() -> None:
     model = replace(MODEL, profiles={"plain": MEASURED})
     with pytest.raises(InputError) as caught:
         seconds(model=model, samples=8)
-    assert str(caught.value) == ("micro_batch: found 8, expected 1 to 4 samples, as measured for block of toy on plain")
+    assert str(caught.value) == (
+        "micro_batch: found 8, expected 1 to 4 samples, as measured for block of toy on plain"
+    )
 
 
 def test_a_model_without_flop_needs_a_profile() -> None:
@@ -272,14 +311,20 @@ def test_a_dtype_that_a_device_does_not_have_is_named() -> None:
 
 
 def test_whole_outputs_and_seconds_beside_the_work_are_added_where_they_are_stated() -> None:
-    """1 MB of output over 0.8 TB/s, three times in a forward and six in a backward, whatever the share."""
+    """1 MB of output over 0.8 TB/s, three times in a forward and six in a backward, whatever the
+    share."""
     more = replace(WITHOUT_FLOOR, gathered=3.0, forward_start=1e-5, backward_start=2e-5)
     for share in (0.25, 0.75):
-        plain, added = (seconds(BLOCK, model=model, samples=4, share=share, width=2) for model in (WITHOUT_FLOOR, more))
+        plain, added = (
+            seconds(BLOCK, model=model, samples=4, share=share, width=2)
+            for model in (WITHOUT_FLOOR, more)
+        )
         whole = 4 * 1e6 / 0.8e12
         assert added == pytest.approx((plain[0] + 3 * whole + 1e-5, plain[1] + 6 * whole + 2e-5))
     alone = seconds(BLOCK, model=more, samples=4)
-    assert alone == pytest.approx(tuple(a + b for a, b in zip(seconds(BLOCK, samples=4), (1e-5, 2e-5), strict=True)))
+    assert alone == pytest.approx(
+        tuple(a + b for a, b in zip(seconds(BLOCK, samples=4), (1e-5, 2e-5), strict=True))
+    )
     assert seconds(EMBEDDING, model=more, samples=4) == seconds(EMBEDDING, samples=4)
 
 
@@ -291,7 +336,9 @@ def test_a_kind_without_tf32_multiplies_it_at_its_fp32_rate() -> None:
 
 def test_a_process_that_leaves_no_memory_is_refused() -> None:
     cluster = load_cluster("two-cards")
-    with pytest.raises(InputError, match=r"process_bytes: found .*, expected a process that takes less than the "):
+    with pytest.raises(
+        InputError, match=r"process_bytes: found .*, expected a process that takes less than the "
+    ):
         Calibration(process_bytes=1e12).cluster(cluster)
 
 
@@ -308,13 +355,16 @@ ATTENTIVE = replace(BLOCK, attention_flop=1e9, parameters=0, activation_bytes=0.
 
 
 def test_attention_has_a_share_of_the_peak_of_its_own() -> None:
-    """3 GFLOP of products at 1.076 x 0.5 x 100 TFLOP/s and 1 of attention at 0.25 x 100; twice that in the backward."""
+    """3 GFLOP of products at 1.076 x 0.5 x 100 TFLOP/s and 1 of attention at 0.25 x 100; twice that
+    in the backward."""
     plain = ComputeModel(forward_floor=0.0, backward_floor=0.0)
     ahead, back = seconds(ATTENTIVE, model=plain, device=MIXED)
     assert ahead == pytest.approx(3e9 / 53.8e12 + 1e9 / 25e12)
     assert back == pytest.approx(6e9 / 48.3e12 + 2e9 / 25e12)
     fixed = replace(plain, forward_peak=0.3, backward_peak=0.3, attention_peak=0.1)
-    assert seconds(ATTENTIVE, model=fixed, device=MIXED)[0] == pytest.approx(3e9 / 30e12 + 1e9 / 10e12)
+    assert seconds(ATTENTIVE, model=fixed, device=MIXED)[0] == pytest.approx(
+        3e9 / 30e12 + 1e9 / 10e12
+    )
 
 
 def test_under_fp8_only_projections_of_blocks_are_multiplied_in_it() -> None:
@@ -324,7 +374,10 @@ def test_under_fp8_only_projections_of_blocks_are_multiplied_in_it() -> None:
     assert ahead == pytest.approx(3e9 / (1.076 * 0.4 * 200e12) + 1e9 / 25e12)
     head = replace(HEAD, tied_to=None, tied_parameters=0, activation_bytes=0.0)
     assert layer_seconds(plain, chain, head, portion)[0] == pytest.approx(10e9 / 53.8e12)
-    assert load_model("gpt2", dtype="fp8").layers[1].output_bytes == load_model("gpt2").layers[1].output_bytes
+    assert (
+        load_model("gpt2", dtype="fp8").layers[1].output_bytes
+        == load_model("gpt2").layers[1].output_bytes
+    )
 
 
 def test_a_fused_step_moves_less_and_a_group_that_repeats_the_sequence_more() -> None:

@@ -1,4 +1,5 @@
-"""The shipped H200 profiles: whole, read by name, planned with, and what the cost model makes of the same rows."""
+"""The shipped H200 profiles: whole, read by name, planned with, and what the cost model makes of
+the same rows."""
 
 from __future__ import annotations
 
@@ -62,11 +63,16 @@ def test_the_roofline_is_within_five_percent_on_shapes_not_fitted_on() -> None:
 def test_shipped_constants_are_those_of_the_rows(name: str) -> None:
     """Read by name; off by no more than the note says of constants that never saw the row."""
     model = read_calibration(name).compute_model()
-    mine = [row for row in h200.blocks(above_floor=True) if row["dtype"] == name.removeprefix("h200-")]
+    mine = [
+        row for row in h200.blocks(above_floor=True) if row["dtype"] == name.removeprefix("h200-")
+    ]
     off = [abs(h200.predicted_seconds(row, model) / h200.as_they_come(row) - 1) for row in mine]
     assert np.median(off) < 0.06 and len(off) > 40
 
 
 def test_constants_that_do_not_exist_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r'found "h200-bf15", expected a file, or one of .*did you mean "h200-bf16"'):
+    with pytest.raises(
+        InputError,
+        match=r'found "h200-bf15", expected a file, or one of .*did you mean "h200-bf16"',
+    ):
         read_calibration("h200-bf15")

@@ -1,7 +1,9 @@
-"""All-reduces and messages as measured on DGX A100 nodes (microsoft/vidur, MIT), against the closed forms.
+"""All-reduces and messages as measured on DGX A100 nodes (microsoft/vidur, MIT), against the closed
+forms.
 
-Four constants: the share of NVLink's 300 GB/s that arrives and the latency of a step inside a node; the bandwidth of
-one of a node's four network cards and the latency of a step between nodes. NCCL went around in one flat ring.
+Four constants: the share of NVLink's 300 GB/s that arrives and the latency of a step inside a node;
+the bandwidth of one of a node's four network cards and the latency of a step between nodes. NCCL
+went around in one flat ring.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ SHARE, STEP = 0.55, 10e-6
 CARD, LONG_STEP = 5.5e9, 20e-6
 CARDS = 4
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no measured collectives in ../shared/data")
+pytestmark = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="no measured collectives in ../shared/data"
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,9 @@ def rows(collective: str) -> Iterator[Row]:
     with (FOLDER / f"vidur-a100_dgx-{collective}.csv").open() as lines:
         for row in csv.DictReader(lines):
             seconds = float(row[f"time_stats.{collective}.median"]) / 1e3
-            yield Row(int(row["num_workers"]), int(row["devices_per_node"]), int(row["size"]), seconds)
+            yield Row(
+                int(row["num_workers"]), int(row["devices_per_node"]), int(row["size"]), seconds
+            )
 
 
 def dgx(workers: int, per_node: int) -> Cluster:
@@ -49,8 +55,17 @@ def dgx(workers: int, per_node: int) -> Cluster:
         "name": "d",
         "count": workers // per_node,
         "devices": {"kind": "A100-80GB", "count": per_node},
-        "intra": [{"medium": "nvlink", "bandwidth": f"{SHARE * NVLINK / 1e9} GB/s", "latency": f"{STEP * 1e6} us"}],
-        "nic": {"bandwidth": f"{min(per_node, CARDS) * CARD / 1e9} GB/s", "latency": f"{LONG_STEP / 2 * 1e6} us"},
+        "intra": [
+            {
+                "medium": "nvlink",
+                "bandwidth": f"{SHARE * NVLINK / 1e9} GB/s",
+                "latency": f"{STEP * 1e6} us",
+            }
+        ],
+        "nic": {
+            "bandwidth": f"{min(per_node, CARDS) * CARD / 1e9} GB/s",
+            "latency": f"{LONG_STEP / 2 * 1e6} us",
+        },
     }
     return build_cluster(Document("cluster", {"name": "dgx", "nodes": [node]}, {}), folder=Path())
 
@@ -59,7 +74,9 @@ def predicted(row: Row) -> float:
     where = dgx(row.workers, row.per_node)
     names = [device.name for device in where.devices]
     best = []
-    for algorithm in (Algorithm.RING, Algorithm.TREE) if row.workers == row.per_node else (Algorithm.RING,):
+    for algorithm in (
+        (Algorithm.RING, Algorithm.TREE) if row.workers == row.per_node else (Algorithm.RING,)
+    ):
         pairs, rounds = once_around(algorithm, names, lambda name: name.partition(".")[0])
         amounts = {pair: 2 * share * row.size for pair, share in pairs.items()}
         best.append(seconds_alone(where, amounts, 2 * rounds))
@@ -78,14 +95,19 @@ def test_units_agree_with_physical_limits() -> None:
 
 def test_all_reduces_are_predicted_within_an_eighth() -> None:
     sampled = [row for at, row in enumerate(rows("all_reduce")) if at % 7 == 0]
-    inside = [abs(predicted(row) / row.seconds - 1) for row in sampled if row.workers == row.per_node]
-    across = [abs(predicted(row) / row.seconds - 1) for row in sampled if row.workers != row.per_node]
+    inside = [
+        abs(predicted(row) / row.seconds - 1) for row in sampled if row.workers == row.per_node
+    ]
+    across = [
+        abs(predicted(row) / row.seconds - 1) for row in sampled if row.workers != row.per_node
+    ]
     assert statistics.median(inside) < 0.12
     assert statistics.median(across) < 0.10
 
 
 def test_messages_are_predicted_within_a_tenth() -> None:
-    """Point to point reaches more of a link than a ring does: 240 of 300 GB/s, and 7.5 GB/s of a card."""
+    """Point to point reaches more of a link than a ring does: 240 of 300 GB/s, and 7.5 GB/s of a
+    card."""
     for per_node, bandwidth in ((2, 240e9), (1, 7.5e9)):
         errors = [
             abs((5e-6 + row.size / bandwidth) / row.seconds - 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from argosy.cost.group import Collective, DeviceGroup, Rates, Way
+from argosy.cost.group import CollectiveMethod, CollectiveRates, DeviceGroup, GroupCollective
 
-MEASURED = Rates(
+MEASURED = CollectiveRates(
     all_gather=8e9,
     grouped_all_gather=5e9,
     all_reduce=4e9,
@@ -17,7 +17,8 @@ MEASURED = Rates(
 
 
 def test_measured_rates_take_the_place_of_the_closed_forms() -> None:
-    """Bytes over bytes/s, of padded collectives four times the largest shard; the quicker way of two."""
+    """Bytes over bytes/s, of padded collectives four times the largest shard; the quicker way of
+    two."""
     group = DeviceGroup(
         names=("a", "b", "c", "d"),
         flops=(1e9,) * 4,
@@ -28,13 +29,37 @@ def test_measured_rates_take_the_place_of_the_closed_forms() -> None:
         rates=MEASURED,
     )
     even, uneven = (0.25,) * 4, (0.7, 0.1, 0.1, 0.1)
-    assert group.transfer_seconds(Collective.ALL_REDUCE, 8e9, uneven) == (2.0, Way.MEASURED)
-    assert group.transfer_seconds(Collective.ALL_TO_ALL, 8e9, even) == (4.0, Way.MEASURED)
-    assert group.transfer_seconds(Collective.ALL_TO_ALL, 8e9, uneven) == (pytest.approx(4 * 2.8), Way.MEASURED)
-    assert group.transfer_seconds(Collective.ALL_GATHER, 8e9, even) == (1.0, Way.PADDED)
-    assert group.transfer_seconds(Collective.ALL_GATHER, 8e9, uneven) == (1.6, Way.GROUPED)
-    assert group.transfer_seconds(Collective.REDUCE_SCATTER, 42e9, even) == (6.0, Way.PADDED)
-    assert group.transfer_seconds(Collective.REDUCE_SCATTER, 42e9, uneven) == (7.0, Way.GROUPED)
-    assert group.transfer_seconds(Collective.SLICE, 8e9, even) == (0.0, Way.LOCAL)
-    # a quarter of the whole goes from the first to the others, as an all-to-all of even shards would
-    assert group.reshard_seconds(8e9, (0.5, 0.5, 0.0, 0.0), (0.25, 0.25, 0.25, 0.25)) == pytest.approx(0.5 * 4 * 4.0)
+    assert group.transfer_seconds(GroupCollective.ALL_REDUCE, 8e9, uneven) == (
+        2.0,
+        CollectiveMethod.MEASURED,
+    )
+    assert group.transfer_seconds(GroupCollective.ALL_TO_ALL, 8e9, even) == (
+        4.0,
+        CollectiveMethod.MEASURED,
+    )
+    assert group.transfer_seconds(GroupCollective.ALL_TO_ALL, 8e9, uneven) == (
+        pytest.approx(4 * 2.8),
+        CollectiveMethod.MEASURED,
+    )
+    assert group.transfer_seconds(GroupCollective.ALL_GATHER, 8e9, even) == (
+        1.0,
+        CollectiveMethod.PADDED,
+    )
+    assert group.transfer_seconds(GroupCollective.ALL_GATHER, 8e9, uneven) == (
+        1.6,
+        CollectiveMethod.GROUPED,
+    )
+    assert group.transfer_seconds(GroupCollective.REDUCE_SCATTER, 42e9, even) == (
+        6.0,
+        CollectiveMethod.PADDED,
+    )
+    assert group.transfer_seconds(GroupCollective.REDUCE_SCATTER, 42e9, uneven) == (
+        7.0,
+        CollectiveMethod.GROUPED,
+    )
+    assert group.transfer_seconds(GroupCollective.SLICE, 8e9, even) == (0.0, CollectiveMethod.LOCAL)
+    # a quarter of the whole goes from the first to the others, as an all-to-all of even shards
+    # would
+    assert group.reshard_seconds(
+        8e9, (0.5, 0.5, 0.0, 0.0), (0.25, 0.25, 0.25, 0.25)
+    ) == pytest.approx(0.5 * 4 * 4.0)

@@ -1,4 +1,5 @@
-"""What a change of plan moves: every byte that a device lacks once, from whoever has it, and no more."""
+"""What a change of plan moves: every byte that a device lacks once, from whoever has it, and no
+more."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def pair(changes: str = "") -> Cluster:
         'intra = [{ medium = "nvlink", bandwidth = "300 GB/s" }]\nnic = { bandwidth = "25 Gbit/s" }\n'
         for name in "ab"
     )
-    return build_cluster(parse_toml(f'name = "pair"\n{nodes}{changes}', file="pair.toml"), folder=Path())
+    return build_cluster(
+        parse_toml(f'name = "pair"\n{nodes}{changes}', file="pair.toml"), folder=Path()
+    )
 
 
 def plan_of(cluster: Cluster, chain: Chain, *stages: Stage) -> Plan:
@@ -73,22 +76,32 @@ def test_nothing_moves_between_equal_plans(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_a_layer_that_moves_brings_what_zero_leaves_each_holder_of_it(chain: Chain, zero: int) -> None:
+def test_a_layer_that_moves_brings_what_zero_leaves_each_holder_of_it(
+    chain: Chain, zero: int
+) -> None:
     cluster = pair()
-    moved = migration(halves(cluster, chain, 20, zero), halves(cluster, chain, 21, zero), chain, cluster)
+    moved = migration(
+        halves(cluster, chain, 20, zero), halves(cluster, chain, 21, zero), chain, cluster
+    )
     weights = chain.layers[20].parameters * chain.dtype.bytes / (2 if zero == 3 else 1)
     state = chain.layers[20].parameters * optimizer_bytes(chain) / (2 if zero else 1)
     assert moved.received == pytest.approx({"a0.0": weights + state, "a0.1": weights + state})
     assert moved.seconds(cluster) == pytest.approx(2 * (weights + state) / RATE + PAUSE)
 
 
-def test_from_shared_to_whole_only_the_other_half_of_the_state_moves_and_inside_the_host(chain: Chain) -> None:
+def test_from_shared_to_whole_only_the_other_half_of_the_state_moves_and_inside_the_host(
+    chain: Chain,
+) -> None:
     cluster = pair()
     moved = migration(halves(cluster, chain, 20, 1), halves(cluster, chain, 20, 0), chain, cluster)
     own = sum(layer.parameters for layer in chain.layers[:20]) - chain.layers[-1].tied_parameters
-    first = own * optimizer_bytes(chain) / 2  # the table of tokens is in both stages, so that its state is whole before
+    first = (
+        own * optimizer_bytes(chain) / 2
+    )  # the table of tokens is in both stages, so that its state is whole before
     last = sum(layer.parameters for layer in chain.layers[20:]) * optimizer_bytes(chain) / 2
-    assert moved.received == pytest.approx({"a0.0": first, "a0.1": first, "b0.0": last, "b0.1": last})
+    assert moved.received == pytest.approx(
+        {"a0.0": first, "a0.1": first, "b0.0": last, "b0.1": last}
+    )
     assert all(source[0] == target[0] for source, target, _ in moved.transfers)
     assert moved.seconds(cluster) < first / RATE + PAUSE
 
@@ -97,7 +110,13 @@ def test_from_whole_to_shared_nothing_moves(chain: Chain) -> None:
     cluster = pair()
     for before, after in itertools.combinations(range(4), 2):
         assert (
-            migration(halves(cluster, chain, 20, before), halves(cluster, chain, 20, after), chain, cluster).bytes == 0
+            migration(
+                halves(cluster, chain, 20, before),
+                halves(cluster, chain, 20, after),
+                chain,
+                cluster,
+            ).bytes
+            == 0
         )
 
 
@@ -105,7 +124,10 @@ def test_a_head_that_moves_brings_the_table_that_it_shares() -> None:
     """gpt2's head has 21,504 bytes of its own, and uses a table of 38.6 million weights."""
     cluster, chain = pair(), load_model("gpt2", dtype=Dtype.BF16)
     head = len(chain.layers) - 1
-    stages = [Stage(first=0, end=6, replicas=replicas("a0.0")), Stage(first=6, end=head, replicas=replicas("a0.1"))]
+    stages = [
+        Stage(first=0, end=6, replicas=replicas("a0.0")),
+        Stage(first=6, end=head, replicas=replicas("a0.1")),
+    ]
     here, there = (
         plan_of(cluster, chain, *stages, Stage(first=head, end=head + 1, replicas=replicas(device)))
         for device in ("b0.0", "b0.1")
@@ -128,11 +150,16 @@ def test_who_has_the_table_through_another_layer_needs_nothing_and_gives_it() ->
         Stage(first=head, end=head + 1, replicas=replicas("b0.0")),
     )
     own = 14.0 * chain.layers[head].parameters
-    on_first = replace(here, stages=(*here.stages[:2], replace(here.stages[2], replicas=replicas("a0.0"))))
+    on_first = replace(
+        here, stages=(*here.stages[:2], replace(here.stages[2], replicas=replicas("a0.0")))
+    )
     assert migration(here, on_first, chain, cluster).transfers == (("b0.0", "a0.0", own),)
     beside = replace(here, stages=(here.stages[0], replace(here.stages[1], end=head + 1)))
     table = 14.0 * chain.layers[head].tied_parameters
-    assert migration(here, beside, chain, cluster).transfers == (("a0.0", "a0.1", table), ("b0.0", "a0.1", own))
+    assert migration(here, beside, chain, cluster).transfers == (
+        ("a0.0", "a0.1", table),
+        ("b0.0", "a0.1", own),
+    )
 
 
 def test_a_table_that_three_layers_share_comes_once() -> None:
@@ -149,12 +176,17 @@ def test_a_table_that_three_layers_share_comes_once() -> None:
         for device in ("b0.0", "b0.1")
     )
     own = sum(layer.parameters for layer in chain.layers[half:])
-    assert migration(here, there, chain, cluster).bytes == 14 * (own + chain.layers[-1].tied_parameters)
+    assert migration(here, there, chain, cluster).bytes == 14 * (
+        own + chain.layers[-1].tied_parameters
+    )
 
 
 @pytest.mark.parametrize(("zero", "parts"), [(0, 1), (1, 2), (2, 1), (3, 1)])
-def test_a_table_within_a_stage_is_whole_where_zero_gathers_layer_by_layer(zero: int, parts: int) -> None:
-    """From one device to two: only under ZeRO 1 is the second to have half of the table's state, otherwise all."""
+def test_a_table_within_a_stage_is_whole_where_zero_gathers_layer_by_layer(
+    zero: int, parts: int
+) -> None:
+    """From one device to two: only under ZeRO 1 is the second to have half of the table's state,
+    otherwise all."""
     cluster, chain = pair(), load_model("gpt2", dtype=Dtype.BF16)
     whole = Stage(first=0, end=len(chain.layers), replicas=replicas("a0.0"))
     two = replace(whole, replicas=replicas("a0.0", "a0.1"), zero=zero)
@@ -169,10 +201,19 @@ def test_tensor_parallel_parts_are_sent_by_whoever_has_them(chain: Chain) -> Non
     cluster = pair()
     group = Replica(devices=("a0.0", "a0.1"), samples=4)
     together = plan_of(cluster, chain, Stage(first=0, end=len(chain.layers), replicas=(group,)))
-    alone = plan_of(cluster, chain, Stage(first=0, end=len(chain.layers), replicas=replicas("b0.0")))
+    alone = plan_of(
+        cluster, chain, Stage(first=0, end=len(chain.layers), replicas=replicas("b0.0"))
+    )
     moved = migration(together, alone, chain, cluster)
-    half = sum(layer.parameters for layer in chain.layers) * (chain.dtype.bytes + optimizer_bytes(chain)) / 2
-    assert [(source, target) for source, target, _ in moved.transfers] == [("a0.0", "b0.0"), ("a0.1", "b0.0")]
+    half = (
+        sum(layer.parameters for layer in chain.layers)
+        * (chain.dtype.bytes + optimizer_bytes(chain))
+        / 2
+    )
+    assert [(source, target) for source, target, _ in moved.transfers] == [
+        ("a0.0", "b0.0"),
+        ("a0.1", "b0.0"),
+    ]
     assert [size for *_, size in moved.transfers] == pytest.approx([half, half])
 
 
@@ -182,17 +223,23 @@ def test_what_cannot_be_reached_comes_from_somebody_who_can(chain: Chain) -> Non
         for name in "abc"
     )
     down = '[[changes]]\nlink = "c0.nic"\nsteps = [["0 s", "0 Mbit/s"]]\n'
-    cluster = build_cluster(parse_toml(f'name = "three"\n{nodes}{down}', file="three.toml"), folder=Path())
+    cluster = build_cluster(
+        parse_toml(f'name = "three"\n{nodes}{down}', file="three.toml"), folder=Path()
+    )
     third = len(chain.layers) // 3
     cuts = (0, third, 2 * third, len(chain.layers))
     stages = [Stage(first=begin, end=end, replicas=replicas(f"{name}0.0"))
               for name, (begin, end) in zip("abc", itertools.pairwise(cuts), strict=True)]  # fmt: skip
     middle = (cuts[1] + cuts[3]) // 2
     left = [replace(stages[0], end=middle), replace(stages[1], first=middle, end=cuts[3])]
-    moved = migration(plan_of(cluster, chain, *stages), plan_of(cluster, chain, *left), chain, cluster)
+    moved = migration(
+        plan_of(cluster, chain, *stages), plan_of(cluster, chain, *left), chain, cluster
+    )
     assert "c0.0" not in {source for source, *_ in moved.transfers}
     assert math.isfinite(moved.seconds(cluster))
-    back = migration(plan_of(cluster, chain, *left), plan_of(cluster, chain, *stages), chain, cluster)
+    back = migration(
+        plan_of(cluster, chain, *left), plan_of(cluster, chain, *stages), chain, cluster
+    )
     assert math.isinf(back.seconds(cluster))
 
 
@@ -221,13 +268,17 @@ steps = [["10 s", "0 Mbit/s"]]
 def test_a_big_plan_moves_one_layer_over_one_nic() -> None:
     plan = load_plan("llama-3-8b-on-mixed-16")
     cluster = with_changes(cluster_from_content(plan.cluster.content), [])
-    chain = load_model("llama-3-8b", sequence_length=plan.model.sequence_length, dtype=plan.model.dtype)
+    chain = load_model(
+        "llama-3-8b", sequence_length=plan.model.sequence_length, dtype=plan.model.dtype
+    )
     first, second, *rest = plan.stages
     cut = first.end - 1
     moved = replace(plan, stages=(replace(first, end=cut), replace(second, first=cut), *rest))
     found = migration(plan, moved, chain, cluster)
     assert second.zero == 1
-    weights = chain.layers[cut].parameters * 2 * len(second.replicas)  # fp16, every replica all of it
+    weights = (
+        chain.layers[cut].parameters * 2 * len(second.replicas)
+    )  # fp16, every replica all of it
     assert found.bytes == pytest.approx(
         weights + chain.layers[cut].parameters * 12
     )  # fp32 copy and two moments, shared

@@ -1,4 +1,5 @@
-"""The chosen of many plans is slower than predicted: the closed form against draws, and where it is shown."""
+"""The chosen of many plans is slower than predicted: the closed form against draws, and where it is
+shown."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ from argosy.report.plan import interval_in_words
 from argosy.workload.load import load_model
 
 
-@pytest.mark.parametrize(("count", "residual", "apart"), [(2, 0.08, 0.4), (10, 0.08, 0.4), (26, 0.2, 0.1)])
-def test_the_chosen_plan_is_as_optimistic_as_simulated(count: int, residual: float, apart: float) -> None:
+@pytest.mark.parametrize(
+    ("count", "residual", "apart"), [(2, 0.08, 0.4), (10, 0.08, 0.4), (26, 0.2, 0.1)]
+)
+def test_the_chosen_plan_is_as_optimistic_as_simulated(
+    count: int, residual: float, apart: float
+) -> None:
     random = np.random.default_rng(1)
     true = apart * random.standard_normal((20_000, count))
     predicted = true + residual * random.standard_normal(true.shape)
@@ -43,4 +48,6 @@ def test_only_a_plan_that_was_chosen_is_expected_to_be_slower() -> None:
     found = interval(chosen, cluster, 2.0)
     assert found.optimism == optimism(26, 0.08)
     assert (found.low * found.high) ** 0.5 == pytest.approx(2.0 * (1 + found.optimism))
-    assert f"{100 * found.optimism:.1f} % slower than predicted" in interval_in_words(chosen, cluster, 2.0)
+    assert f"{100 * found.optimism:.1f} % slower than predicted" in interval_in_words(
+        chosen, cluster, 2.0
+    )

@@ -1,4 +1,5 @@
-"""The cost model of a plan: what is recorded rebuilds the same times, and a cluster keeps its calibration."""
+"""The cost model of a plan: what is recorded rebuilds the same times, and a cluster keeps its
+calibration."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from argosy.cluster.file import load_cluster, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.cost.calibration import Calibration
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds
-from argosy.cost.remembered import CostModel, cost_model_ref, remembered, with_cost_model, with_what_holds
+from argosy.cost.remembered import (
+    CostModel,
+    cost_model_ref,
+    remembered,
+    with_cost_model,
+    with_what_holds,
+)
 from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, load_plan, loads_plan
@@ -73,7 +80,10 @@ def chain_of(plan: Plan) -> Chain:
 @given(calibrations)
 def test_constants_that_were_recorded_are_rebuilt(calibration: Calibration) -> None:
     plan = load_plan("gpt2-xl-on-two-cards")
-    chain, cluster = calibration.chain(chain_of(plan)), calibration.cluster(load_cluster("two-cards"))
+    chain, cluster = (
+        calibration.chain(chain_of(plan)),
+        calibration.cluster(load_cluster("two-cards")),
+    )
     made = with_cost_model(plan, chain, cluster, calibration.compute_model())
     read = loads_plan(dumps_plan(made))
     assert read == made
@@ -89,7 +99,9 @@ def test_the_default_cost_model_is_not_recorded(plan: Plan) -> None:
 @pytest.mark.parametrize("name", profile_names())
 def test_recorded_times_are_those_of_the_profile(name: str, tmp_path: Path, plan: Plan) -> None:
     cluster, profile = pair(tmp_path), read_profile(name)
-    model = ComputeModel(profiles={"H200": profile, "A100-80GB": replace(profile, device="A100-80GB")})
+    model = ComputeModel(
+        profiles={"H200": profile, "A100-80GB": replace(profile, device="A100-80GB")}
+    )
     chain = load_model(profile.model, sequence_length=profile.sequence_length, dtype="bf16")
     read = loads_plan(dumps_plan(with_cost_model(plan, chain, cluster, model)))
     (kept,) = remembered(read).profiles
@@ -101,8 +113,12 @@ def test_recorded_times_are_those_of_the_profile(name: str, tmp_path: Path, plan
         for row in profile.rows:
             if (row.layer, row.dtype) == (row_name, chain.dtype):
                 width = row.tensor_width
-                portion = Portion(device=cluster.devices[0], samples=row.micro_batch, share=1 / width, width=width)
-                assert layer_seconds(rebuilt, chain, layer, portion) == layer_seconds(model, chain, layer, portion)
+                portion = Portion(
+                    device=cluster.devices[0], samples=row.micro_batch, share=1 / width, width=width
+                )
+                assert layer_seconds(rebuilt, chain, layer, portion) == layer_seconds(
+                    model, chain, layer, portion
+                )
     assert read.cost_model is not None
     assert len(read.cost_model.content) < len(dump_profile(profile))
 
@@ -110,7 +126,9 @@ def test_recorded_times_are_those_of_the_profile(name: str, tmp_path: Path, plan
 def test_a_record_does_not_grow_when_it_is_recorded_again(tmp_path: Path) -> None:
     cluster, profile = pair(tmp_path), read_profile("h200-gpt2-xl")
     chain = load_model("gpt2-xl", sequence_length=1024, dtype="bf16")
-    first = find_plan(chain, cluster, global_batch=8, model=ComputeModel(profiles={"H200": profile}))
+    first = find_plan(
+        chain, cluster, global_batch=8, model=ComputeModel(profiles={"H200": profile})
+    )
     again = find_plan(chain, cluster, global_batch=8, model=remembered(first).compute_model)
     assert (again.cost_model, again.predicted) == (first.cost_model, first.predicted)
     assert first.certificate is not None and first.cost_model is not None
@@ -150,11 +168,19 @@ def test_other_changes_over_time_keep_the_calibration(calibration: Calibration) 
 @pytest.mark.parametrize(
     ("constants", "told"),
     [
-        ({"pases": 2.0}, "cost_model.content.constants.pases: found an unknown field, expected one of the fields "),
-        ({"passes": -1.0}, "cost_model.content.constants.passes: found -1.0, expected a finite number above 0"),
+        (
+            {"pases": 2.0},
+            "cost_model.content.constants.pases: found an unknown field, expected one of the fields ",
+        ),
+        (
+            {"passes": -1.0},
+            "cost_model.content.constants.passes: found -1.0, expected a finite number above 0",
+        ),
     ],
 )
-def test_constants_that_make_no_sense_are_refused_by_name(plan: Plan, constants: dict[str, float], told: str) -> None:
+def test_constants_that_make_no_sense_are_refused_by_name(
+    plan: Plan, constants: dict[str, float], told: str
+) -> None:
     ref = CostModelRef.of({"constants": constants})
     with pytest.raises(InputError) as caught:
         remembered(loads_plan(dumps_plan(replace(plan, cost_model=ref))))
@@ -163,10 +189,26 @@ def test_constants_that_make_no_sense_are_refused_by_name(plan: Plan, constants:
 
 def test_every_constant_of_a_calibration_is_recorded() -> None:
     chain, cluster = chain_of(load_plan("gpt2-xl-on-two-cards")), load_cluster("two-cards")
-    others = {"selective": Selective.ATTENTION, "gradient_dtype": Dtype.FP32, "reduce_dtype": Dtype.FP32}
-    others |= {"forward_peak": 0.5, "backward_peak": 0.5, "attention_peak": 0.5, "passes": 2.0, "nic_bandwidth": 0.5}
+    others = {
+        "selective": Selective.ATTENTION,
+        "gradient_dtype": Dtype.FP32,
+        "reduce_dtype": Dtype.FP32,
+    }
+    others |= {
+        "forward_peak": 0.5,
+        "backward_peak": 0.5,
+        "attention_peak": 0.5,
+        "passes": 2.0,
+        "nic_bandwidth": 0.5,
+    }
     for name, value in asdict(Calibration()).items():
-        changed = others[name] if name in others else not value if isinstance(value, bool) else value / 2 + 1e-3
+        changed = (
+            others[name]
+            if name in others
+            else not value
+            if isinstance(value, bool)
+            else value / 2 + 1e-3
+        )
         other = replace(Calibration(), **{name: changed})
         ref = cost_model_ref(other.chain(chain), other.cluster(cluster), other.compute_model())
         assert ref is not None and f'"{name}"' in ref.content

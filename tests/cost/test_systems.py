@@ -39,19 +39,23 @@ def test_gradients_in_fp32_take_four_bytes_and_go_around_as_such() -> None:
 
 
 def test_without_sequence_parallelism_a_group_keeps_what_is_outside_its_products_whole() -> None:
-    """Korthikanti et al., (2) and (4): of 34 s h bytes 10 are not split by tensor parallelism alone."""
+    """Korthikanti et al., (2) and (4): of 34 s h bytes 10 are not split by tensor parallelism
+    alone."""
     chain = load_model("gpt2", sequence_length=1024)
     unit = 1024 * 768
     block = stage(1, 2, width=4)
     assert activation_bytes(chain, block, 1, 0.25) == pytest.approx(34 / 4 * unit)
-    assert activation_bytes(replace(chain, sequence_parallel=False), block, 1, 0.25) == pytest.approx(
-        (10 + 24 / 4) * unit
-    )
+    assert activation_bytes(
+        replace(chain, sequence_parallel=False), block, 1, 0.25
+    ) == pytest.approx((10 + 24 / 4) * unit)
 
 
 def test_selective_recomputation_is_what_a_system_means_by_it() -> None:
     block = stage(1, 2, recompute=Recompute.SELECTIVE)
-    kept = {one: activation_bytes(Calibration(selective=one).chain(GPT), block, 1, 1.0) for one in Selective}
+    kept = {
+        one: activation_bytes(Calibration(selective=one).chain(GPT), block, 1, 1.0)
+        for one in Selective
+    }
     whole = activation_bytes(GPT, stage(1, 2), 1, 1.0)
     assert kept[Selective.ATTENTION] == whole - GPT.layers[1].score_bytes
     assert kept[Selective.PRODUCTS] < kept[Selective.ELEMENTWISE] < kept[Selective.ATTENTION]
@@ -84,7 +88,11 @@ def test_a_prediction_is_as_uncertain_as_its_least_known_kind() -> None:
     degrees = Degrees(data=16, micro_batch=1, global_batch=16)
     plan = even_plan(degrees, load_model("gpt2", dtype="fp16"), cluster)
     assert relative_error(plan, cluster) == 0.3  # of V100
-    split = even_plan(replace(degrees, data=8, tensor=2, global_batch=8), load_model("gpt2", dtype="fp16"), cluster)
+    split = even_plan(
+        replace(degrees, data=8, tensor=2, global_batch=8),
+        load_model("gpt2", dtype="fp16"),
+        cluster,
+    )
     assert relative_error(split, cluster) == pytest.approx((0.3**2 + 0.08**2) ** 0.5)
     profiles = [{"device": device} for device in ("A100-80GB", "V100-32GB")]
     measured = replace(plan, cost_model=CostModelRef.of({"profiles": profiles}))
@@ -118,7 +126,12 @@ def test_a_calibration_scales_measured_seconds() -> None:
     device = Device(name="h0.0", node="h0", kind=device_kind("H200"))
     portion = Portion(device=device, samples=1)
     times = [
-        layer_seconds(Calibration(profile_factor=one).compute_model({"H200": profile}), chain, chain.layers[1], portion)
+        layer_seconds(
+            Calibration(profile_factor=one).compute_model({"H200": profile}),
+            chain,
+            chain.layers[1],
+            portion,
+        )
         for one in (1.0, 1.5)
     ]
     assert times[1] == pytest.approx(tuple(1.5 * seconds for seconds in times[0]))

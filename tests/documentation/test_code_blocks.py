@@ -1,9 +1,9 @@
 """Every code block of the documentation is run, in the order of its page, in one folder per page.
 
-``sh``: every command must succeed (or end as its comment ``# exit 3`` says). ``python``: executed; with a first line
-``# name.py`` also written there for later blocks. ``toml``, ``json``, ``csv``: must parse; with a first line that names
-a file, written there. ``text`` is output or a drawing. A block that cannot be run here says why in the line before it:
-``<!-- not run: why -->``.
+``sh``: every command must succeed (or end as its comment ``# exit 3`` says). ``python``: executed;
+with a first line ``# name.py`` also written there for later blocks. ``toml``, ``json``, ``csv``:
+must parse; with a first line that names a file, written there. ``text`` is output or a drawing. A
+block that cannot be run here says why in the line before it: ``<!-- not run: why -->``.
 """
 
 from __future__ import annotations
@@ -76,15 +76,21 @@ LONG = {"shared-link", "two-kinds"}
 def pages() -> list[object]:
     """Those with blocks."""
     return [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.exhaustive] if page.stem in LONG else [])
+        pytest.param(
+            page, id=page.stem, marks=[pytest.mark.exhaustive] if page.stem in LONG else []
+        )
         for page in PAGES
         if list(blocks(page))
     ]
 
 
 @pytest.mark.parametrize("page", pages())
-def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.stem == "measure":  # what measures needs torch, and says so where only a person reads it
+def test_the_blocks_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (
+        page.stem == "measure"
+    ):  # what measures needs torch, and says so where only a person reads it
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), *sys.path]))
@@ -99,7 +105,11 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytes
 
 def _run(block: Block) -> None:
     named = _NAMED.match(block.text)
-    text = block.text if named is None or block.language in ("python", "toml") else block.text.split("\n", 1)[1]
+    text = (
+        block.text
+        if named is None or block.language in ("python", "toml")
+        else block.text.split("\n", 1)[1]
+    )
     if named is not None:
         Path(named["name"]).parent.mkdir(parents=True, exist_ok=True)
         Path(named["name"]).write_text(text, encoding="utf-8")
@@ -128,6 +138,10 @@ def _command(line: str) -> None:
             main(words[1:])
         code = int(stop.value.code or 0)
     else:
-        command = line.replace("argosy ", f"{sys.executable} -m argosy ", 1) if words[0] == "argosy" else line
+        command = (
+            line.replace("argosy ", f"{sys.executable} -m argosy ", 1)
+            if words[0] == "argosy"
+            else line
+        )
         code = subprocess.run(["bash", "-c", command], check=False, timeout=_LONGEST).returncode
     assert code == expected, f"`{line}` ended with {code}, not {expected}"

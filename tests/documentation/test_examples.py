@@ -1,4 +1,5 @@
-"""The numbered examples run, and print what was recorded: the same words, and numbers within 2 %."""
+"""The numbered examples run, and print what was recorded: the same words, and numbers within 2
+%."""
 
 from __future__ import annotations
 
@@ -26,13 +27,17 @@ def words(text: str) -> str:
 
 def examples() -> list[object]:
     return [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.exhaustive] if path.stem in LONG else [])
+        pytest.param(
+            path, id=path.stem, marks=[pytest.mark.exhaustive] if path.stem in LONG else []
+        )
         for path in RECORD["EXAMPLES"]
     ]
 
 
 @pytest.mark.parametrize("example", examples())
-def test_an_example_prints_what_was_recorded(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_prints_what_was_recorded(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if "torch" in example.stem:
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,5 @@
-"""What a release and the forge's workflows name exists: versions agree, steps are chores of the Makefile."""
+"""What a release and the forge's workflows name exists: versions agree, steps are chores of the
+Makefile."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MUL
 
 def read(path: Path) -> Any:
     """YAML reads the key ``on`` as a truth value."""
-    return {"on" if key is True else key: value for key, value in yaml.safe_load(path.read_text()).items()}
+    return {
+        "on" if key is True else key: value
+        for key, value in yaml.safe_load(path.read_text()).items()
+    }
 
 
 def test_a_version_is_the_same_wherever_it_is_written() -> None:
@@ -43,7 +47,9 @@ def test_a_workflow_calls_the_makefile_alone(path: Path) -> None:
     for job in workflow["jobs"].values():
         assert job["runs-on"] and job["timeout-minutes"]
         uses = [step["uses"] for step in job["steps"] if "uses" in step]
-        assert all(re.fullmatch(r"actions/[\w-]+@v\d+", action) for action in uses), "an action has a version"
+        assert all(re.fullmatch(r"actions/[\w-]+@v\d+", action) for action in uses), (
+            "an action has a version"
+        )
         commands = [step["run"] for step in job["steps"] if "run" in step]
         assert commands and all(step.keys() & {"uses", "run"} for step in job["steps"])
         for command in commands:
@@ -54,7 +60,9 @@ def test_a_workflow_calls_the_makefile_alone(path: Path) -> None:
 
 def test_every_python_that_is_listed_is_tested() -> None:
     pattern = r"Programming Language :: Python :: (3\.\d+)"
-    listed = {match.group(1) for line in PROJECT["classifiers"] if (match := re.fullmatch(pattern, line))}
+    listed = {
+        match.group(1) for line in PROJECT["classifiers"] if (match := re.fullmatch(pattern, line))
+    }
     text = (FORGE / "workflows" / "test.yml").read_text()
     assert listed == set(re.findall(r"\"(3\.\d+)\"", text)) and "3.14" in listed
 
@@ -66,14 +74,23 @@ def test_extras_are_for_users_and_torch_is_not_capped() -> None:
 
 
 def test_hooks_and_forms_are_whole() -> None:
-    hooks = [hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
+    hooks = [
+        hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]
+    ]
     assert [hook["entry"] for hook in hooks] == ["make check"]
     for path in (FORGE / "ISSUE_TEMPLATE").glob("*.yml"):
         form = read(path)
         if path.stem == "config":
             continue
         assert {"name", "description", "body"} <= form.keys()
-        assert all(part["type"] == "textarea" and part["attributes"]["label"] for part in form["body"])
+        assert all(
+            part["type"] == "textarea" and part["attributes"]["label"] for part in form["body"]
+        )
         assert len({part["id"] for part in form["body"]}) == len(form["body"])
-    for name in ("CODE_OF_CONDUCT.md", "SECURITY.md", "CONTRIBUTING.md", ".github/PULL_REQUEST_TEMPLATE.md"):
+    for name in (
+        "CODE_OF_CONDUCT.md",
+        "SECURITY.md",
+        "CONTRIBUTING.md",
+        ".github/PULL_REQUEST_TEMPLATE.md",
+    ):
         assert (ROOT / name).read_text().strip(), name

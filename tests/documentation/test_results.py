@@ -28,7 +28,10 @@ def rows_of(text: str) -> list[list[str]]:
 def commands_of(cell: str) -> list[str]:
     """What is in backticks and begins like a command; a test file alone is one of pytest."""
     found = re.findall(r"`([^`]+)`", cell)
-    return [f"pytest tests/runtime/{text}" if re.fullmatch(r"test_\w+\.py", text) else text for text in found]
+    return [
+        f"pytest tests/runtime/{text}" if re.fullmatch(r"test_\w+\.py", text) else text
+        for text in found
+    ]
 
 
 def notes_of(cell: str) -> list[str]:
@@ -51,7 +54,10 @@ def exists(command: str) -> bool:
         case ["pytest", *rest]:
             return all((ROOT / path).exists() for path in rest if path.startswith("tests"))
         case ["make", target]:
-            return re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M) is not None
+            return (
+                re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+                is not None
+            )
         case ["python", "-m", "benchmarks", *names]:
             return bool(names) and all(name in ENTRIES for name in names)
         case ["python", "-m", module, *_]:
@@ -67,8 +73,14 @@ def test_the_suite_names_notes_and_commands_that_exist() -> None:
         assert (ROOT / NOTES / entry.note).is_file(), entry
         assert exists(entry.command), entry
     written = {file.name for file in (ROOT / NOTES).glob("*.md")}
-    assert written == {entry.note for entry in SUITE}, "a note that no benchmark names, or the other way round"
-    modules = {file.stem for file in (ROOT / "benchmarks").glob("*.py") if "BENCHMARK = " in file.read_text()}
+    assert written == {entry.note for entry in SUITE}, (
+        "a note that no benchmark names, or the other way round"
+    )
+    modules = {
+        file.stem
+        for file in (ROOT / "benchmarks").glob("*.py")
+        if "BENCHMARK = " in file.read_text()
+    }
     assert len(modules) == sum(entry.benchmark is not None for entry in SUITE)
 
 
@@ -80,7 +92,9 @@ def test_a_list_and_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> N
     assert "expected one of ratios, simulator" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "first"), [("fuzz", "make"), ("chaos", sys.executable), ("lab", sys.executable)])
+@pytest.mark.parametrize(
+    ("name", "first"), [("fuzz", "make"), ("chaos", sys.executable), ("lab", sys.executable)]
+)
 def test_a_command_of_its_own_is_run_as_it_stands(
     name: str, first: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,12 +111,24 @@ def test_a_command_of_its_own_is_run_as_it_stands(
 
 
 def test_a_note_says_what_was_measured_when_and_how() -> None:
-    text = note_text(ENTRIES["growth"], [Row(what="tasks", value=1.5, unit="ms", target="<= 2")], "2026-01-02")
-    assert "2026-01-02" in text and "`python -m benchmarks growth`" in text and "| tasks | 1.5 ms | <= 2 |" in text
+    text = note_text(
+        ENTRIES["growth"], [Row(what="tasks", value=1.5, unit="ms", target="<= 2")], "2026-01-02"
+    )
+    assert (
+        "2026-01-02" in text
+        and "`python -m benchmarks growth`" in text
+        and "| tasks | 1.5 ms | <= 2 |" in text
+    )
 
 
 def test_a_sweep_measures_every_phase_at_every_size() -> None:
-    sweep = Sweep(over="steps", sizes=(2_000, 20_000), build=range, phases={"sum": sum, "list": list})
+    sweep = Sweep(
+        over="steps", sizes=(2_000, 20_000), build=range, phases={"sum": sum, "list": list}
+    )
     rows = sweep.measure()
-    assert [row.what for row in rows[:3]] == ["sum, 2,000 steps", "sum, 20,000 steps", "sum: growth in steps"]
+    assert [row.what for row in rows[:3]] == [
+        "sum, 2,000 steps",
+        "sum, 20,000 steps",
+        "sum: growth in steps",
+    ]
     assert len(rows) == 6

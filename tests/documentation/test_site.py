@@ -13,9 +13,23 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_site_builds(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
-    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
+    build = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-b",
+        "html",
+        "-d",
+        str(tmp_path / "trees"),
+    ]
     done = subprocess.run(
-        [*build, str(ROOT / "docs"), str(tmp_path / "html")], capture_output=True, text=True, check=False
+        [*build, str(ROOT / "docs"), str(tmp_path / "html")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     commands = (tmp_path / "html" / "reference" / "commands.html").read_text(encoding="utf-8")
@@ -24,9 +38,14 @@ def test_the_site_builds(tmp_path: Path) -> None:
     names = (tmp_path / "html" / "reference" / "python.html").read_text(encoding="utf-8")
     for name in ("find_plan", "Settings", "Plan.explain", "CPU seconds.", "Trainer.evaluate"):
         assert name in names
-    pages = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
+    pages = [
+        path.relative_to(ROOT / "docs").with_suffix(".html")
+        for path in (ROOT / "docs").rglob("*.md")
+    ]
     assert all((tmp_path / "html" / page).is_file() for page in pages)
     results = (tmp_path / "html" / "results.html").read_text(encoding="utf-8")
     assert 'href="reference/notes/2026-11-16-planning.html"' in results
     index = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
-    assert "https://" not in index.split("<footer", maxsplit=1)[0] or "fonts.googleapis" not in index
+    assert (
+        "https://" not in index.split("<footer", maxsplit=1)[0] or "fonts.googleapis" not in index
+    )

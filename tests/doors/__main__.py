@@ -1,11 +1,13 @@
-"""Every export read by the system that it is for: one virtual environment per system, one table at the end.
+"""Every export read by the system that it is for: one virtual environment per system, one table at
+the end.
 
     python tests/doors [--newest] [SYSTEM ...]
 
-A door is open if the system's own classes read the export of llama-3-8b on mixed-16 that was planned for it. Versions
-are those that the exporters name; ``--newest`` installs what is newest instead and so says which version broke what.
-What pip does not have (argument parsers of Megatron-LM and FlagScale) comes by git from GitHub, or from the folder or
-address in ARGOSY_MEGATRON_LM and ARGOSY_FLAGSCALE.
+A door is open if the system's own classes read the export of llama-3-8b on mixed-16 that was
+planned for it. Versions are those that the exporters name; ``--newest`` installs what is newest
+instead and so says which version broke what. What pip does not have (argument parsers of
+Megatron-LM and FlagScale) comes by git from GitHub, or from the folder or address in
+ARGOSY_MEGATRON_LM and ARGOSY_FLAGSCALE.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Door:
 
 
 def run(*command: str | Path, **options: object) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+    )
     if done.returncode:
         raise ClosedError("\n".join((done.stderr or done.stdout).strip().splitlines()[-12:]))
     return done.stdout
@@ -95,41 +99,85 @@ def plan_of(folder: Path) -> dict[str, object]:
 
 
 def devices(content: dict[str, object]) -> list[str]:
-    return [name for stage in content["stages"] for replica in stage["replicas"] for name in replica["devices"]]
+    return [
+        name
+        for stage in content["stages"]
+        for replica in stage["replicas"]
+        for name in replica["devices"]
+    ]
 
 
 def megatron_arguments(folder: Path) -> list[str]:
-    source = checkout("ARGOSY_MEGATRON_LM", f"core_v{TARGETS[TargetName.MEGATRON].version}", folder / "source")
+    source = checkout(
+        "ARGOSY_MEGATRON_LM", f"core_v{TARGETS[TargetName.MEGATRON].version}", folder / "source"
+    )
     names = devices(plan_of(folder))
     return [str(source), str(len(names)), names[-1].rpartition(".")[0], "32"]
 
 
 def flagscale_arguments(folder: Path) -> list[str]:
-    ours = checkout("ARGOSY_FLAGSCALE", f"v{TARGETS[TargetName.FLAGSCALE].version}", folder / "source")
+    ours = checkout(
+        "ARGOSY_FLAGSCALE", f"v{TARGETS[TargetName.FLAGSCALE].version}", folder / "source"
+    )
     fresh = not (folder / "megatron" / "megatron").exists()
     megatron = checkout("ARGOSY_MEGATRON_LM", PATCHED, folder / "megatron")
     if fresh:
-        patch = ours / "flagscale" / "backends" / "Megatron-LM" / "megatron" / "training" / "arguments.py.patch"
+        patch = (
+            ours
+            / "flagscale"
+            / "backends"
+            / "Megatron-LM"
+            / "megatron"
+            / "training"
+            / "arguments.py.patch"
+        )
         run("git", "-C", megatron, "apply", patch.resolve())
     return [str(ours.resolve()), str(megatron.resolve())]
 
 
 DOORS = {
     TargetName.TORCHTITAN: Door("torchtitan", (), lambda folder: [], torch=NEWEST_TORCH),
-    TargetName.MEGATRON: Door("megatron-core", ("pydantic", "pyyaml", "regex", "six", "triton"), megatron_arguments),
+    TargetName.MEGATRON: Door(
+        "megatron-core", ("pydantic", "pyyaml", "regex", "six", "triton"), megatron_arguments
+    ),
     TargetName.DEEPSPEED: Door("deepspeed", ("setuptools", "wheel", "numpy"), lambda folder: []),
     TargetName.FLAGSCALE: Door(
         None,
-        ("omegaconf", "aiohttp", "tqdm", "numpy", "packaging", "pydantic", "pyyaml", "regex", "six", "triton"),
+        (
+            "omegaconf",
+            "aiohttp",
+            "tqdm",
+            "numpy",
+            "packaging",
+            "pydantic",
+            "pyyaml",
+            "regex",
+            "six",
+            "triton",
+        ),
         flagscale_arguments,
     ),
 }
 
 
 def export(name: TargetName, folder: Path) -> None:
-    """``planned``: the plan that was made for the system; ``small``: uneven stages on two processes of a CPU."""
+    """``planned``: the plan that was made for the system; ``small``: uneven stages on two processes
+    of a CPU."""
     dtype = next(str(dtype) for dtype in TARGETS[name].dtypes)
-    command = ["plan", "-m", MODEL, "-c", CLUSTER, "-b", BATCH, "--dtype", dtype, "--for", str(name), "-q"]
+    command = [
+        "plan",
+        "-m",
+        MODEL,
+        "-c",
+        CLUSTER,
+        "-b",
+        BATCH,
+        "--dtype",
+        dtype,
+        "--for",
+        str(name),
+        "-q",
+    ]
     written = folder / "planned"
     shutil.rmtree(written, ignore_errors=True)
     one_file = name is TargetName.MEGATRON
@@ -153,7 +201,9 @@ def export(name: TargetName, folder: Path) -> None:
             (folder / words / file).write_text(text)
 
 
-def small_exports(name: TargetName, plan: Plan) -> Iterator[tuple[str, Plan, Callable[[Plan], Export]]]:
+def small_exports(
+    name: TargetName, plan: Plan
+) -> Iterator[tuple[str, Plan, Callable[[Plan], Export]]]:
     """Plans of uneven stages on two devices, by the folders that they are written to."""
     chain = planned_chain(plan.model)
     if name is TargetName.DEEPSPEED:
@@ -174,9 +224,15 @@ def small_exports(name: TargetName, plan: Plan) -> Iterator[tuple[str, Plan, Cal
         for kind, places in cuts.items():
             small = replace(
                 two_devices(plan, places, samples=1),
-                schedule=ScheduleSpec(kind=kind, chunks=2 if kind is ScheduleKind.INTERLEAVED else 1),
+                schedule=ScheduleSpec(
+                    kind=kind, chunks=2 if kind is ScheduleKind.INTERLEAVED else 1
+                ),
             )
-            yield f"small-{kind}", small, lambda small: export_torchtitan(small, chain, architecture)
+            yield (
+                f"small-{kind}",
+                small,
+                lambda small: export_torchtitan(small, chain, architecture),
+            )
 
 
 def two_devices(plan: Plan, places: Sequence[tuple[int, int, int]], *, samples: int) -> Plan:
@@ -185,7 +241,9 @@ def two_devices(plan: Plan, places: Sequence[tuple[int, int, int]], *, samples: 
         Stage(first=first, end=end, replicas=(Replica(devices=(f"a0.{device}",), samples=samples),))
         for first, end, device in places
     )
-    small = replace(plan, stages=stages, micro_batch_size=samples, num_micro_batches=4, global_batch=4 * samples)
+    small = replace(
+        plan, stages=stages, micro_batch_size=samples, num_micro_batches=4, global_batch=4 * samples
+    )
     return replace(small, model=replace(small.model, dtype=Dtype.FP32), collectives=())
 
 
@@ -193,14 +251,20 @@ def install(name: TargetName, door: Door, folder: Path, *, newest: bool) -> str:
     """The version that is installed."""
     python = folder / "venv" / "bin" / "python"
     version = TARGETS[name].version
-    wanted = [] if door.package is None else [door.package if newest else f"{door.package}=={version}"]
+    wanted = (
+        [] if door.package is None else [door.package if newest else f"{door.package}=={version}"]
+    )
     if not python.exists():
         run(sys.executable, "-m", "venv", folder / "venv")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*pip, door.torch, *door.beside)
     if wanted:
         run(*pip, *(["--upgrade"] if newest else []), "--no-build-isolation", door.torch, *wanted)
-        return run(python, "-c", f"from importlib.metadata import version; print(version({door.package!r}))").strip()
+        return run(
+            python,
+            "-c",
+            f"from importlib.metadata import version; print(version({door.package!r}))",
+        ).strip()
     return version
 
 
@@ -222,7 +286,9 @@ def open_door(name: TargetName, *, newest: bool) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--newest", action="store_true", help="the newest versions instead of those that are named")
+    parser.add_argument(
+        "--newest", action="store_true", help="the newest versions instead of those that are named"
+    )
     parser.add_argument("systems", nargs="*", choices=[*map(str, DOORS), []], default=[])
     given = parser.parse_args()
     failed = 0

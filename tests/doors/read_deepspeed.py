@@ -1,7 +1,7 @@
 """DeepSpeed itself reads an export: its config class, and its pipeline engine on two CPU processes.
 
-The program of each process trains four linear layers, cut unevenly, and compares the loss and the weights after one
-step with those of a plain loop in one process.
+The program of each process trains four linear layers, cut unevenly, and compares the loss and the
+weights after one step with those of a plain loop in one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def read_config(folder: Path) -> None:
     ranks = content["train_batch_size"] // (
         content["train_micro_batch_size_per_gpu"] * content["gradient_accumulation_steps"]
     )
-    config = DeepSpeedConfig(content, mpu=SimpleNamespace(get_data_parallel_world_size=lambda: ranks))
+    config = DeepSpeedConfig(
+        content, mpu=SimpleNamespace(get_data_parallel_world_size=lambda: ranks)
+    )
     assert config.train_batch_size == content["train_batch_size"]
     assert config.gradient_accumulation_steps == content["gradient_accumulation_steps"]
     assert config.zero_config.stage == content["zero_optimization"]["stage"]
@@ -64,12 +66,17 @@ def train(folder: Path) -> None:
     expected.backward()
     expected = expected.detach()
     pipeline = module.PlannedPipeline(layers, loss_fn=loss_fn)
-    engine, *_ = deepspeed.initialize(model=pipeline, model_parameters=pipeline.parameters(), config=config)
+    engine, *_ = deepspeed.initialize(
+        model=pipeline, model_parameters=pipeline.parameters(), config=config
+    )
     loss = engine.train_batch(iter(data))
     assert abs(float(loss) - float(expected)) < 1e-5, (float(loss), float(expected))
     first, end = module.CUTS[pipeline.stage_id], module.CUTS[pipeline.stage_id + 1]
     for index in range(first, end):
-        mine, other = layers[index].weight.data, alone[index].weight.data - 0.1 * alone[index].weight.grad
+        mine, other = (
+            layers[index].weight.data,
+            alone[index].weight.data - 0.1 * alone[index].weight.grad,
+        )
         assert torch.allclose(mine, other, atol=1e-5), index
     torch.distributed.barrier()  # a process that ends first would abort the other
     torch.distributed.destroy_process_group()
@@ -81,7 +88,15 @@ def main() -> None:
         train(folder)
         return
     read_config(folder / "planned")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        __file__,
+    ]
     subprocess.run([*command, str(folder / "small")], check=True, timeout=300)
 
 

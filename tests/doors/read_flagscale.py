@@ -1,7 +1,8 @@
-"""FlagScale itself reads an export: its runner makes the commands of every host, its parser reads the arguments.
+"""FlagScale itself reads an export: its runner makes the commands of every host, its parser reads
+the arguments.
 
-The second argument is a checkout of FlagScale, the third one of the Megatron-LM that it patches, with the patch of its
-argument parser applied.
+The second argument is a checkout of FlagScale, the third one of the Megatron-LM that it patches,
+with the patch of its argument parser applied.
 """
 
 from __future__ import annotations
@@ -24,10 +25,20 @@ def arguments_of(folder: Path, checkout: str) -> tuple[list[str], list[dict[str,
     commands = []
 
     def keep(host, address, port, nodes, rank, processes, **rest):
-        commands.append({"host": host, "rank": rank, "processes": processes, "kind": rest["device_type"]})
+        commands.append(
+            {"host": host, "rank": rank, "processes": processes, "kind": rest["device_type"]}
+        )
 
     for rank, (host, resource) in enumerate(runner.resources.items()):
-        around = (runner.user_envs, config.experiment.runner, len(runner.resources), "127.0.0.1", 29500, False, True)
+        around = (
+            runner.user_envs,
+            config.experiment.runner,
+            len(runner.resources),
+            "127.0.0.1",
+            29500,
+            False,
+            True,
+        )
         runner_train.run_node(keep, rank, host, resource, *around)
         assert commands[-1]["processes"] == resource["slots"]
     return runner.user_args, commands
@@ -47,7 +58,8 @@ def main() -> None:
     import torch
     from flagscale.train.arguments import FSTrainArguments
 
-    # The ranks in the order of hetero_device_types: the runner has started hosts in that order already.
+    # The ranks in the order of hetero_device_types: the runner has started hosts in that order
+    # already.
     order = [args.hetero_device_types.index(host["kind"]) for host in hosts]
     assert order == sorted(order), order
     seen = []

@@ -1,6 +1,8 @@
-"""Megatron-LM itself reads an export: its argument parser, its checks, its layout of layers and its model config.
+"""Megatron-LM itself reads an export: its argument parser, its checks, its layout of layers and its
+model config.
 
-The parser is not part of megatron-core; a checkout of the same version is given as the second argument.
+The parser is not part of megatron-core; a checkout of the same version is given as the second
+argument.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ def started(script: Path, host: str) -> list[str]:
     """The words behind ``torchrun`` on a host, as bash sees them."""
     text = "torchrun() { printf '%s\\0' \"$@\"; }\n" + script.read_text()
     environment = {**os.environ, "ARGOSY_HOST": host}
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        ["bash", "-c", text], capture_output=True, text=True, check=True, env=environment
+    )
     return done.stdout.split("\0")[:-1]
 
 
@@ -37,9 +41,10 @@ def main() -> None:
     config = arguments.core_transformer_config_from_args(args)
     config.__post_init__()
     layout = config.pipeline_model_parallel_layout
-    assert sum(len(layout.get_layer_id_list(pp_rank=rank)) for rank in range(args.pipeline_model_parallel_size)) == int(
-        layers
-    )
+    assert sum(
+        len(layout.get_layer_id_list(pp_rank=rank))
+        for rank in range(args.pipeline_model_parallel_size)
+    ) == int(layers)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,8 @@ def with_stage(plan: Plan, index: int, **changes: object) -> Plan:
 def read_layout(text: str) -> list[str]:
     """Stages of a Megatron-LM layout as runs of letters: E, t, m, L.
 
-    A comma means nothing, ``(...)*n`` repeats what is in it with its bars, ``x*n`` a letter; a bar ends a stage.
+    A comma means nothing, ``(...)*n`` repeats what is in it with its bars, ``x*n`` a letter; a bar
+    ends a stage.
     """
     text = text.replace(",", "")
     while "(" in text:
@@ -94,7 +95,8 @@ HOSTS = ("a0", "a1", "v0", "v1")
 
 
 def run_script(script: str) -> list[list[str]]:
-    """The arguments of every torchrun call of a script, as the shell itself sees them, in the order of node ranks.
+    """The arguments of every torchrun call of a script, as the shell itself sees them, in the order
+    of node ranks.
 
     A script that asks for its host is run once on every host that it knows."""
     stub = "torchrun() { local IFS=$'\\x1f'; printf '%s\\n' \"torchrun$IFS$*\"; };"
@@ -104,7 +106,9 @@ def run_script(script: str) -> list[list[str]]:
         environment = {**os.environ, "ARGOSY_HOST": host, "CUDA_VISIBLE_DEVICES": ""}
         command = ["bash", "-c", stub + "\n" + script]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0 or (done.returncode == 2 and f"{host} is no host of the plan" in done.stderr)
+        assert done.returncode == 0 or (
+            done.returncode == 2 and f"{host} is no host of the plan" in done.stderr
+        )
         calls += [line.split("\x1f") for line in done.stdout.splitlines()]
     calls.sort(key=_node_rank)
     return [words[1:] for words in calls]
@@ -112,14 +116,20 @@ def run_script(script: str) -> list[list[str]]:
 
 def _node_rank(words: Sequence[str]) -> int:
     options = options_of(words)
-    rank = options.get("node-rank") or options.get("node_rank") or str(options.get("rdzv-conf")).removeprefix("rank=")
+    rank = (
+        options.get("node-rank")
+        or options.get("node_rank")
+        or str(options.get("rdzv-conf")).removeprefix("rank=")
+    )
     return int(rank)
 
 
 def visible_devices(script: str) -> list[tuple[str, ...]]:
     """The devices of every agent that a script starts, in the order of node ranks."""
     found = re.findall(r"agent (\d+) \d+ ([\d,]+) ", script)
-    return [tuple(devices.split(",")) for _, devices in sorted(found, key=lambda pair: int(pair[0]))]
+    return [
+        tuple(devices.split(",")) for _, devices in sorted(found, key=lambda pair: int(pair[0]))
+    ]
 
 
 def options_of(arguments: Sequence[str]) -> dict[str, str | bool]:

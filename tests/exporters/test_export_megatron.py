@@ -1,4 +1,5 @@
-"""Plans in Megatron-LM's words: read back by a reader that also reads layouts that others have published."""
+"""Plans in Megatron-LM's words: read back by a reader that also reads layouts that others have
+published."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from target_readers import cluster, options_of, plan, read_layout, run_script, visible_devices, with_stage
+from target_readers import (
+    cluster,
+    options_of,
+    plan,
+    read_layout,
+    run_script,
+    visible_devices,
+    with_stage,
+)
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError
@@ -29,7 +38,8 @@ PUBLISHED = {
     "Et*11|t*11|t*11|t*10mL": (4, 43, 1),
     "Et*4|t*3|t*3|t*4|t*3|t*4|t*4|t*3,L": (8, 28, 0),
 }
-"""Layouts from public training scripts: stages, blocks and prediction layers that they say they have."""
+"""Layouts from public training scripts: stages, blocks and prediction layers that they say they
+have."""
 
 
 def export(plan: Plan, *, lossy: bool = False) -> Export:
@@ -50,7 +60,9 @@ def test_the_reader_reads_what_others_have_published(text: str) -> None:
     assert letters.endswith("L")
 
 
-@pytest.mark.parametrize("text", ["Et*11|t*10|t*8|t*3L", "Et*8|(t*8|)*2,t*8L", "E|t*16|t*16|L", "Et|t*15|t*15|tL"])
+@pytest.mark.parametrize(
+    "text", ["Et*11|t*10|t*8|t*3L", "Et*8|(t*8|)*2,t*8L", "E|t*16|t*16|L", "Et|t*15|t*15|tL"]
+)
 def test_a_layout_survives_the_way_through_a_plan(text: str) -> None:
     stages = read_layout(text)
     ends = [sum(map(len, stages[: at + 1])) for at in range(4)]
@@ -88,7 +100,8 @@ def test_every_host_is_started_with_its_ranks() -> None:
 
 
 def test_a_host_whose_ranks_are_apart_has_an_agent_for_each_run() -> None:
-    """Stages 0 and 1 have half of the devices of a0 and a1 each: torchrun numbers ranks agent by agent."""
+    """Stages 0 and 1 have half of the devices of a0 and a1 each: torchrun numbers ranks agent by
+    agent."""
     made = plan([13, 26, 30, 34])
     (one, two), (three, four) = (stage.replicas for stage in made.stages[:2])
     apart = with_stage(with_stage(made, 0, replicas=(one, three)), 1, replicas=(two, four))
@@ -100,16 +113,28 @@ def test_a_host_whose_ranks_are_apart_has_an_agent_for_each_run() -> None:
 
 
 def test_flags_that_a_default_would_change() -> None:
-    """The rotary base, the constant in norms, the format of gradients, and one queue of work per device."""
+    """The rotary base, the constant in norms, the format of gradients, and one queue of work per
+    device."""
     ((_, script),) = export(plan([13, 26, 30, 34])).files
     found = flags(plan([13, 26, 30, 34]))
-    assert (found["rotary-base"], found["norm-epsilon"], found["vocab-size"]) == ("500000", "1e-05", "128256")
+    assert (found["rotary-base"], found["norm-epsilon"], found["vocab-size"]) == (
+        "500000",
+        "1e-05",
+        "128256",
+    )
     assert found["make-vocab-size-divisible-by"] == "1"
-    assert found["grad-reduce-in-bf16"] is True, "the default cost model keeps gradients in the format of the weights"
+    assert found["grad-reduce-in-bf16"] is True, (
+        "the default cost model keeps gradients in the format of the weights"
+    )
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in script
-    main = replace(plan([13, 26, 30, 34]), cost_model=CostModelRef.of({"constants": {"gradient_dtype": "fp32"}}))
+    main = replace(
+        plan([13, 26, 30, 34]),
+        cost_model=CostModelRef.of({"constants": {"gradient_dtype": "fp32"}}),
+    )
     found = flags(main)
-    assert found["accumulate-allreduce-grads-in-fp32"] is True and "grad-reduce-in-bf16" not in found
+    assert (
+        found["accumulate-allreduce-grads-in-fp32"] is True and "grad-reduce-in-bf16" not in found
+    )
     ((_, scaled),) = preset("llama-3.1-405b").files
     found = options_of(run_script(scaled)[0])
     assert (found["use-rope-scaling"], found["rope-scaling-factor"]) == (True, "8.0")
@@ -119,7 +144,9 @@ def test_flags_that_a_default_would_change() -> None:
 
 def test_chunks_go_round_the_ranks() -> None:
     two = plan(
-        [9, 17, 26, 34], hosts=("a0", "a1", "a0", "a1"), schedule=ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2)
+        [9, 17, 26, 34],
+        hosts=("a0", "a1", "a0", "a1"),
+        schedule=ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2),
     )
     found = flags(two)
     assert found["pipeline-model-parallel-size"] == "2"
@@ -132,7 +159,9 @@ def uneven(made: Plan) -> Plan:
 
 
 def with_replicas(made: Plan, index: int, **changes: Any) -> Plan:
-    return with_stage(made, index, replicas=tuple(replace(one, **changes) for one in made.stages[index].replicas))
+    return with_stage(
+        made, index, replicas=tuple(replace(one, **changes) for one in made.stages[index].replicas)
+    )
 
 
 LOSSES = {
@@ -196,11 +225,16 @@ def test_shares_that_cannot_be_evened_out_are_refused() -> None:
 def test_models_of_other_shapes_are_refused() -> None:
     chain = load_model("t5-base")
     with pytest.raises(InputError, match=r"t5-base with encoder\.0"):
-        export_megatron(plan([7, 14, 20, 27], model="t5-base"), chain, load_architecture("t5-base"), lossy=True)
+        export_megatron(
+            plan([7, 14, 20, 27], model="t5-base"), chain, load_architecture("t5-base"), lossy=True
+        )
 
 
 def preset(name: str, *, lossy: bool = False, length: int = 512) -> Export:
-    chain, shape = load_model(name, sequence_length=None if "vit" in name else length), load_architecture(name)
+    chain, shape = (
+        load_model(name, sequence_length=None if "vit" in name else length),
+        load_architecture(name),
+    )
     count = len(chain.layers)
     made = plan([count // 4, count // 2, 3 * count // 4, count], model=name)
     made = replace(made, model=replace(made.model, sequence_length=chain.sequence_length))
@@ -217,7 +251,9 @@ def preset(name: str, *, lossy: bool = False, length: int = 512) -> Export:
     ],
 )
 def test_models_that_are_no_gpt_are_refused(name: str, what: str) -> None:
-    with pytest.raises(InputError, match=f"{name} with {what}, expected a model in the shape of Megatron-LM's GPT"):
+    with pytest.raises(
+        InputError, match=f"{name} with {what}, expected a model in the shape of Megatron-LM's GPT"
+    ):
         preset(name, lossy=True)
 
 
@@ -259,10 +295,15 @@ def test_a_block_made_from_the_flags_has_the_weights_of_the_model(name: str) -> 
     shared = kept * int(found.get("num-query-groups", heads)) // heads
     bias = "disable-bias-linear" not in found
     attention = (
-        hidden * (2 * kept + 2 * shared) + bias * hidden + (bias or "add-qkv-bias" in found) * (kept + 2 * shared)
+        hidden * (2 * kept + 2 * shared)
+        + bias * hidden
+        + (bias or "add-qkv-bias" in found) * (kept + 2 * shared)
     )
     attention += 2 * (kept // heads) * ("qk-layernorm" in found)
-    experts, inner = int(found.get("num-experts", 0)), int(found.get("moe-ffn-hidden-size", found["ffn-hidden-size"]))
+    experts, inner = (
+        int(found.get("num-experts", 0)),
+        int(found.get("moe-ffn-hidden-size", found["ffn-hidden-size"])),
+    )
     up = 2 if "swiglu" in found else 1
     feed_forward = (up + 1) * hidden * inner + bias * (up * inner + hidden)
     norms = 2 * hidden * (1 if found.get("normalization") == "RMSNorm" else 2)
@@ -305,8 +346,15 @@ def mixture(folder: Path, **changes: object) -> dict[str, str | bool]:
 
 def test_experts_are_said_in_full(tmp_path: Path) -> None:
     found = mixture(tmp_path)
-    assert (found["num-experts"], found["moe-router-topk"], found["moe-ffn-hidden-size"]) == ("8", "2", "24")
-    assert found["moe-shared-expert-intermediate-size"] == "40" and found["moe-shared-expert-gate"] is True
+    assert (found["num-experts"], found["moe-router-topk"], found["moe-ffn-hidden-size"]) == (
+        "8",
+        "2",
+        "24",
+    )
+    assert (
+        found["moe-shared-expert-intermediate-size"] == "40"
+        and found["moe-shared-expert-gate"] is True
+    )
     alone = mixture(tmp_path, model_type="qwen3_moe")
     assert not [name for name in alone if name.startswith("moe-shared")]
     assert alone["kv-channels"] == "32", "heads that are wider than the stream's share"
@@ -314,7 +362,9 @@ def test_experts_are_said_in_full(tmp_path: Path) -> None:
 
 def test_blocks_of_two_kinds_are_refused(tmp_path: Path) -> None:
     """Blocks with experts between blocks without: one set of flags would make all of them alike."""
-    with pytest.raises(InputError, match=r"with block\.3, expected an embedding, blocks of one kind"):
+    with pytest.raises(
+        InputError, match=r"with block\.3, expected an embedding, blocks of one kind"
+    ):
         mixture(tmp_path, mlp_only_layers=[3])
 
 
@@ -326,5 +376,7 @@ def test_fp8_needs_a_recipe() -> None:
         lambda: export_deepspeed(made, CHAIN, lossy=True),
         lambda: export_flagscale(made, CHAIN, SHAPE, cluster(), lossy=True),
     ):
-        with pytest.raises(InputError, match=r"model.dtype: found fp8, expected bf16, fp16 or fp32"):
+        with pytest.raises(
+            InputError, match=r"model.dtype: found fp8, expected bf16, fp16 or fp32"
+        ):
             attempt()

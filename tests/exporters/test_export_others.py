@@ -1,4 +1,5 @@
-"""Plans for DeepSpeed, FlagScale and plain torchrun, each read back; and the command that writes them."""
+"""Plans for DeepSpeed, FlagScale and plain torchrun, each read back; and the command that writes
+them."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ from argosy.exporters.torchrun import export_torchrun
 from argosy.exporters.write import ExportOptions, export_plan
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import CostModelRef, Plan, Recompute
-from argosy.runtime.launch import Launch
-from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.run_spec import RunSpec, read_run_spec
+from argosy.runtime.job.launch import Launch
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.processes.run_spec import RunSpec, read_run_spec
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.load import load_architecture, load_model
 
@@ -48,7 +49,8 @@ def deepspeed(plan: Plan, *, lossy: bool = False) -> dict[str, str]:
 
 
 def test_deepspeed_batches_multiply_up() -> None:
-    """The rule of its documentation: whole batch = micro-batch x accumulation x data-parallel groups."""
+    """The rule of its documentation: whole batch = micro-batch x accumulation x data-parallel
+    groups."""
     config = read_json(deepspeed(plan([9, 18, 26, 34], samples=2, width=1))["ds_config.json"])
     product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2  # type: ignore[operator]
     assert config["train_batch_size"] == product == 32
@@ -57,9 +59,13 @@ def test_deepspeed_batches_multiply_up() -> None:
 
 def test_deepspeed_adds_gradients_up_in_the_format_that_was_planned() -> None:
     made = plan([9, 18, 26, 34], width=1)
-    assert read_json(deepspeed(made)["ds_config.json"])["data_types"] == {"grad_accum_dtype": "bf16"}
+    assert read_json(deepspeed(made)["ds_config.json"])["data_types"] == {
+        "grad_accum_dtype": "bf16"
+    }
     main = replace(made, cost_model=CostModelRef.of({"constants": {"gradient_dtype": "fp32"}}))
-    assert read_json(deepspeed(main)["ds_config.json"])["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert read_json(deepspeed(main)["ds_config.json"])["data_types"] == {
+        "grad_accum_dtype": "fp32"
+    }
 
 
 def constants(text: str) -> dict[str, Any]:
@@ -78,7 +84,9 @@ def test_deepspeed_cuts_as_the_plan_does() -> None:
     found = constants(deepspeed(made)["argosy_pipeline.py"])
     assert found == {"CUTS": [0, 13, 26, 30, 34], "RECOMPUTES": [False, True, False, False]}
     alone = with_stage(plan([34], hosts=("a0",), width=1), 0, zero=3)
-    assert list(deepspeed(alone)) == ["ds_config.json", "run.sh"], "ZeRO 3 and its pipeline exclude each other"
+    assert list(deepspeed(alone)) == ["ds_config.json", "run.sh"], (
+        "ZeRO 3 and its pipeline exclude each other"
+    )
     with pytest.raises(InputError, match="your model has to do it"):
         deepspeed(with_stage(alone, 0, recompute=Recompute.FULL))
 
@@ -92,26 +100,36 @@ def test_deepspeed_hosts_and_devices() -> None:
 
 def test_deepspeed_splits_no_tensors() -> None:
     with pytest.raises(
-        InputError, match=r"stages\[0\].width: found 2, expected at most 1: DeepSpeed splits no further"
+        InputError,
+        match=r"stages\[0\].width: found 2, expected at most 1: DeepSpeed splits no further",
     ):
         deepspeed(plan([13, 26, 30, 34]), lossy=True)
     with pytest.raises(InputError, match="selective"):
         deepspeed(with_stage(plan([9, 18, 26, 34], width=1), 0, recompute=Recompute.SELECTIVE))
 
 
-@pytest.mark.parametrize(("optimizer", "state"), [("momentum", {"momentum": 0.9}), ("sgd", {}), ("adamw", {})])
-def test_deepspeed_is_told_what_the_optimizer_keeps(optimizer: str, state: dict[str, float]) -> None:
-    """It refuses to shard the state of an optimizer that it has not tested, SGD among them, unless it is told to."""
+@pytest.mark.parametrize(
+    ("optimizer", "state"), [("momentum", {"momentum": 0.9}), ("sgd", {}), ("adamw", {})]
+)
+def test_deepspeed_is_told_what_the_optimizer_keeps(
+    optimizer: str, state: dict[str, float]
+) -> None:
+    """It refuses to shard the state of an optimizer that it has not tested, SGD among them, unless
+    it is told to."""
     made = plan([9, 18, 26, 34], width=1)
     for index in range(4):
         made = with_stage(made, index, zero=1)
     made = replace(made, model=replace(made.model, optimizer=optimizer))
     config: Any = read_json(deepspeed(made)["ds_config.json"])
-    assert {name: value for name, value in config["optimizer"]["params"].items() if name != "lr"} == state
+    assert {
+        name: value for name, value in config["optimizer"]["params"].items() if name != "lr"
+    } == state
     assert config.get("zero_allow_untested_optimizer", False) == (optimizer != "adamw")
 
 
-def flagscale(plan: Plan, *, lossy: bool = False) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+def flagscale(
+    plan: Plan, *, lossy: bool = False
+) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     found = dict(export_flagscale(plan, CHAIN, SHAPE, cluster(), lossy=lossy).files)
     return yaml.safe_load(found["train_hetero.yaml"]), read_hostfile(found["hostfile"])
 
@@ -129,7 +147,11 @@ system:
 
 def test_flagscale_fields_are_those_that_others_have_published() -> None:
     theirs = yaml.safe_load(PUBLISHED)["system"]["hetero"]
-    assert read_meshes(theirs["hetero_process_meshes"]) == [(2, 1, 1, 1, 1), (2, 1, 1, 2, 1), (1, 1, 1, 2, 1)]
+    assert read_meshes(theirs["hetero_process_meshes"]) == [
+        (2, 1, 1, 1, 1),
+        (2, 1, 1, 2, 1),
+        (1, 1, 1, 2, 1),
+    ]
     ours = flagscale(plan([13, 26, 30, 34]))[0]["train"]["system"]["hetero"]
     assert set(theirs) <= set(ours)
 
@@ -150,11 +172,20 @@ def test_flagscale_says_what_megatron_cannot() -> None:
     whole = replace(wide.stages[3].replicas[0], devices=("v1.0", "v1.1", "v1.2", "v1.3"), samples=4)
     made = with_stage(with_stage(wide, 3, replicas=(whole,)), 3, recompute=Recompute.FULL)
     content, _ = flagscale(made)
-    assert read_meshes(content["train"]["system"]["hetero"]["hetero_process_meshes"])[-1] == (4, 1, 1, 1, 1)
+    assert read_meshes(content["train"]["system"]["hetero"]["hetero_process_meshes"])[-1] == (
+        4,
+        1,
+        1,
+        1,
+        1,
+    )
     again = content["train"]["system"]["recompute"]["recompute_granularity_per_stage_micro_batch"]
     assert again == [[1, 8, 0], [1, 8, 0], [1, 8, 0], [1, 8, 1]]
     # what a replica of a mesh takes, by FlagScale's rule, is what the plan gives it
-    data = [mesh[3] for mesh in read_meshes(content["train"]["system"]["hetero"]["hetero_process_meshes"])]
+    data = [
+        mesh[3]
+        for mesh in read_meshes(content["train"]["system"]["hetero"]["hetero_process_meshes"])
+    ]
     shares = [content["train"]["model"]["micro_batch_size"] * data[0] // count for count in data]
     assert (shares[0], shares[-1]) == (2, 4)
 
@@ -171,26 +202,35 @@ def test_flagscale_refuses_mixed_kinds() -> None:
 @pytest.mark.parametrize("kind", [ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUALPIPE_V])
 @pytest.mark.parametrize("to", ["megatron", "deepspeed", "flagscale", "torch"])
 def test_v_shaped_schedules_are_refused_by_name(kind: ScheduleKind, to: str) -> None:
-    """Also with ``lossy``: a worker has two stages, which no other schedule of these systems places so."""
+    """Also with ``lossy``: a worker has two stages, which no other schedule of these systems places
+    so."""
     planned = replace(plan([9, 17, 26, 34], data=1, width=1), schedule=ScheduleSpec(kind=kind))
-    with pytest.raises(InputError, match=rf"schedule: found {kind}, expected .*1f1b.*, which \S+ runs"):
+    with pytest.raises(
+        InputError, match=rf"schedule: found {kind}, expected .*1f1b.*, which \S+ runs"
+    ):
         export_plan(planned, cluster(), System(to), ExportOptions(lossy=True))
 
 
 def launch_of(planned: Plan) -> Launch:
-    return Launch(plan=planned, spec=RunSpec(plan="plan.json", program="train.py:build", out="run", steps=7))
+    return Launch(
+        plan=planned, spec=RunSpec(plan="plan.json", program="train.py:build", out="run", steps=7)
+    )
 
 
-def test_torchrun_itself_reads_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_itself_reads_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = plan([13, 26, 30, 34], data=4, width=1)
     ((_, script),) = export_torchrun(launch_of(made)).files
     monkeypatch.chdir(tmp_path)
-    script = script.replace("python -m argosy.runtime.meeting", "torchrun")
+    script = script.replace("python -m argosy.runtime.processes.meeting", "torchrun")
     found = [get_args_parser().parse_args(call) for call in run_script(script)]
     assert [call.rdzv_conf for call in found] == [f"rank={rank}" for rank in range(4)]
     assert {call.rdzv_endpoint for call in found} == {"a0:29500"}
     assert sum(int(call.nproc_per_node) for call in found) == len(devices_by_rank(made))
-    assert all(call.training_script == "argosy.runtime.worker" and call.module for call in found)
+    assert all(
+        call.training_script == "argosy.runtime.job.worker" and call.module for call in found
+    )
     assert [call.training_script_args for call in found] == [["run/run.json"]] * 4
     spec = read_run_spec("run/run.json")
     assert (spec.plan, spec.program, spec.steps) == ("plan.json", "train.py:build", 7)
@@ -207,7 +247,9 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
 
 
 @pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed", "flagscale", "torch"])
-def test_the_command_writes_what_it_prints(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_what_it_prints(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "plan.json"
     made = plan([9, 18, 26, 34], samples=2, width=1, data=4)
     path.write_text(dumps_plan(with_stage(made, 1, recompute=Recompute.FULL)))
@@ -218,25 +260,47 @@ def test_the_command_writes_what_it_prints(target: str, tmp_path: Path, capsys: 
     shown = run_command(capsys, "export", str(path), "--to", target, "--lossy", "--json")
     assert shown.code == 0
     document = json.loads(shown.out)
-    assert [f"lost: {lost['path']}" in shown.err for lost in document["lost"]] == [True] * len(document["lost"])
+    assert [f"lost: {lost['path']}" in shown.err for lost in document["lost"]] == [True] * len(
+        document["lost"]
+    )
     out = tmp_path / "out"
-    assert run_command(capsys, "export", str(path), "--to", target, "--lossy", "-o", str(out)).code == 0
-    written = {out.name: out.read_text()} if out.is_file() else {file.name: file.read_text() for file in out.iterdir()}
+    assert (
+        run_command(capsys, "export", str(path), "--to", target, "--lossy", "-o", str(out)).code
+        == 0
+    )
+    written = (
+        {out.name: out.read_text()}
+        if out.is_file()
+        else {file.name: file.read_text() for file in out.iterdir()}
+    )
     assert sorted(written.values()) == sorted(document["files"].values())
 
 
 def test_flagscale_recomputes_by_stage_fully_or_everywhere_selectively() -> None:
     made = plan([13, 26, 30, 34])
-    everywhere = replace(made, stages=tuple(replace(stage, recompute=Recompute.SELECTIVE) for stage in made.stages))
+    everywhere = replace(
+        made, stages=tuple(replace(stage, recompute=Recompute.SELECTIVE) for stage in made.stages)
+    )
     with pytest.raises(InputError, match="argosy plan --for megatron"):
         flagscale(everywhere)
-    meant = replace(everywhere, cost_model=CostModelRef.of({"constants": {"selective": "attention"}}))
-    assert flagscale(meant)[0]["train"]["system"]["recompute"] == {"recompute_granularity": "selective"}
+    meant = replace(
+        everywhere, cost_model=CostModelRef.of({"constants": {"selective": "attention"}})
+    )
+    assert flagscale(meant)[0]["train"]["system"]["recompute"] == {
+        "recompute_granularity": "selective"
+    }
     somewhere = with_stage(made, 2, recompute=Recompute.SELECTIVE)
-    with pytest.raises(InputError, match=r"stages.recompute: found none/none/selective/none, expected none or full"):
+    with pytest.raises(
+        InputError, match=r"stages.recompute: found none/none/selective/none, expected none or full"
+    ):
         flagscale(somewhere)
     again = flagscale(somewhere, lossy=True)[0]["train"]["system"]["recompute"]
-    assert again["recompute_granularity_per_stage_micro_batch"] == [[1, 8, 0], [1, 8, 0], [1, 8, 1], [1, 8, 0]]
+    assert again["recompute_granularity_per_stage_micro_batch"] == [
+        [1, 8, 0],
+        [1, 8, 0],
+        [1, 8, 1],
+        [1, 8, 0],
+    ]
 
 
 def test_flagscale_has_one_context_for_all_meshes() -> None:
@@ -246,7 +310,8 @@ def test_flagscale_has_one_context_for_all_meshes() -> None:
 
 
 def test_flagscale_has_everything_at_its_level() -> None:
-    """What its runner looks up: the task, static rendezvous, devices by host, and the training arguments."""
+    """What its runner looks up: the task, static rendezvous, devices by host, and the training
+    arguments."""
     content, hosts = flagscale(plan([13, 26, 30, 34]))
     experiment = content["experiment"]
     assert experiment["task"] == {
@@ -274,4 +339,6 @@ def test_flagscale_splits_a_tied_table_in_one_way() -> None:
     made = plan([4, 7, 11, 14], samples=2, model="gpt2")
     whole = replace(made.stages[3].replicas[0], devices=("v1.0", "v1.1", "v1.2", "v1.3"), samples=4)
     with pytest.raises(InputError, match=r"stages\[3\].width: found 4, expected 2, as in stage 0"):
-        export_flagscale(with_stage(made, 3, replicas=(whole,)), chain, shape, cluster(), lossy=True)
+        export_flagscale(
+            with_stage(made, 3, replicas=(whole,)), chain, shape, cluster(), lossy=True
+        )

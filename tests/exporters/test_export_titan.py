@@ -1,4 +1,5 @@
-"""Plans as torchtitan recipes: the module read as Python, the schedule by torch's own reader and dry run.
+"""Plans as torchtitan recipes: the module read as Python, the schedule by torch's own reader and
+dry run.
 
 That torchtitan itself reads them is tested by ``make test-doors``."""
 
@@ -31,18 +32,25 @@ def files(made: Export) -> dict[str, str]:
     return dict(made.files)
 
 
-def recipe(plan: Plan, *, lossy: bool = False, shape: Architecture = SHAPE) -> tuple[ast.Module, str]:
+def recipe(
+    plan: Plan, *, lossy: bool = False, shape: Architecture = SHAPE
+) -> tuple[ast.Module, str]:
     text = files(export_torchtitan(plan, CHAIN, shape, lossy=lossy))["argosy_recipe.py"]
     return ast.parse(text), text
 
 
-def job(plan: Plan, *, lossy: bool = False, shape: Architecture = SHAPE) -> dict[str, dict[str, Any]]:
-    """The values that the recipe passes to each configuration class; names and calls as they are written."""
+def job(
+    plan: Plan, *, lossy: bool = False, shape: Architecture = SHAPE
+) -> dict[str, dict[str, Any]]:
+    """The values that the recipe passes to each configuration class; names and calls as they are
+    written."""
     found: dict[str, dict[str, Any]] = {}
     for node in ast.walk(recipe(plan, lossy=lossy, shape=shape)[0]):
         if isinstance(node, ast.Call):
             values = {
-                one.arg: one.value.value if isinstance(one.value, ast.Constant) else ast.unparse(one.value)
+                one.arg: one.value.value
+                if isinstance(one.value, ast.Constant)
+                else ast.unparse(one.value)
                 for one in node.keywords
                 if one.arg is not None
             }
@@ -62,7 +70,10 @@ def test_the_recipe_says_what_the_plan_says() -> None:
     found = job(plan([13, 26, 30, 34], samples=2))
     parallel, training = found["ParallelismConfig"], found["TrainingConfig"]
     assert (parallel["pipeline_parallel_degree"], parallel["tensor_parallel_degree"]) == (4, 2)
-    assert (parallel["data_parallel_replicate_degree"], parallel["data_parallel_shard_degree"]) == (2, 1)
+    assert (parallel["data_parallel_replicate_degree"], parallel["data_parallel_shard_degree"]) == (
+        2,
+        1,
+    )
     assert (training["local_batch_size"], training["global_batch_size"]) == (2 * 8, 32)
     assert parallel["pipeline_parallel_microbatch_size"] == 2
     assert training["disable_cuda_graphs"] is True, "it captures no pipelines"
@@ -78,15 +89,20 @@ def test_rotary_positions_are_those_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("kind", ScheduleKind)
-def test_the_last_norm_keeps_its_gradient_under_schedules_that_split_backwards(kind: ScheduleKind) -> None:
-    """By a loss that is not computed in chunks; V-shaped schedules go by torch's names and have no CSV."""
+def test_the_last_norm_keeps_its_gradient_under_schedules_that_split_backwards(
+    kind: ScheduleKind,
+) -> None:
+    """By a loss that is not computed in chunks; V-shaped schedules go by torch's names and have no
+    CSV."""
     chunks = 2 if kind is ScheduleKind.INTERLEAVED else 1
     found = job(replace(plan([9, 17, 26, 34]), schedule=ScheduleSpec(kind=kind, chunks=chunks)))
     loss = "loss" if kind.is_split else "ChunkedLossWrapper.Config(loss_fn=loss)"
     assert found["Trainer.Config"]["loss"] == loss
     parallel = found["ParallelismConfig"]
     named = {"zero-bubble-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}.get(kind)
-    assert (parallel["pipeline_parallel_schedule"] == named) == ("pipeline_parallel_schedule_csv" not in parallel)
+    assert (parallel["pipeline_parallel_schedule"] == named) == (
+        "pipeline_parallel_schedule_csv" not in parallel
+    )
 
 
 @pytest.mark.parametrize("ends", [[13, 26, 30, 34], [1, 2, 33, 34], [9, 17, 26, 34]])
@@ -96,7 +112,12 @@ def test_modules_are_the_layers_of_the_stages(ends: list[int]) -> None:
     for part, first, end in zip(parts, starts, ends, strict=True):
         assert len([name for name in part if name != "norm"]) == end - first
     flat = [name for part in parts for name in part]
-    assert flat == ["tok_embeddings", *(f"layers.{index}" for index in range(32)), "norm", "lm_head"]
+    assert flat == [
+        "tok_embeddings",
+        *(f"layers.{index}" for index in range(32)),
+        "norm",
+        "lm_head",
+    ]
 
 
 SPECS = {
@@ -123,12 +144,21 @@ def test_torch_reads_the_schedule_and_finds_no_deadlock(name: str) -> None:
     assert len(order) == workers
     ranks = torch_schedules._validate_schedule(order, workers, 4, 8)
     num_actions = sum(map(len, order.values()))
-    lowered = torch_schedules._add_send_recv(order, stage_to_rank=lambda stage: ranks[stage], num_stages=4)
+    lowered = torch_schedules._add_send_recv(
+        order, stage_to_rank=lambda stage: ranks[stage], num_stages=4
+    )
     played = torch_schedules._simulate_comms_compute(lowered, lambda stage: ranks[stage], 4)
-    computed = [action for row in played.values() for action in row if action is not None and action.is_compute_op]
+    computed = [
+        action
+        for row in played.values()
+        for action in row
+        if action is not None and action.is_compute_op
+    ]
     assert len(computed) == num_actions
     kind = job(made)["ParallelismConfig"]["pipeline_parallel_schedule"]
-    is_single = issubclass(torch_schedules.get_schedule_class(kind), torch_schedules.PipelineScheduleSingle)
+    is_single = issubclass(
+        torch_schedules.get_schedule_class(kind), torch_schedules.PipelineScheduleSingle
+    )
     assert is_single == (workers == 4)
 
 
@@ -138,7 +168,11 @@ def test_levels_of_zero() -> None:
         for index in range(4):
             made = with_stage(made, index, zero=level)
         found = job(made, lossy=level == 1)["ParallelismConfig"]
-        names = ("data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward")
+        names = (
+            "data_parallel_replicate_degree",
+            "data_parallel_shard_degree",
+            "fsdp_reshard_after_forward",
+        )
         return tuple(found[name] for name in names)
 
     assert degrees(0) == (2, 1, "never")
@@ -149,7 +183,9 @@ def test_levels_of_zero() -> None:
 def test_what_it_has_no_words_for() -> None:
     half = plan([13, 26, 30, 34])
     half = replace(half, model=replace(half.model, dtype=Dtype.FP16))
-    with pytest.raises(InputError, match=r"found fp16, expected bf16 or fp32, which torchtitan 0\.3\.0 trains in"):
+    with pytest.raises(
+        InputError, match=r"found fp16, expected bf16 or fp32, which torchtitan 0\.3\.0 trains in"
+    ):
         export_torchtitan(half, CHAIN, SHAPE, lossy=True)
     other = load_model("llama-2-7b", sequence_length=2048)
     with pytest.raises(InputError, match=r"a model that torchtitan 0\.3\.0 has"):

@@ -1,4 +1,5 @@
-"""Plans for torch.distributed.pipelining: the exported module runs on two processes, its gradients are those of one."""
+"""Plans for torch.distributed.pipelining: the exported module runs on two processes, its gradients
+are those of one."""
 
 from __future__ import annotations
 
@@ -37,12 +38,23 @@ VOCABULARY, WIDTH, SAMPLES, MICRO_BATCHES = 11, 8, 2, 4
 
 
 def small_plan(name: str) -> Plan:
-    """Two processes: three layers and one, or in turns under an interleaved schedule; stage 0 recomputes."""
+    """Two processes: three layers and one, or in turns under an interleaved schedule; stage 0
+    recomputes."""
     if name == "replicas":
-        return plan([4], hosts=("a0",), width=1, data=2, samples=SAMPLES, micro_batches=MICRO_BATCHES)
+        return plan(
+            [4], hosts=("a0",), width=1, data=2, samples=SAMPLES, micro_batches=MICRO_BATCHES
+        )
     is_woven = name == "interleaved"
     ends, hosts = ([1, 2, 3, 4], ("a0", "a1", "a0", "a1")) if is_woven else ([3, 4], ("a0", "a1"))
-    made = plan(ends, hosts=hosts, width=1, data=1, samples=SAMPLES, micro_batches=MICRO_BATCHES, schedule=SPECS[name])
+    made = plan(
+        ends,
+        hosts=hosts,
+        width=1,
+        data=1,
+        samples=SAMPLES,
+        micro_batches=MICRO_BATCHES,
+        schedule=SPECS[name],
+    )
     made = with_stage(made, 0, recompute=Recompute.FULL)
     return replace(made, model=replace(made.model, dtype=Dtype.FP32))
 
@@ -61,7 +73,12 @@ class Head(nn.Module):
 def layers() -> list[nn.Module]:
     torch.manual_seed(0)
     table = nn.Embedding(VOCABULARY, WIDTH)
-    return [table, nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, WIDTH)), Head(table)]
+    return [
+        table,
+        nn.Linear(WIDTH, WIDTH),
+        nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, WIDTH)),
+        Head(table),
+    ]
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,7 +128,11 @@ def alone(parts: int) -> tuple[float, dict[str, torch.Tensor]]:
     inputs, targets = (values[:rows] for values in batch())
     loss = loss_fn(nn.Sequential(*whole)(inputs), targets)
     loss.backward()
-    named = {f"{at}.{key}": value.grad for at, layer in enumerate(whole) for key, value in layer.named_parameters()}
+    named = {
+        f"{at}.{key}": value.grad
+        for at, layer in enumerate(whole)
+        for key, value in layer.named_parameters()
+    }
     return float(loss.detach()), {name: grad for name, grad in named.items() if grad is not None}
 
 
@@ -122,7 +143,9 @@ def test_torch_runs_every_schedule_with_the_gradients_of_one_process(tmp_path: P
             (tmp_path / name / file).write_text(text)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     commands = [[sys.executable, __file__, str(rank), str(tmp_path)] for rank in range(2)]
-    processes = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for command in commands]
+    processes = [
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for command in commands
+    ]
     said = [process.communicate()[1].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
     for name in (*SPECS, "replicas"):
@@ -139,9 +162,13 @@ def test_torch_runs_every_schedule_with_the_gradients_of_one_process(tmp_path: P
 
 
 def test_what_it_has_no_words_for() -> None:
-    with pytest.raises(InputError, match=r"stages\[0\].width: found 2, expected at most 1: torch splits no further"):
+    with pytest.raises(
+        InputError, match=r"stages\[0\].width: found 2, expected at most 1: torch splits no further"
+    ):
         export_torch(plan([13, 26, 30, 34]), CHAIN, lossy=True)
-    with pytest.raises(InputError, match=r"stages.zero: found 1/0/0/0, expected 0 for all stages in torch"):
+    with pytest.raises(
+        InputError, match=r"stages.zero: found 1/0/0/0, expected 0 for all stages in torch"
+    ):
         export_torch(with_stage(plan([13, 26, 30, 34], width=1), 0, zero=1), CHAIN)
 
 

@@ -31,20 +31,26 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
     return Result(stop.value.code, captured.out, captured.err)
 
 
-def plan_and_export(capsys: pytest.CaptureFixture[str], folder: Path, target: str, *what: str) -> None:
+def plan_and_export(
+    capsys: pytest.CaptureFixture[str], folder: Path, target: str, *what: str
+) -> None:
     file = str(folder / "plan.json")
     planned = run_command(capsys, "plan", *what, "--for", target, "-q", "-o", file)
     assert planned.code == 0, planned.err
     exported = run_command(capsys, "export", file, "--to", target, "--json")
     assert exported.code == 0, exported.err
-    assert TARGETS[TargetName(target)].full_name in "".join(json.loads(exported.out)["files"].values())
+    assert TARGETS[TargetName(target)].full_name in "".join(
+        json.loads(exported.out)["files"].values()
+    )
 
 
 @each_target
 def test_what_is_planned_for_a_system_is_exported_to_it(
     target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan_and_export(capsys, tmp_path, target, "-m", "llama-3-8b", "-c", "mixed-8", "-b", "16", "--dtype", "bf16")
+    plan_and_export(
+        capsys, tmp_path, target, "-m", "llama-3-8b", "-c", "mixed-8", "-b", "16", "--dtype", "bf16"
+    )
 
 
 CASES = [
@@ -60,10 +66,29 @@ CASES = [
 @each_target
 @pytest.mark.parametrize(("model", "cluster", "batch"), CASES)
 def test_the_same_on_other_clusters(
-    model: str, cluster: str, batch: int, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str,
+    cluster: str,
+    batch: int,
+    target: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = str(tmp_path / "plan.json")
-    what = ["-m", model, "-c", cluster, "-b", str(batch), "--dtype", "bf16", "--for", target, "-q", "-o", file]
+    what = [
+        "-m",
+        model,
+        "-c",
+        cluster,
+        "-b",
+        str(batch),
+        "--dtype",
+        "bf16",
+        "--for",
+        target,
+        "-q",
+        "-o",
+        file,
+    ]
     planned = run_command(capsys, "plan", *what)
     if planned.code == 3:
         assert "fits" in planned.err or "No plan was found" in planned.err
@@ -78,7 +103,9 @@ def planned(target: TargetName | None, settings: Settings | None = None) -> Plan
     chain = constants.chain(load_model("gpt2", sequence_length=512, dtype="fp16"))
     settings = settings or Settings(target=None if target is None else TARGETS[target])
     cluster = constants.cluster(load_cluster("two-cards"))
-    return find_plan(chain, cluster, global_batch=16, settings=settings, model=constants.compute_model())
+    return find_plan(
+        chain, cluster, global_batch=16, settings=settings, model=constants.compute_model()
+    )
 
 
 def seconds(plan: Plan) -> float:
@@ -91,22 +118,44 @@ def test_the_best_of_all_grids_is_found() -> None:
     best = planned(TargetName.MEGATRON)
     grids = []
     for replicas, recompute in itertools.product((1, 2), Recompute):
-        grid = Settings(schedules=(ScheduleSpec(),), replicas=replicas, width=1, recompute=(recompute,))
+        grid = Settings(
+            schedules=(ScheduleSpec(),), replicas=replicas, width=1, recompute=(recompute,)
+        )
         with contextlib.suppress(InfeasibleError):
             grids.append(seconds(planned(None, replace(grid, zero=(1,), units=(1, 1)))))
     assert seconds(best) == pytest.approx(min(grids), rel=1e-6)
-    assert seconds(best) >= seconds(planned(None)) * (1 - 1e-9), "no restriction makes a plan faster"
+    assert seconds(best) >= seconds(planned(None)) * (1 - 1e-9), (
+        "no restriction makes a plan faster"
+    )
 
 
 REFUSED = {
-    "a model that it does not have": (["-m", "gpt2", "--for", "torchtitan"], "a model that torchtitan 0.3.0 has"),
-    "a dtype": (["-m", "llama-3-8b", "--dtype", "fp16", "--for", "torchtitan"], "plan with --dtype bf16"),
-    "some weights": (["-m", "gpt2", "--train", "lora", "--for", "torch"], "training of all weights"),
+    "a model that it does not have": (
+        ["-m", "gpt2", "--for", "torchtitan"],
+        "a model that torchtitan 0.3.0 has",
+    ),
+    "a dtype": (
+        ["-m", "llama-3-8b", "--dtype", "fp16", "--for", "torchtitan"],
+        "plan with --dtype bf16",
+    ),
+    "some weights": (
+        ["-m", "gpt2", "--train", "lora", "--for", "torch"],
+        "training of all weights",
+    ),
     "a shape": (["-m", "bert-base", "--for", "megatron"], "in the shape of Megatron-LM's GPT"),
-    "a schedule": (["-m", "gpt2", "--schedule", "gpipe", "--for", "deepspeed"], "1f1b, which DeepSpeed"),
+    "a schedule": (
+        ["-m", "gpt2", "--schedule", "gpipe", "--for", "deepspeed"],
+        "1f1b, which DeepSpeed",
+    ),
     "a name": (["-m", "gpt2", "--for", "megatrn"], 'did you mean "megatron"?'),
-    "islands": (["-m", "gpt2", "--islands", "auto", "--for", "torch"], "no such option with --islands"),
-    "another restriction": (["-m", "gpt2", "--runnable", "--for", "torch"], "--runnable cannot be combined with --for"),
+    "islands": (
+        ["-m", "gpt2", "--islands", "auto", "--for", "torch"],
+        "no such option with --islands",
+    ),
+    "another restriction": (
+        ["-m", "gpt2", "--runnable", "--for", "torch"],
+        "--runnable cannot be combined with --for",
+    ),
 }
 
 

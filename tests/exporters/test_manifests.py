@@ -1,6 +1,7 @@
 """JobSets and SkyPilot tasks: which node runs what, and what the systems' own schemas say of them.
 
-The schemas are those of the packages ``kubeflow-trainer-api`` and ``skypilot``; ``make test-manifests`` installs them.
+The schemas are those of the packages ``kubeflow-trainer-api`` and ``skypilot``; ``make
+test-manifests`` installs them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from argosy.errors import InputError
 from argosy.exporters.jobset import export_jobset
 from argosy.exporters.skypilot import export_skypilot
 from argosy.plan.file import dumps_plan
-from argosy.runtime.launch import Launch
+from argosy.runtime.job.launch import Launch
 
 EQUAL, UNEQUAL = plan([17, 34], hosts=("a0", "a1")), plan([9, 18, 26, 34])
 
@@ -36,7 +37,8 @@ def sky(launch: Launch) -> str:
 
 
 def test_every_pod_starts_its_own_rank(tmp_path: Path) -> None:
-    """The scripts of all pods, run with a stub for python, start every rank once, and meet at the first pod."""
+    """The scripts of all pods, run with a stub for python, start every rank once, and meet at the
+    first pod."""
     for launch in (launched(EQUAL), named(UNEQUAL)):
         content, ranks = jobset(launch), []
         for job in content["spec"]["replicatedJobs"]:
@@ -46,7 +48,9 @@ def test_every_pod_starts_its_own_rank(tmp_path: Path) -> None:
             for index in range(spec["completions"]):
                 stub = f'JOB_COMPLETION_INDEX={index}; python() {{ echo "$@"; }}\n'
                 command = ["bash", "-c", stub + container["command"][2]]
-                done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+                done = subprocess.run(
+                    command, cwd=tmp_path, capture_output=True, text=True, check=True
+                )
                 ranks.append(done.stdout.split("rank=")[1].split()[0])
                 assert f"--rdzv-endpoint {content['metadata']['name']}-a-0-0." in done.stdout
         assert ranks == [str(rank) for rank in range(len(launch.nodes()))]
@@ -55,8 +59,14 @@ def test_every_pod_starts_its_own_rank(tmp_path: Path) -> None:
 def test_unequal_nodes_are_pinned_to_their_hosts_or_refused() -> None:
     jobs = jobset(named(UNEQUAL))["spec"]["replicatedJobs"]
     pinned = [job["template"]["spec"]["template"]["spec"]["nodeSelector"] for job in jobs]
-    assert [place["kubernetes.io/hostname"] for place in pinned] == ["gpu01", "gpu02.east", *HOSTS["v"]]
-    with pytest.raises(InputError, match=r"nodes\.hosts: found A100-80GB and V100-32GB, expected the names of all"):
+    assert [place["kubernetes.io/hostname"] for place in pinned] == [
+        "gpu01",
+        "gpu02.east",
+        *HOSTS["v"],
+    ]
+    with pytest.raises(
+        InputError, match=r"nodes\.hosts: found A100-80GB and V100-32GB, expected the names of all"
+    ):
         jobset(launched(UNEQUAL))
 
 

@@ -1,4 +1,5 @@
-"""Plans in Sailor's form: read back by the importer of its published runs, and refused where the form has no words."""
+"""Plans in Sailor's form: read back by the importer of its published runs, and refused where the
+form has no words."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan, PolicyRule, Recompute
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.imports.sailor_runs import read_sailor_measured
 from argosy.workload.load import load_model
-from argosy.workload.sailor_runs import read_sailor_measured
 
 CLUSTER = load_cluster("two-cards")
 CHAIN = load_model("gpt2-xl", dtype="fp16")
 PLAIN = Settings(
-    even_shares=True, zero=(0,), recompute=(Recompute.NONE,), schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),)
+    even_shares=True,
+    zero=(0,),
+    recompute=(Recompute.NONE,),
+    schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),),
 )
 
 
@@ -38,7 +42,12 @@ def plan() -> Plan:
 NAMED = replace(
     CLUSTER,
     devices=tuple(
-        replace(device, kind=replace(device.kind, name="RTX-3090" if "A6000" in device.kind.name else "RTX-2080Ti"))
+        replace(
+            device,
+            kind=replace(
+                device.kind, name="RTX-3090" if "A6000" in device.kind.name else "RTX-2080Ti"
+            ),
+        )
         for device in CLUSTER.devices
     ),
 )
@@ -48,11 +57,15 @@ def test_what_is_written_is_read_back(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan_config.json"
     path.write_text(dumps_sailor(plan, NAMED, zone="here"))
     run = read_sailor_measured(path)
-    assert [stage.layers for stage in run.stages] == [tuple(range(s.first, s.end)) for s in plan.stages]
+    assert [stage.layers for stage in run.stages] == [
+        tuple(range(s.first, s.end)) for s in plan.stages
+    ]
     assert run.global_batch == plan.global_batch
     assert run.num_micro_batches == plan.num_micro_batches
     for ours, theirs in zip(plan.stages, run.stages, strict=True):
-        assert [replica.tensor_width for replica in theirs.replicas] == [replica.width for replica in ours.replicas]
+        assert [replica.tensor_width for replica in theirs.replicas] == [
+            replica.width for replica in ours.replicas
+        ]
         kinds = [NAMED.device(replica.devices[0]).kind.name for replica in ours.replicas]
         assert [replica.groups[0].kind for replica in theirs.replicas] == kinds
     assert plan.predicted is not None
@@ -79,12 +92,17 @@ def test_published_plans_survive_import_and_export(folder: Path, tmp_path: Path)
 def uneven(plan: Plan) -> Plan:
     stage = plan.stages[0]
     first, *rest = stage.replicas
-    return replace(plan, stages=(replace(stage, replicas=(replace(first, samples=99), *rest)), *plan.stages[1:]))
+    return replace(
+        plan,
+        stages=(replace(stage, replicas=(replace(first, samples=99), *rest)), *plan.stages[1:]),
+    )
 
 
 def skewed(plan: Plan) -> Plan:
     first, *rest = plan.stages[0].replicas
-    return with_stage(plan, replicas=(replace(first, devices=("box0.0", "box0.1"), ratios=(0.7, 0.3)), *rest))
+    return with_stage(
+        plan, replicas=(replace(first, devices=("box0.0", "box0.1"), ratios=(0.7, 0.3)), *rest)
+    )
 
 
 def with_stage(plan: Plan, **changes: object) -> Plan:
@@ -99,10 +117,18 @@ def with_stage(plan: Plan, **changes: object) -> Plan:
         (lambda plan: with_stage(plan, zero=1), r"stages\[0\].zero"),
         (lambda plan: with_stage(plan, recompute=Recompute.FULL), r"stages\[0\].recompute"),
         (lambda plan: with_stage(plan, context=2), r"stages\[0\].context"),
-        (lambda plan: replace(plan, schedule=ScheduleSpec(kind=ScheduleKind.KFKB, k=2)), "its runs are 1F1B"),
-        (lambda plan: replace(plan, schedule=ScheduleSpec(depth=(9,) * len(plan.stages))), "its runs are 1F1B"),
         (
-            lambda plan: replace(plan, policy=(PolicyRule(edge="e", below=1e9, schedule=ScheduleSpec()),)),
+            lambda plan: replace(plan, schedule=ScheduleSpec(kind=ScheduleKind.KFKB, k=2)),
+            "its runs are 1F1B",
+        ),
+        (
+            lambda plan: replace(plan, schedule=ScheduleSpec(depth=(9,) * len(plan.stages))),
+            "its runs are 1F1B",
+        ),
+        (
+            lambda plan: replace(
+                plan, policy=(PolicyRule(edge="e", below=1e9, schedule=ScheduleSpec()),)
+            ),
             "policy: found 1 rules",
         ),
     ],

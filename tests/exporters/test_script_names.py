@@ -1,4 +1,5 @@
-"""Scripts that are made of a plan: what its files have for names is text in them, and never a command."""
+"""Scripts that are made of a plan: what its files have for names is text in them, and never a
+command."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from argosy.exporters.torch import export_torch
 from argosy.exporters.torchtitan import export_torchtitan
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
-from argosy.runtime.launch import Launch
-from argosy.runtime.launch_script import dry_run
-from argosy.runtime.run_spec import RunSpec, read_run_spec
-from argosy.runtime.slurm import slurm_script
+from argosy.runtime.job.launch import Launch
+from argosy.runtime.job.launch_script import dry_run
+from argosy.runtime.job.slurm import slurm_script
+from argosy.runtime.processes.run_spec import RunSpec, read_run_spec
 from argosy.workload.load import load_architecture, load_model
 
 HOSTILE = "END\nEND\n$(touch mark)`touch mark`'.py:build"
@@ -32,7 +33,9 @@ def hostile(mark: Path) -> Plan:
     """A plan whose names are commands."""
     text = f'a\ntouch {mark}\n$(touch {mark})`touch {mark}`"; touch {mark} #'
     made = plan([9, 18, 26, 34], width=1)
-    return replace(made, cluster=replace(made.cluster, name=text), model=replace(made.model, name=text))
+    return replace(
+        made, cluster=replace(made.cluster, name=text), model=replace(made.model, name=text)
+    )
 
 
 def scripts(made: Plan, folder: Path) -> dict[str, str]:
@@ -43,7 +46,11 @@ def scripts(made: Plan, folder: Path) -> dict[str, str]:
         "deepspeed": export_deepspeed(made, chain),
         "torch": export_torch(made, chain),
     }
-    files = [(f"{target} {name}", text) for target, export in exports.items() for name, text in export.files]
+    files = [
+        (f"{target} {name}", text)
+        for target, export in exports.items()
+        for name, text in export.files
+    ]
     spec = RunSpec(plan="my plan's.json", program=HOSTILE, out=str(folder), steps=1)
     launch = Launch(plan=made, spec=spec)
     made_here = {"dry-run.sh": dry_run(launch), "job.sh": slurm_script(launch)}
@@ -51,7 +58,8 @@ def scripts(made: Plan, folder: Path) -> dict[str, str]:
 
 
 def run_in_shell(script: str) -> list[str]:
-    """The words of every command that a script starts, one a line; nothing else is there to start."""
+    """The words of every command that a script starts, one a line; nothing else is there to
+    start."""
     told = "printf '%s\\n' \"$@\";"
     stub = f"torchrun() {{ {told} }}; python() {{ {told} }}; deepspeed() {{ {told} }}\n"
     stub += "scontrol() { echo n0; echo n1; }\n"
@@ -73,12 +81,14 @@ def test_a_batch_script_keeps_names_with_spaces_and_quotes_whole(tmp_path: Path)
     text = scripts(plan([9, 18, 26, 34], width=1), tmp_path / "a run")["job.sh"]
     words = run_in_shell(text)
     file = tmp_path / "a run" / "run.json"
-    assert words[words.index("argosy.runtime.worker") + 1] == str(file)
+    assert words[words.index("argosy.runtime.job.worker") + 1] == str(file)
     spec = read_run_spec(file)
     assert (spec.plan, spec.program, spec.folder) == ("my plan's.json", HOSTILE, tmp_path / "a run")
 
 
-@pytest.mark.parametrize("arguments", [["export", "--to", "torchrun"], ["export", "--to", "deepspeed"], ["run"]])
+@pytest.mark.parametrize(
+    "arguments", [["export", "--to", "torchrun"], ["export", "--to", "deepspeed"], ["run"]]
+)
 @pytest.mark.parametrize("name", ["foo", "b0.0", "a0.x"])
 def test_devices_that_the_cluster_does_not_have_are_named(
     arguments: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -92,4 +102,7 @@ def test_devices_that_the_cluster_does_not_have_are_named(
     with pytest.raises(SystemExit) as stop:
         main([arguments[0], str(file), *more, *arguments[1:]])
     assert stop.value.code == 2
-    assert f'stages[1].replicas[0].devices: found "{name}", expected a device of' in capsys.readouterr().err
+    assert (
+        f'stages[1].replicas[0].devices: found "{name}", expected a device of'
+        in capsys.readouterr().err
+    )

@@ -1,8 +1,9 @@
-"""Command lines out of the registered commands: any of their options, with values that fit, nearly fit or do not.
+"""Command lines out of the registered commands: any of their options, with values that fit, nearly
+fit or do not.
 
-They run in this process, in a folder with valid files of which one may be changed, on models and clusters that are
-small. What would start a process, measure this machine or touch its network is stopped there: nothing but the folder is
-ever changed.
+They run in this process, in a folder with valid files of which one may be changed, on models and
+clusters that are small. What would start a process, measure this machine or touch its network is
+stopped there: nothing but the folder is ever changed.
 """
 
 from __future__ import annotations
@@ -55,12 +56,38 @@ NUMBERS = (
     "",
 )
 HUGE = ("1000000000", "999999999999999999999", "1e18")
-PLAIN_TEXTS = tuple(text for text in TEXTS if not text.startswith("/") and ".." not in text and "\x00" not in text)
+PLAIN_TEXTS = tuple(
+    text for text in TEXTS if not text.startswith("/") and ".." not in text and "\x00" not in text
+)
 VALUES: dict[str, tuple[str, ...]] = {
-    "cluster": ("cluster.toml", "two-cards", "two-cards", "mixed-8", "calm.toml", "missing.toml", "nothing"),
+    "cluster": (
+        "cluster.toml",
+        "two-cards",
+        "two-cards",
+        "mixed-8",
+        "calm.toml",
+        "missing.toml",
+        "nothing",
+    ),
     "source": ("cluster.toml", "two-cards", "calm.toml", "missing.toml", "hosts.txt"),
-    "model": ("config.json", "config.json", "model.toml", "gpt2", "bert-base", "gpt9", "profile.json", "gravity:8^3"),
-    "plan": ("plan.json", "plan.json", "gpt2-xl-on-two-cards", "gravity.json", "missing.json", "cluster.toml"),
+    "model": (
+        "config.json",
+        "config.json",
+        "model.toml",
+        "gpt2",
+        "bert-base",
+        "gpt9",
+        "profile.json",
+        "gravity:8^3",
+    ),
+    "plan": (
+        "plan.json",
+        "plan.json",
+        "gpt2-xl-on-two-cards",
+        "gravity.json",
+        "missing.json",
+        "cluster.toml",
+    ),
     "profile": ("profile.json", "h200-gpt2", "toy-4-pbs-2.txt", "missing.json", "plan.json"),
     "calibration": ("calibration.json", "missing.json", "plan.json"),
     "trace": (
@@ -104,7 +131,12 @@ VALUES: dict[str, tuple[str, ...]] = {
     "adapt": ("off", "k", "shares", "full", "x"),
     "to": ("torchtitan", "megatron", "deepspeed", "flagscale", "torchrun", "sailor", "jax"),
     "executor": ("thread", "process", "x"),
-    "node": ("1 x 1 H200", "2 x 2 A100-80GB, intra 300 GB/s, nic 1 Gbit/s", "x", "99999999999 x 1 H200"),
+    "node": (
+        "1 x 1 H200",
+        "2 x 2 A100-80GB, intra 300 GB/s, nic 1 Gbit/s",
+        "x",
+        "99999999999 x 1 H200",
+    ),
     "particles": ("8^3", "64", "0", "x", "99999^9"),
     "per_side": ("4", "8", "0", "-1", "x"),
     "width": ("40", "80", "10", "100000"),
@@ -122,7 +154,7 @@ COSTLY = {"demo": 0.02, "compare": 0.5, "nbody run": 0.3, "plan": 0.5, "doctor":
 """How often a command comes, beside others."""
 
 
-_MEASURING = ("argosy.runtime.profile", "argosy.runtime.probe_worker", "ray")
+_MEASURING = ("argosy.measure.profile", "argosy.measure.probe_worker", "ray")
 
 
 class ReachedWorkError(BaseException):
@@ -149,7 +181,9 @@ def command_line(random: Random) -> list[str]:
     name = random.choices(list(known), [COSTLY.get(name, 1.0) for name in known])[0]
     words = name.split()
     for parameter in known[name].params:
-        if random.random() < (0.95 if parameter.required else 0.0 if parameter.name == "help" else 0.2):
+        if random.random() < (
+            0.95 if parameter.required else 0.0 if parameter.name == "help" else 0.2
+        ):
             words += _given(random, parameter)
     if known[name].params and random.random() < 0.05:
         words.insert(random.randrange(len(words) + 1), random.choice(PLAIN_TEXTS))
@@ -159,7 +193,9 @@ def command_line(random: Random) -> list[str]:
 def _given(random: Random, parameter: Any) -> list[str]:
     """A parameter as it is written, once or, where it may be repeated, more than once."""
     option = (
-        random.choice([*parameter.opts, *parameter.secondary_opts]) if parameter.param_type_name == "option" else None
+        random.choice([*parameter.opts, *parameter.secondary_opts])
+        if parameter.param_type_name == "option"
+        else None
     )
     if getattr(parameter, "is_flag", False):
         return [option or ""]
@@ -213,7 +249,9 @@ def folder_files() -> Files:
         {"name": "even", "iteration_seconds": 1.5, "feasible": True},
         {"name": "x", "reason": "<b>", "feasible": False},
     ]
-    files["comparison.json"] = json.dumps({"model": "gpt2-xl", "global_batch": 64, "rows": rows}).encode()
+    files["comparison.json"] = json.dumps(
+        {"model": "gpt2-xl", "global_batch": 64, "rows": rows}
+    ).encode()
     files["train.py"] = b"def build():\n    raise SystemError('this program is broken')\n"
     return {**files, **snapshot_files()}
 
@@ -223,13 +261,16 @@ def command_files(random: Random) -> Files:
     words = command_line(random)
     files = folder_files()
     if random.random() < 0.4:
-        named = {name: content for name, content in files.items() if any(name in word for word in words)}
+        named = {
+            name: content for name, content in files.items() if any(name in word for word in words)
+        }
         files = {**files, **mutated(random, named)} if named else files
     return {**files, ARGUMENTS: json.dumps(words).encode()}
 
 
 def run_command(folder: Path) -> None:
-    """Run the command line that lies in a folder, there; ``AssertionError`` where it ends as none may."""
+    """Run the command line that lies in a folder, there; ``AssertionError`` where it ends as none
+    may."""
     words = json.loads((folder / ARGUMENTS).read_text())
     out, err = io.StringIO(), io.StringIO()
     before = Path.cwd()
@@ -242,8 +283,12 @@ def run_command(folder: Path) -> None:
                 return
     finally:
         os.chdir(before)
-    assert code in CODES or (code == ABORTED and words[0] == "init"), f"{words} ended with {code}: {err.getvalue()}"
-    assert code == 0 or err.getvalue().strip() or out.getvalue().strip(), f"{words} ended with {code} and no word"
+    assert code in CODES or (code == ABORTED and words[0] == "init"), (
+        f"{words} ended with {code}: {err.getvalue()}"
+    )
+    assert code == 0 or err.getvalue().strip() or out.getvalue().strip(), (
+        f"{words} ended with {code} and no word"
+    )
 
 
 @contextlib.contextmanager

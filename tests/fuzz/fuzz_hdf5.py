@@ -1,4 +1,5 @@
-"""Changes to an HDF5 file: attributes and arrays of other types, shapes and values, or none at all."""
+"""Changes to an HDF5 file: attributes and arrays of other types, shapes and values, or none at
+all."""
 
 from __future__ import annotations
 
@@ -9,7 +10,20 @@ from typing import Any
 import h5py
 import numpy as np
 
-_ATTRIBUTES: tuple[Any, ...] = (0, -1, 2**62, 1.5, np.nan, np.inf, 1e300, "text", b"\xff", [1, 2], [], np.zeros((2, 2)))
+_ATTRIBUTES: tuple[Any, ...] = (
+    0,
+    -1,
+    2**62,
+    1.5,
+    np.nan,
+    np.inf,
+    1e300,
+    "text",
+    b"\xff",
+    [1, 2],
+    [],
+    np.zeros((2, 2)),
+)
 
 
 def changed_hdf5(random: Random, content: bytes) -> bytes:
@@ -52,6 +66,8 @@ def _put(random: Random, file: Any, name: str, values: Any) -> None:
         case 5:
             file[name] = "text"
         case 6:
-            file.create_dataset(name, shape=(2**40, 3), dtype="f8", chunks=(1024, 3))  # promises 24 TiB, holds nothing
+            file.create_dataset(
+                name, shape=(2**40, 3), dtype="f8", chunks=(1024, 3)
+            )  # promises 24 TiB, holds nothing
         case 7:
             file.create_group(name)

@@ -1,4 +1,5 @@
-"""Inputs of the readers: a valid set of files, in which one is changed as a document, as text or as bytes."""
+"""Inputs of the readers: a valid set of files, in which one is changed as a document, as text or as
+bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def mutated(random: Random, files: Files) -> Files:
         with _deeply():
             content = _as_document(random, PurePath(name).suffix, content)
     elif luck < 0.9:
-        content = changed_text(random, content.decode("utf-8", "replace")).encode("utf-8", "replace")
+        content = changed_text(random, content.decode("utf-8", "replace")).encode(
+            "utf-8", "replace"
+        )
     else:
         content = changed_bytes(random, content)
     return {**files, name: content}
@@ -71,7 +74,9 @@ def changed_text(random: Random, text: str) -> str:
     """Lines or words of a text removed, repeated, swapped or replaced."""
     for _ in range(random.choice((1, 1, 2, 4))):
         by_line = random.random() < 0.4
-        parts: list[str] = text.splitlines(keepends=True) if by_line else re.findall(r"\w+|\W", text)
+        parts: list[str] = (
+            text.splitlines(keepends=True) if by_line else re.findall(r"\w+|\W", text)
+        )
         if not parts:
             return odd_text(random)
         at, other = random.randrange(len(parts)), random.randrange(len(parts))
@@ -107,6 +112,14 @@ def changed_bytes(random: Random, content: bytes) -> bytes:
                 data[at:at] = data[at : at + random.choice((1, 8, 200))]
             case _:
                 data[at : at + random.choice((1, 2, 8))] = random.choice(
-                    (b"", b"\x00", b"\xff" * 8, b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\r", b"\x7f\xff\xff\xff")
+                    (
+                        b"",
+                        b"\x00",
+                        b"\xff" * 8,
+                        b"\xed\xa0\x80",
+                        b"\xef\xbb\xbf",
+                        b"\r",
+                        b"\x7f\xff\xff\xff",
+                    )
                 )
     return bytes(data)

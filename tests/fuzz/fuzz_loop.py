@@ -1,8 +1,8 @@
 """The rule that every input is held to, and the loop that holds many inputs to it.
 
-An input may end with a value or an ``ArgosyError``, within ``SECONDS`` of processor time and ``BYTES`` more memory than
-before. Anything else is a failure: another exception, a call that does not end, an allocation without measure, a
-process that dies.
+An input may end with a value or an ``ArgosyError``, within ``SECONDS`` of processor time and
+``BYTES`` more memory than before. Anything else is a failure: another exception, a call that does
+not end, an allocation without measure, a process that dies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Failure:
     target: str
     number: int
     place: str
-    """The exception and the innermost line of ours; failures with the same place are taken for the same."""
+    """The exception and the innermost line of ours; failures with the same place are taken for the
+    same."""
     text: str
 
 
@@ -60,14 +61,21 @@ def judge(call: Callable[[], object]) -> tuple[str, str] | None:
 
 
 def _place(error: BaseException) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/argosy/" in frame.filename]
-    where = f"{frames[-1].filename.rpartition('/argosy/')[2]}:{frames[-1].lineno}" if frames else "elsewhere"
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if "/argosy/" in frame.filename
+    ]
+    where = (
+        f"{frames[-1].filename.rpartition('/argosy/')[2]}:{frames[-1].lineno}"
+        if frames
+        else "elsewhere"
+    )
     return f"{type(error).__name__} at {where}"
 
 
 @contextlib.contextmanager
 def _bounded() -> Iterator[None]:
-    """Ends what takes too long by ``TooLongError``, and what takes too much memory by ``MemoryError``."""
+    """Ends what takes too long by ``TooLongError``, and what takes too much memory by
+    ``MemoryError``."""
 
     def stop(_: int, __: FrameType | None) -> None:
         raise TooLongError(f"more than {SECONDS:g} s of processor time")

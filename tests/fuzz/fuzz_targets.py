@@ -1,7 +1,9 @@
-"""Everything that reads a file, as a function of a folder in which valid files lie, one of them changed.
+"""Everything that reads a file, as a function of a folder in which valid files lie, one of them
+changed.
 
-A reader either returns or raises ``ArgosyError``. What it returns is used as its users use it: shown, written and read
-back, checked. ``seeds/TARGET`` holds the valid files; those that are not text are made here.
+A reader either returns or raises ``ArgosyError``. What it returns is used as its users use it:
+shown, written and read back, checked. ``seeds/TARGET`` holds the valid files; those that are not
+text are made here.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from argosy.choose.scenario import moments
 from argosy.cli.inputs import with_traces
 from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.cluster.imports.found import cluster_text
-from argosy.cluster.imports.hosts import Given, read_hostfile, read_topology
+from argosy.cluster.imports.hosts import HostFacts, read_hostfile, read_topology
 from argosy.cluster.imports.kinds import Kinds
 from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
 from argosy.cluster.imports.slurm import read_slurm
@@ -38,17 +40,17 @@ from argosy.report.clusters import change_table, cluster_to_dict, link_table, no
 from argosy.report.decisions import event_in_a_line, read_decisions, tell_decisions
 from argosy.report.gantt import gantt
 from argosy.report.kineto import chrome_trace, encode
-from argosy.runtime.run_spec import dumps_run_spec, loads_run_spec, read_run_spec
+from argosy.runtime.processes.run_spec import dumps_run_spec, loads_run_spec, read_run_spec
 from argosy.timeline.file import dumps_timeline, load_timeline, loads_timeline
-from argosy.workload.cephalo import read_cephalo
-from argosy.workload.dapple import read_dapple
+from argosy.workload.imports.cephalo import read_cephalo
+from argosy.workload.imports.dapple import read_dapple
+from argosy.workload.imports.sailor import read_sailor, read_sailor_bandwidths
+from argosy.workload.imports.sailor_runs import read_sailor_measured
 from argosy.workload.load import load_architecture, load_model
 from argosy.workload.profile_file import dump_profile, parse_profile, read_profile
-from argosy.workload.sailor import read_sailor, read_sailor_bandwidths
-from argosy.workload.sailor_runs import read_sailor_measured
 
 SEEDS = Path(__file__).parent / "seeds"
-GIVEN = Given(kinds=Kinds(everywhere="A100-80GB"), per_host=8, intra=300e9, nic=12.5e9)
+GIVEN = HostFacts(kinds=Kinds(everywhere="A100-80GB"), per_host=8, intra=300e9, nic=12.5e9)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,9 @@ def _plan(folder: Path) -> None:
     plan = load_plan(folder / "plan.json")
     assert loads_plan(dumps_plan(plan)) == plan
     ref = plan.model
-    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    chain = load_model(
+        ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
+    )
     check_plan(plan, chain, cluster_from_content(plan.cluster.content))
 
 
@@ -185,7 +189,7 @@ def _notes(folder: Path) -> None:
 
 
 def _snapshot(folder: Path) -> None:
-    from argosy.nbody.snapshot import num_particles, read_snapshot
+    from argosy.nbody.files.snapshot import num_particles, read_snapshot
 
     num_particles(folder / "box.hdf5")
     box = read_snapshot(folder / "box.hdf5")
@@ -193,7 +197,7 @@ def _snapshot(folder: Path) -> None:
 
 
 def _restart(folder: Path) -> None:
-    from argosy.nbody.restart import read_restart
+    from argosy.nbody.files.restart import read_restart
 
     for rank in range(2):
         read_restart(folder, rank, 2)
@@ -201,16 +205,17 @@ def _restart(folder: Path) -> None:
 
 def _gravity(folder: Path) -> None:
     from argosy.document import read_json
-    from argosy.nbody.plan_file import gravity_plan_from_document
+    from argosy.nbody.planning.plan_file import gravity_plan_from_document
 
     gravity_plan_from_document(read_json(folder / "plan.json"))
 
 
 def _checkpoint(folder: Path) -> None:
-    """As it is, and with a manifest that fits what was changed, as whoever prepares a checkpoint would write it."""
+    """As it is, and with a manifest that fits what was changed, as whoever prepares a checkpoint
+    would write it."""
     from argosy.errors import InputError
-    from argosy.runtime.checkpoint import read_state_dict
-    from argosy.runtime.manifest import MANIFEST, facts_of, write_manifest
+    from argosy.runtime.processes.manifest import MANIFEST, facts_of, write_manifest
+    from argosy.runtime.state.checkpoint import read_state_dict
 
     try:
         read_state_dict(folder)
@@ -222,7 +227,7 @@ def _checkpoint(folder: Path) -> None:
 
 
 def _weights(folder: Path) -> None:
-    from argosy.runtime.reading import read_weights
+    from argosy.runtime.state.reading import read_weights
 
     read_weights(folder / "weights.pt")
 
@@ -243,14 +248,15 @@ def snapshot_files() -> Files:
     import numpy as np
 
     from argosy.nbody.cosmology import Cosmology
+    from argosy.nbody.files.snapshot import write_snapshot
     from argosy.nbody.particles import Box, Particles
-    from argosy.nbody.snapshot import write_snapshot
 
     grid = np.stack(np.meshgrid(*[np.arange(3.0)] * 3), axis=-1).reshape(-1, 3)
     particles = Particles(positions=grid, momenta=grid / 100, ids=np.arange(27))
     with TemporaryDirectory() as folder:
         write_snapshot(
-            Path(folder) / "box.hdf5", Box(size=3.0, expansion=0.5, cosmology=Cosmology(), particles=particles)
+            Path(folder) / "box.hdf5",
+            Box(size=3.0, expansion=0.5, cosmology=Cosmology(), particles=particles),
         )
         return _files_in(Path(folder))
 
@@ -260,37 +266,51 @@ def restart_files() -> Files:
     """What two processes left behind."""
     import numpy as np
 
+    from argosy.nbody.files.restart import write_restart
     from argosy.nbody.particles import Particles
-    from argosy.nbody.restart import write_restart
 
     with TemporaryDirectory() as folder:
         for rank in (1, 0):
-            particles = Particles(positions=np.ones((4, 3)), momenta=np.ones((4, 3)), ids=np.arange(4) + 4 * rank)
-            write_restart(Path(folder), particles, step=3, rank=rank, processes=2, wait_for_all=lambda: None)
+            particles = Particles(
+                positions=np.ones((4, 3)), momenta=np.ones((4, 3)), ids=np.arange(4) + 4 * rank
+            )
+            write_restart(
+                Path(folder), particles, step=3, rank=rank, processes=2, wait_for_all=lambda: None
+            )
         return _files_in(Path(folder))
 
 
 @cache
 def checkpoint_files() -> Files:
-    """A checkpoint of a small layer, in the form that ``runtime.checkpoint`` writes."""
+    """A checkpoint of a small layer, in the form that ``runtime.state.checkpoint`` writes."""
     import warnings
 
     import torch
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from argosy.runtime.manifest import facts_of, write_manifest
+    from argosy.runtime.processes.manifest import facts_of, write_manifest
 
-    state = {"model.weight": torch.ones(3, 2), "model.bias": torch.zeros(3), "optimizer.weight.step": torch.tensor(3.0)}
+    state = {
+        "model.weight": torch.ones(3, 2),
+        "model.bias": torch.zeros(3),
+        "optimizer.weight.step": torch.tensor(3.0),
+    }
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         save(state, checkpoint_id=folder, no_dist=True)
         about = {"steps": 3, "scale": 1.0, "aliases": {"weight": ["head.weight"]}}
-        write_manifest(Path(folder), about, {path.name: facts_of(path) for path in Path(folder).iterdir()})
+        write_manifest(
+            Path(folder), about, {path.name: facts_of(path) for path in Path(folder).iterdir()}
+        )
         return _files_in(Path(folder))
 
 
 def _files_in(folder: Path) -> Files:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 _READERS: dict[str, Callable[[Path], object]] = {
@@ -327,12 +347,19 @@ _READERS: dict[str, Callable[[Path], object]] = {
     "gravity-plan": _gravity,
 }
 
-_WEIGHTS = dict.fromkeys(("trace", "speed", "oboe", "bamboo", "dapple", "probe-notes", "hostfile", "slurm", "smi"), 4.0)
-_WEIGHTS |= dict.fromkeys(("preset", "llama", "bert", "profile", "plan", "runs", "gravity-plan"), 0.4)
+_WEIGHTS = dict.fromkeys(
+    ("trace", "speed", "oboe", "bamboo", "dapple", "probe-notes", "hostfile", "slurm", "smi"), 4.0
+)
+_WEIGHTS |= dict.fromkeys(
+    ("preset", "llama", "bert", "profile", "plan", "runs", "gravity-plan"), 0.4
+)
 """So that all get about as much processor time; 1 where nothing is said."""
 
 TARGETS = (
-    *(Target(name, read, changing(stored(name)), weight=_WEIGHTS.get(name, 1.0)) for name, read in _READERS.items()),
+    *(
+        Target(name, read, changing(stored(name)), weight=_WEIGHTS.get(name, 1.0))
+        for name, read in _READERS.items()
+    ),
     Target("snapshot", _snapshot, changing(snapshot_files), weight=0.4, may_crash=True),
     Target("restart", _restart, changing(restart_files), weight=0.4, may_crash=True),
     Target("commands", run_command, command_files, weight=0.01),

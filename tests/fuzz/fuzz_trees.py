@@ -1,7 +1,8 @@
-"""Changes to a parsed document that keep it a document: what a person, another version or an attacker would write.
+"""Changes to a parsed document that keep it a document: what a person, another version or an
+attacker would write.
 
-A tree is what JSON and TOML parse to. Every function takes its luck from the ``Random`` it is given, so that the name
-of a target and a number say everything about an input.
+A tree is what JSON and TOML parse to. Every function takes its luck from the ``Random`` it is
+given, so that the name of a target and a number say everything about an input.
 """
 
 from __future__ import annotations
@@ -112,7 +113,13 @@ def odd_text(random: Random) -> str:
 
 def slots(tree: Any) -> Iterator[Slot]:
     """Every place in a tree that holds a value."""
-    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    pairs = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in pairs:
         yield tree, key
         yield from slots(value)
@@ -161,7 +168,15 @@ def _repeat(random: Random, holder: Any, key: Any) -> None:
 
 def near(random: Random, value: float) -> Any:
     """A number beside this one, or the same in another type."""
-    candidates: list[Any] = [-value, value + 1, value - 1, value * 2, str(value), [value], {"value": value}]
+    candidates: list[Any] = [
+        -value,
+        value + 1,
+        value - 1,
+        value * 2,
+        str(value),
+        [value],
+        {"value": value},
+    ]
     if abs(value) < 1e300:
         candidates += [int(value), float(value), value * 1000, value / 1000]
     return random.choice(candidates)
@@ -199,7 +214,11 @@ def toml_text(tree: Any) -> str:
     """A table as TOML, a value per line; TOML has no null, so such values are left out."""
     if not isinstance(tree, dict):
         return f"value = {_toml(tree)}\n"
-    return "".join(f"{json.dumps(str(key))} = {_toml(value)}\n" for key, value in tree.items() if value is not None)
+    return "".join(
+        f"{json.dumps(str(key))} = {_toml(value)}\n"
+        for key, value in tree.items()
+        if value is not None
+    )
 
 
 def _toml(value: Any) -> str:
@@ -211,7 +230,11 @@ def _toml(value: Any) -> str:
         case float():
             return repr(value)
         case dict():
-            pairs = (f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items() if item is not None)
+            pairs = (
+                f"{json.dumps(str(key))} = {_toml(item)}"
+                for key, item in value.items()
+                if item is not None
+            )
             return "{" + ", ".join(pairs) + "}"
         case list():
             return "[" + ", ".join(_toml(item) for item in value if item is not None) + "]"

@@ -34,7 +34,9 @@ def fuzz(
 
     def start(job: int, begin: int) -> None:
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(theirs, names, count, job, jobs, begin, first, end))
+        process = context.Process(
+            target=_work, args=(theirs, names, count, job, jobs, begin, first, end)
+        )
         process.start()
         theirs.close()
         workers[ours] = (process, job)
@@ -54,9 +56,14 @@ def fuzz(
                 except (EOFError, ConnectionResetError):
                     process.join()
                     del workers[ready]
-                    if process.exitcode:  # died in an input: it is a failure, and the rest is still to be done
+                    if (
+                        process.exitcode
+                    ):  # died in an input: it is a failure, and the rest is still to be done
                         index, name, number = at[job]
-                        failed, done = [Failure(name, number, f"process ended with {process.exitcode}", "")], Counter()
+                        failed, done = (
+                            [Failure(name, number, f"process ended with {process.exitcode}", "")],
+                            Counter(),
+                        )
                         start(job, index + 1)
                     else:
                         continue
@@ -65,7 +72,10 @@ def fuzz(
                 counts.update(done)
                 for failure in failed:
                     if not failures[failure.place]:
-                        print(f"{failure.target} {failure.number}: {failure.place}\n{failure.text}", flush=True)
+                        print(
+                            f"{failure.target} {failure.number}: {failure.place}\n{failure.text}",
+                            flush=True,
+                        )
                     failures[failure.place] += 1
     except KeyboardInterrupt:  # what was done so far counts
         for process, _ in workers.values():
@@ -74,9 +84,17 @@ def fuzz(
 
 
 def _work(
-    tell: Connection, names: Sequence[str], count: int, job: int, jobs: int, begin: int, first: int, end: float
+    tell: Connection,
+    names: Sequence[str],
+    count: int,
+    job: int,
+    jobs: int,
+    begin: int,
+    first: int,
+    end: float,
 ) -> None:
-    """Every ``jobs``-th input; tells what it has done now and then, and what it begins before it begins it."""
+    """Every ``jobs``-th input; tells what it has done now and then, and what it begins before it
+    begins it."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for whoever started this
     done: Counter[str] = Counter()
@@ -84,7 +102,9 @@ def _work(
     told = 0.0
     sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115 (a command that asks gets no answer)
     with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder:
-        for index, (name, number) in enumerate(itertools.islice(_inputs(names, count, first), job, None, jobs)):
+        for index, (name, number) in enumerate(
+            itertools.islice(_inputs(names, count, first), job, None, jobs)
+        ):
             if index < begin:
                 continue
             if time.monotonic() > end:

@@ -1,7 +1,7 @@
 """A controller that is told anything a job could measure, and things that none should.
 
-Whatever it is told, it answers with a plan that the checker accepts, changes no more than it may and no more often, and
-its numbers are numbers.
+Whatever it is told, it answers with a plan that the checker accepts, changes no more than it may
+and no more often, and its numbers are numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from planning_cases import cluster_of
 from strategies import chains
 
-from argosy.adapt.controller import Controller, Decision, Limits, Reach
+from argosy.adapt.controller import AdaptationLevel, Controller, ControllerLimits, Decision
 from argosy.adapt.watch import in_world
 from argosy.cluster.topology import Cluster
 from argosy.errors import InfeasibleError
@@ -50,15 +50,21 @@ def cluster() -> Cluster:
 class ControllerMachine(RuleBasedStateMachine):
     """A job of two nodes that measures itself."""
 
-    @initialize(chain=chains(max_layers=4), reach=st.sampled_from(Reach), horizon=st.sampled_from((0, 10, 1000)))
-    def begin(self, chain: Chain, reach: Reach, horizon: int) -> None:
+    @initialize(
+        chain=chains(max_layers=4),
+        reach=st.sampled_from(AdaptationLevel),
+        horizon=st.sampled_from((0, 10, 1000)),
+    )
+    def begin(self, chain: Chain, reach: AdaptationLevel, horizon: int) -> None:
         self.chain, self.cluster, self.step = chain, cluster(), 0
-        self.limits = Limits(reach=reach, horizon=horizon)
+        self.limits = ControllerLimits(reach=reach, horizon=horizon)
         self.changed_at = -math.inf
         try:
             plan = find_plan(chain, self.cluster, global_batch=BATCH)
         except InfeasibleError:
-            chain = replace(chain, layers=tuple(replace(layer, parameters=10**6) for layer in chain.layers))
+            chain = replace(
+                chain, layers=tuple(replace(layer, parameters=10**6) for layer in chain.layers)
+            )
             plan = find_plan(chain, self.cluster, global_batch=BATCH)
             self.chain = chain
         self.controller = Controller(
@@ -75,7 +81,9 @@ class ControllerMachine(RuleBasedStateMachine):
         return find_plan(self.chain, believed, global_batch=BATCH, settings=Settings(level=1))
 
     def _variants(self, plan: Plan) -> list[Plan]:
-        fitting = [replace(plan, schedule=spec) for spec in SCHEDULES if spec.k <= plan.num_micro_batches]
+        fitting = [
+            replace(plan, schedule=spec) for spec in SCHEDULES if spec.k <= plan.num_micro_batches
+        ]
         return fitting or [plan]
 
     @rule(
@@ -94,7 +102,9 @@ class ControllerMachine(RuleBasedStateMachine):
             if data.draw(st.booleans())
         }
         for _ in range(steps):
-            predicted = self.controller.predictor.seconds(self.controller.plan, self.controller.watch.world)
+            predicted = self.controller.predictor.seconds(
+                self.controller.plan, self.controller.watch.world
+            )
             seconds = pace * (predicted if math.isfinite(predicted) else 1.0)
             before = self.controller.plan
             decision = self.controller.after_step(

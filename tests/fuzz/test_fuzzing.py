@@ -1,4 +1,5 @@
-"""A few changed inputs for every reader and command, and every input that was once too much for one of them.
+"""A few changed inputs for every reader and command, and every input that was once too much for one
+of them.
 
 ``make fuzz`` tries as many more as there is time for; what it finds belongs into ``corpus``.
 """
@@ -28,7 +29,11 @@ def test_changed_inputs_are_read_or_refused(name: str, tmp_path: Path) -> None:
 def test_what_once_failed_does_not_again(entry: Path, tmp_path: Path) -> None:
     """An entry holds the files that differ from the valid ones."""
     target = BY_NAME[entry.parent.name]
-    changed = {str(path.relative_to(entry)): path.read_bytes() for path in entry.rglob("*") if path.is_file()}
+    changed = {
+        str(path.relative_to(entry)): path.read_bytes()
+        for path in entry.rglob("*")
+        if path.is_file()
+    }
     place = tmp_path / target.name
     put_files({**valid_files(target.name), **changed}, place)
     found = judge(lambda: target.read(place))
@@ -43,7 +48,8 @@ def test_the_valid_files_are_valid(name: str, tmp_path: Path) -> None:
 
 
 def test_the_rule_is_kept_in_earnest() -> None:
-    """What is no answer is found out: another exception, a warning, an endless loop, an endless allocation."""
+    """What is no answer is found out: another exception, a warning, an endless loop, an endless
+    allocation."""
     assert judge(lambda: 1 / 0) is not None
     assert judge(lambda: bytearray(2**45)) is not None
     assert judge(lambda: None) is None

@@ -1,8 +1,9 @@
 """A planner whose cluster, batch and settings change between searches.
 
-Whatever happens, a search ends with a plan that the checker accepts or says that nothing fits; its bound is below its
-time; and where devices were only added, nothing that fitted stops fitting, no bound rises above a plan that is known,
-and the plan is no slower than the one before beyond the gap that is stated.
+Whatever happens, a search ends with a plan that the checker accepts or says that nothing fits; its
+bound is below its time; and where devices were only added, nothing that fitted stops fitting, no
+bound rises above a plan that is known, and the plan is no slower than the one before beyond the gap
+that is stated.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MOST_DEVICES = 6
 GAP = 0.01
 ROUNDING = 1e-6
 FOLDING = 0.25
-"""How far a folded simulation, which predicts, may be from the whole plan's, as in ``test_planner``."""
+"""How far a folded simulation, which predicts, may be from the whole plan's, as in
+``test_planner``."""
 
 
 class PlannerMachine(RuleBasedStateMachine):
@@ -95,7 +97,10 @@ class PlannerMachine(RuleBasedStateMachine):
         """A node that nothing reaches any more."""
         data.draw(st.sampled_from(self.nodes)).pop("nic", None)
         for node in self.nodes:
-            node.setdefault("nic", {"bandwidth": "1 Gbit/s"} if node is self.nodes[0] else {"bandwidth": "1 kB/s"})
+            node.setdefault(
+                "nic",
+                {"bandwidth": "1 Gbit/s"} if node is self.nodes[0] else {"bandwidth": "1 kB/s"},
+            )
         self.best = None
 
     @rule(batch=st.sampled_from((1, 2, 3, 4, 6, 8)))
@@ -133,8 +138,14 @@ class PlannerMachine(RuleBasedStateMachine):
             assert before.predicted is not None
             known = before.predicted.iteration_seconds
             assert bound <= known * (1 + ROUNDING), "a bound above a plan that is still there"
-            assert seconds <= known * (1 + max(GAP, found.certificate.gap) + ROUNDING), "slower for having more"
-        if exact and (before is None or before.predicted is None or seconds <= before.predicted.iteration_seconds):
+            assert seconds <= known * (1 + max(GAP, found.certificate.gap) + ROUNDING), (
+                "slower for having more"
+            )
+        if exact and (
+            before is None
+            or before.predicted is None
+            or seconds <= before.predicted.iteration_seconds
+        ):
             self.best = found
 
 

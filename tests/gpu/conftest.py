@@ -1,4 +1,5 @@
-"""GPU tests (``make test-gpu``) use the NCCL that torch loads: a GPU for each rank or, if NCCL can, one for all."""
+"""GPU tests (``make test-gpu``) use the NCCL that torch loads: a GPU for each rank or, if NCCL can,
+one for all."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from rank_pool import RankPool, rank_pool
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.path.parent.name == "gpu" and not torch.cuda.is_available():
-        pytest.skip("no GPU that torch can use" if item.config.getoption("--gpu") else "needs --gpu")
+        pytest.skip(
+            "no GPU that torch can use" if item.config.getoption("--gpu") else "needs --gpu"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from argosy.runtime.world import why_unshared
+from argosy.runtime.processes.world import why_unshared
 
 
 def need_ranks(count: int) -> None:

@@ -22,4 +22,6 @@ from argosy.plan.plan import Recompute
 )
 def test_generated_code_trains_as_one_process(nccl: RankPool, case: Case) -> None:
     need_ranks(case.num_ranks)
-    assert not differences(case, [outcome for outcome, _ in nccl(case.num_ranks, train_compiled, case, "inductor")])
+    assert not differences(
+        case, [outcome for outcome, _ in nccl(case.num_ranks, train_compiled, case, "inductor")]
+    )

@@ -1,4 +1,5 @@
-"""Ranks of NCCL that are killed or stop answering: the others end with a sentence, and elastic runs go on."""
+"""Ranks of NCCL that are killed or stop answering: the others end with a sentence, and elastic runs
+go on."""
 
 from __future__ import annotations
 
@@ -13,12 +14,24 @@ from elastic_cases import PROGRAM, ElasticRun, losses_alone
 from gpu_ranks import need_ranks
 
 
-def _run(folder: Path, program: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _run(
+    folder: Path, program: Path, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     run = ElasticRun(folder, hosts=1, devices=2)
-    command = [sys.executable, "-m", "argosy", "run", str(folder / "plan.json"), f"{program}:build", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "argosy",
+        "run",
+        str(folder / "plan.json"),
+        f"{program}:build",
+        *options,
+    ]
     command += ["--steps", "6", "--out", str(run.run), "--any-device", "--json"]
     own = {**os.environ, **run.environment, "STEP_SECONDS": "0", **environment}
-    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, env=own, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:

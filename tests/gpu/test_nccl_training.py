@@ -1,4 +1,5 @@
-"""Ranks that train over NCCL have the losses, gradients and weights of one process, and the losses of gloo."""
+"""Ranks that train over NCCL have the losses, gradients and weights of one process, and the losses
+of gloo."""
 
 from __future__ import annotations
 
@@ -24,14 +25,30 @@ CASES = [
     *(make("gpt", schedule, FOUR, 5, *SETTINGS) for schedule in SCHEDULES),
     Case(shares=((3, 1), (4,)), clip=True, tied=True),
     Case(shares=((2, 1, 1), (4,)), kind=ScheduleKind.KFKB, k=2),
-    Case(shares=((3, 1), (2, 2)), num_micro_batches=6, kind=ScheduleKind.EAGER, recompute=Recompute.FULL),
+    Case(
+        shares=((3, 1), (2, 2)),
+        num_micro_batches=6,
+        kind=ScheduleKind.EAGER,
+        recompute=Recompute.FULL,
+    ),
     Case(shares=((3, 1), (1, 3)) * 2, num_micro_batches=4, kind=ScheduleKind.INTERLEAVED),
-    Case(shares=((3, 1), (1, 3), (1, 3), (3, 1)), num_micro_batches=4, kind=ScheduleKind.DUALPIPE_V),
-    *(Case(shares=((3, 1), (2, 2)), zero=zero, clip=True, proportions=(3.0, 1.0)) for zero in (1, 2, 3)),
+    Case(
+        shares=((3, 1), (1, 3), (1, 3), (3, 1)), num_micro_batches=4, kind=ScheduleKind.DUALPIPE_V
+    ),
+    *(
+        Case(shares=((3, 1), (2, 2)), zero=zero, clip=True, proportions=(3.0, 1.0))
+        for zero in (1, 2, 3)
+    ),
     Case(model="routed", shares=((1, 1), (2,)), zero=0, num_micro_batches=2),
     Case(shares=((1, 1, 1, 1),), algorithm=Algorithm.HIERARCHICAL, per_node=2, num_micro_batches=2),
     Case(shares=((1, 1, 1, 1),), algorithm=Algorithm.TREE, per_node=1, num_micro_batches=2),
-    Case(shares=((1, 1, 1, 1),), algorithm=Algorithm.HIERARCHICAL, per_node=2, zero=3, num_micro_batches=2),
+    Case(
+        shares=((1, 1, 1, 1),),
+        algorithm=Algorithm.HIERARCHICAL,
+        per_node=2,
+        zero=3,
+        num_micro_batches=2,
+    ),
     Case(shares=((2,),), ratios=(UNEVEN,), num_micro_batches=2),
     Case(shares=((2,), (2,)), ratios=(UNEVEN, EVEN), num_micro_batches=3, tied=True),
     Case(shares=((1, 1),), ratios=(UNEVEN,), zero=2, clip=True, num_micro_batches=2),
@@ -51,7 +68,9 @@ def test_losses_of_nccl_and_gloo_are_equal(nccl: RankPool, gloo: RankPool, num_s
     """In double precision, after some steps."""
     need_ranks(num_stages)
     case = Case(shares=((2,),) * num_stages, num_micro_batches=4, steps=4)
-    over_nccl, over_gloo = (pool(num_stages, train_in_parallel, case)[0].losses for pool in (nccl, gloo))
+    over_nccl, over_gloo = (
+        pool(num_stages, train_in_parallel, case)[0].losses for pool in (nccl, gloo)
+    )
     one = replace(case, shares=((2,),))
     need_ranks(1)
     assert np.allclose(over_nccl, over_gloo, rtol=1e-12)

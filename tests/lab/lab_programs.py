@@ -48,7 +48,7 @@ def send() -> None:
 
 def spin(seconds: float) -> None:
     """Prints the share of a core that a busy loop gets."""
-    from argosy.runtime.emulated import join_device
+    from argosy.runtime.processes.emulated import join_device
 
     join_device()
     began, busy = time.monotonic(), time.thread_time()

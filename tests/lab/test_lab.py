@@ -1,5 +1,5 @@
-"""A real lab: namespaces, shaped traffic, shares of a core, and nothing left behind. Needs root and a kernel that has
-them."""
+"""A real lab: namespaces, shaped traffic, shares of a core, and nothing left behind. Needs root and
+a kernel that has them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,18 @@ pytestmark = [
     pytest.mark.flaky(reruns=4),  # it measures real time
 ]
 NO_SHARES = REASON or why_no_core_share()
-needs_shares = pytest.mark.skipif(NO_SHARES is not None, reason=f"no shares of a core here: {NO_SHARES}")
+needs_shares = pytest.mark.skipif(
+    NO_SHARES is not None, reason=f"no shares of a core here: {NO_SHARES}"
+)
 PROGRAMS = str(Path(__file__).with_name("lab_programs.py"))
 
 
 def cluster_of(folder: Path, *nodes: str, more: str = "") -> Cluster:
     path = folder / "cluster.toml"
-    path.write_text('name = "test"\n' + "".join(f"[[nodes]]\n{node}\n" for node in nodes) + more, encoding="utf-8")
+    path.write_text(
+        'name = "test"\n' + "".join(f"[[nodes]]\n{node}\n" for node in nodes) + more,
+        encoding="utf-8",
+    )
     return load_cluster(str(path))
 
 
@@ -66,19 +71,25 @@ def test_traffic_has_the_rate_that_the_file_says(tmp_path: Path) -> None:
         job = lab.start([sys.executable, PROGRAMS, "traffic", "3"])
         with job:
             job.wait(60)
-        assert statistics.median(float(line) for line in job.output["a0.0"]) == pytest.approx(10, rel=0.15)
+        assert statistics.median(float(line) for line in job.output["a0.0"]) == pytest.approx(
+            10, rel=0.15
+        )
     assert traces_left(lab) == []
 
 
 def test_two_senders_share_the_receivers_nic(tmp_path: Path) -> None:
-    cluster = cluster_of(tmp_path, host("a", "40 Mbit/s"), host("b", "100 Mbit/s"), host("c", "100 Mbit/s"))
+    cluster = cluster_of(
+        tmp_path, host("a", "40 Mbit/s"), host("b", "100 Mbit/s"), host("c", "100 Mbit/s")
+    )
     with Lab(cluster, shares=False) as lab:
         assert statistics.median(traffic(lab, 3)) == pytest.approx(40, rel=0.15)
 
 
 def test_a_link_between_two_sides_is_shared(tmp_path: Path) -> None:
     wan = '[[links]]\nbetween = ["a*", "b*"]\nname = "wan"\nbandwidth = "20 Mbit/s"\n'
-    cluster = cluster_of(tmp_path, host("a", "100 Mbit/s"), host("b", "100 Mbit/s") + "count = 2\n", more=wan)
+    cluster = cluster_of(
+        tmp_path, host("a", "100 Mbit/s"), host("b", "100 Mbit/s") + "count = 2\n", more=wan
+    )
     with Lab(cluster, shares=False) as lab:
         assert statistics.median(traffic(lab, 3)) == pytest.approx(20, rel=0.15)
 
@@ -98,9 +109,18 @@ def test_devices_get_shares_of_a_core_by_their_speed(tmp_path: Path) -> None:
     with Lab(cluster_of(tmp_path, host("a", "100 Mbit/s"), slow)) as lab:
         assert lab.share_of("a0.0") == pytest.approx(4 * lab.share_of("b0.0"))
         source = str(Path(labs.__file__).parents[2])
-        job = lab.run([sys.executable, PROGRAMS, "spin", "2"], environment={"PYTHONPATH": source}, timeout=60)
-        for device in ("a0.0", "b0.0"):  # other work on the machine can take from it, nothing can add to it
-            assert 0.2 * lab.share_of(device) < float(job.output[device][-1]) < 1.15 * lab.share_of(device)
+        job = lab.run(
+            [sys.executable, PROGRAMS, "spin", "2"], environment={"PYTHONPATH": source}, timeout=60
+        )
+        for device in (
+            "a0.0",
+            "b0.0",
+        ):  # other work on the machine can take from it, nothing can add to it
+            assert (
+                0.2 * lab.share_of(device)
+                < float(job.output[device][-1])
+                < 1.15 * lab.share_of(device)
+            )
     assert traces_left(lab) == []
 
 
@@ -116,7 +136,11 @@ def test_a_worker_that_fails_is_named_and_the_others_end(tmp_path: Path) -> None
 def test_a_device_at_speed_0_loses_its_processes(tmp_path: Path) -> None:
     lab = Lab(cluster_of(tmp_path, host("a", "100 Mbit/s"), host("b", "100 Mbit/s")), shares=False)
     sleeping = [sys.executable, PROGRAMS, "sleep"]
-    with pytest.raises(RunError, match=r"b0.0 was killed|b0.0 ended with"), lab, lab.start(sleeping) as job:
+    with (
+        pytest.raises(RunError, match=r"b0.0 was killed|b0.0 ended with"),
+        lab,
+        lab.start(sleeping) as job,
+    ):
         while not all(lab._processes(device) for device in ("a0.0", "b0.0")):
             time.sleep(0.05)
         lab.change("b0.0", 0.0)
@@ -157,7 +181,11 @@ def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Sign
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(labs.__file__).parents[2])}
     owner = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
     )
     assert owner.stdout is not None and owner.stderr is not None
     assert owner.stdout.readline() == "up\n", owner.communicate(timeout=30)
@@ -173,7 +201,9 @@ def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Sign
         assert "test-owner" in labs.sweep()
     assert namespaces(prefix_of("test-owner")) == []
     assert all(record.name != "test-owner" for record in records())
-    ended = subprocess.run(["pgrep", "-f", f"{PROGRAMS} sleep"], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        ["pgrep", "-f", f"{PROGRAMS} sleep"], capture_output=True, text=True, check=False
+    )
     assert ended.stdout == ""
 
 
@@ -184,23 +214,42 @@ def test_probing_a_lab_finds_its_links_and_speeds(
     monkeypatch.setenv("PYTHONPATH", str(Path(labs.__file__).parents[2]))
     slow = host("b", "40 Mbit/s", efficiency=0.25)
     measured = tmp_path / "probed.toml"
-    with Lab(cluster_of(tmp_path, host("a", "80 Mbit/s"), slow), name="test-probe"), pytest.raises(SystemExit) as stop:
+    with (
+        Lab(cluster_of(tmp_path, host("a", "80 Mbit/s"), slow), name="test-probe"),
+        pytest.raises(SystemExit) as stop,
+    ):
         main(["probe", "--lab", "test-probe", "--seconds", "0.2", "-o", str(measured), "-q"])
     assert stop.value.code == 0, capsys.readouterr().err
     probed = load_cluster(str(measured))
     assert len(probed.devices) == 2
     route = probed.fastest(probed.devices[0].name, probed.devices[-1].name, 1e9)
     assert 8e-6 * probed.bandwidth(route).at(0) == pytest.approx(40, rel=0.15)
-    if os.getloadavg()[0] < 2 * (os.cpu_count() or 1):  # on a busier machine all get the same little
+    if os.getloadavg()[0] < 2 * (
+        os.cpu_count() or 1
+    ):  # on a busier machine all get the same little
         assert min(device.efficiency for device in probed.devices) < 0.6
 
 
 def test_probing_finds_a_nic_that_is_wider_than_its_peers(tmp_path: Path) -> None:
-    """Two peers of 40 Mbit/s each cannot fill the third's NIC alone; both at once show what it shares between them."""
+    """Two peers of 40 Mbit/s each cannot fill the third's NIC alone; both at once show what it
+    shares between them."""
     measured = tmp_path / "probed.toml"
     hosts = host("a", "60 Mbit/s"), host("b", "40 Mbit/s"), host("c", "40 Mbit/s")
     with Lab(cluster_of(tmp_path, *hosts), shares=False) as lab:
-        worker = [sys.executable, "-m", "argosy.runtime.probe_worker", "probed", "0.3", str(measured)]
-        lab.run(worker, environment={"PYTHONPATH": str(Path(labs.__file__).parents[2])}, timeout=120)
-    rates = sorted({link.edge: 8e-6 * link.bandwidth.at(0) for link in load_cluster(str(measured)).links}.values())
+        worker = [
+            sys.executable,
+            "-m",
+            "argosy.measure.probe_worker",
+            "probed",
+            "0.3",
+            str(measured),
+        ]
+        lab.run(
+            worker, environment={"PYTHONPATH": str(Path(labs.__file__).parents[2])}, timeout=120
+        )
+    rates = sorted(
+        {
+            link.edge: 8e-6 * link.bandwidth.at(0) for link in load_cluster(str(measured)).links
+        }.values()
+    )
     assert rates == pytest.approx([40, 40, 60], rel=0.15)

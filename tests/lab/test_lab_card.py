@@ -1,4 +1,5 @@
-"""Sharing one card: the shares, and a clear refusal where there is none. The sharing itself is in tests/gpu."""
+"""Sharing one card: the shares, and a clear refusal where there is none. The sharing itself is in
+tests/gpu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``argosy lab``: built, shown, changed, used and removed by commands. Needs root and a kernel that has namespaces."""
+"""``argosy lab``: built, shown, changed, used and removed by commands. Needs root and a kernel that
+has namespaces."""
 
 from __future__ import annotations
 
@@ -67,17 +68,28 @@ def test_a_lab_lives_by_commands(source: str, lab: Command) -> None:
     assert told.startswith(f"lab {NAME} is up: ")
     assert [line.split()[0] for line in told.splitlines()[1:3]] == ["a0", "b0"]
     assert f"{NAME}  " in lab("show")
-    described = next(one for one in json.loads(lab("show", "--json"))["labs"] if one["name"] == NAME)
+    described = next(
+        one for one in json.loads(lab("show", "--json"))["labs"] if one["name"] == NAME
+    )
     assert [host["devices"] for host in described["hosts"]] == [["a0.0"], ["b0.0"]]
-    program = [sys.executable, "-c", "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"]
+    program = [
+        sys.executable,
+        "-c",
+        "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])",
+    ]
     assert set(lab("run", NAME, "--", *program).splitlines()) == {"a0.0: 0 2", "b0.0: 1 2"}
     assert lab("run", NAME, "--devices", "b0.0", "--", *program) == "b0.0: 0 1\n"
     assert lab("change", NAME, "a0.nic", "20 Mbit/s") == ""
     assert json.loads(lab("change", NAME, "a0.nic", "0", "--json"))["bytes_per_second"] == 0
     assert "0.0 ended with exit code 1" in lab("run", NAME, "-q", "--", "false", code=4)
     slower = lab("change", NAME, "a0.0", "0.5", code=2)
-    assert slower == "error: a0.0: found 0.5, expected 0 (lost): a lab without shares of cores has no other speeds\n"
-    assert f'lab name: found "{NAME}", expected a name that no lab has' in lab("up", source, "--name", NAME, code=2)
+    assert (
+        slower
+        == "error: a0.0: found 0.5, expected 0 (lost): a lab without shares of cores has no other speeds\n"
+    )
+    assert f'lab name: found "{NAME}", expected a name that no lab has' in lab(
+        "up", source, "--name", NAME, code=2
+    )
     assert lab("down", NAME) == f"lab {NAME} is down\n"
     assert NAME in lab("down", NAME, code=2)
 
@@ -87,7 +99,9 @@ def core_share(group: Path) -> float:
     if (group / "cpu.max").exists():
         quota, period = (group / "cpu.max").read_text().split()
         return int(quota) / int(period)
-    return int((group / "cpu.cfs_quota_us").read_text()) / int((group / "cpu.cfs_period_us").read_text())
+    return int((group / "cpu.cfs_quota_us").read_text()) / int(
+        (group / "cpu.cfs_period_us").read_text()
+    )
 
 
 @pytest.mark.skipif(NO_SHARES is not None, reason=f"no shares of a core here: {NO_SHARES}")

@@ -1,4 +1,5 @@
-"""Two islands on hosts of a lab: all are started at once, meet over the shaped link and exchange."""
+"""Two islands on hosts of a lab: all are started at once, meet over the shaped link and
+exchange."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from argosy.choose.islands import IslandOptions, find_island_plan
 from argosy.lab.system import why_not
 from argosy.planner import Settings
-from argosy.runtime.folder import read_lines
+from argosy.runtime.processes.run_folder import read_lines
 from benchmarks.lab.emulated import Job
 from benchmarks.lab.islands import SAMPLES, lab_cluster, measure
 from benchmarks.lab.run import known_of
@@ -35,4 +36,7 @@ def test_islands_exchange_over_the_link_between_hosts(tmp_path: Path) -> None:
     lines = read_lines(tmp_path / "measured" / "run" / "island-1" / "exchanges.jsonl")
     shares = [island.global_batch for island in plan.islands]
     seen = [(line["step"], line["islands"], line["samples"]) for line in lines]
-    assert seen == [(step, [0, 1], [count * share for share in shares]) for step, count in ((2, 2), (4, 2), (5, 1))]
+    assert seen == [
+        (step, [0, 1], [count * share for share in shares])
+        for step, count in ((2, 2), (4, 2), (5, 1))
+    ]

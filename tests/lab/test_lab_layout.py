@@ -38,7 +38,9 @@ def test_every_nic_is_shaped_where_it_sends(cluster: Cluster) -> None:
     assert [host.name for host in layout.hosts] == ["a0", "a1", "b0"]
     assert len({host.address for host in layout.hosts}) == 3
     assert len(layout.bridges) == 1
-    assert set(layout.ports) == {f"{node}.nic.{way}" for node in ("a0", "a1", "b0") for way in ("out", "in")}
+    assert set(layout.ports) == {
+        f"{node}.nic.{way}" for node in ("a0", "a1", "b0") for way in ("out", "in")
+    }
     assert layout.ports["a0.nic.out"].namespace == "a0"
     assert layout.ports["a0.nic.in"].namespace == SWITCH
 
@@ -59,7 +61,11 @@ def test_a_link_between_two_sides_joins_two_bridges(cluster: Cluster) -> None:
     assert len(layout.bridges) == 2
     wire = next(cable for cable in layout.cables if cable.one.link == "wan.forward")
     assert wire.other.link == "wan.back"
-    homes = {cable.one.namespace: cable.bridges[1] for cable in layout.cables if cable.one.namespace != SWITCH}
+    homes = {
+        cable.one.namespace: cable.bridges[1]
+        for cable in layout.cables
+        if cable.one.namespace != SWITCH
+    }
     assert wire.bridges == (homes["a0"], homes["b0"])
     assert homes["a0"] == homes["a1"]
 

@@ -1,4 +1,5 @@
-"""What labs and jobs know of each other, without a lab: whose things are whose, and what is left by who was killed."""
+"""What labs and jobs know of each other, without a lab: whose things are whose, and what is left by
+who was killed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from argosy.cluster.file import load_cluster
 from argosy.errors import InputError, RunError
 from argosy.lab import Lab, record, system
-from argosy.lab.job import Job, Worker
+from argosy.lab.job import LabJob, WorkerCommand
 from argosy.lab.record import Record, prefix_of, records
 
 
@@ -36,7 +37,9 @@ def test_a_lab_may_be_called_as_any_cluster() -> None:
             Lab(cluster, name=name or " ")
 
 
-def test_a_lab_that_goes_while_labs_are_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_that_goes_while_labs_are_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(record, "FOLDER", tmp_path)
     for name in "abc":
         Record(name=name, cluster="{}", shares=()).write()
@@ -47,9 +50,11 @@ def test_a_lab_that_goes_while_labs_are_listed_is_left_out(tmp_path: Path, monke
 
 
 def test_a_job_that_cannot_be_started_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    sleeper = Worker(label="a0.0", command=(sys.executable, "-c", "import time; time.sleep(60)"), environment={})
-    missing = Worker(label="b0.0", command=(str(tmp_path / "nothing"),), environment={})
-    job = Job([sleeper, missing])
+    sleeper = WorkerCommand(
+        label="a0.0", command=(sys.executable, "-c", "import time; time.sleep(60)"), environment={}
+    )
+    missing = WorkerCommand(label="b0.0", command=(str(tmp_path / "nothing"),), environment={})
+    job = LabJob([sleeper, missing])
     with pytest.raises(RunError, match=r"b0\.0 cannot be started: .*/nothing: No such file"), job:
         pass
     assert [process.poll() is not None for process in job.processes] == [True]
@@ -57,29 +62,39 @@ def test_a_job_that_cannot_be_started_is_told_and_leaves_nothing(tmp_path: Path)
 
 def test_a_job_whose_start_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes are out of the terminal's reach."""
-    sleeper = Worker(label="a0.0", command=(sys.executable, "-c", "import time; time.sleep(60)"), environment={})
-    job, start = Job([sleeper, sleeper]), Job._start
+    sleeper = WorkerCommand(
+        label="a0.0", command=(sys.executable, "-c", "import time; time.sleep(60)"), environment={}
+    )
+    job, start = LabJob([sleeper, sleeper]), LabJob._start
 
-    def start_one(self: Job, worker: Worker) -> None:
+    def start_one(self: LabJob, worker: WorkerCommand) -> None:
         if self.processes:
             raise KeyboardInterrupt
         start(self, worker)
 
-    monkeypatch.setattr(Job, "_start", start_one)
+    monkeypatch.setattr(LabJob, "_start", start_one)
     with pytest.raises(KeyboardInterrupt), job:
         pass
     assert [process.poll() is not None for process in job.processes] == [True]
 
 
-def test_a_lab_that_cannot_follow_its_changes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_that_cannot_follow_its_changes_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def set_time(now: float) -> float:
         raise RunError("tc: no such device")
 
     lab = Lab(load_cluster("mixed-8"), name="astray")
     monkeypatch.setattr("argosy.lab.lab.FOLDER", tmp_path)
     monkeypatch.setattr(lab, "_set_time", set_time)
-    monkeypatch.setattr(lab, "start", lambda *_, **__: Job([Worker(label="a", command=("true",), environment={})]))
-    with pytest.raises(RunError, match="the lab stopped following the cluster's changes: tc: no such device"):
+    monkeypatch.setattr(
+        lab,
+        "start",
+        lambda *_, **__: LabJob([WorkerCommand(label="a", command=("true",), environment={})]),
+    )
+    with pytest.raises(
+        RunError, match="the lab stopped following the cluster's changes: tc: no such device"
+    ):
         lab.run(["true"])
 
 

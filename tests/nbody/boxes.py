@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 ANCHOR = Path(__file__).parents[3] / "shared" / "data" / "nbody" / "anchor_l50n32.npz"
-needs_anchor = pytest.mark.skipif(not ANCHOR.exists(), reason=f"no {ANCHOR.name}: the shared data are not here")
+needs_anchor = pytest.mark.skipif(
+    not ANCHOR.exists(), reason=f"no {ANCHOR.name}: the shared data are not here"
+)
 
 
 def anchor() -> dict[str, Array]:
@@ -24,14 +26,17 @@ def anchor() -> dict[str, Array]:
 
 
 def clustered(count: int, box: float, seed: int) -> Array:
-    """A third spread evenly, the rest in four clumps of very different size, one across the edge of the box."""
+    """A third spread evenly, the rest in four clumps of very different size, one across the edge of
+    the box."""
     random = np.random.default_rng(seed)
     spread = random.uniform(0, box, (count // 3, 3))
     middles = random.uniform(0, box, (4, 3))
     middles[0] = 0.0
     clump = random.integers(0, 4, count - len(spread))
     scale = box * np.array([0.05, 0.02, 0.005, 0.001])[clump, None]
-    positions = np.concatenate([spread, middles[clump] + scale * random.standard_normal((len(clump), 3))])
+    positions = np.concatenate(
+        [spread, middles[clump] + scale * random.standard_normal((len(clump), 3))]
+    )
     positions = np.mod(positions, box)
     return np.where(positions >= box, 0.0, positions)
 

@@ -1,4 +1,5 @@
-"""Re-balancing by measured work and speed: how fast it evens out, when it stays still, and that memory binds."""
+"""Re-balancing by measured work and speed: how fast it evens out, when it stays still, and that
+memory binds."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from balance_worker import balance_series
 from thread_ranks import on_threads
 
 from argosy.errors import InfeasibleError
-from argosy.nbody.balance import Balancer, Leaves, Look, Rules, run_totals
+from argosy.nbody.planning.balance import Balancer, BalanceSample, Leaves, Rules, run_totals
 
 HERE = Path(__file__).parent
 
@@ -37,7 +38,10 @@ def test_four_unequal_ranks_even_out() -> None:
 
 def test_four_unequal_processes_even_out() -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)]), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)]),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         [sys.executable, *launch, str(HERE / "balance_worker.py"), "6000", "6"],
         capture_output=True,
@@ -50,10 +54,16 @@ def test_four_unequal_processes_even_out() -> None:
     check(json.loads(done.stdout.splitlines()[-1]))
 
 
-def look(work: list[float], ends: tuple[int, ...], seconds: list[float], mesh: list[float] | None = None) -> Look:
-    leaves = Leaves(work=np.array(work), bytes=np.full(len(work), 100.0), sent=np.full(len(work), 100.0))
+def look(
+    work: list[float], ends: tuple[int, ...], seconds: list[float], mesh: list[float] | None = None
+) -> BalanceSample:
+    leaves = Leaves(
+        work=np.array(work), bytes=np.full(len(work), 100.0), sent=np.full(len(work), 100.0)
+    )
     still = np.zeros(len(seconds)) if mesh is None else np.array(mesh)
-    return Look(leaves=leaves, ends=ends, tree_seconds=np.array(seconds), mesh_seconds=still)
+    return BalanceSample(
+        leaves=leaves, ends=ends, tree_seconds=np.array(seconds), mesh_seconds=still
+    )
 
 
 def test_a_cut_follows_the_measured_speed() -> None:
@@ -85,7 +95,11 @@ def test_small_gains_and_dear_moves_are_left_alone() -> None:
 def test_noise_does_not_make_it_swing() -> None:
     """Speeds measured with 5 % noise: after the first moves there are hardly any more."""
     random = np.random.default_rng(3)
-    balancer, ends, speeds = Balancer(capacity=(math.inf,) * 4), (25, 50, 75, 100), np.array([4.0, 3.0, 2.0, 1.0])
+    balancer, ends, speeds = (
+        Balancer(capacity=(math.inf,) * 4),
+        (25, 50, 75, 100),
+        np.array([4.0, 3.0, 2.0, 1.0]),
+    )
     work = random.uniform(0.5, 1.5, 100)
     moved_at = []
     for step in range(60):
@@ -115,7 +129,9 @@ def test_slabs_follow_the_mesh_speed_as_far_as_memory_goes() -> None:
     assert slabs_after(math.inf, (0, 16, 32, 32), [1.0, 3.0, 0.0]) == (0, 24, 32, 32)
     assert slabs_after(math.inf, (0, 24, 32, 32), [1.5, 1.5, 0.0]) == (0, 24, 32, 32)
     assert slabs_after(600.0, (0, 16, 32, 32), [1.0, 3.0, 0.0]) == (0, 20, 32, 32)
-    assert slabs_after(500.0, (0, 16, 32, 32), [1.0, 3.0, 0.0]) == (0, 16, 32, 32), "nothing fits: left as it is"
+    assert slabs_after(500.0, (0, 16, 32, 32), [1.0, 3.0, 0.0]) == (0, 16, 32, 32), (
+        "nothing fits: left as it is"
+    )
 
 
 def test_planes_leave_less_room_for_particles() -> None:

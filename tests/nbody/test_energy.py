@@ -9,14 +9,14 @@ import pytest
 from boxes import clustered
 from thread_ranks import on_threads
 
-from argosy.nbody.energy import drift, read_samples
-from argosy.nbody.evolve import BlockSteps, LocalGravity
-from argosy.nbody.gravity import compute_forces, compute_potential
-from argosy.nbody.initial import initial_conditions
+from argosy.nbody.force.gravity import compute_forces, compute_potential
+from argosy.nbody.force.settings import GravitySettings
+from argosy.nbody.initial.conditions import initial_conditions
+from argosy.nbody.motion.energy import drift, read_samples
+from argosy.nbody.motion.evolve import BlockSteps, LocalGravity
 from argosy.nbody.particles import Particles
+from argosy.nbody.processes.shared import SharedGravity
 from argosy.nbody.run import RunSettings, run_box
-from argosy.nbody.settings import GravitySettings
-from argosy.nbody.shared import SharedGravity
 
 
 @pytest.mark.parametrize(("tolerance", "within"), [(0.0, 1e-4), (0.01, 5e-3)])
@@ -25,7 +25,8 @@ def test_forces_are_the_slope_of_the_potential(tolerance: float, within: float) 
     positions = clustered(2000, 10.0, seed=3)
     direction = 1e-4 * np.random.default_rng(2).standard_normal(positions.shape)
     ahead, behind = (
-        compute_potential(np.mod(positions + sign * direction, 10.0), 10.0, 1.0, settings).sum() / 2 for sign in (1, -1)
+        compute_potential(np.mod(positions + sign * direction, 10.0), 10.0, 1.0, settings).sum() / 2
+        for sign in (1, -1)
     )
     work = (compute_forces(positions, 10.0, 1.0, settings).total * direction).sum()
     assert (behind - ahead) / 2 == pytest.approx(work, rel=within)
@@ -34,12 +35,16 @@ def test_forces_are_the_slope_of_the_potential(tolerance: float, within: float) 
 def test_several_processes_have_the_energy_of_one() -> None:
     positions = clustered(1500, 10.0, seed=4)
     settings = GravitySettings(mesh_cells=32, softening=0.05, threads=1)
-    particles = Particles(positions=positions, momenta=np.zeros_like(positions), ids=np.arange(1500))
+    particles = Particles(
+        positions=positions, momenta=np.zeros_like(positions), ids=np.arange(1500)
+    )
     alone = LocalGravity(size=10.0, strength=2.0, settings=settings).potential_energy(particles)
 
     def energy(ranks: object, mesh_ranks: object) -> float:
         mine = particles.taken(np.arange(ranks.rank, 1500, 3))  # type: ignore[attr-defined]
-        shared = SharedGravity(size=10.0, strength=2.0, settings=settings, ranks=ranks, mesh_ranks=mesh_ranks)  # type: ignore[arg-type]
+        shared = SharedGravity(
+            size=10.0, strength=2.0, settings=settings, ranks=ranks, mesh_ranks=mesh_ranks
+        )  # type: ignore[arg-type]
         return shared.potential_energy(mine)
 
     assert on_threads(3, energy) == pytest.approx([alone] * 3, rel=1e-6)
@@ -50,7 +55,9 @@ def test_a_run_reports_its_drift_and_shorter_steps_lower_it(tmp_path: Path) -> N
     gravity = GravitySettings(mesh_cells=36, softening=0.06, threads=1)
     drifts = []
     for steps in (12, 48):
-        settings = RunSettings(gravity=gravity, steps=steps, energy_samples=12, restart_every=6, blocks=BlockSteps())
+        settings = RunSettings(
+            gravity=gravity, steps=steps, energy_samples=12, restart_every=6, blocks=BlockSteps()
+        )
         drifts.append(run_box(box, tmp_path / str(steps), settings).drift)
     assert abs(drifts[1].energy) < 0.01
     assert abs(drifts[1].energy) < abs(drifts[0].energy) < 0.2

@@ -1,4 +1,5 @@
-"""Boxes through time: linear growth, agreement with GADGET-4, block steps, and what a run conserves."""
+"""Boxes through time: linear growth, agreement with GADGET-4, block steps, and what a run
+conserves."""
 
 from __future__ import annotations
 
@@ -9,14 +10,21 @@ import pytest
 from boxes import anchor, needs_anchor
 
 from argosy.errors import InputError
+from argosy.nbody.analysis.halos import find_halos
+from argosy.nbody.analysis.power import power_spectrum
 from argosy.nbody.cosmology import Cosmology
-from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps, halfway
-from argosy.nbody.halos import find_halos
-from argosy.nbody.initial import Order, initial_conditions
+from argosy.nbody.force.settings import GravitySettings
+from argosy.nbody.initial.conditions import Order, initial_conditions
+from argosy.nbody.initial.spectrum import linear_power
+from argosy.nbody.motion.evolve import (
+    BlockSteps,
+    LocalGravity,
+    evolve,
+    evolve_in_blocks,
+    expansion_steps,
+    halfway,
+)
 from argosy.nbody.particles import Box, Particles
-from argosy.nbody.power import power_spectrum
-from argosy.nbody.settings import GravitySettings
-from argosy.nbody.spectrum import linear_power
 
 GADGET = Cosmology(matter=0.308, vacuum=0.692, hubble=0.678, sigma8=0.9, index=1.0)
 
@@ -25,10 +33,14 @@ def anchor_box() -> tuple[Box, LocalGravity]:
     content = anchor()
     a = float(content["z63_a"])
     particles = Particles(
-        positions=content["z63_pos"], momenta=content["z63_u"] * a**1.5, ids=np.arange(len(content["z63_pos"]))
+        positions=content["z63_pos"],
+        momenta=content["z63_u"] * a**1.5,
+        ids=np.arange(len(content["z63_pos"])),
     )
     gravity = GravitySettings(mesh_cells=64, softening=0.05, threads=2)
-    engine = LocalGravity(size=50.0, strength=GADGET.particle_gravity(50.0, len(particles)), settings=gravity)
+    engine = LocalGravity(
+        size=50.0, strength=GADGET.particle_gravity(50.0, len(particles)), settings=gravity
+    )
     return Box(size=50.0, expansion=a, cosmology=GADGET, particles=particles), engine
 
 
@@ -41,9 +53,14 @@ def test_growth_in_an_empty_and_in_a_full_universe() -> None:
     only_matter = Cosmology(matter=1.0, vacuum=0.0)
     assert only_matter.growth(0.25) == pytest.approx(0.25, rel=1e-6)
     assert only_matter.growth_rate(0.25) == pytest.approx(1.0, rel=1e-5)
-    # With matter alone p of a growing mode goes as a^1.5 and the force as a; for short steps nothing depends on that.
-    assert only_matter.kick(0.25, 0.49, 0.3) == pytest.approx((0.49**1.5 - 0.25**1.5) / 0.3 / 150, rel=1e-6)
-    assert only_matter.drift(0.25, 0.49, 0.3) == pytest.approx((0.49 - 0.25) / 0.3**1.5 / 100, rel=1e-6)
+    # With matter alone p of a growing mode goes as a^1.5 and the force as a; for short steps
+    # nothing depends on that.
+    assert only_matter.kick(0.25, 0.49, 0.3) == pytest.approx(
+        (0.49**1.5 - 0.25**1.5) / 0.3 / 150, rel=1e-6
+    )
+    assert only_matter.drift(0.25, 0.49, 0.3) == pytest.approx(
+        (0.49 - 0.25) / 0.3**1.5 / 100, rel=1e-6
+    )
     ours, a, b = Cosmology(), 0.5, 0.5001
     assert ours.kick(a, b, a) == pytest.approx((b - a) / (a**2 * ours.hubble_rate(a)), rel=1e-3)
     assert ours.drift(a, b, a) == pytest.approx((b - a) / (a**3 * ours.hubble_rate(a)), rel=1e-3)
@@ -61,11 +78,15 @@ def test_the_linear_spectrum_has_the_variance_and_the_slopes_it_should() -> None
     window = 3 * (np.sin(8 * k) - 8 * k * np.cos(8 * k)) / (8 * k) ** 3
     variance = np.sum((k**3 * power * window**2)[:-1] * np.diff(np.log(k))) / (2 * np.pi**2)
     assert np.sqrt(variance) == pytest.approx(cosmology.sigma8, rel=1e-3)
-    assert np.log(power[10] / power[0]) / np.log(k[10] / k[0]) == pytest.approx(cosmology.index, abs=0.02)
+    assert np.log(power[10] / power[0]) / np.log(k[10] / k[0]) == pytest.approx(
+        cosmology.index, abs=0.02
+    )
     smooth = linear_power(replace(cosmology, baryons=0.0), k)
     acoustic = (k > 0.03) & (k < 0.3)
     wiggles = power[acoustic] / smooth[acoustic]
-    assert ((wiggles[1:-1] > wiggles[:-2]) & (wiggles[1:-1] > wiggles[2:])).sum() >= 2  # baryons leave their waves
+    assert (
+        (wiggles[1:-1] > wiggles[:-2]) & (wiggles[1:-1] > wiggles[2:])
+    ).sum() >= 2  # baryons leave their waves
 
 
 @pytest.mark.parametrize("order", list(Order))
@@ -85,7 +106,9 @@ def test_second_order_displacements_grow_as_they_should() -> None:
 
     def second(redshift: float) -> np.ndarray:
         both = [
-            initial_conditions(box=50.0, per_side=8, redshift=redshift, seed=2, order=order).particles.positions
+            initial_conditions(
+                box=50.0, per_side=8, redshift=redshift, seed=2, order=order
+            ).particles.positions
             for order in (Order.SECOND, Order.ZELDOVICH)
         ]
         away = both[0] - both[1]
@@ -98,20 +121,25 @@ def test_second_order_displacements_grow_as_they_should() -> None:
 
 
 def test_long_waves_grow_as_linear_theory_says() -> None:
-    """Today within 1 %. A coarser lattice grows less: 32 per side lose 1 % of the fundamental mode, 16 lose 2.5 %."""
+    """Today within 1 %. A coarser lattice grows less: 32 per side lose 1 % of the fundamental mode,
+    16 lose 2.5 %."""
     box = initial_conditions(box=1500.0, per_side=48, redshift=9, seed=1)
     strength = box.cosmology.particle_gravity(1500.0, 48**3)
-    engine = LocalGravity(size=1500.0, strength=strength, settings=GravitySettings(mesh_cells=48, softening=1.0))
+    engine = LocalGravity(
+        size=1500.0, strength=strength, settings=GravitySettings(mesh_cells=48, softening=1.0)
+    )
     later = evolve(box, expansion_steps(box.expansion, 1.0, 32), engine)
     before, after = (
-        power_spectrum(x.particles.positions, 1500.0, 48, subtract_shot_noise=False).power[0] for x in (box, later)
+        power_spectrum(x.particles.positions, 1500.0, 48, subtract_shot_noise=False).power[0]
+        for x in (box, later)
     )
     growth = box.cosmology.growth(box.expansion) ** -2
     assert after / before == pytest.approx(growth, rel=0.01)
 
 
 def test_a_growing_wave_grows_as_linear_theory_says_in_a_single_step() -> None:
-    """Kicks and drifts of any length lead from Zel'dovich's displacements at one time to those at another."""
+    """Kicks and drifts of any length lead from Zel'dovich's displacements at one time to those at
+    another."""
     cosmology = Cosmology()
     a, b, displacement = 0.05, 0.9, 0.7
     middle = halfway(a, b)
@@ -126,7 +154,8 @@ def test_a_growing_wave_grows_as_linear_theory_says_in_a_single_step() -> None:
 
 @needs_anchor
 def test_a_short_evolution_follows_gadget() -> None:
-    """From z = 63 to z = 2 in 48 steps: the fundamental mode within 1 %, smaller scales a little low."""
+    """From z = 63 to z = 2 in 48 steps: the fundamental mode within 1 %, smaller scales a little
+    low."""
     box, engine = anchor_box()
     content = anchor()
     later = evolve(box, expansion_steps(box.expansion, float(content["z2_a"]), 48), engine)
@@ -148,7 +177,9 @@ def test_the_spectrum_today_is_gadgets_and_converges_with_steps() -> None:
     assert worst[0] > worst[1] > worst[2]
     assert np.abs(ratio[k <= 0.5] - 1).max() < 0.01
     assert worst[2] < 0.03
-    assert len(find_halos(today.particles.positions, 50.0)) == pytest.approx(len(content["fof_len"]), rel=0.1)
+    assert len(find_halos(today.particles.positions, 50.0)) == pytest.approx(
+        len(content["fof_len"]), rel=0.1
+    )
 
 
 @needs_anchor
@@ -166,12 +197,16 @@ def test_block_steps_reach_with_fewer_steps_what_small_steps_do() -> None:
 def test_block_steps_without_levels_are_plain_steps() -> None:
     box = initial_conditions(box=30.0, per_side=8, redshift=15, seed=4)
     strength = box.cosmology.particle_gravity(30.0, 512)
-    engine = LocalGravity(size=30.0, strength=strength, settings=GravitySettings(mesh_cells=32, softening=0.1))
+    engine = LocalGravity(
+        size=30.0, strength=strength, settings=GravitySettings(mesh_cells=32, softening=0.1)
+    )
     steps = expansion_steps(box.expansion, 0.5, 6)
     plain = evolve(box, steps, engine).particles
     blocks = evolve_in_blocks(box, steps, engine, BlockSteps(most_levels=0)).particles
     np.testing.assert_allclose(blocks.positions, plain.positions, atol=1e-9)
-    divided = evolve_in_blocks(box, steps, engine, BlockSteps(accuracy=1e-4, most_levels=3)).particles
+    divided = evolve_in_blocks(
+        box, steps, engine, BlockSteps(accuracy=1e-4, most_levels=3)
+    ).particles
     assert not np.allclose(divided.positions, plain.positions, atol=1e-6)
 
 
@@ -181,7 +216,10 @@ def test_total_momentum_is_conserved() -> None:
     settings = GravitySettings(mesh_cells=32, softening=0.1, tolerance=0.0)
     engine = LocalGravity(size=30.0, strength=strength, settings=settings)
     later = evolve(box, expansion_steps(box.expansion, 0.5, 6), engine).particles
-    assert np.linalg.norm(later.momenta.sum(axis=0)) <= 1e-5 * np.linalg.norm(later.momenta, axis=1).sum()
+    assert (
+        np.linalg.norm(later.momenta.sum(axis=0))
+        <= 1e-5 * np.linalg.norm(later.momenta, axis=1).sum()
+    )
 
 
 @needs_anchor
@@ -220,7 +258,9 @@ def test_a_halo_across_the_edge_has_its_centre_there() -> None:
 def test_steps_are_uniform_in_the_root_and_meet_every_snapshot() -> None:
     steps = expansion_steps(0.04, 1.0, 4, also=(0.5, 2.0))
     assert steps == pytest.approx((0.04, 0.16, 0.36, 0.5, 0.64, 1.0))
-    with pytest.raises(InputError, match=r"end: found 0.01, expected an end after the start at a = 0.04"):
+    with pytest.raises(
+        InputError, match=r"end: found 0.01, expected an end after the start at a = 0.04"
+    ):
         expansion_steps(0.04, 0.01, 4)
     with pytest.raises(InputError, match="steps: found 0, expected at least 1 step"):
         expansion_steps(0.04, 1.0, 0)

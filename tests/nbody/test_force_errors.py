@@ -1,4 +1,5 @@
-"""The table of error against cost keeps its word in any box, at any softening, against Ewald's exact sums."""
+"""The table of error against cost keeps its word in any box, at any softening, against Ewald's
+exact sums."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from boxes import Array, clustered, relative_errors
 from ewald import ewald_force, near_force, smooth_force
 
 from argosy.errors import InputError
-from argosy.nbody.gravity import compute_forces
-from argosy.nbody.settings import CHOICES, Accuracy, GravitySettings, accuracy_for
+from argosy.nbody.force.gravity import compute_forces
+from argosy.nbody.force.settings import CHOICES, Accuracy, GravitySettings, accuracy_for
 
 SIDE = 16
 
 
 def lattice(displacement: float, seed: int) -> Array:
-    """Particles of a lattice in a box of 1, displaced at random by this part of their separation."""
+    """Particles of a lattice in a box of 1, displaced at random by this part of their
+    separation."""
     line = (np.arange(SIDE) + 0.5) / SIDE
     places = np.stack(np.meshgrid(line, line, line, indexing="ij"), axis=-1).reshape(-1, 3)
     shift = np.random.default_rng(seed).normal(0, displacement / SIDE, places.shape)
@@ -66,16 +68,21 @@ def test_errors_are_those_of_the_table(name: str, softening: float, choice: Accu
 def test_the_cheapest_row_that_keeps_an_error_is_taken() -> None:
     taken = [accuracy_for(error).error for error in (1.0, 0.005, 0.0049, 0.002, 0.0015)]
     assert taken == [0.005, 0.005, 0.003, 0.0015, 0.0015]
-    with pytest.raises(InputError, match=r"force_error: found 0.0001, expected a relative error of at least 0.0015"):
+    with pytest.raises(
+        InputError, match=r"force_error: found 0.0001, expected a relative error of at least 0.0015"
+    ):
         accuracy_for(0.0001)
 
 
 def test_particles_at_one_place_attract_like_one_mass() -> None:
-    """Hundreds of copies, in several leaves, whose centre of mass rounding moves by a bit; nothing is NaN."""
+    """Hundreds of copies, in several leaves, whose centre of mass rounding moves by a bit; nothing
+    is NaN."""
     places = np.array([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3 + 1e-9], [0.7, 0.2, 0.3]])
     positions = np.repeat(places, (300, 200, 100), axis=0)
     for softening in (0.0, 0.01):
-        force = compute_forces(positions, 1.0, 1.0, GravitySettings(mesh_cells=32, softening=softening)).total
+        force = compute_forces(
+            positions, 1.0, 1.0, GravitySettings(mesh_cells=32, softening=softening)
+        ).total
         pull = ewald_force(places[2:], places[[0, 2]], 1.0, 0.01)[0] * 500
         assert np.isfinite(force).all()
         np.testing.assert_allclose(force[-1], pull, atol=3e-3 * np.linalg.norm(pull))
@@ -83,6 +90,7 @@ def test_particles_at_one_place_attract_like_one_mass() -> None:
 
 def test_a_softening_beyond_the_cutoff_is_refused() -> None:
     with pytest.raises(
-        InputError, match=r"softening: found 0.1, expected at most 0.08929: a softened force must end within"
+        InputError,
+        match=r"softening: found 0.1, expected at most 0.08929: a softened force must end within",
     ):
         GravitySettings(mesh_cells=32, softening=0.1).split(1.0)

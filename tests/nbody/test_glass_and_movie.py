@@ -1,4 +1,5 @@
-"""A glass is quieter than noise and takes the spectrum of a lattice; a movie is a PNG that decoders read."""
+"""A glass is quieter than noise and takes the spectrum of a lattice; a movie is a PNG that decoders
+read."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ import numpy as np
 import pytest
 
 from argosy.errors import InputError
-from argosy.nbody.glass import glass
-from argosy.nbody.initial import Load, initial_conditions
-from argosy.nbody.movie import movie, positions_between
+from argosy.nbody.analysis.movie import movie, positions_between
+from argosy.nbody.analysis.power import power_spectrum
+from argosy.nbody.initial.conditions import ParticleLoad, initial_conditions
+from argosy.nbody.initial.glass import glass
 from argosy.nbody.particles import Box
-from argosy.nbody.power import power_spectrum
 
 
 def test_a_glass_is_far_below_shot_noise_and_repeats_with_its_seed() -> None:
@@ -25,7 +26,8 @@ def test_a_glass_is_far_below_shot_noise_and_repeats_with_its_seed() -> None:
 
 def test_a_displaced_glass_has_the_waves_of_a_displaced_lattice() -> None:
     grid, loaded = (
-        initial_conditions(box=400.0, per_side=16, redshift=20, seed=1, load=load) for load in (Load.GRID, Load.GLASS)
+        initial_conditions(box=400.0, per_side=16, redshift=20, seed=1, load=load)
+        for load in (ParticleLoad.GRID, ParticleLoad.GLASS)
     )
     first, second = (
         power_spectrum(box.particles.positions, 400.0, 16, subtract_shot_noise=False).power[:3]

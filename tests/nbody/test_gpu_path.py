@@ -1,4 +1,5 @@
-"""The torch path gives the forces of the numba path; on the CPU, or with ``--gpu`` on the GPU that is there."""
+"""The torch path gives the forces of the numba path; on the CPU, or with ``--gpu`` on the GPU that
+is there."""
 
 from __future__ import annotations
 
@@ -13,20 +14,26 @@ import torch
 from boxes import clustered
 from thread_ranks import ThreadRanks, on_threads
 
-from argosy.nbody.balance import Balancer
-from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
-from argosy.nbody.gpu import GpuGravity, GpuTree, for_gpu, gpu_forces
-from argosy.nbody.gpu_shared import SharedGpuGravity
-from argosy.nbody.gpu_tree import device_keys, grow_on_device, walk_on_device
-from argosy.nbody.gravity import compute_forces, tree_force
-from argosy.nbody.hilbert import hilbert_keys
-from argosy.nbody.initial import initial_conditions
+from argosy.nbody.force.gravity import compute_forces, tree_force
+from argosy.nbody.force.hilbert import hilbert_keys
+from argosy.nbody.force.settings import Cloud, GravitySettings
+from argosy.nbody.force.split import ForceSplit
+from argosy.nbody.force.tasks import target_cells
+from argosy.nbody.force.tree import MEASURED, build_tree
+from argosy.nbody.gpu.force import GpuGravity, GpuTree, for_gpu, gpu_forces
+from argosy.nbody.gpu.shared import SharedGpuGravity
+from argosy.nbody.gpu.tree import device_keys, grow_on_device, walk_on_device
+from argosy.nbody.initial.conditions import initial_conditions
+from argosy.nbody.motion.evolve import (
+    BlockSteps,
+    LocalGravity,
+    evolve,
+    evolve_in_blocks,
+    expansion_steps,
+)
 from argosy.nbody.particles import Particles
-from argosy.nbody.settings import Cloud, GravitySettings
-from argosy.nbody.shared import SharedGravity
-from argosy.nbody.split import ForceSplit
-from argosy.nbody.tasks import target_cells
-from argosy.nbody.tree import MEASURED, build_tree
+from argosy.nbody.planning.balance import Balancer
+from argosy.nbody.processes.shared import SharedGravity
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -34,7 +41,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:Depr
 """torch.compile meets it in torch itself."""
 
 
-@pytest.mark.parametrize(("cloud", "leaf_size"), [(Cloud.CIC, 128), (Cloud.TSC, 64), (Cloud.PCS, 16)])
+@pytest.mark.parametrize(
+    ("cloud", "leaf_size"), [(Cloud.CIC, 128), (Cloud.TSC, 64), (Cloud.PCS, 16)]
+)
 def test_forces_through_torch_are_those_of_the_threads(cloud: Cloud, leaf_size: int) -> None:
     positions = clustered(800, 10.0, seed=21)
     settings = GravitySettings(
@@ -59,11 +68,17 @@ def test_larger_leaves_do_not_lose_accuracy() -> None:
 
 
 def test_a_device_takes_the_steps_of_the_threads() -> None:
-    """Plain and block steps, alone, by two ranks whose pairs a device sums, and by two with a device each."""
+    """Plain and block steps, alone, by two ranks whose pairs a device sums, and by two with a
+    device each."""
     box = initial_conditions(box=20.0, per_side=8, redshift=9, seed=3)
     strength = box.cosmology.particle_gravity(box.size, len(box.particles))
-    settings = GravitySettings(mesh_cells=32, softening=0.05, tolerance=0.0, threads=1, cell_size=64, leaf_size=16)
-    steps, blocks = expansion_steps(box.expansion, 0.4, 3), BlockSteps(accuracy=0.001, most_levels=2)
+    settings = GravitySettings(
+        mesh_cells=32, softening=0.05, tolerance=0.0, threads=1, cell_size=64, leaf_size=16
+    )
+    steps, blocks = (
+        expansion_steps(box.expansion, 0.4, 3),
+        BlockSteps(accuracy=0.001, most_levels=2),
+    )
     on_cpu = LocalGravity(size=box.size, strength=strength, settings=settings)
     on_device = GpuGravity(size=box.size, strength=strength, settings=settings, device=DEVICE)
 
@@ -86,7 +101,9 @@ def test_a_device_takes_the_steps_of_the_threads() -> None:
         parts = on_threads(2, partial(shared, all_on_devices=all_on_devices))
         together = np.concatenate([part.positions for part in parts])
         order = np.argsort(np.concatenate([part.ids for part in parts]))
-        np.testing.assert_allclose(together[order], divided.positions[np.argsort(divided.ids)], atol=1e-4)
+        np.testing.assert_allclose(
+            together[order], divided.positions[np.argsort(divided.ids)], atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("planes", [(0, 11, 25, 40), (0, 40, 40, 40)])
@@ -94,10 +111,18 @@ def test_devices_that_divide_tree_and_mesh_have_the_forces_of_one(planes: tuple[
     positions = clustered(1500, 10.0, seed=25)
     settings = GravitySettings(mesh_cells=40, softening=0.01, threads=1, leaf_size=16)
     alone = gpu_forces(positions, 10.0, 2.0, settings, DEVICE).total
-    particles = Particles(positions=positions, momenta=np.zeros_like(positions), ids=np.arange(1500))
+    particles = Particles(
+        positions=positions, momenta=np.zeros_like(positions), ids=np.arange(1500)
+    )
 
     def work(ranks: ThreadRanks, mesh_ranks: ThreadRanks) -> tuple[np.ndarray, np.ndarray]:
-        common = {"size": 10.0, "strength": 2.0, "settings": settings, "ranks": ranks, "mesh_ranks": mesh_ranks}
+        common = {
+            "size": 10.0,
+            "strength": 2.0,
+            "settings": settings,
+            "ranks": ranks,
+            "mesh_ranks": mesh_ranks,
+        }
         engine = SharedGpuGravity(**common, device=DEVICE, planes=planes)
         engine.starts = np.array([0, 1 << 61, 1 << 61])  # the second owns nothing
         mine, force = engine.forces(particles.taken(np.arange(ranks.rank, 1500, 3)))
@@ -123,7 +148,8 @@ def test_a_tree_grown_on_a_device_is_that_of_the_host(leaf_size: int) -> None:
     there = grow_on_device(torch.from_numpy(keys[order]).to(DEVICE), along, leaf_size=leaf_size)
     assert len(there.start) == host.num_nodes
     by_run = [
-        np.lexsort((-ends, starts)) for starts, ends in ((host.start, host.end), (there.start.cpu(), there.end.cpu()))
+        np.lexsort((-ends, starts))
+        for starts, ends in ((host.start, host.end), (there.start.cpu(), there.end.cpu()))
     ]
     for name in ("start", "end", *MEASURED):
         ours, theirs = getattr(host, name)[by_run[0]], getattr(there, name).cpu().numpy()[by_run[1]]
@@ -139,7 +165,9 @@ def test_a_walk_on_a_device_lists_every_pair_within_the_cutoff_once(tolerance: f
     positions = positions[np.argsort(keys)]
     there = torch.from_numpy(positions).to(DEVICE)
     tree = grow_on_device(torch.from_numpy(np.sort(keys)).to(DEVICE), there, leaf_size=8)
-    tasks = walk_on_device(tree, 1.0, ForceSplit(scale=0.03, cutoff=cutoff, softening=3e-4), tolerance)
+    tasks = walk_on_device(
+        tree, 1.0, ForceSplit(scale=0.03, cutoff=cutoff, softening=3e-4), tolerance
+    )
     starts, sources = tasks.starts.cpu().numpy(), tasks.sources.cpu().numpy()
     start, end, leaves = (getattr(tree, name).cpu().numpy() for name in ("start", "end", "leaves"))
     times = np.zeros((count, count), int)
@@ -159,9 +187,18 @@ def test_a_device_counts_the_work_of_the_threads() -> None:
     keys = hilbert_keys(positions, 10.0)
     order = np.argsort(keys, kind="stable")
     tree = build_tree(keys[order], positions[order], leaf_size=settings.leaf_size)
-    job = (tree, target_cells(tree, settings.cell_size), positions[order], 10.0, settings.split(10.0), settings)
+    job = (
+        tree,
+        target_cells(tree, settings.cell_size),
+        positions[order],
+        10.0,
+        settings.split(10.0),
+        settings,
+    )
     with ThreadPoolExecutor(1) as pool:
         here, there = tree_force(*job, pool), GpuTree(DEVICE)(*job, pool)
     assert np.array_equal(here.work[:, 0], there.work[:, 0])
-    assert (here.work[:, 1] <= there.work[:, 1]).all()  # threads leave out sources beyond the cut-off of a leaf
+    assert (
+        here.work[:, 1] <= there.work[:, 1]
+    ).all()  # threads leave out sources beyond the cut-off of a leaf
     assert here.pair_equivalents > 0

@@ -1,4 +1,5 @@
-"""Gravity and cluster files: runs that keep to a cluster's memory and begin at its speeds, plans that can be played."""
+"""Gravity and cluster files: runs that keep to a cluster's memory and begin at its speeds, plans
+that can be played."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from argosy.cli import main
 from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.errors import InfeasibleError
+from argosy.nbody.files.snapshot import read_snapshot
+from argosy.nbody.force.settings import GravitySettings
 from argosy.nbody.particles import Particles
-from argosy.nbody.placement import place_on
-from argosy.nbody.settings import GravitySettings
-from argosy.nbody.shared import PARTICLE_BYTES, SharedGravity
-from argosy.nbody.snapshot import read_snapshot
+from argosy.nbody.planning.placement import place_on
+from argosy.nbody.processes.shared import PARTICLE_BYTES, SharedGravity
 
 FOUR = load_cluster("two-cards")
 PAIR = """
@@ -47,7 +48,10 @@ def argosy(*arguments: str) -> int:
 def with_memory(cluster: Cluster, *sizes: float) -> Cluster:
     pairs = zip(cluster.devices, sizes, strict=True)
     return replace(
-        cluster, devices=tuple(replace(device, kind=replace(device.kind, memory=size)) for device, size in pairs)
+        cluster,
+        devices=tuple(
+            replace(device, kind=replace(device.kind, memory=size)) for device, size in pairs
+        ),
     )
 
 
@@ -62,7 +66,9 @@ def held_after(cluster: Cluster, speeds: list[float], forces: int) -> list[list[
         engine = SharedGravity(
             size=10.0,
             strength=1.0,
-            settings=GravitySettings(mesh_cells=32, softening=0.01, threads=1, cell_size=64, leaf_size=16),
+            settings=GravitySettings(
+                mesh_cells=32, softening=0.01, threads=1, cell_size=64, leaf_size=16
+            ),
             ranks=ranks,
             mesh_ranks=mesh_ranks,
             parts=begin.parts,
@@ -96,24 +102,55 @@ def test_memory_of_the_cluster_binds_whatever_the_speed(pair: Cluster) -> None:
         place_on(with_memory(pair, 1e5, 1e5), 4000, 32)
 
 
-def test_a_run_on_a_cluster_is_the_same_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_on_a_cluster_is_the_same_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch")
     initial, alone, together = tmp_path / "ic.hdf5", tmp_path / "alone", tmp_path / "together"
-    assert argosy("nbody", "ic", "--box", "50", "--per-side", "16", "-z", "24", "-o", str(initial)) == 0
+    assert (
+        argosy("nbody", "ic", "--box", "50", "--per-side", "16", "-z", "24", "-o", str(initial))
+        == 0
+    )
     common = ("nbody", "run", str(initial), "--steps", "4")
     assert argosy(*common, "-o", str(alone)) == 0
     assert argosy(*common, "-o", str(together), "--cluster", "two-cards") == 0
-    one, other = (read_snapshot(folder / "snapshot_000.hdf5").particles for folder in (alone, together))
+    one, other = (
+        read_snapshot(folder / "snapshot_000.hdf5").particles for folder in (alone, together)
+    )
     np.testing.assert_array_equal(other.positions, one.positions)
     capfd.readouterr()
     plan, planned = tmp_path / "gravity.json", tmp_path / "planned"
     mesh = ["--mesh", "32"]
-    assert argosy("nbody", "plan", "-c", "two-cards", "-n", "16^3", *mesh, "--steps", "1", "-o", str(plan), "-q") == 0
+    assert (
+        argosy(
+            "nbody",
+            "plan",
+            "-c",
+            "two-cards",
+            "-n",
+            "16^3",
+            *mesh,
+            "--steps",
+            "1",
+            "-o",
+            str(plan),
+            "-q",
+        )
+        == 0
+    )
     assert argosy(*common, "-o", str(planned), "--plan", str(plan), *mesh) == 0
-    assert (planned / "snapshot_000.hdf5").read_bytes() == (together / "snapshot_000.hdf5").read_bytes()
-    assert argosy(*common, "-o", str(tmp_path / "no"), "--plan", str(plan), "--cluster", "two-cards") == 2
+    assert (planned / "snapshot_000.hdf5").read_bytes() == (
+        together / "snapshot_000.hdf5"
+    ).read_bytes()
+    assert (
+        argosy(*common, "-o", str(tmp_path / "no"), "--plan", str(plan), "--cluster", "two-cards")
+        == 2
+    )
     assert "--cluster cannot be combined with --plan" in capfd.readouterr().err
-    assert argosy(*common, "-o", str(tmp_path / "no"), "--cluster", "two-cards", "--processes", "3") == 2
+    assert (
+        argosy(*common, "-o", str(tmp_path / "no"), "--cluster", "two-cards", "--processes", "3")
+        == 2
+    )
     expected = 'error: --processes: found "3 processes", expected one for each of the 4 devices of two-cards'
     assert capfd.readouterr().err.strip() == expected
     assert argosy(*common, "-o", str(tmp_path / "no"), "--device", "cuda:7") == 2
@@ -128,14 +165,24 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_plan_is_played_like_any_other(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_played_like_any_other(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert argosy("simulate", str(plan_file), "--iterations", "3", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     steady = {run["name"]: run["step_seconds"] for run in told["runs"]}
-    planned = told["runs"][0]["name"]  # where tree and mesh on equal hosts decide, that of equal counts
-    assert told["workload"] == "gravity" and set(steady) >= {planned, "equal counts", "counts by speed"}
-    assert all(len(seconds) == 3 and seconds[0] == pytest.approx(seconds[2]) for seconds in steady.values())
+    planned = told["runs"][0][
+        "name"
+    ]  # where tree and mesh on equal hosts decide, that of equal counts
+    assert told["workload"] == "gravity" and set(steady) >= {
+        planned,
+        "equal counts",
+        "counts by speed",
+    }
+    assert all(
+        len(seconds) == 3 and seconds[0] == pytest.approx(seconds[2]) for seconds in steady.values()
+    )
     assert min(steady, key=lambda name: steady[name][0]) == planned
     step = steady[planned][0]
     trace = tmp_path / "slow.csv"
@@ -149,8 +196,15 @@ def test_a_plan_is_played_like_any_other(plan_file: Path, tmp_path: Path, capsys
     assert sum(moved["step_seconds"]) < 0.9 * sum(runs[planned]["step_seconds"])
     assert argosy("simulate", str(plan_file), "--until", f"{5.5 * step} s", "--width", "100") == 0
     assert "counts by speed" in capsys.readouterr().out
-    assert argosy("simulate", str(plan_file), "--until", f"{1e7 * step} s", "--trace", f"{device}={trace}") == 2
-    assert "expected a time in which fewer than 1,000,000 iterations begin" in capsys.readouterr().err
+    assert (
+        argosy(
+            "simulate", str(plan_file), "--until", f"{1e7 * step} s", "--trace", f"{device}={trace}"
+        )
+        == 2
+    )
+    assert (
+        "expected a time in which fewer than 1,000,000 iterations begin" in capsys.readouterr().err
+    )
 
 
 def test_cuts_are_compared_like_plans(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,14 +216,23 @@ def test_cuts_are_compared_like_plans(capsys: pytest.CaptureFixture[str]) -> Non
     assert argosy("compare", "-m", "gravity:128^3", "-c", "two-cards", "--width", "120") == 0
     assert "computes 1." in capsys.readouterr().out
     assert argosy("compare", "-m", "gravity:128^3", "-c", "two-cards", "--dtype", "fp16") == 2
-    assert capsys.readouterr().err.strip() == 'error: --dtype: found "fp16", expected no such option for gravity'
+    assert (
+        capsys.readouterr().err.strip()
+        == 'error: --dtype: found "fp16", expected no such option for gravity'
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"planes": [1]}, "plan.planes: found 1 numbers, expected 4 numbers, one for each device of two-cards"),
-        ({"ends": [5, 4, 4, 4]}, "plan.ends: found a list of 4, expected numbers that never fall, up to 4096"),
+        (
+            {"planes": [1]},
+            "plan.planes: found 1 numbers, expected 4 numbers, one for each device of two-cards",
+        ),
+        (
+            {"ends": [5, 4, 4, 4]},
+            "plan.ends: found a list of 4, expected numbers that never fall, up to 4096",
+        ),
         ({"planes": [3, 4, 0, 0]}, "plan.planes: found 7 in all, expected 256 in all"),
         ({"colour": 1}, "plan.colour"),
     ],

@@ -1,4 +1,5 @@
-"""A gravity plan opens where a plan of training does: ``simulate -o``, ``explain`` and ``report``."""
+"""A gravity plan opens where a plan of training does: ``simulate -o``, ``explain`` and
+``report``."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import pytest
 
 from argosy.cli import main
 from argosy.cluster.file import load_cluster
-from argosy.nbody.plan import plan_step
-from argosy.nbody.pricing import typical_box
-from argosy.nbody.reasons import explain_step
+from argosy.nbody.planning.plan import plan_step
+from argosy.nbody.planning.pricing import typical_box
+from argosy.nbody.planning.reasons import explain_step
 from argosy.timeline.file import load_timeline
 
 
@@ -24,11 +25,18 @@ def argosy(*arguments: str) -> int:
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "gravity.json"
-    assert argosy("nbody", "plan", "-c", "two-cards", "-n", "64^3", "--steps", "1", "-o", str(path), "-q") == 0
+    assert (
+        argosy(
+            "nbody", "plan", "-c", "two-cards", "-n", "64^3", "--steps", "1", "-o", str(path), "-q"
+        )
+        == 0
+    )
     return path
 
 
-def test_a_simulation_writes_its_timeline(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_writes_its_timeline(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "timeline.json"
     assert argosy("simulate", str(plan), "--iterations", "3", "-o", str(target), "-q") == 0
     timeline = load_timeline(target)
@@ -40,12 +48,16 @@ def test_a_simulation_writes_its_timeline(plan: Path, tmp_path: Path, capsys: py
     assert timeline.iteration_ends[0] == pytest.approx(step)
 
 
-def test_an_explanation_says_what_holds_a_step_up(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_explanation_says_what_holds_a_step_up(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert argosy("explain", str(plan), "--json", "-q") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["workload"] == "gravity"
-    assert told["computing_seconds"] + told["waiting_seconds"] == pytest.approx(told["step_seconds"])
+    assert told["computing_seconds"] + told["waiting_seconds"] == pytest.approx(
+        told["step_seconds"]
+    )
     assert [row["step_seconds"] for row in told["improvements"]] == sorted(
         row["step_seconds"] for row in told["improvements"]
     )
@@ -60,7 +72,9 @@ def test_faster_devices_never_make_a_step_longer() -> None:
     cluster, box = load_cluster("two-cards"), typical_box(64**3)
     best = plan_step(cluster, box).best
     reasons = explain_step(cluster, box, best.domains)
-    assert all(found.step_seconds <= best.step_seconds * (1 + 1e-9) for found in reasons.improvements)
+    assert all(
+        found.step_seconds <= best.step_seconds * (1 + 1e-9) for found in reasons.improvements
+    )
 
 
 def test_a_page_shows_the_step_and_a_measured_timeline(

@@ -11,18 +11,22 @@ import pytest
 
 from argosy.errors import InputError
 from argosy.nbody.cosmology import Cosmology
-from argosy.nbody.initial import initial_conditions
-from argosy.nbody.lightcone import LIGHT, LightCone, LightConeSettings, distance
+from argosy.nbody.files.lightcone import LIGHT, LightCone, LightConeSettings, distance
+from argosy.nbody.force.settings import GravitySettings
+from argosy.nbody.initial.conditions import initial_conditions
 from argosy.nbody.particles import Box, Particles
 from argosy.nbody.ranks import Alone
 from argosy.nbody.run import RunSettings, run_box
-from argosy.nbody.settings import GravitySettings
 
 
 def seen(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     with h5py.File(folder / "lightcone.hdf5") as file:
         group = file["PartType1"]
-        return group["Coordinates"][()] / 1000, group["ExpansionFactors"][()], group["ParticleIDs"][()]
+        return (
+            group["Coordinates"][()] / 1000,
+            group["ExpansionFactors"][()],
+            group["ParticleIDs"][()],
+        )
 
 
 def collected(
@@ -31,7 +35,9 @@ def collected(
     """Fifty particles that move evenly from a = 0.94 to today in a box of 40 Mpc/h."""
     random = np.random.default_rng(1)
     particles = Particles(
-        positions=random.uniform(0, 40, (50, 3)), momenta=random.standard_normal((50, 3)), ids=np.arange(50)
+        positions=random.uniform(0, 40, (50, 3)),
+        momenta=random.standard_normal((50, 3)),
+        ids=np.arange(50),
     )
     box = Box(size=40.0, expansion=1.0, cosmology=Cosmology(), particles=particles)
     settings = LightConeSettings(redshift=redshift, observer=(0.25, 0.5, 0.0))
@@ -41,7 +47,9 @@ def collected(
         shift = speed * (b - a) * particles.momenta
         cone.drifting(particles, shift, a, b)
         particles = Particles(
-            positions=np.mod(particles.positions + shift, 40.0), momenta=particles.momenta, ids=particles.ids
+            positions=np.mod(particles.positions + shift, 40.0),
+            momenta=particles.momenta,
+            ids=particles.ids,
         )
         cone.after_step(step)
     cone.finish(folder / "lightcone.hdf5", 50)
@@ -65,7 +73,10 @@ def test_particles_at_rest_are_seen_at_their_distance(tmp_path: Path) -> None:
 
 
 def test_particles_that_move_are_seen_once_however_drifts_are_cut(tmp_path: Path) -> None:
-    few, many = (collected(tmp_path / str(drifts), drifts=drifts, speed=30.0, redshift=0.06383) for drifts in (3, 12))
+    few, many = (
+        collected(tmp_path / str(drifts), drifts=drifts, speed=30.0, redshift=0.06383)
+        for drifts in (3, 12)
+    )
     assert sorted(few[2].tolist()) == sorted(many[2].tolist())
 
 
@@ -78,7 +89,11 @@ def test_a_run_keeps_its_light_cone(tmp_path: Path) -> None:
     box = initial_conditions(box=30.0, per_side=8, redshift=9, seed=1)
     gravity = GravitySettings(mesh_cells=32, softening=0.1, threads=1)
     settings = RunSettings(
-        gravity=gravity, steps=8, energy_samples=0, light_cone=LightConeSettings(redshift=0.03), restart_every=4
+        gravity=gravity,
+        steps=8,
+        energy_samples=0,
+        light_cone=LightConeSettings(redshift=0.03),
+        restart_every=4,
     )
     run_box(box, tmp_path, settings)
     places, expansions, _ = seen(tmp_path)
@@ -88,5 +103,7 @@ def test_a_run_keeps_its_light_cone(tmp_path: Path) -> None:
     assert (np.linalg.norm(places, axis=1) <= radius + 0.02).all()
     assert (np.diff(expansions) >= 0).all()
     late = RunSettings(gravity=gravity, steps=8, light_cone=LightConeSettings(redshift=20))
-    with pytest.raises(InputError, match="--light-cone: found 20, expected at most z = 9, where the run begins"):
+    with pytest.raises(
+        InputError, match="--light-cone: found 20, expected at most z = 9, where the run begins"
+    ):
         run_box(box, tmp_path / "late", late)

@@ -1,4 +1,5 @@
-"""``argosy nbody`` as people use it: from initial conditions to a picture, on several processes, killed and resumed."""
+"""``argosy nbody`` as people use it: from initial conditions to a picture, on several processes,
+killed and resumed."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ import numpy as np
 import pytest
 
 from argosy.cli import main
-from argosy.cli.nbody_plan import parse_count
+from argosy.cli.gravity.plan import parse_count
 from argosy.errors import InputError
-from argosy.nbody.snapshot import read_snapshot
+from argosy.nbody.files.snapshot import read_snapshot
 
 
 def argosy(*arguments: str) -> int:
@@ -28,7 +29,9 @@ def argosy(*arguments: str) -> int:
 @pytest.fixture(scope="module")
 def initial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("nbody") / "ic.hdf5"
-    assert argosy("ic", "--box", "50", "--per-side", "16", "-z", "24", "-o", str(path), "--quiet") == 0
+    assert (
+        argosy("ic", "--box", "50", "--per-side", "16", "-z", "24", "-o", str(path), "--quiet") == 0
+    )
     return path
 
 
@@ -38,18 +41,33 @@ def initial(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--device", "gpu"], '--device: found "gpu", expected cpu, cuda, or cuda and a number'),
         (["--resume"], "run.json:1: found"),
         (["--softening", "-1"], "softening: found -1.0, expected a number of at least 0"),
-        (["--force-error", "nan"], "force_error: found nan, expected a relative error of at least 0.0015"),
-        (["--force-error", "1e-6"], "force_error: found 1e-06, expected a relative error of at least 0.0015"),
+        (
+            ["--force-error", "nan"],
+            "force_error: found nan, expected a relative error of at least 0.0015",
+        ),
+        (
+            ["--force-error", "1e-6"],
+            "force_error: found 1e-06, expected a relative error of at least 0.0015",
+        ),
         (["--softening", "30"], "softening: found 30.0, expected at most"),
     ],
 )
 def test_what_is_wrong_is_named(
-    arguments: list[str], says: str, initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    says: str,
+    initial: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "run").mkdir()
     if "--resume" in arguments:
-        (tmp_path / "run" / "run.json").write_text('{"version": 1, "bo')  # a kill can leave half of it
-    assert argosy("run", str(initial), "-o", str(tmp_path / "run"), "--steps", "1", "-q", *arguments) == 2
+        (tmp_path / "run" / "run.json").write_text(
+            '{"version": 1, "bo'
+        )  # a kill can leave half of it
+    assert (
+        argosy("run", str(initial), "-o", str(tmp_path / "run"), "--steps", "1", "-q", *arguments)
+        == 2
+    )
     assert says in capsys.readouterr().err
 
 
@@ -57,7 +75,23 @@ def test_a_run_is_gone_on_with_from_its_own_particles_only(
     initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other, run = tmp_path / "ic.hdf5", ["-o", str(tmp_path / "run"), "--steps", "1", "-q"]
-    assert argosy("ic", "--box", "50", "--per-side", "16", "-z", "24", "--seed", "9", "-o", str(other), "--quiet") == 0
+    assert (
+        argosy(
+            "ic",
+            "--box",
+            "50",
+            "--per-side",
+            "16",
+            "-z",
+            "24",
+            "--seed",
+            "9",
+            "-o",
+            str(other),
+            "--quiet",
+        )
+        == 0
+    )
     assert argosy("run", str(initial), *run) == 0
     assert argosy("run", str(initial), *run, "--resume") == 0
     assert argosy("run", str(other), *run, "--resume") == 2
@@ -78,8 +112,13 @@ def test_a_run_is_gone_on_with_from_its_own_particles_only(
     ],
     ids=" ".join,
 )
-def test_numbers_that_are_none_are_refused(arguments: list[str], initial: Path, tmp_path: Path) -> None:
-    given = [str(tmp_path / word) if word.startswith("x.") else word.format(initial=initial) for word in arguments]
+def test_numbers_that_are_none_are_refused(
+    arguments: list[str], initial: Path, tmp_path: Path
+) -> None:
+    given = [
+        str(tmp_path / word) if word.startswith("x.") else word.format(initial=initial)
+        for word in arguments
+    ]
     assert argosy(*given, "-q") == 2
     assert not list(tmp_path.iterdir())
 
@@ -94,7 +133,9 @@ def test_numbers_that_no_box_has_are_refused_at_once(text: str) -> None:
 def run_process(*arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "argosy", "nbody", "run", *arguments, "--quiet"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(command, start_new_session=True, env=environment, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command, start_new_session=True, env=environment, stderr=subprocess.DEVNULL
+    )
 
 
 def state(folder: Path, number: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +147,21 @@ def test_from_initial_conditions_to_a_picture(
     initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    assert argosy("run", str(initial), "-o", str(folder), "--steps", "6", "--snapshot", "1", "--json", "--quiet") == 0
+    assert (
+        argosy(
+            "run",
+            str(initial),
+            "-o",
+            str(folder),
+            "--steps",
+            "6",
+            "--snapshot",
+            "1",
+            "--json",
+            "--quiet",
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert told["files"] == [str(folder / f"snapshot_00{number}.hdf5") for number in (0, 1)]
     assert read_snapshot(folder / "snapshot_000.hdf5").redshift == pytest.approx(1)
@@ -120,21 +175,36 @@ def test_from_initial_conditions_to_a_picture(
     assert all(size >= 8 for size in json.loads(capsys.readouterr().out)["sizes"])
     assert argosy("halos", last, "--least", "8", "--quiet") == 0
     assert "halos of at least 8 particles at z = 0" in capsys.readouterr().out
-    assert argosy("picture", last, "-o", str(tmp_path / "web.png"), "--pixels", "64", "--quiet") == 0
+    assert (
+        argosy("picture", last, "-o", str(tmp_path / "web.png"), "--pixels", "64", "--quiet") == 0
+    )
     assert (tmp_path / "web.png").read_bytes()[1:4] == b"PNG"
 
 
-def test_progress_says_how_long_it_will_take(initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert argosy("run", str(initial), "-o", str(tmp_path / "run"), "--steps", "2", "--block-levels", "1") == 0
+def test_progress_says_how_long_it_will_take(
+    initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        argosy(
+            "run", str(initial), "-o", str(tmp_path / "run"), "--steps", "2", "--block-levels", "1"
+        )
+        == 0
+    )
     assert "step 2 of 2, z = 0.00" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--order", "3lpt"], 'error: --order: found "3lpt", expected one of zeldovich, 2lpt; did you mean "2lpt"?'),
+        (
+            ["--order", "3lpt"],
+            'error: --order: found "3lpt", expected one of zeldovich, 2lpt; did you mean "2lpt"?',
+        ),
         (["--per-side", "2"], "error: per_side: found 2, expected 4 to 100,000 particles per side"),
-        (["--per-side", "9999999"], "error: per_side: found 9999999, expected 4 to 100,000 particles per side"),
+        (
+            ["--per-side", "9999999"],
+            "error: per_side: found 9999999, expected 4 to 100,000 particles per side",
+        ),
         (["--box", "-1"], "error: box: found -1.0, expected a size from 1e-06 to 1e+06 Mpc/h"),
     ],
 )
@@ -150,19 +220,29 @@ def test_a_folder_that_cannot_be_made_is_named(
     initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert argosy("run", str(initial), "-o", str(tmp_path / "file" / "run"), "--steps", "1", "-q") == 2
+    assert (
+        argosy("run", str(initial), "-o", str(tmp_path / "file" / "run"), "--steps", "1", "-q") == 2
+    )
     assert "expected a folder that can be made" in capsys.readouterr().err
 
 
-def test_nothing_is_overwritten(initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten(
+    initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
     run = ("run", str(initial), "-o", str(folder), "--quiet")
     assert argosy(*run, "--steps", "2") == 0
     before = (folder / "snapshot_000.hdf5").read_bytes()
     assert argosy(*run, "--steps", "2") == 2
-    assert "found a run, expected a folder without one; --resume goes on with it" in capsys.readouterr().err
+    assert (
+        "found a run, expected a folder without one; --resume goes on with it"
+        in capsys.readouterr().err
+    )
     assert argosy(*run, "--steps", "3", "--resume") == 2
-    assert "found a run with another steps, expected the same run, or a new folder" in capsys.readouterr().err
+    assert (
+        "found a run with another steps, expected the same run, or a new folder"
+        in capsys.readouterr().err
+    )
     assert argosy("ic", "-o", str(initial), "--quiet") == 2
     assert (folder / "snapshot_000.hdf5").read_bytes() == before
 
@@ -196,7 +276,10 @@ def test_processes_compute_the_same_box(initial: Path, tmp_path: Path) -> None:
         time.sleep(0.01)
     os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
-    assert run_process(*common, "-o", str(tmp_path / "2"), "--processes", "2", "--resume").wait(300) == 0
+    assert (
+        run_process(*common, "-o", str(tmp_path / "2"), "--processes", "2", "--resume").wait(300)
+        == 0
+    )
     for processes in ("2", "4"):
         for one, other in zip(state(tmp_path / "1"), state(tmp_path / processes), strict=True):
             assert np.array_equal(one, other)

@@ -1,4 +1,5 @@
-"""A step of gravity on clusters: cut by work over speed, played in the exact engine, and what holds of it always."""
+"""A step of gravity on clusters: cut by work over speed, played in the exact engine, and what holds
+of it always."""
 
 from __future__ import annotations
 
@@ -16,17 +17,22 @@ from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.dtype import Dtype
 from argosy.errors import InfeasibleError, InputError
-from argosy.nbody.plan import plan_step
-from argosy.nbody.play import play_run
-from argosy.nbody.pricing import CPU, architecture, halo_particles, rates, typical_box
+from argosy.nbody.planning.plan import plan_step
+from argosy.nbody.planning.play import play_run
+from argosy.nbody.planning.pricing import CPU, architecture, halo_particles, rates, typical_box
 
 
 def slowed(cluster: Cluster, device: str, at: float, speed: float) -> Cluster:
     trace = Trace.from_steps([(at, speed)], initial=1.0)
-    return replace(cluster, devices=tuple(replace(d, speed=trace) if d.name == device else d for d in cluster.devices))
+    return replace(
+        cluster,
+        devices=tuple(replace(d, speed=trace) if d.name == device else d for d in cluster.devices),
+    )
 
 
-@pytest.mark.parametrize(("cluster", "side"), [("two-cards", 256), ("geo-8", 256), ("mixed-8", 256)])
+@pytest.mark.parametrize(
+    ("cluster", "side"), [("two-cards", 256), ("geo-8", 256), ("mixed-8", 256)]
+)
 def test_work_by_speed_is_no_slower_than_the_cuts_of_others(cluster: str, side: int) -> None:
     plan = plan_step(load_cluster(cluster), typical_box(side**3))
     assert all(plan.best.step_seconds <= other.step_seconds * (1 + 1e-9) for other in plan.others)
@@ -59,7 +65,9 @@ def test_devices_behind_a_slow_link_are_left_out() -> None:
 
 
 def test_what_does_not_fit_is_told() -> None:
-    with pytest.raises(InfeasibleError, match=r"a mesh of 4096\^3 cells do not fit into the memory of two-cards"):
+    with pytest.raises(
+        InfeasibleError, match=r"a mesh of 4096\^3 cells do not fit into the memory of two-cards"
+    ):
         plan_step(load_cluster("two-cards"), typical_box(2048**3))
     with pytest.raises(InputError, match="particles: found 10, expected at least 1000 particles"):
         typical_box(10)
@@ -118,7 +126,10 @@ def test_halos_are_within_the_box_and_shrink_with_the_cutoff() -> None:
     assert halo_particles(box, 0) == 0
     assert halo_particles(box, box.particles) == 0
     assert (
-        0 < halo_particles(replace(box, cutoff=box.cutoff / 2), 1e4) < halo_particles(box, 1e4) <= box.particles - 1e4
+        0
+        < halo_particles(replace(box, cutoff=box.cutoff / 2), 1e4)
+        < halo_particles(box, 1e4)
+        <= box.particles - 1e4
     )
 
 
@@ -131,7 +142,8 @@ def test_rates_follow_the_device() -> None:
 
 
 def test_a_cpu_is_priced_as_a_core_was_measured() -> None:
-    """Boxes of 64^3, mesh of twice that per side: 2.0 us a particle with 116 GFLOP/s, 3.1 us on a core with 71."""
+    """Boxes of 64^3, mesh of twice that per side: 2.0 us a particle with 116 GFLOP/s, 3.1 us on a
+    core with 71."""
     for peak, measured in ((116e9, 2.0e-6), (71e9, 3.1e-6)):
         kind = replace(device_kind("CPU-core"), flops=((Dtype.FP32, peak),))
         device = Device(name="here.0", node="here", kind=kind)
@@ -143,9 +155,15 @@ def test_a_cpu_is_priced_as_a_core_was_measured() -> None:
 
 @pytest.mark.parametrize(("side", "seconds"), [(128, 0.111), (256, 0.374)])
 def test_a_gpu_alone_is_priced_as_an_h200_was_measured(side: int, seconds: float) -> None:
-    """Whole forces of 2LPT boxes at z = 0.5, mesh of twice the particles per side, copies included."""
-    box, known = typical_box(side**3), rates(Device(name="here.0", node="here", kind=device_kind("H200")), 0.125)
-    found = box.interactions.sum() / known.interactions + known.start + box.particles / known.particles
+    """Whole forces of 2LPT boxes at z = 0.5, mesh of twice the particles per side, copies
+    included."""
+    box, known = (
+        typical_box(side**3),
+        rates(Device(name="here.0", node="here", kind=device_kind("H200")), 0.125),
+    )
+    found = (
+        box.interactions.sum() / known.interactions + known.start + box.particles / known.particles
+    )
     assert found + box.mesh_cells**3 / known.cells == pytest.approx(seconds, rel=0.15)
 
 
@@ -156,16 +174,38 @@ def test_kinds_of_cpu_are_told_from_gpus() -> None:
 
 def test_the_command_tells_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["nbody", "plan", "--cluster", "two-cards", "--particles", "128^3", "--json", "--quiet"])
+        main(
+            ["nbody", "plan", "--cluster", "two-cards", "--particles", "128^3", "--json", "--quiet"]
+        )
     assert not stop.value.code
     told = json.loads(capsys.readouterr().out)
     assert told["particles"] == 128**3
-    assert [run["name"].endswith(", re-balanced") for run in told["played"]] == [False, False, False, True]
+    assert [run["name"].endswith(", re-balanced") for run in told["played"]] == [
+        False,
+        False,
+        False,
+        True,
+    ]
     assert sum(device["particles"] for device in told["plan"]["devices"]) == pytest.approx(128**3)
     with pytest.raises(SystemExit) as stop:
         main(["nbody", "plan", "--cluster", "two-cards", "--particles", "many", "--quiet"])
     assert stop.value.code == 2
-    assert '--particles: found "many", expected a number such as 512^3 or 1e9' in capsys.readouterr().err
+    assert (
+        '--particles: found "many", expected a number such as 512^3 or 1e9'
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
-        main(["nbody", "plan", "--cluster", "two-cards", "--particles", "1e6", "--quiet", "--width", "100"])
+        main(
+            [
+                "nbody",
+                "plan",
+                "--cluster",
+                "two-cards",
+                "--particles",
+                "1e6",
+                "--quiet",
+                "--width",
+                "100",
+            ]
+        )
     assert ", re-balanced" in capsys.readouterr().out

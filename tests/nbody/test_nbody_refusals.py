@@ -1,4 +1,5 @@
-"""What gravity cannot work with is refused by name; a spectrum by its shape is what it should be."""
+"""What gravity cannot work with is refused by name; a spectrum by its shape is what it should
+be."""
 
 from __future__ import annotations
 
@@ -12,29 +13,44 @@ import pytest
 from boxes import clustered
 
 from argosy.errors import InputError
-from argosy.nbody import gravity
+from argosy.nbody.analysis.halos import find_halos
+from argosy.nbody.analysis.picture import Slice, density_picture
+from argosy.nbody.analysis.power import power_spectrum
 from argosy.nbody.cosmology import Cosmology
-from argosy.nbody.gravity import check_positions, list_packages
-from argosy.nbody.halos import find_halos
-from argosy.nbody.hilbert import hilbert_keys
-from argosy.nbody.initial import initial_conditions
-from argosy.nbody.picture import Slice, density_picture
-from argosy.nbody.power import power_spectrum
-from argosy.nbody.restart import read_restart
-from argosy.nbody.snapshot import read_snapshot, write_snapshot
-from argosy.nbody.spectrum import linear_power
-from argosy.nbody.tasks import target_cells
-from argosy.nbody.tree import build_tree
+from argosy.nbody.files.restart import read_restart
+from argosy.nbody.files.snapshot import read_snapshot, write_snapshot
+from argosy.nbody.force import gravity
+from argosy.nbody.force.gravity import check_positions, list_packages
+from argosy.nbody.force.hilbert import hilbert_keys
+from argosy.nbody.force.tasks import target_cells
+from argosy.nbody.force.tree import build_tree
+from argosy.nbody.initial.conditions import initial_conditions
+from argosy.nbody.initial.spectrum import linear_power
 
 SOME = np.full((8, 3), 0.5)
 CASES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: Cosmology(baryons=0.5), "baryons: found 0.5, expected at least 0 and less than the matter density"),
-    (lambda: find_halos(SOME, 1.0, linking=2.0), "linking: found 2.0, expected a part of the mean separation"),
+    (
+        lambda: Cosmology(baryons=0.5),
+        "baryons: found 0.5, expected at least 0 and less than the matter density",
+    ),
+    (
+        lambda: find_halos(SOME, 1.0, linking=2.0),
+        "linking: found 2.0, expected a part of the mean separation",
+    ),
     (lambda: power_spectrum(SOME, 1.0, 3), "cells: found 3, expected at least 4 mesh cells"),
     (lambda: density_picture(SOME, 1.0, pixels=4), "pixels: found 4, expected 16 to 8192 pixels"),
-    (lambda: density_picture(SOME, 1.0, part=Slice(depth=0.0)), "depth: found 0.0, expected a part of the box between"),
-    (lambda: check_positions(SOME[0], 1.0), 'positions: found "shape (3,)", expected rows of three coordinates'),
-    (lambda: check_positions(SOME[:0], 1.0), 'positions: found "shape (0, 3)", expected rows of three coordinates'),
+    (
+        lambda: density_picture(SOME, 1.0, part=Slice(depth=0.0)),
+        "depth: found 0.0, expected a part of the box between",
+    ),
+    (
+        lambda: check_positions(SOME[0], 1.0),
+        'positions: found "shape (3,)", expected rows of three coordinates',
+    ),
+    (
+        lambda: check_positions(SOME[:0], 1.0),
+        'positions: found "shape (0, 3)", expected rows of three coordinates',
+    ),
     (lambda: read_restart(Path("nowhere"), 0, 1), "restart.json: expected a restart mark"),
 ]
 
@@ -50,7 +66,8 @@ def test_a_snapshot_that_cannot_be_written_or_is_in_parts_is_told(tmp_path: Path
     box = initial_conditions(box=30.0, per_side=4, redshift=10, seed=1)
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        InputError, match=r"file/box.hdf5: found .*(File exists|Not a directory).*, expected a writable"
+        InputError,
+        match=r"file/box.hdf5: found .*(File exists|Not a directory).*, expected a writable",
     ):
         write_snapshot(tmp_path / "file" / "box.hdf5", box)
     write_snapshot(tmp_path / "box.hdf5", box)
@@ -61,7 +78,8 @@ def test_a_snapshot_that_cannot_be_written_or_is_in_parts_is_told(tmp_path: Path
 
 
 def test_a_spectrum_by_its_shape_has_its_variance_and_its_slopes() -> None:
-    """As k^n at long waves, as k^(n - 4) at short ones, with the knee at the shape; sigma8 as asked for."""
+    """As k^n at long waves, as k^(n - 4) at short ones, with the knee at the shape; sigma8 as asked
+    for."""
     cosmology = Cosmology()
     k = np.geomspace(1e-4, 1e2, 20001)
     power = linear_power(cosmology, k, shape=0.21)
@@ -75,7 +93,9 @@ def test_a_spectrum_by_its_shape_has_its_variance_and_its_slopes() -> None:
     np.testing.assert_allclose(wider / wider[0], power / power[0], rtol=1e-9)
 
 
-def test_a_walk_with_more_tasks_than_its_buffer_takes_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_with_more_tasks_than_its_buffer_takes_a_larger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     positions = clustered(200, 1.0, 3)
     keys = hilbert_keys(positions, 1.0)
     order = np.argsort(keys)
@@ -92,4 +112,7 @@ def test_a_walk_with_more_tasks_than_its_buffer_takes_a_larger_one(monkeypatch: 
     parts = packages()
     assert len(parts) > len(whole) == 1
     assert [count for _, _, counts in parts for count in counts] == whole[0][2]
-    assert [parts[0][0], *(last for _, last, _ in parts)] == [*(first for first, _, _ in parts), whole[0][1]]
+    assert [parts[0][0], *(last for _, last, _ in parts)] == [
+        *(first for first, _, _ in parts),
+        whole[0][1],
+    ]

@@ -1,4 +1,5 @@
-"""Block steps by several ranks: the same particles as one process, though they change hands and are re-balanced."""
+"""Block steps by several ranks: the same particles as one process, though they change hands and are
+re-balanced."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from boxes import clustered
 from emulated import EmulatedClock
 from thread_ranks import ThreadRanks, on_threads
 
-from argosy.nbody.balance import Balancer
-from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve_in_blocks, expansion_steps
-from argosy.nbody.initial import initial_conditions
+from argosy.nbody.force.settings import GravitySettings
+from argosy.nbody.initial.conditions import initial_conditions
+from argosy.nbody.motion.evolve import BlockSteps, LocalGravity, evolve_in_blocks, expansion_steps
 from argosy.nbody.particles import Box, Particles
-from argosy.nbody.settings import GravitySettings
-from argosy.nbody.shared import SharedGravity
+from argosy.nbody.planning.balance import Balancer
+from argosy.nbody.processes.shared import SharedGravity
 
 SETTINGS = GravitySettings(mesh_cells=32, softening=0.05, threads=1, cell_size=64, leaf_size=16)
 BLOCKS = BlockSteps(accuracy=0.001, most_levels=3)
@@ -38,7 +39,9 @@ def evolved_by(
     strength = whole.cosmology.particle_gravity(whole.size, len(whole.particles))
 
     def work(ranks: ThreadRanks, mesh_ranks: ThreadRanks) -> tuple[Particles, int]:
-        mine = whole.particles.taken(np.flatnonzero(np.arange(len(whole.particles)) % size == ranks.rank))
+        mine = whole.particles.taken(
+            np.flatnonzero(np.arange(len(whole.particles)) % size == ranks.rank)
+        )
         balancer = Balancer(capacity=(math.inf,) * size) if balanced else None
         engine = SharedGravity(
             size=whole.size,
@@ -84,7 +87,9 @@ def test_particles_that_drift_within_a_step_do_not_change_the_forces(size: int) 
     settings = replace(SETTINGS, cell_size=8, leaf_size=8)
     steps, blocks = expansion_steps(0.3, 0.4, 2), BlockSteps(accuracy=0.01, most_levels=2)
     alone, together = (
-        evolved_by(ranks, balanced=False, whole=whole, settings=settings, steps=steps, blocks=blocks)[0]
+        evolved_by(
+            ranks, balanced=False, whole=whole, settings=settings, steps=steps, blocks=blocks
+        )[0]
         for ranks in (1, size)
     )
     assert np.array_equal(together.positions, alone.positions)
@@ -97,4 +102,6 @@ def test_one_rank_is_the_local_engine() -> None:
     alone, _ = evolved_by(1, balanced=False)
     np.testing.assert_allclose(alone.positions, local.positions[np.argsort(local.ids)], atol=1e-7)
     coarse = evolve_in_blocks(BOX, STEPS, engine, BlockSteps(most_levels=0)).particles
-    assert not np.allclose(coarse.positions, local.positions, atol=1e-4), "the blocks make a difference here"
+    assert not np.allclose(coarse.positions, local.positions, atol=1e-4), (
+        "the blocks make a difference here"
+    )

@@ -1,4 +1,5 @@
-"""Several ranks find the forces of one, to the last bit, wherever the curve and the mesh are cut."""
+"""Several ranks find the forces of one, to the last bit, wherever the curve and the mesh are
+cut."""
 
 from __future__ import annotations
 
@@ -7,16 +8,16 @@ import pytest
 from boxes import clustered
 from thread_ranks import ThreadRanks, on_threads
 
-from argosy.nbody.domain import common_cells
-from argosy.nbody.gravity import compute_forces
-from argosy.nbody.hilbert import hilbert_keys
-from argosy.nbody.mesh import MeshShape, mesh_force
+from argosy.nbody.force.gravity import compute_forces
+from argosy.nbody.force.hilbert import hilbert_keys
+from argosy.nbody.force.mesh import MeshShape, mesh_force
+from argosy.nbody.force.settings import Cloud, GravitySettings
+from argosy.nbody.force.tasks import target_cells
+from argosy.nbody.force.tree import build_tree
 from argosy.nbody.particles import Particles
+from argosy.nbody.processes.domain import common_cells
+from argosy.nbody.processes.shared import SharedGravity
 from argosy.nbody.ranks import Alone
-from argosy.nbody.settings import Cloud, GravitySettings
-from argosy.nbody.shared import SharedGravity
-from argosy.nbody.tasks import target_cells
-from argosy.nbody.tree import build_tree
 
 SETTINGS = GravitySettings(mesh_cells=32, softening=0.01, threads=1, cell_size=64, leaf_size=16)
 
@@ -26,17 +27,28 @@ def shares(positions: np.ndarray, size: int, seed: int = 1) -> list[Particles]:
     owner = np.random.default_rng(seed).integers(0, size, len(positions))
     ids = np.arange(len(positions))
     return [
-        Particles(positions=positions[owner == rank], momenta=positions[owner == rank] + 1, ids=ids[owner == rank])
+        Particles(
+            positions=positions[owner == rank],
+            momenta=positions[owner == rank] + 1,
+            ids=ids[owner == rank],
+        )
         for rank in range(size)
     ]
 
 
-def shared_forces(positions: np.ndarray, size: int, planes: tuple[int, ...] = (), starts: object = None) -> np.ndarray:
+def shared_forces(
+    positions: np.ndarray, size: int, planes: tuple[int, ...] = (), starts: object = None
+) -> np.ndarray:
     parts = shares(positions, size)
 
     def work(ranks: ThreadRanks, mesh_ranks: ThreadRanks) -> tuple[Particles, np.ndarray]:
         engine = SharedGravity(
-            size=10.0, strength=2.0, settings=SETTINGS, ranks=ranks, mesh_ranks=mesh_ranks, planes=planes
+            size=10.0,
+            strength=2.0,
+            settings=SETTINGS,
+            ranks=ranks,
+            mesh_ranks=mesh_ranks,
+            planes=planes,
         )
         if starts is not None:
             engine.starts = np.asarray(starts, np.int64)
@@ -51,7 +63,14 @@ def shared_forces(positions: np.ndarray, size: int, planes: tuple[int, ...] = ()
 
 @pytest.mark.parametrize(
     ("size", "planes"),
-    [(1, ()), (2, ()), (3, (0, 20, 20, 32)), (4, ()), (5, (0, 1, 2, 3, 31, 32)), (3, (0, 0, 0, 32))],
+    [
+        (1, ()),
+        (2, ()),
+        (3, (0, 20, 20, 32)),
+        (4, ()),
+        (5, (0, 1, 2, 3, 31, 32)),
+        (3, (0, 0, 0, 32)),
+    ],
 )
 def test_ranks_find_the_forces_of_one_process(size: int, planes: tuple[int, ...]) -> None:
     positions = clustered(3000, 10.0, seed=1)
@@ -64,7 +83,9 @@ def test_ranks_find_the_forces_of_one_process(size: int, planes: tuple[int, ...]
 def test_a_rank_may_own_nothing() -> None:
     positions = clustered(500, 10.0, seed=2)
     alone = compute_forces(positions, 10.0, 2.0, SETTINGS).total
-    np.testing.assert_allclose(shared_forces(positions, 3, starts=[0, 1 << 61, 1 << 61]), alone, rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(
+        shared_forces(positions, 3, starts=[0, 1 << 61, 1 << 61]), alone, rtol=1e-12, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("cloud", list(Cloud))
@@ -96,7 +117,10 @@ def test_cells_are_those_of_the_one_tree(size: int) -> None:
         else on_threads(size, lambda ranks, _: common_cells(keys[dealt == ranks.rank], 40, ranks))
     )
     for cells in found:
-        begins, ends = np.searchsorted(keys, cells.low), np.searchsorted(keys, cells.high, side="right")
+        begins, ends = (
+            np.searchsorted(keys, cells.low),
+            np.searchsorted(keys, cells.high, side="right"),
+        )
         assert begins.tolist() == tree.start[nodes].tolist()
         assert ends.tolist() == tree.end[nodes].tolist()
 

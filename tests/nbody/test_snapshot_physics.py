@@ -12,11 +12,11 @@ import pytest
 
 from argosy.errors import InputError
 from argosy.nbody.cosmology import Cosmology
-from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve_in_blocks
-from argosy.nbody.initial import initial_conditions
-from argosy.nbody.settings import GravitySettings
-from argosy.nbody.snapshot import read_snapshot, write_snapshot
-from argosy.nbody.spectrum import linear_power
+from argosy.nbody.files.snapshot import read_snapshot, write_snapshot
+from argosy.nbody.force.settings import GravitySettings
+from argosy.nbody.initial.conditions import initial_conditions
+from argosy.nbody.initial.spectrum import linear_power
+from argosy.nbody.motion.evolve import BlockSteps, LocalGravity, evolve_in_blocks
 
 
 def changed(tmp_path: Path, change: Callable[[Any], None]) -> Path:
@@ -78,27 +78,60 @@ def without_unit_and_mass(file: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (with_masses(np.linspace(1, 2, 216)), r"Masses: found masses from 1 to 2, expected 216 particles of one mass"),
-        (with_masses(np.ones(5)), r"Masses: found masses from 1 to 1, expected 216 particles of one mass"),
-        (with_gas, r"PartType0: found some particles of type 0 \(gas\), expected dark matter alone"),
-        (with_listed_stars, r"PartType4: found 7 particles of type 4 \(stars\), expected dark matter alone"),
+        (
+            with_masses(np.linspace(1, 2, 216)),
+            r"Masses: found masses from 1 to 2, expected 216 particles of one mass",
+        ),
+        (
+            with_masses(np.ones(5)),
+            r"Masses: found masses from 1 to 1, expected 216 particles of one mass",
+        ),
+        (
+            with_gas,
+            r"PartType0: found some particles of type 0 \(gas\), expected dark matter alone",
+        ),
+        (
+            with_listed_stars,
+            r"PartType4: found 7 particles of type 4 \(stars\), expected dark matter alone",
+        ),
         (
             headers(NumPart_ThisFile=np.array([0, 200, 0, 0, 0, 0])),
             r"found 216 rows, expected 200, as NumPart_ThisFile",
         ),
-        (heavier, r"MassTable: found 2 times the matter of Omega0 0.308 in this box, expected all of it"),
+        (
+            heavier,
+            r"MassTable: found 2 times the matter of Omega0 0.308 in this box, expected all of it",
+        ),
         (headers(Omega0=0.25), r"MassTable: found 1.232 times the matter of Omega0 0.25"),
-        (headers(MassTable=np.zeros(6)), r"MassTable: found none, expected a mass in MassTable or in PartType1/Masses"),
-        (headers(Omega0=None), r"Header: found no Omega0, expected Omega0, OmegaLambda, HubbleParam in the header"),
-        (headers(OmegaLambda=None, HubbleParam=None), r"Header: found no OmegaLambda, HubbleParam, expected"),
+        (
+            headers(MassTable=np.zeros(6)),
+            r"MassTable: found none, expected a mass in MassTable or in PartType1/Masses",
+        ),
+        (
+            headers(Omega0=None),
+            r"Header: found no Omega0, expected Omega0, OmegaLambda, HubbleParam in the header",
+        ),
+        (
+            headers(OmegaLambda=None, HubbleParam=None),
+            r"Header: found no OmegaLambda, HubbleParam, expected",
+        ),
         (with_repeated_ids, r"ParticleIDs: found 5 more than once, expected unique ids"),
         (in_mpc_said_to_be_kpc, r"MassTable: found 1e\+09 times the matter"),
-        (without_unit_and_mass, r"found no UnitLength_in_cm, and masses that fit neither Mpc/h nor kpc/h"),
+        (
+            without_unit_and_mass,
+            r"found no UnitLength_in_cm, and masses that fit neither Mpc/h nor kpc/h",
+        ),
         (headers(UnitLength_in_cm=-1.0), r"UnitLength_in_cm: found -1, expected above 0"),
-        (headers(Redshift=0.0), r"Header: found Redshift 0, Time 0.0909.*, expected Time as the expansion factor"),
+        (
+            headers(Redshift=0.0),
+            r"Header: found Redshift 0, Time 0.0909.*, expected Time as the expansion factor",
+        ),
         (headers(Time=0.0), r"Header: found BoxSize 30000, Time 0, expected a size above 0"),
         (headers(OmegaLambda=50.0), r"vacuum: found 50.0, expected a number from -10 to 10"),
-        (headers(OmegaLambda=3.0), r"vacuum: found 3.0, expected a universe that has expanded from a beginning"),
+        (
+            headers(OmegaLambda=3.0),
+            r"vacuum: found 3.0, expected a universe that has expanded from a beginning",
+        ),
         (headers(OmegaLambda=np.nan), r"OmegaLambda: found nan, expected a finite number"),
     ],
 )
@@ -129,12 +162,18 @@ def test_a_file_without_a_spectrum_can_be_evolved_but_has_no_linear_theory(tmp_p
 
 def test_an_expansion_that_ends_is_told() -> None:
     closed = Cosmology(matter=3.0, vacuum=-1.0)
-    with pytest.raises(InputError, match=r"expansion: found 20.0, expected an expansion factor that this universe"):
+    with pytest.raises(
+        InputError, match=r"expansion: found 20.0, expected an expansion factor that this universe"
+    ):
         closed.hubble_rate(20.0)
 
 
 def test_block_steps_without_softening_are_refused() -> None:
     box = initial_conditions(box=30.0, per_side=4, redshift=10, seed=1)
-    engine = LocalGravity(size=30.0, strength=1.0, settings=GravitySettings(mesh_cells=32, softening=0.0))
-    with pytest.raises(InputError, match=r"softening: found 0.0, expected a length above 0 with block steps"):
+    engine = LocalGravity(
+        size=30.0, strength=1.0, settings=GravitySettings(mesh_cells=32, softening=0.0)
+    )
+    with pytest.raises(
+        InputError, match=r"softening: found 0.0, expected a length above 0 with block steps"
+    ):
         evolve_in_blocks(box, (0.1, 0.2), engine, BlockSteps())

@@ -11,10 +11,10 @@ import pytest
 from argosy.cli import main
 from argosy.errors import InputError
 from argosy.nbody.cosmology import Cosmology
-from argosy.nbody.initial import initial_conditions
-from argosy.nbody.snapshot import read_snapshot
-from argosy.nbody.spectrum import linear_power, sigma8_of
-from argosy.nbody.spectrum_table import SpectrumTable, read_spectrum
+from argosy.nbody.files.snapshot import read_snapshot
+from argosy.nbody.initial.conditions import initial_conditions
+from argosy.nbody.initial.spectrum import linear_power, sigma8_of
+from argosy.nbody.initial.spectrum_table import SpectrumTable, read_spectrum
 
 
 def table_file(path: Path, low: float = 1e-4, high: float = 50.0) -> Path:
@@ -52,13 +52,16 @@ def test_what_is_no_spectrum_is_refused(text: str, says: str, tmp_path: Path) ->
 
 def test_a_box_with_waves_beyond_the_table_is_refused(tmp_path: Path) -> None:
     table = read_spectrum(table_file(tmp_path / "pk.dat", high=0.5))
-    with pytest.raises(InputError, match=r"spectrum: found .0.0001 to 0.5 h/Mpc., expected a table from 0.06"):
+    with pytest.raises(
+        InputError, match=r"spectrum: found .0.0001 to 0.5 h/Mpc., expected a table from 0.06"
+    ):
         initial_conditions(box=100.0, per_side=64, redshift=49, seed=1, table=table)
     assert isinstance(table, SpectrumTable)
 
 
 def test_planck_parameters_give_plancks_sigma8() -> None:
-    """Planck 2018: A_s = 2.1e-9 and sigma8 = 0.811; the fit of the transfer function is good to some per cent."""
+    """Planck 2018: A_s = 2.1e-9 and sigma8 = 0.811; the fit of the transfer function is good to
+    some per cent."""
     planck = Cosmology(matter=0.3153, vacuum=0.6847, hubble=0.6736, baryons=0.0493, index=0.9649)
     assert sigma8_of(planck, 2.1e-9) == pytest.approx(0.811, rel=0.04)
     assert sigma8_of(planck, 8.4e-9) == pytest.approx(2 * sigma8_of(planck, 2.1e-9), rel=1e-9)
@@ -66,7 +69,9 @@ def test_planck_parameters_give_plancks_sigma8() -> None:
         sigma8_of(replace(planck, sigma8=None), 2.1)
 
 
-def test_the_command_takes_a_table_or_an_amplitude(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_a_table_or_an_amplitude(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def ic(name: str, *options: str) -> int:
         with pytest.raises(SystemExit) as stop:
             main(["nbody", "ic", "--per-side", "8", "-q", "-o", str(tmp_path / name), *options])
@@ -76,6 +81,8 @@ def test_the_command_takes_a_table_or_an_amplitude(tmp_path: Path, capsys: pytes
     assert ic("table.hdf5", "--spectrum", pk, "--sigma8", "0.7") == 0
     assert read_snapshot(tmp_path / "table.hdf5").cosmology.sigma8 == pytest.approx(0.7)
     assert ic("amplitude.hdf5", "--as", "2e-9") == 0
-    assert read_snapshot(tmp_path / "amplitude.hdf5").cosmology.sigma8 == pytest.approx(0.8, rel=0.1)
+    assert read_snapshot(tmp_path / "amplitude.hdf5").cosmology.sigma8 == pytest.approx(
+        0.8, rel=0.1
+    )
     assert ic("no.hdf5", "--as", "2e-9", "--spectrum", pk) == 2
     assert "--as cannot be combined with --spectrum" in capsys.readouterr().err

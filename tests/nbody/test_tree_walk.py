@@ -10,10 +10,10 @@ from boxes import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argosy.nbody.hilbert import BITS, hilbert_keys
-from argosy.nbody.split import DEGREE, SPLINE, ForceSplit, smooth_factor
-from argosy.nbody.tasks import NODE, empty_buffer, list_tasks, target_cells
-from argosy.nbody.tree import Tree, build_tree
+from argosy.nbody.force.hilbert import BITS, hilbert_keys
+from argosy.nbody.force.split import DEGREE, SPLINE, ForceSplit, smooth_factor
+from argosy.nbody.force.tasks import NODE, empty_buffer, list_tasks, target_cells
+from argosy.nbody.force.tree import Tree, build_tree
 
 
 def grown(count: int, seed: int, leaf_size: int) -> tuple[Tree, np.ndarray]:
@@ -34,7 +34,9 @@ def test_the_curve_steps_from_cell_to_neighbouring_cell() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 400), st.integers(0, 99), st.integers(1, 40))
-def test_a_tree_holds_every_particle_once_and_knows_its_moments(count: int, seed: int, leaf_size: int) -> None:
+def test_a_tree_holds_every_particle_once_and_knows_its_moments(
+    count: int, seed: int, leaf_size: int
+) -> None:
     tree, positions = grown(count, seed, leaf_size)
     leaves = [(tree.start[leaf], tree.end[leaf]) for leaf in tree.leaves]
     assert [start for start, _ in leaves] == [0, *(end for _, end in leaves[:-1])]
@@ -61,7 +63,9 @@ def test_the_walk_lists_every_pair_within_the_cutoff_once(tolerance: float, seed
     buffer = empty_buffer(1 << 20)
     cells = target_cells(tree, 64)
     assert sum(tree.end[cells] - tree.start[cells]) == count
-    done, num_tasks = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, cutoff, 0.001, tolerance, buffer)
+    done, num_tasks = list_tasks(
+        tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, cutoff, 0.001, tolerance, buffer
+    )
     assert done == len(cells)
     times = np.zeros((count, count), int)
     for leaf, source, kind in zip(*(part[:num_tasks] for part in buffer), strict=True):
@@ -79,11 +83,15 @@ def test_the_walk_lists_every_pair_within_the_cutoff_once(tolerance: float, seed
 def test_a_buffer_that_is_full_ends_with_a_whole_cell() -> None:
     tree, _ = grown(600, 3, leaf_size=8)
     cells, whole = target_cells(tree, 64), empty_buffer(1 << 20)
-    _, num_tasks = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, 0.2, 0.001, 0.01, whole)
+    _, num_tasks = list_tasks(
+        tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, 0.2, 0.001, 0.01, whole
+    )
     part, collected, at = empty_buffer(num_tasks // 3), [], 0
     while at < len(cells):
         before = at
-        at, count = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), at, 1.0, 0.2, 0.001, 0.01, part)
+        at, count = list_tasks(
+            tree, cells, np.ones(len(tree.leaves), bool), at, 1.0, 0.2, 0.001, 0.01, part
+        )
         assert at > before
         collected += list(zip(part.leaf[:count], part.source[:count], strict=True))
     assert collected == list(zip(whole.leaf[:num_tasks], whole.source[:num_tasks], strict=True))
@@ -101,7 +109,9 @@ def test_the_polynomial_is_the_smooth_part(cutoff: float) -> None:
         assert abs(np.polyval(rows[0][::-1], z) * (r / cutoff) ** 3 - exact) <= 2e-5
         step = 1e-4
         slope = [np.polyval(rows[0][::-1], z + sign * 2 * step) for sign in (-1, 1)]
-        assert np.polyval(rows[1][::-1], z) == pytest.approx((slope[1] - slope[0]) / (2 * step), rel=1e-3, abs=1e-2)
+        assert np.polyval(rows[1][::-1], z) == pytest.approx(
+            (slope[1] - slope[0]) / (2 * step), rel=1e-3, abs=1e-2
+        )
 
 
 def test_the_smooth_factor_is_continuous_where_its_series_ends() -> None:

@@ -1,4 +1,5 @@
-"""Ranks that are threads of one process: the same conversation as over a network, without starting processes."""
+"""Ranks that are threads of one process: the same conversation as over a network, without starting
+processes."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ Array = NDArray[Any]
 
 
 class ThreadRanks:
-    def __init__(self, rank: int, size: int, barrier: threading.Barrier, table: list[Sequence[Array]]) -> None:
+    def __init__(
+        self, rank: int, size: int, barrier: threading.Barrier, table: list[Sequence[Array]]
+    ) -> None:
         self.rank, self.size = rank, size
         self._barrier, self._table = barrier, table
         self.bytes_sent = 0
@@ -26,7 +29,9 @@ class ThreadRanks:
         self.bytes_sent += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
         self._barrier.wait(60)
         received = [np.array(self._table[source][self.rank]) for source in range(self.size)]
-        assert len({(part.dtype, part.shape[1:]) for part in received}) == 1, "every rank sends one kind of array"
+        assert len({(part.dtype, part.shape[1:]) for part in received}) == 1, (
+            "every rank sends one kind of array"
+        )
         self._barrier.wait(60)
         return received
 
@@ -50,6 +55,8 @@ def on_threads(size: int, work: Callable[[ThreadRanks, ThreadRanks], Result]) ->
         running = [pool.submit(one, rank) for rank in range(size)]
         failed = [done.exception() for done in running]
         causes = [error for error in failed if error is not None]
-        for error in sorted(causes, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        for error in sorted(
+            causes, key=lambda error: isinstance(error, threading.BrokenBarrierError)
+        ):
             raise error
         return [done.result() for done in running]

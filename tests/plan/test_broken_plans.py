@@ -44,7 +44,10 @@ PLAN = {
             "layers": [0, 2],
             "replicas": [{"devices": ["a0.0"], "samples": 1}, {"devices": ["a0.1"], "samples": 1}],
         },
-        {"layers": [2, 4], "replicas": [{"devices": ["a1.0", "a1.1"], "samples": 2, "ratios": [0.75, 0.25]}]},
+        {
+            "layers": [2, 4],
+            "replicas": [{"devices": ["a1.0", "a1.1"], "samples": 2, "ratios": [0.75, 0.25]}],
+        },
     ],
 }
 TOY = Chain(
@@ -415,13 +418,23 @@ def message(text: str) -> str:
     """What is said about a plan on its own cluster."""
     document = parse_json(text, file="plan.json")
     with pytest.raises(InputError) as caught:
-        check_plan(plan_from_document(document), TOY, cluster_from_content(json.dumps(CLUSTER)), document=document)
+        check_plan(
+            plan_from_document(document),
+            TOY,
+            cluster_from_content(json.dumps(CLUSTER)),
+            document=document,
+        )
     return str(caught.value)
 
 
 def test_the_file_without_mistakes_is_a_plan() -> None:
     document = parse_json(edited(""), file="plan.json")
-    check_plan(plan_from_document(document), TOY, cluster_from_content(json.dumps(CLUSTER)), document=document)
+    check_plan(
+        plan_from_document(document),
+        TOY,
+        cluster_from_content(json.dumps(CLUSTER)),
+        document=document,
+    )
 
 
 @pytest.mark.parametrize("case", cases(FILE))
@@ -442,7 +455,9 @@ def test_without_the_document_a_problem_has_no_line(case: Case) -> None:
     plan = loads_plan(edited(case.text))
     with pytest.raises(InputError) as caught:
         check_plan(plan, TOY, cluster_from_content(plan.cluster.content), file="plan.json")
-    assert all(problem.file == "plan.json" and problem.line is None for problem in caught.value.problems)
+    assert all(
+        problem.file == "plan.json" and problem.line is None for problem in caught.value.problems
+    )
 
 
 TEXTS = {
@@ -482,7 +497,9 @@ def test_text_that_is_no_json_object(text: str, expected: str) -> None:
 
 
 def test_lines_are_known_even_of_what_is_nested_deeply() -> None:
-    with pytest.raises(InputError, match=r"plan.json:1: version: found a list of 1, expected one of 1"):
+    with pytest.raises(
+        InputError, match=r"plan.json:1: version: found a list of 1, expected one of 1"
+    ):
         loads_plan('{"version": ' + "[" * 700 + "]" * 700 + "}")
 
 

@@ -1,4 +1,5 @@
-"""The documentation of the file formats: every field is in its table, every example loads, every name works."""
+"""The documentation of the file formats: every field is in its table, every example loads, every
+name works."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from argosy.document import Schema, parse_toml
 from argosy.plan import file as plan_file
 from argosy.plan import group_program, islands_file
 from argosy.plan.file import loads_plan
-from argosy.runtime.run_spec import run_schema
+from argosy.runtime.processes.run_spec import run_schema
 from argosy.timeline import file as timeline_file
 from argosy.timeline.file import loads_timeline
 from argosy.workload import layers_file, profile_file
@@ -93,7 +94,11 @@ def rows(chapter: str, section: str) -> list[list[str]]:
     text = f"\n{CLUSTERS}\n{FORMATS}"
     chapter_text = text.split(f"\n## {chapter}\n")[1].split("\n## ")[0]
     lines = chapter_text.split(f"\n### {section}\n")[1].split("\n### ")[0].splitlines()
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("|")
+    ]
     return table[2:]
 
 
@@ -113,12 +118,25 @@ def test_what_is_required_has_no_default_in_its_table(schema: type[Schema]) -> N
         assert (row[2] in ("", "required", "at least one")) >= required, row
 
 
-FILES = [cluster_file, group_program, plan_file, timeline_file, layers_file, profile_file, runs_file, calibration_file]
+FILES = [
+    cluster_file,
+    group_program,
+    plan_file,
+    timeline_file,
+    layers_file,
+    profile_file,
+    runs_file,
+    calibration_file,
+]
 
 
 @pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)
 def test_every_schema_has_a_table(module: object) -> None:
-    schemas = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Schema)]
+    schemas = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Schema)
+    ]
     assert {schema for schema in schemas if schema is not Schema} <= set(TABLES)
 
 
@@ -126,7 +144,9 @@ def example(index: int, folder: Path) -> Cluster:
     """A cluster of the documentation, with the traces that lie beside it."""
     (csv,) = blocks(CLUSTERS, "csv")
     (folder / "night.csv").write_text(csv, encoding="utf-8")
-    return build_cluster(parse_toml(blocks(CLUSTERS, "toml")[index], file="clusters.md"), folder=folder)
+    return build_cluster(
+        parse_toml(blocks(CLUSTERS, "toml")[index], file="clusters.md"), folder=folder
+    )
 
 
 @pytest.mark.parametrize("index", range(len(blocks(CLUSTERS, "toml"))))
@@ -139,10 +159,14 @@ def test_every_cluster_of_the_documentation_loads(index: int, tmp_path: Path) ->
 
 def test_every_edge_of_the_documentation_can_change(tmp_path: Path) -> None:
     clusters = [example(index, tmp_path) for index in range(len(blocks(CLUSTERS, "toml")))]
-    names = re.findall(r"^\| .* \| `([a-z0-9.]+)` \| .* \|$", CLUSTERS.split("## Units")[0], flags=re.MULTILINE)
+    names = re.findall(
+        r"^\| .* \| `([a-z0-9.]+)` \| .* \|$", CLUSTERS.split("## Units")[0], flags=re.MULTILINE
+    )
     assert len(names) == 5
     for name in names:
-        owner = next(cluster for cluster in clusters if any(link.edge == name for link in cluster.links))
+        owner = next(
+            cluster for cluster in clusters if any(link.edge == name for link in cluster.links)
+        )
         changed = with_changes(owner, [{"link": name, "steps": [["1 s", "0 B/s"]]}])
         assert {link.edge for link in changed.links if link.bandwidth.at(1) == 0} == {name}
 
@@ -150,7 +174,12 @@ def test_every_edge_of_the_documentation_can_change(tmp_path: Path) -> None:
 def test_routes_are_as_the_documentation_tells(tmp_path: Path) -> None:
     racks = next(c for c in (example(i, tmp_path) for i in range(4)) if c.name == "racks")
     (route,) = racks.routes("n0.0", "n4.0")
-    assert [racks.links[link].edge for link in route.links] == ["n0.nic", "rack0.uplink", "rack1.uplink", "n4.nic"]
+    assert [racks.links[link].edge for link in route.links] == [
+        "n0.nic",
+        "rack0.uplink",
+        "rack1.uplink",
+        "n4.nic",
+    ]
     (route,) = racks.routes("n0.0", "n1.0")
     assert [racks.links[link].edge for link in route.links] == ["n0.nic", "n1.nic"]
 
@@ -187,6 +216,10 @@ def test_the_trace_of_the_documentation_loads(tmp_path: Path) -> None:
 def test_every_command_that_prints_json_has_its_row() -> None:
     table = FORMATS.partition("## What `--json` prints")[2].partition("\n## ")[0]
     cli = Path(argosy.__file__).parent / "cli"
-    commands = {name for file in cli.glob("*.py") for name in re.findall(r'print_json\("([^"]+)"', file.read_text())}
+    commands = {
+        name
+        for file in cli.glob("*.py")
+        for name in re.findall(r'print_json\("([^"]+)"', file.read_text())
+    }
     assert len(commands) > 25
     assert [name for name in sorted(commands) if f"`{name}`" not in table] == []

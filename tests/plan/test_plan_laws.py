@@ -1,4 +1,5 @@
-"""Plans: what is written reads back, equal plans are equal bytes, and what the checker passes has no problem."""
+"""Plans: what is written reads back, equal plans are equal bytes, and what the checker passes has
+no problem."""
 
 from __future__ import annotations
 
@@ -51,8 +52,12 @@ specs = st.builds(
 )
 tables = st.dictionaries(words, amounts, max_size=4).map(lambda table: tuple(table.items()))
 constants = st.dictionaries(words, amounts | st.booleans(), max_size=4)
-PROFILES = [json.loads(dump_profile(read_profile(name))) for name in ("h200-gpt2-xl", "h200-llama-3-8b")]
-tallies = st.dictionaries(words, st.integers(0, 99), max_size=4).map(lambda table: tuple(table.items()))
+PROFILES = [
+    json.loads(dump_profile(read_profile(name))) for name in ("h200-gpt2-xl", "h200-llama-3-8b")
+]
+tallies = st.dictionaries(words, st.integers(0, 99), max_size=4).map(
+    lambda table: tuple(table.items())
+)
 
 
 @st.composite
@@ -94,11 +99,18 @@ def full_plans(draw: st.DrawFn) -> Plan:
             )
         ),
         search=draw(
-            st.none() | st.builds(Search, cpu_seconds=amounts, candidates=st.integers(0, 9**9), pruned=tallies)
+            st.none()
+            | st.builds(
+                Search, cpu_seconds=amounts, candidates=st.integers(0, 9**9), pruned=tallies
+            )
         ),
-        runner_ups=draw(few_of(st.builds(RunnerUp, description=words, iteration_seconds=amounts, reason=words))),
+        runner_ups=draw(
+            few_of(st.builds(RunnerUp, description=words, iteration_seconds=amounts, reason=words))
+        ),
         left_out=draw(few_of(st.builds(LeftOut, device=words, reason=words))),
-        cost_model=draw(st.none() | st.builds(cost_model, constants, few_of(st.sampled_from(PROFILES)))),
+        cost_model=draw(
+            st.none() | st.builds(cost_model, constants, few_of(st.sampled_from(PROFILES)))
+        ),
     )
 
 
@@ -111,7 +123,10 @@ def cost_model(constants: dict[str, float], profiles: tuple[dict[str, Any], ...]
 def of_operations(plan: Plan) -> Plan:
     """The same plan as if its layers were segments of two operations each."""
     figures = {"kind": "segment", "parameters": 1, "activation_bytes": 1.0, "output_bytes": 1.0}
-    layers = [{"name": str(at), "operations": [2 * at, 2 * at + 2], **figures} for at in range(plan.stages[-1].end)]
+    layers = [
+        {"name": str(at), "operations": [2 * at, 2 * at + 2], **figures}
+        for at in range(plan.stages[-1].end)
+    ]
     return replace(plan, model=replace(plan.model, content=canonical({"layers": layers})))
 
 
@@ -119,7 +134,9 @@ def of_operations(plan: Plan) -> Plan:
 @given(plans())
 def test_every_operation_has_the_stage_whose_layers_it_is_in(case: Problem) -> None:
     plan = of_operations(case.plan)
-    assert plan.cut == tuple(at for at, stage in enumerate(plan.stages) for _ in range(2 * (stage.end - stage.first)))
+    assert plan.cut == tuple(
+        at for at, stage in enumerate(plan.stages) for _ in range(2 * (stage.end - stage.first))
+    )
     assert loads_plan(dumps_plan(plan)) == plan
     assert case.plan.cut is None
 
@@ -165,7 +182,9 @@ def test_a_bundled_plan_is_written_in_the_same_bytes(path: Path) -> None:
 @given(plans())
 def test_what_the_strategies_draw_passes_every_rule(problem: Problem) -> None:
     check_plan(problem.plan, problem.chain, problem.cluster)
-    assert [found for rule in RULES for found in rule(problem.plan, problem.chain, problem.cluster)] == []
+    assert [
+        found for rule in RULES for found in rule(problem.plan, problem.chain, problem.cluster)
+    ] == []
 
 
 @few
@@ -193,7 +212,9 @@ def test_one_sample_too_many_is_found_at_its_line(problem: Problem, data: st.Dat
 
 @settings(few, max_examples=300)
 @given(plans(), st.data())
-def test_a_plan_with_a_random_mistake_is_refused_or_a_plan(problem: Problem, data: st.DataObject) -> None:
+def test_a_plan_with_a_random_mistake_is_refused_or_a_plan(
+    problem: Problem, data: st.DataObject
+) -> None:
     document = Document("plan.json", data.draw(mutated_json(plan_to_dict(problem.plan))), {})
     assume(isinstance(document.data, dict))
     try:
@@ -206,11 +227,14 @@ def test_a_plan_with_a_random_mistake_is_refused_or_a_plan(problem: Problem, dat
 
 
 def test_every_unknown_device_is_named_and_the_first_few_with_what_may_be_meant() -> None:
-    """A suggestion is looked for among all devices: one for each of thousands would take minutes."""
+    """A suggestion is looked for among all devices: one for each of thousands would take
+    minutes."""
     plan = load_plan("llama-3-8b-on-mixed-16")
     cluster = cluster_from_content(plan.cluster.content.replace('"name":"a"', '"name":"b"'))
     with pytest.raises(InputError) as caught:
         check_devices(replace(plan, stages=plan.stages[:1] * 4), cluster)
     problems = caught.value.problems
     assert len(problems) == 4 * len(plan.stages[0].devices) > 8
-    assert [problem.suggestion is not None for problem in problems] == [True] * 8 + [False] * (len(problems) - 8)
+    assert [problem.suggestion is not None for problem in problems] == [True] * 8 + [False] * (
+        len(problems) - 8
+    )

@@ -29,12 +29,19 @@ def test_every_schedule_runs(plain: Plan) -> None:
     "runs", [*({"zero": level} for level in range(4)), *({"recompute": what} for what in Recompute)]
 )
 def test_settings_that_run(plain: Plan, runs: dict[str, object]) -> None:
-    assert unsupported(replace(plain, stages=tuple(replace(stage, **runs) for stage in plain.stages))) == ()  # type: ignore[arg-type]
+    assert (
+        unsupported(replace(plain, stages=tuple(replace(stage, **runs) for stage in plain.stages)))
+        == ()
+    )  # type: ignore[arg-type]
 
 
 def test_groups_run_and_runs_that_have_them_may_get_others(plain: Plan) -> None:
-    groups = tuple(Replica(devices=(f"a0.{at}", f"a0.{at + 1}"), samples=4, ratios=(0.7, 0.3)) for at in (0, 2))
-    plan = replace(plain, stages=(plain.stages[0], replace(plain.stages[1], replicas=groups, zero=3)))
+    groups = tuple(
+        Replica(devices=(f"a0.{at}", f"a0.{at + 1}"), samples=4, ratios=(0.7, 0.3)) for at in (0, 2)
+    )
+    plan = replace(
+        plain, stages=(plain.stages[0], replace(plain.stages[1], replicas=groups, zero=3))
+    )
     assert unsupported(plan) == ()
     assert max_width_after(plan) is None
     assert max_width_after(replace(plain, model=replace(plain.model, content="{}"))) is None
@@ -45,7 +52,10 @@ def test_groups_run_and_runs_that_have_them_may_get_others(plain: Plan) -> None:
     ("asks", "sentence"),
     [
         (
-            {"context": 2, "replicas": (Replica(devices=tuple(f"a0.{at}" for at in range(4)), samples=8),)},
+            {
+                "context": 2,
+                "replicas": (Replica(devices=tuple(f"a0.{at}" for at in range(4)), samples=8),),
+            },
             "Stage 1 asks for context parallelism over tensor-parallel groups, and the runtime executes only over "
             "single devices.",
         ),
@@ -57,13 +67,18 @@ def test_groups_run_and_runs_that_have_them_may_get_others(plain: Plan) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_sentence_names_stage_and_feature(plain: Plan, asks: dict[str, object], sentence: str) -> None:
+def test_a_sentence_names_stage_and_feature(
+    plain: Plan, asks: dict[str, object], sentence: str
+) -> None:
     stages = (plain.stages[0], replace(plain.stages[1], **asks), *plain.stages[2:])  # type: ignore[arg-type]
     assert unsupported(replace(plain, stages=stages)) == (sentence,)
 
 
 def test_policies_keep_to_schedules_of_as_many_stages_per_worker(plain: Plan) -> None:
-    woven, other = ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2), ScheduleSpec(kind=ScheduleKind.KFKB, k=2)
+    woven, other = (
+        ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2),
+        ScheduleSpec(kind=ScheduleKind.KFKB, k=2),
+    )
     rule = PolicyRule(edge="v0.nic", below=1e9, schedule=woven)
     plan = replace(plain, schedule=other, policy=(replace(rule, schedule=ScheduleSpec()), rule))
     assert unsupported(plan) == (

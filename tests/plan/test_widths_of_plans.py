@@ -15,7 +15,8 @@ from argosy.workload.load import load_model
 
 
 def plan_with(model: str, *, devices: int, length: int = 2048, **stage: object) -> Plan:
-    """All layers in one stage on two cards, of which some count several times: only widths are asked about here."""
+    """All layers in one stage on two cards, of which some count several times: only widths are
+    asked about here."""
     plan = load_plan("gpt2-xl-on-two-cards")
     names = [device.name for device in cluster_from_content(plan.cluster.content).devices]
     replicas = (Replica(devices=tuple(names[:devices]), samples=plan.micro_batch_size),)
@@ -40,7 +41,9 @@ def pair(**one: object) -> tuple[Replica, ...]:
     names = [device.name for device in cluster_from_content(plan.cluster.content).devices]
     half = plan.micro_batch_size // 2
     first = {"devices": (names[0],), "samples": half, **one}
-    return Replica(**first), Replica(devices=(names[1],), samples=plan.micro_batch_size - first["samples"])
+    return Replica(**first), Replica(
+        devices=(names[1],), samples=plan.micro_batch_size - first["samples"]
+    )
 
 
 def test_what_fits_passes_and_survives_a_file() -> None:

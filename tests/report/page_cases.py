@@ -21,8 +21,15 @@ HISTORY = ((0.1, 9.0, 6.0), (0.4, 8.0, 6.0), (1.0, 7.8, 7.2))
 
 def thousand_gpus() -> tuple[Plan, Chain, Cluster]:
     """Four stages of 256 devices, each 32 replicas of eight, a node each."""
-    cluster, chain, plan = load_cluster("four-kinds-1024"), load_model("llama-3-8b", dtype="fp16"), load_plan(NAME)
-    names, cuts = [device.name for device in cluster.devices], [len(chain.layers) * at // 4 for at in range(5)]
+    cluster, chain, plan = (
+        load_cluster("four-kinds-1024"),
+        load_model("llama-3-8b", dtype="fp16"),
+        load_plan(NAME),
+    )
+    names, cuts = (
+        [device.name for device in cluster.devices],
+        [len(chain.layers) * at // 4 for at in range(5)],
+    )
     replica = plan.stages[0].replicas[0]
     stages = tuple(
         replace(
@@ -56,7 +63,9 @@ def whole_page(folder: Path) -> Path:
     """A page with every section that there is."""
     plan = load_plan(NAME)
     cluster, ref = cluster_from_content(plan.cluster.content), plan.model
-    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    chain = load_model(
+        ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
+    )
     played = simulate(plan, chain, cluster)
     measured = replace(
         played,
@@ -64,16 +73,25 @@ def whole_page(folder: Path) -> Path:
         busy=tuple(1.25 * seconds for seconds in played.busy),
         iteration_ends=tuple(1.25 * end for end in played.iteration_ends),
     )
-    (folder / "decisions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in DECISIONS), encoding="utf-8")
+    (folder / "decisions.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in DECISIONS), encoding="utf-8"
+    )
     preempted = argosy.with_changes(
         cluster, [{"link": "v0.nic", "steps": [["5 s", "2 Gbit/s"], ["60 s", "25 Gbit/s"]]}]
     )
     report = argosy.Report(
-        plan=replace(plan, search=Search(cpu_seconds=1.0, candidates=9, pruned=(("bound", 4),), history=HISTORY)),
+        plan=replace(
+            plan,
+            search=Search(cpu_seconds=1.0, candidates=9, pruned=(("bound", 4),), history=HISTORY),
+        ),
         chain=chain,
         cluster=cluster,
         measured={"run.json": measured},
-        rivals=[("argosy", 7.5, "the fastest"), ("even", 15.0, "slow"), ("none", None, "no plan: memory")],
+        rivals=[
+            ("argosy", 7.5, "the fastest"),
+            ("even", 15.0, "slow"),
+            ("none", None, "no plan: memory"),
+        ],
         decided=tell_decisions(read_decisions(folder / "decisions.jsonl")),
         scenarios={"calm": cluster, "preempted": preempted},
     )

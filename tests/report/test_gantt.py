@@ -10,7 +10,7 @@ from argosy.cluster.file import load_cluster, with_changes
 from argosy.errors import InputError
 from argosy.report.gantt import gantt, iteration_bounds
 from argosy.schedule import ScheduleSpec, build_schedule
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
 from argosy.timeline import Span, SpanKind, Timeline
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
@@ -28,7 +28,8 @@ v0>a0  |...................>......>........>.......3>....|
 
 @pytest.fixture(scope="module")
 def timeline() -> Timeline:
-    """Three stages, four micro-batches: forward 1 s, backward 2 s, a quarter of a second on the network."""
+    """Three stages, four micro-batches: forward 1 s, backward 2 s, a quarter of a second on the
+    network."""
     cluster = with_changes(load_cluster("mixed-16"), [])
     costs = [StageCost(forward=1, backward=2, output_bytes=3.125e9 / 4)] * 3
     graph = pipeline_graph(build_schedule(ScheduleSpec(), 3, 4), costs, ["a0.0", "v0.0", "v1.0"])
@@ -58,7 +59,9 @@ def test_fills_the_width_and_no_more(timeline: Timeline, width: int, iteration: 
 
 
 def test_legend_can_be_left_out(timeline: Timeline) -> None:
-    assert gantt(timeline, width=58, transfers=True, legend=False).plain == PICTURE.rpartition("\n")[0]
+    assert (
+        gantt(timeline, width=58, transfers=True, legend=False).plain == PICTURE.rpartition("\n")[0]
+    )
 
 
 def test_shows_any_window(timeline: Timeline) -> None:
@@ -73,13 +76,17 @@ def test_bounds_are_those_of_the_iteration(timeline: Timeline) -> None:
 
 
 def test_unknown_iteration(timeline: Timeline) -> None:
-    with pytest.raises(InputError, match="iteration: found 2, expected one of the 2 recorded iterations, from 0"):
+    with pytest.raises(
+        InputError, match="iteration: found 2, expected one of the 2 recorded iterations, from 0"
+    ):
         gantt(timeline, iteration=2)
 
 
 def test_devices_that_do_the_same_share_a_row() -> None:
     timeline = made([("a0.0", 0, 4), ("a0.1", 0, 4), ("a0.2", 0, 2)])
-    labels = [line.partition("|")[0].strip() for line in gantt(timeline, width=60).plain.splitlines()[:2]]
+    labels = [
+        line.partition("|")[0].strip() for line in gantt(timeline, width=60).plain.splitlines()[:2]
+    ]
     assert labels == ["0 a0.0..1", "0 a0.2"]
 
 
@@ -97,7 +104,9 @@ def test_a_device_is_idle_where_it_works_less_than_half_of_a_column() -> None:
 
 def made(forwards: list[tuple[str, float, float]], *, spans: Sequence[Span] = ()) -> Timeline:
     devices = tuple(dict.fromkeys(where for where, _, _ in forwards))
-    drawn = spans or [Span(where, SpanKind.FORWARD, start, end, 0, 0) for where, start, end in forwards]
+    drawn = spans or [
+        Span(where, SpanKind.FORWARD, start, end, 0, 0) for where, start, end in forwards
+    ]
     return Timeline(
         clock="simulated",
         devices=devices,

@@ -62,7 +62,11 @@ def test_communication_is_named_as_nccl_s(timeline: Timeline, rank: int) -> None
     device = timeline.devices[rank]
     kernels = of(rank_trace(timeline, rank)["traceEvents"], "kernel")
     named = [kernel for kernel in kernels if kernel["name"].startswith("ncclKernel")]
-    moved = [span for span in timeline.spans if span.kind.is_communication and device in span.where.split(">")]
+    moved = [
+        span
+        for span in timeline.spans
+        if span.kind.is_communication and device in span.where.split(">")
+    ]
     assert len(named) == len(moved) > 0
     assert all(kernel["args"]["bytes"] > 0 for kernel in named)
 
@@ -71,7 +75,9 @@ def test_one_file_has_a_process_per_device_and_per_link(timeline: Timeline) -> N
     events = chrome_trace(timeline)["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     links = sorted({link for span in timeline.spans for link in span.via})
-    assert names == [f"device {name}" for name in timeline.devices] + [f"link {name}" for name in links]
+    assert names == [f"device {name}" for name in timeline.devices] + [
+        f"link {name}" for name in links
+    ]
     compute = [span for span in timeline.spans if not span.kind.is_communication]
     crossings = sum(len(span.via) for span in timeline.spans)
     assert len(of(events, "kernel")) == len(compute) + crossings
@@ -88,10 +94,14 @@ def test_a_device_that_computed_nothing_has_a_process_and_no_step(timeline: Time
     without = dataclasses.replace(timeline, spans=spans)
     events = chrome_trace(without)["traceEvents"]
     assert [event["name"] for event in events if event["pid"] == 1 and event["ph"] == "X"] == []
-    assert {event["args"]["name"] for event in events if event["pid"] == 1 and event["name"] == "process_name"} == {
-        f"device {idle}"
-    }
-    assert [event["name"] for event in next(rank_traces(without))["traceEvents"] if event["ph"] == "X"] == []
+    assert {
+        event["args"]["name"]
+        for event in events
+        if event["pid"] == 1 and event["name"] == "process_name"
+    } == {f"device {idle}"}
+    assert [
+        event["name"] for event in next(rank_traces(without))["traceEvents"] if event["ph"] == "X"
+    ] == []
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -106,9 +116,15 @@ def test_nothing_overlaps_on_a_thread(timeline: Timeline, whole: bool) -> None:
 
 
 def test_times_are_microseconds(timeline: Timeline) -> None:
-    updates = [event for event in of(chrome_trace(timeline)["traceEvents"], "kernel") if event["name"] == "update"]
+    updates = [
+        event
+        for event in of(chrome_trace(timeline)["traceEvents"], "kernel")
+        if event["name"] == "update"
+    ]
     spans = [span for span in timeline.spans if span.kind is SpanKind.UPDATE]
-    assert sum(event["dur"] for event in updates) == pytest.approx(1e6 * sum(span.seconds for span in spans))
+    assert sum(event["dur"] for event in updates) == pytest.approx(
+        1e6 * sum(span.seconds for span in spans)
+    )
 
 
 def test_encoding_is_reproducible(timeline: Timeline) -> None:

@@ -1,4 +1,5 @@
-"""The report in a real browser: it draws, zooms, answers to keys, and says what is under the pointer."""
+"""The report in a real browser: it draws, zooms, answers to keys, and says what is under the
+pointer."""
 
 from __future__ import annotations
 
@@ -20,16 +21,23 @@ from argosy.workload.load import load_model
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium and chromedriver on this machine")
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER), reason="no chromium and chromedriver on this machine"
+)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = load_plan("llama-3-8b-on-mixed-16")
     cluster, ref = cluster_from_content(plan.cluster.content), plan.model
-    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    chain = load_model(
+        ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
+    )
     timeline = simulate(plan, chain, cluster)
-    pictures = [Picture(label="first", timeline=timeline), Picture(label="second", timeline=timeline)]
+    pictures = [
+        Picture(label="first", timeline=timeline),
+        Picture(label="second", timeline=timeline),
+    ]
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(report_page(plan, cluster, pictures), encoding="utf-8")
     return path
@@ -44,7 +52,9 @@ def browser() -> Iterator[Any]:
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    driver = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(executable_path=DRIVER)
+    )
     yield driver
     driver.quit()
 
@@ -62,7 +72,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def looked_at(browser: Any, page: Path, *, width: int = 1280, theme: str = "light", medium: str = "") -> Iterator[None]:
+def looked_at(
+    browser: Any, page: Path, *, width: int = 1280, theme: str = "light", medium: str = ""
+) -> Iterator[None]:
     """The page at a width, in light or dark, on a screen or on paper."""
     features = [{"name": "prefers-color-scheme", "value": theme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": medium, "features": features})
@@ -124,7 +136,9 @@ def test_the_pointer_is_told_what_it_is_over(opened: Any) -> None:
     canvas = opened.find_element("id", "canvas")
     opened.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
     left, top = -canvas.size["width"] / 2, -canvas.size["height"] / 2
-    ActionChains(opened).move_to_element_with_offset(canvas, int(left + 135), int(top + 34)).perform()
+    ActionChains(opened).move_to_element_with_offset(
+        canvas, int(left + 135), int(top + 34)
+    ).perform()
     assert "forward of micro-batch 0" in opened.find_element("id", "tip").text
 
 
@@ -146,22 +160,36 @@ def test_memory_links_and_other_timelines_can_be_shown(opened: Any) -> None:
 def test_a_phone_shows_it_without_scrolling_sideways(opened: Any) -> None:
     opened.set_window_size(420, 800)
     try:
-        script = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        script = (
+            "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
         wide, room = opened.execute_script(script)
         assert wide <= room
     finally:
         opened.set_window_size(1200, 900)
 
 
-def test_what_was_measured_decided_searched_and_played_is_there_to_read(browser: Any, whole: Path) -> None:
+def test_what_was_measured_decided_searched_and_played_is_there_to_read(
+    browser: Any, whole: Path
+) -> None:
     with looked_at(browser, whole):
         first, *devices = cells(browser, "h-real")
         assert (first[0], first[3]) == ("whole iteration", "-20.0 %")
-        assert [row[3] for row in devices] == ["-20.0 %"] * len(devices) and {row[6] for row in devices} == {"+0.0 %"}
-        assert cells(browser, "h-decided")[0][:4] == ["12", "k: kfkb (k=2)", "9.12 s -> 7.93 s", "9.05 s -> 8.01 s"]
+        assert [row[3] for row in devices] == ["-20.0 %"] * len(devices) and {
+            row[6] for row in devices
+        } == {"+0.0 %"}
+        assert cells(browser, "h-decided")[0][:4] == [
+            "12",
+            "k: kfkb (k=2)",
+            "9.12 s -> 7.93 s",
+            "9.05 s -> 8.01 s",
+        ]
         calm, preempted = cells(browser, "h-scenarios")
         assert (calm[0], preempted[0]) == ("calm", "preempted")
-        assert all(one.endswith(" s") for one in calm[1:4] + preempted[1:4]) and calm[1:4] != preempted[1:4]
+        assert (
+            all(one.endswith(" s") for one in calm[1:4] + preempted[1:4])
+            and calm[1:4] != preempted[1:4]
+        )
         curve = browser.find_element("css selector", "svg.curve")
         assert "from 9 s to 7.8 s, the bound from 6 s to 7.2 s" in curve.get_attribute("aria-label")
         assert curve.size["width"] > 500
@@ -171,13 +199,14 @@ def test_what_was_measured_decided_searched_and_played_is_there_to_read(browser:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_every_section_fits_and_can_be_read(browser: Any, whole: Path, width: int, theme: str) -> None:
-    """Nothing is wider than the screen, no table has to be pushed aside, and text stands out from what is behind it."""
+def test_every_section_fits_and_can_be_read(
+    browser: Any, whole: Path, width: int, theme: str
+) -> None:
+    """Nothing is wider than the screen, no table has to be pushed aside, and text stands out from
+    what is behind it."""
     with looked_at(browser, whole, width=width, theme=theme):
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        pushed = (
-            "return [...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).length"
-        )
+        pushed = "return [...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).length"
         assert browser.execute_script(pushed) == 0
         assert browser.execute_script(LEAST_CONTRAST) >= 4.5
 
@@ -185,20 +214,27 @@ def test_every_section_fits_and_can_be_read(browser: Any, whole: Path, width: in
 def test_on_paper_the_tools_are_gone_and_all_rows_are_there(browser: Any, whole: Path) -> None:
     with looked_at(browser, whole, medium="print"):
         assert not browser.find_element("css selector", ".tools").is_displayed()
-        script = "const v = document.getElementById('viewer'); return v.scrollHeight - v.clientHeight"
+        script = (
+            "const v = document.getElementById('viewer'); return v.scrollHeight - v.clientHeight"
+        )
         assert browser.execute_script(script) <= 1
         assert browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
 
 
 def test_a_page_of_1024_gpus_is_small_and_answers(browser: Any, tmp_path: Path) -> None:
-    """By what the browser has to hold and draw; the best of five openings took 33 ms, of an empty page 14."""
+    """By what the browser has to hold and draw; the best of five openings took 33 ms, of an empty
+    page 14."""
     plan, chain, cluster = thousand_gpus()
     page = argosy.Report(plan=plan, chain=chain, cluster=cluster).save(tmp_path / "large.html")
     with looked_at(browser, page):
         taken = []
         for _ in range(5):
             browser.get(page.as_uri())
-            taken.append(browser.execute_script("return performance.getEntriesByType('navigation')[0].domComplete"))
+            taken.append(
+                browser.execute_script(
+                    "return performance.getEntriesByType('navigation')[0].domComplete"
+                )
+            )
         assert min(taken) < 2_000
         assert browser.execute_script("return document.querySelectorAll('*').length") < 2_000
         assert browser.find_element("id", "canvas").size["height"] < 2_000
@@ -207,7 +243,9 @@ def test_a_page_of_1024_gpus_is_small_and_answers(browser: Any, tmp_path: Path) 
         assert "forward of micro-batch 0" in text(browser, "spoken")
         whole = text(browser, "window")
         canvas.send_keys("+")
-        browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+        browser.execute_async_script(
+            "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
+        )
         assert text(browser, "window") != whole
 
 

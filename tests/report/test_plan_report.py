@@ -24,7 +24,13 @@ from argosy.plan.plan import (
     Search,
     Stage,
 )
-from argosy.report.explain import help_in_a_sentence, memory_in_a_sentence, memory_table, reason_table, what_if_table
+from argosy.report.explain import (
+    help_in_a_sentence,
+    memory_in_a_sentence,
+    memory_table,
+    reason_table,
+    what_if_table,
+)
 from argosy.report.plan import (
     certificate_in_a_sentence,
     devices_in_short,
@@ -80,7 +86,11 @@ PLAN = Plan(
         scope="stages of multiples of 2/2 devices of each pool",
         cost_model="default cost model",
     ),
-    search=Search(cpu_seconds=0.758, candidates=1501, pruned=(("bound", 0), ("dominance", 28), ("divisibility", 18))),
+    search=Search(
+        cpu_seconds=0.758,
+        candidates=1501,
+        pruned=(("bound", 0), ("dominance", 28), ("divisibility", 18)),
+    ),
     runner_ups=(
         RunnerUp(
             description="3 stages on 8x A100-80GB + 4x V100-32GB, 8 micro-batches of 8, 1f1b",
@@ -161,11 +171,26 @@ def test_samples_that_are_no_sequences_have_no_tokens() -> None:
     [
         (-1e-16, "proven optimal: no plan of {scope} is faster, for the default cost model"),
         (0.0, "proven optimal: no plan of {scope} is faster, for the default cost model"),
-        (5.2e-10, "proven optimal (to 1e-9): no plan of {scope} is faster, for the default cost model"),
-        (9.9e-7, "proven optimal (to 1e-6): no plan of {scope} is faster, for the default cost model"),
-        (1e-6, "no plan of {scope} is more than 0.0001 % faster (bound 6.419 s), for the default cost model"),
-        (0.0004, "no plan of {scope} is more than 0.04 % faster (bound 6.419 s), for the default cost model"),
-        (1.5, "no plan of {scope} is more than 150 % faster (bound 6.419 s), for the default cost model"),
+        (
+            5.2e-10,
+            "proven optimal (to 1e-9): no plan of {scope} is faster, for the default cost model",
+        ),
+        (
+            9.9e-7,
+            "proven optimal (to 1e-6): no plan of {scope} is faster, for the default cost model",
+        ),
+        (
+            1e-6,
+            "no plan of {scope} is more than 0.0001 % faster (bound 6.419 s), for the default cost model",
+        ),
+        (
+            0.0004,
+            "no plan of {scope} is more than 0.04 % faster (bound 6.419 s), for the default cost model",
+        ),
+        (
+            1.5,
+            "no plan of {scope} is more than 150 % faster (bound 6.419 s), for the default cost model",
+        ),
     ],
 )
 def test_certificate(gap: float, told: str) -> None:
@@ -185,7 +210,9 @@ def test_runner_ups() -> None:
 
 
 def test_left_out_devices_share_their_reason() -> None:
-    assert left_out_lines(PLAN, CLUSTER) == ["left out: v0.2..3, v1: its link would hold stage 1 up"]
+    assert left_out_lines(PLAN, CLUSTER) == [
+        "left out: v0.2..3, v1: its link would hold stage 1 up"
+    ]
     assert left_out_lines(replace(PLAN, left_out=()), CLUSTER) == []
 
 
@@ -285,8 +312,13 @@ def test_what_memory_buys() -> None:
     near, far = EXPLANATION.settings
     useless = replace(near, gain=0.0)
     told = {
-        (near, far): "1 GB more memory on every device allows recompute none in stage 0, which is 1.3 % faster.",
-        (replace(near, missing=0.0),): "There is memory for recompute none in stage 0, which is 1.3 % faster.",
+        (
+            near,
+            far,
+        ): "1 GB more memory on every device allows recompute none in stage 0, which is 1.3 % faster.",
+        (
+            replace(near, missing=0.0),
+        ): "There is memory for recompute none in stage 0, which is 1.3 % faster.",
         (
             useless,
             far,
@@ -295,10 +327,15 @@ def test_what_memory_buys() -> None:
         (): "More memory buys this plan nothing: no stage recomputes, or exchanges weights to save memory.",
     }
     for settings, sentence in told.items():
-        assert memory_in_a_sentence(replace(EXPLANATION, settings=settings, memory=roomy)) == sentence
+        assert (
+            memory_in_a_sentence(replace(EXPLANATION, settings=settings, memory=roomy)) == sentence
+        )
 
 
 def test_what_helps_most_fits_in_memory() -> None:
-    assert help_in_a_sentence(EXPLANATION) == "Most would help 10 % more speed of stage 0's devices (5.3 %)."
+    assert (
+        help_in_a_sentence(EXPLANATION)
+        == "Most would help 10 % more speed of stage 0's devices (5.3 %)."
+    )
     nothing = replace(EXPLANATION, improvements=EXPLANATION.improvements[1:])
     assert help_in_a_sentence(nothing) == "No small change would make it faster."

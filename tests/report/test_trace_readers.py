@@ -1,4 +1,5 @@
-"""Traces in the programs that they are for: HolisticTraceAnalysis run on them, and Perfetto's rules of reading."""
+"""Traces in the programs that they are for: HolisticTraceAnalysis run on them, and Perfetto's rules
+of reading."""
 
 from __future__ import annotations
 
@@ -47,8 +48,11 @@ def common(one: Sequence[Interval], other: Sequence[Interval]) -> float:
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
 
 
-def test_holistic_trace_analysis_finds_the_timeline_s_own_figures(timeline: Timeline, tmp_path: Path) -> None:
-    """Idle, computing, communicating and overlapped time of every rank; it rounds times down to microseconds."""
+def test_holistic_trace_analysis_finds_the_timeline_s_own_figures(
+    timeline: Timeline, tmp_path: Path
+) -> None:
+    """Idle, computing, communicating and overlapped time of every rank; it rounds times down to
+    microseconds."""
     files = {}
     for rank, document in enumerate(rank_traces(timeline)):
         path = tmp_path / f"rank-{rank}.json.gz"
@@ -75,16 +79,20 @@ def test_holistic_trace_analysis_finds_the_timeline_s_own_figures(timeline: Time
         assert row["kernel_time(us)"] / 1e6 == pytest.approx(extent, rel=1e-3)
         assert row["compute_time(us)"] / 1e6 == pytest.approx(length(computed), rel=1e-3)
         assert row["idle_time(us)"] / 1e6 == pytest.approx(extent - length(busy), abs=1e-3 * extent)
-        assert row["non_compute_time(us)"] / 1e6 == pytest.approx(length(busy) - length(computed), abs=1e-3 * extent)
+        assert row["non_compute_time(us)"] / 1e6 == pytest.approx(
+            length(busy) - length(computed), abs=1e-3 * extent
+        )
         expected = 100 * common(computed, moved) / length(moved)
         assert overlap.loc[rank, "comp_comm_overlap_pctg"] == pytest.approx(expected, abs=0.5)
 
 
 def read_by_perfetto_s_rules(document: dict[str, Any]) -> dict[tuple[int, int], list[Interval]]:
-    """The slices of every track, after the checks without which Perfetto drops events or draws them wrongly.
+    """The slices of every track, after the checks without which Perfetto drops events or draws them
+    wrongly.
 
-    Complete events have a time and a duration that are finite and not negative; processes and threads are integers and
-    named by metadata; counters are numbers; on one thread, slices are apart or nested, never crossing.
+    Complete events have a time and a duration that are finite and not negative; processes and
+    threads are integers and named by metadata; counters are numbers; on one thread, slices are
+    apart or nested, never crossing.
     """
     assert document["displayTimeUnit"] in ("ms", "ns")
     tracks: dict[tuple[int, int], list[Interval]] = defaultdict(list)

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from argosy.adapt.advisor import Brief
-from argosy.adapt.controller import Limits, Reach
+from argosy.adapt.controller import AdaptationLevel, ControllerLimits
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.adapting import Adapter
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.job.adapting import Adapter
+from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.profile import Profile, ProfileRow
@@ -88,11 +88,18 @@ def cluster() -> Cluster:
         for name in "ab"
     )
     kind = '[[kinds]]\nname = "core"\nmemory = "4 GiB"\nmemory_bandwidth = "20 GB/s"\nflops = { fp32 = "1 GFLOP/s" }\n'
-    return build_cluster(parse_toml(f'name = "pair"\n{kind}{nodes}', file="pair.toml"), folder=Path())
+    return build_cluster(
+        parse_toml(f'name = "pair"\n{kind}{nodes}', file="pair.toml"), folder=Path()
+    )
 
 
 def chain() -> Chain:
-    layer = {"kind": "work", "forward_flop": 1e9, "backward_flop": 2e9, "parameters": WIDTH * (WIDTH + 1)}
+    layer = {
+        "kind": "work",
+        "forward_flop": 1e9,
+        "backward_flop": 2e9,
+        "parameters": WIDTH * (WIDTH + 1),
+    }
     sizes = {"activation_bytes": 8.0 * WIDTH, "output_bytes": 8.0 * WIDTH}
     layers = tuple(Layer(name=f"work{index}", **layer, **sizes) for index in range(LAYERS))
     return Chain(name="naps", layers=layers, sequence_length=1, dtype=Dtype.FP32, optimizer="adamw")
@@ -141,24 +148,35 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def train_and_adapt(plan: Plan, reach: str, slowing: Slowing, steps: int) -> tuple[list[float], list[Any], list[float]]:
+def train_and_adapt(
+    plan: Plan, reach: str, slowing: Slowing, steps: int
+) -> tuple[list[float], list[Any], list[float]]:
     """Losses, what was decided, seconds of the steps."""
     pace = [1.0]
     trainer = parallelize(build(pace), loss_of, adamw, batch_of(0), plan)
     events: list[Any] = []
-    limits = Limits(reach=Reach(reach), horizon=100)
+    limits = ControllerLimits(reach=AdaptationLevel(reach), horizon=100)
     brief = Brief(
-        plan=plan, chain=chain(), cluster=cluster(), model=compute_model(), limits=limits, roster=trainer.roster
+        plan=plan,
+        chain=chain(),
+        cluster=cluster(),
+        model=compute_model(),
+        limits=limits,
+        roster=trainer.roster,
     )
     adapter = Adapter(trainer, brief, events.append)
     losses, seconds = [], []
     try:
         for step in range(steps):
-            pace[0] = slowing.factor if trainer.rank == slowing.rank and step >= slowing.step else 1.0
+            pace[0] = (
+                slowing.factor if trainer.rank == slowing.rank and step >= slowing.step else 1.0
+            )
             begin = time.perf_counter()
             losses.append(trainer.step(batch_of(step)))
             seconds.append(time.perf_counter() - begin)
-            adapter.after_step(seconds[-1], 100)  # a move has to pay for itself many times over, so there is time
+            adapter.after_step(
+                seconds[-1], 100
+            )  # a move has to pay for itself many times over, so there is time
     finally:
         adapter.close()
     return losses, events, seconds

@@ -1,11 +1,13 @@
-"""Seeded misfortunes for elastic runs; ``python -m benchmarks.faults`` plays seeds and prints a table.
+"""Seeded misfortunes for elastic runs; ``python -m benchmarks.faults`` plays seeds and prints a
+table.
 
-A seed draws hosts and devices (three or four processes), the network (which decides the plans: replicas or pipelines),
-how often copies and checkpoints are made, and four or five misfortunes with the seconds between them; every third seed
-adapts, and from 32 on the others train a captured program, in stages of operations. From 62 on runs begin with one
-tensor-parallel group of all devices, over several hosts, and odd ones train a captured program. At any time one host at
-least is up and connected. What was taken away comes back in time or not at all. Odd seeds run in the lab, where there
-is one, and cut links.
+A seed draws hosts and devices (three or four processes), the network (which decides the plans:
+replicas or pipelines), how often copies and checkpoints are made, and four or five misfortunes with
+the seconds between them; every third seed adapts, and from 32 on the others train a captured
+program, in stages of operations. From 62 on runs begin with one tensor-parallel group of all
+devices, over several hosts, and odd ones train a captured program. At any time one host at least is
+up and connected. What was taken away comes back in time or not at all. Odd seeds run in the lab,
+where there is one, and cut links.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ STEP = 0.15
 SOAK_STEP = 2.0
 """Seconds of a step of a soak, at least: its losses are computed by one process, too."""
 LONGEST = 600.0
-"""Seconds in which something must happen: well above patience and the silences after which hosts are lost."""
+"""Seconds in which something must happen: well above patience and the silences after which hosts
+are lost."""
 _RATE = 300e6 / 8
 _LAYERS_ONLY = 32
 """Seeds below this train a model that is made of layers."""
@@ -93,15 +96,21 @@ def draw(seed: int, *, cuts: bool) -> Schedule:
 
 
 def soak(seed: int, minutes: float, *, captured: bool) -> Schedule:
-    """One run for so long on three hosts, with a misfortune every 11 s on average; none that slows it for good."""
-    found = _misfortunes(random.Random(seed), 3, round(60 * minutes / 11), 21.7, cuts=False, slow=False)
-    return Schedule(seed, 3, 1, "10 Gbit/s", 1, 20, found, is_captured=captured, step_seconds=SOAK_STEP)
+    """One run for so long on three hosts, with a misfortune every 11 s on average; none that slows
+    it for good."""
+    found = _misfortunes(
+        random.Random(seed), 3, round(60 * minutes / 11), 21.7, cuts=False, slow=False
+    )
+    return Schedule(
+        seed, 3, 1, "10 Gbit/s", 1, 20, found, is_captured=captured, step_seconds=SOAK_STEP
+    )
 
 
 def _misfortunes(
     chance: random.Random, hosts: int, count: int, longest: float, *, cuts: bool, slow: bool = True
 ) -> tuple[Misfortune, ...]:
-    """What befalls hosts, each up to so many seconds after the one before; one of them at least is up at any time."""
+    """What befalls hosts, each up to so many seconds after the one before; one of them at least is
+    up at any time."""
     found: list[Misfortune] = []
     away: set[int] = set()
     cut: set[int] = set()

@@ -14,16 +14,18 @@ import torch.distributed as dist
 from training_cases import Case, built, plan_of
 
 from argosy.errors import InputError, RunError
-from argosy.runtime import checkpoint, saving, worker
-from argosy.runtime.folder import EVENTS, read_lines
-from argosy.runtime.saving import Saver
-from argosy.runtime.state import parts_of
-from argosy.runtime.trainer import Trainer, parallelize
-from argosy.solve.stagecut import cut_graph
+from argosy.runtime.job import worker
+from argosy.runtime.processes.run_folder import EVENTS, read_lines
+from argosy.runtime.state import checkpoint, saving
+from argosy.runtime.state.saving import Saver
+from argosy.runtime.state.state import parts_of
+from argosy.runtime.step.trainer import Trainer, parallelize
+from argosy.solve.programs.stagecut import cut_graph
 from argosy.workload.capture.trace import capture
 
 Parts = dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], np.ndarray]]]]
-"""By name: the shape of the whole, and for every box that is held its first element and its values."""
+"""By name: the shape of the whole, and for every box that is held its first element and its
+values."""
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -33,12 +35,14 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 def trainer_for(case: Case) -> tuple[Trainer, Any]:
     model, loss_fn, batch = built(case)
     proportions = (lambda stage: case.proportions) if case.proportions else None
-    return parallelize(model, loss_fn, adam, batch, plan_of(case), shard_proportions=proportions), batch
+    return parallelize(
+        model, loss_fn, adam, batch, plan_of(case), shard_proportions=proportions
+    ), batch
 
 
 def decayed_without_gradient(case: Case) -> list[str]:
-    """Weights of this rank that AdamW changed although the loss does not depend on them through gradients: cut at every
-    tenth of the work."""
+    """Weights of this rank that AdamW changed although the loss does not depend on them through
+    gradients: cut at every tenth of the work."""
     graph = capture(lambda: built(case))
     cuts = {cut_graph(graph, (share / 10, 1 - share / 10)).stages for share in range(1, 10)}
     found = []
@@ -58,7 +62,9 @@ def parts(trainer: Trainer) -> Parts:
     found = {}
     for name, value in trainer.state_dict().items():
         held = [
-            (box.whole, box.of(part.tensor).detach().clone().numpy()) for part in parts_of(value) for box in part.boxes
+            (box.whole, box.of(part.tensor).detach().clone().numpy())
+            for part in parts_of(value)
+            for box in part.boxes
         ]
         found[name] = (tuple(value.size()), held)
     return found
@@ -93,7 +99,8 @@ def load_and_go_on(case: Case, path: str) -> tuple[Parts, list[float]]:
 
 
 def go_back(case: Case, folder: str) -> tuple[list[float], list[float], int]:
-    """Save before the first step, train, load, train again: the losses of both, and the steps of calm after loading."""
+    """Save before the first step, train, load, train again: the losses of both, and the steps of
+    calm after loading."""
     trainer, batch = trainer_for(case)
     trainer.scale.calm = 7
     path = trainer.save(folder)
@@ -137,8 +144,8 @@ def go_on_counting(case: Case, folder: str) -> tuple[list[float], list[float], s
 
 
 def resume_past(case: Case, folder: str) -> tuple[int, list[str], str]:
-    """The step from which a run goes on whose newest checkpoint has one flipped bit; what it skips; and what is raised
-    when no checkpoint is left that is whole."""
+    """The step from which a run goes on whose newest checkpoint has one flipped bit; what it skips;
+    and what is raised when no checkpoint is left that is whole."""
     trainer, batch = trainer_for(case)
     for _ in range(2):
         trainer.step(batch)
@@ -156,7 +163,11 @@ def resume_past(case: Case, folder: str) -> tuple[int, list[str], str]:
             worker.resume(resumed, Path(folder))
         except InputError as error:
             problems = str(error)
-    return resumed.steps, [line["checkpoint"] for line in read_lines(Path(folder) / EVENTS)], problems
+    return (
+        resumed.steps,
+        [line["checkpoint"] for line in read_lines(Path(folder) / EVENTS)],
+        problems,
+    )
 
 
 def begin_with(case: Case, source: str) -> tuple[Parts, list[float]]:
@@ -179,8 +190,8 @@ def die_while_saving(case: Case, folder: str) -> None:
 
 
 def save_without_room(case: Case, folder: str) -> tuple[list[str], list[str], list[int]]:
-    """Rank 1 may not write a file for a while, then the folder cannot be made: what rank 0 reports and every rank
-    raises, and the steps after which another attempt was asked for."""
+    """Rank 1 may not write a file for a while, then the folder cannot be made: what rank 0 reports
+    and every rank raises, and the steps after which another attempt was asked for."""
     trainer, batch = trainer_for(case)
     saving.RETRY_SECONDS, saving.LAST_TRIES = 0.0, 2
     reported: list[str] = []
@@ -216,7 +227,10 @@ def begin_with_others(case: Case, checkpoint_of_others: str, weights: str) -> li
     trainer, _ = trainer_for(case)
     name, values = "head.output.weight", torch.load(weights, weights_only=True)
     heard = []
-    for wrong in ({**values, name: values[name].t()}, {n: v for n, v in values.items() if n != name}):
+    for wrong in (
+        {**values, name: values[name].t()},
+        {n: v for n, v in values.items() if n != name},
+    ):
         torch.save(wrong, weights)
         heard.append(_refused(lambda: checkpoint.load_weights(trainer, Path(weights))))
     heard.append(_refused(lambda: trainer.load(checkpoint_of_others)))

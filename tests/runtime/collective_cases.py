@@ -7,13 +7,19 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from argosy.cost.group import Collective, Way
+from argosy.cost.group import CollectiveMethod, GroupCollective
 from argosy.errors import InputError
-from argosy.runtime.collectives import GatherBy, gather_uneven, offsets, scatter_sum_uneven, sum_uneven
-from argosy.runtime.differentiable import converted
-from argosy.runtime.exchange import Exchange
-from argosy.space.delivery import Conversion
-from argosy.space.sharding import PARTIAL, REPLICATED, Segments, State
+from argosy.runtime.communication.collectives import (
+    GatherBy,
+    gather_uneven,
+    offsets,
+    scatter_sum_uneven,
+    sum_uneven,
+)
+from argosy.runtime.communication.differentiable import converted
+from argosy.runtime.communication.exchange import GroupExchange
+from argosy.space.operations.delivery import Conversion
+from argosy.space.operations.sharding import PARTIAL, REPLICATED, Segments, State
 
 
 def vector(seed: int, size: int) -> torch.Tensor:
@@ -40,9 +46,12 @@ def scatters(sizes: Sequence[int]) -> bool:
     )
 
 
-def converts(ratios: tuple[float, ...], before: State, after: State, kind: Collective) -> list[str]:
-    """What differs from one process: a tensor in another state, and the gradient of what it was made of."""
-    exchange, shape = Exchange(Segments((ratios,))), (6, 10)
+def converts(
+    ratios: tuple[float, ...], before: State, after: State, kind: GroupCollective
+) -> list[str]:
+    """What differs from one process: a tensor in another state, and the gradient of what it was
+    made of."""
+    exchange, shape = GroupExchange(Segments((ratios,))), (6, 10)
     whole, gradient = (vector(seed, 60).view(shape) for seed in (1, 2))
     rank, found, step = dist.get_rank(), [], Conversion(kind, before, after)
 
@@ -51,7 +60,7 @@ def converts(ratios: tuple[float, ...], before: State, after: State, kind: Colle
         return tensor * ratios[rank] if state == PARTIAL else exchange.take(tensor, state)
 
     own = part(before, whole).requires_grad_()
-    result = converted(exchange, own, shape, step, Way.PADDED)
+    result = converted(exchange, own, shape, step, CollectiveMethod.PADDED)
     wanted = part(after, whole)
     if not torch.allclose(result, wanted):
         found.append("forward")
@@ -61,7 +70,10 @@ def converts(ratios: tuple[float, ...], before: State, after: State, kind: Colle
         found.append("backward")
     if before != PARTIAL:
         ids = (whole * 100).long()
-        if not torch.equal(converted(exchange, part(before, ids), shape, step, Way.PADDED), part(after, ids)):
+        if not torch.equal(
+            converted(exchange, part(before, ids), shape, step, CollectiveMethod.PADDED),
+            part(after, ids),
+        ):
             found.append("whole numbers")
     return found
 

@@ -6,14 +6,24 @@ from unittest import mock
 
 import torch
 from torch._dynamo.utils import counters
-from training_cases import SMALL_CLIP, Case, KeepGradients, Outcome, built, cut_of, outcome_of, plan_of
+from training_cases import (
+    SMALL_CLIP,
+    Case,
+    KeepGradients,
+    Outcome,
+    built,
+    cut_of,
+    outcome_of,
+    plan_of,
+)
 
-from argosy.runtime import compiling
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.stages import compiling
+from argosy.runtime.step.trainer import parallelize
 
 
 def train_compiled(case: Case, backend: str) -> tuple[Outcome, int]:
-    """What training gave, and how many graphs were compiled on this rank. To be called by every rank."""
+    """What training gave, and how many graphs were compiled on this rank. To be called by every
+    rank."""
     torch._dynamo.reset()  # type: ignore[no-untyped-call]
     counters.clear()
     model, loss_fn, batch = built(case)

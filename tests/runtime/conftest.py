@@ -18,7 +18,8 @@ def ranks() -> Iterator[RankPool]:
 
 @pytest.fixture(autouse=True)
 def own_interfaces() -> Iterator[None]:
-    """What a run that meets inside a test's own process sets, no other process of later tests inherits."""
+    """What a run that meets inside a test's own process sets, no other process of later tests
+    inherits."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     before = {name: os.environ.get(name) for name in names}
     yield

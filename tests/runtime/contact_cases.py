@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from argosy.runtime.failure import ElsewhereError, in_contact_beside_others
+from argosy.runtime.processes.failure import ElsewhereError, in_contact_beside_others
 
 
 def send_to_nobody(rank: int, folder: str) -> None:

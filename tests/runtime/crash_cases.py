@@ -1,7 +1,8 @@
-"""What a process does to files, recorded, and every state of the disk that a power cut could leave of it.
+"""What a process does to files, recorded, and every state of the disk that a power cut could leave
+of it.
 
-A file system may lose whatever was not synced: the contents of a file before ``fsync`` of that file, a name before
-``fsync`` of its folder. It may also have kept all of it, or a part.
+A file system may lose whatever was not synced: the contents of a file before ``fsync`` of that
+file, a name before ``fsync`` of its folder. It may also have kept all of it, or a part.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from argosy.runtime.checkpoint import write
+from argosy.runtime.state.checkpoint import write
 
 Event = tuple[str, ...]
 """What was done, and the paths; contents are beside it."""
@@ -43,7 +44,9 @@ class Recorder:
         if not self.is_on:
             return
         match event, arguments:
-            case "open", (path, _, flags) if flags & (os.O_WRONLY | os.O_RDWR) and not isinstance(path, int):
+            case "open", (path, _, flags) if flags & (os.O_WRONLY | os.O_RDWR) and not isinstance(
+                path, int
+            ):
                 self._add("create", self._path(path))
             case "os.rename", (source, target, *_):
                 self._add("rename", self._path(source), self._path(target))
@@ -69,30 +72,45 @@ class Recorder:
 
 
 def tree_of(root: Path) -> Tree:
-    return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
+    return {
+        str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
+        for path in root.rglob("*")
+    }
 
 
-def record_saves(root: str, steps: tuple[int, ...]) -> list[tuple[Tree, list[Event], dict[int, bytes], Tree]]:
-    """For every save: the tree before it, what was done with which contents, and the tree after it."""
+def record_saves(
+    root: str, steps: tuple[int, ...]
+) -> list[tuple[Tree, list[Event], dict[int, bytes], Tree]]:
+    """For every save: the tree before it, what was done with which contents, and the tree after
+    it."""
     folder, recorder, found = Path(root), Recorder(Path(root)), []
     for value, step in enumerate(steps):
-        state = {"model.a": torch.full((3, 2), float(value)), "optimizer.a.m": torch.full((2,), float(-value))}
+        state = {
+            "model.a": torch.full((3, 2), float(value)),
+            "optimizer.a.m": torch.full((2,), float(-value)),
+        }
         before = tree_of(folder)
         recorder.events, recorder.contents = [], {}
         recorder.is_on = True
-        write(state, {"steps": step, "scale": 1.0, "calm": 0, "aliases": {}}, folder / "checkpoints")
+        write(
+            state, {"steps": step, "scale": 1.0, "calm": 0, "aliases": {}}, folder / "checkpoints"
+        )
         recorder.is_on = False
         found.append((before, recorder.events, recorder.contents, tree_of(folder)))
     return found
 
 
-def states_after(before: Tree, events: list[Event], contents: dict[int, bytes], done: int) -> Iterator[Tree]:
+def states_after(
+    before: Tree, events: list[Event], contents: dict[int, bytes], done: int
+) -> Iterator[Tree]:
     """What may be on the disk if the power is cut when so many events have happened."""
     for keeps_names, part in itertools.product((True, False), (0.0, 0.5, 1.0)):
         yield _state(before, events[:done], contents, keeps_names, part)
 
 
-def _state(before: Tree, events: list[Event], contents: dict[int, bytes], keeps_names: bool, part: float) -> Tree:
+def _state(
+    before: Tree, events: list[Event], contents: dict[int, bytes], keeps_names: bool, part: float
+) -> Tree:
     """``part``: how much of a file's contents is kept that was not synced."""
     tree: dict[str, Any] = dict(before)
     files: list[list[bytes]] = []
@@ -127,7 +145,9 @@ def _state(before: Tree, events: list[Event], contents: dict[int, bytes], keeps_
             case "remove":
                 tree.pop(paths[0], None)
             case "rename":
-                inside = [path for path in tree if path == paths[0] or path.startswith(f"{paths[0]}/")]
+                inside = [
+                    path for path in tree if path == paths[0] or path.startswith(f"{paths[0]}/")
+                ]
                 for path in inside:
                     tree[paths[1] + path.removeprefix(paths[0])] = tree.pop(path)
     result: Tree = {}

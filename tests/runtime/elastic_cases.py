@@ -21,28 +21,41 @@ from argosy.cluster.topology import Cluster, canonical
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.planner import Settings, find_plan
-from argosy.runtime.folder import EVENTS, read_lines
-from argosy.runtime.run_spec import RunSpec, dumps_run_spec
+from argosy.runtime.processes.run_folder import EVENTS, read_lines
+from argosy.runtime.processes.run_spec import RunSpec, dumps_run_spec
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.load import load_model
 
 PROGRAM = Path(__file__).parent / "programs" / "double_gpt.py"
-_MODEL = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 64, "n_embd": 512, "n_layer": 4, "n_head": 4}
-"""What the model is taken to cost; it has as many layers as the one that is trained, which costs next to nothing."""
+_MODEL = {
+    "model_type": "gpt2",
+    "vocab_size": 256,
+    "n_positions": 64,
+    "n_embd": 512,
+    "n_layer": 4,
+    "n_head": 4,
+}
+"""What the model is taken to cost; it has as many layers as the one that is trained, which costs
+next to nothing."""
 
 
 @cache
 def losses_alone(steps: int, captured: str = "") -> list[float]:
     environment = {**os.environ, "CAPTURED": captured}
     done = subprocess.run(
-        [sys.executable, PROGRAM, str(steps)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, PROGRAM, str(steps)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     losses: list[float] = json.loads(done.stdout)
     return losses
 
 
 def in_one_group(plan: Plan, cluster: Cluster) -> Plan:
-    """All layers on one tensor-parallel group of all devices, which may be on several hosts; the first does most."""
+    """All layers on one tensor-parallel group of all devices, which may be on several hosts; the
+    first does most."""
     devices = tuple(device.name for device in cluster.devices)
     rest = (1 - 0.4) / (len(devices) - 1)
     group = Replica(devices=devices, samples=4, ratios=(0.4, *[rest] * (len(devices) - 1)))
@@ -81,7 +94,11 @@ class ElasticRun:
         **settings: Any,
     ) -> None:
         self.folder, self.steps = folder, steps
-        self.environment = {"OMP_NUM_THREADS": "1", "STEP_SECONDS": str(step_seconds), **(environment or {})}
+        self.environment = {
+            "OMP_NUM_THREADS": "1",
+            "STEP_SECONDS": str(step_seconds),
+            **(environment or {}),
+        }
         self.wrap: Callable[[str], list[str]] = lambda host: []
         """What a host's command begins with."""
         self.address: Callable[[str], str] = lambda host: "127.0.0.1"
@@ -103,11 +120,19 @@ class ElasticRun:
         config.parent.mkdir(parents=True)
         config.write_text(json.dumps(_MODEL))
         model = load_model(str(config), dtype="fp32")
-        self.plan = find_plan(model, self.cluster, global_batch=8, settings=Settings(runnable=True, max_width=1))
+        self.plan = find_plan(
+            model, self.cluster, global_batch=8, settings=Settings(runnable=True, max_width=1)
+        )
         if is_grouped:
             self.plan = in_one_group(self.plan, self.cluster)
         (folder / "plan.json").write_text(dumps_plan(self.plan))
-        self.settings = {"lost_after": 2.0, "gather": 120.0, "wait": 60.0, "patience": 60.0, **settings}
+        self.settings = {
+            "lost_after": 2.0,
+            "gather": 120.0,
+            "wait": 60.0,
+            "patience": 60.0,
+            **settings,
+        }
         self.settings |= {"model": str(config)} if chain else {}
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.ended: list[subprocess.Popen[bytes]] = []
@@ -124,7 +149,10 @@ class ElasticRun:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for process in self.agents.values():
             if process.poll() is None:
@@ -145,11 +173,24 @@ class ElasticRun:
             )
             file = self.folder / f"run-{host}.json"
             file.write_text(dumps_run_spec(spec))
-            own = {**self.environment, "ELASTIC_TEST": self.mark, "SLOW": str(self.folder / f"slow-{host}")}
-            agent = [sys.executable, "-m", "argosy.runtime.elastic.agent", str(file), host, self.address(host)]
+            own = {
+                **self.environment,
+                "ELASTIC_TEST": self.mark,
+                "SLOW": str(self.folder / f"slow-{host}"),
+            }
+            agent = [
+                sys.executable,
+                "-m",
+                "argosy.runtime.elastic.agent",
+                str(file),
+                host,
+                self.address(host),
+            ]
             command = [*self.wrap(host), *agent]
             with (self.folder / f"agent-{host}.log").open("ab") as log:
-                self.agents[host] = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
+                self.agents[host] = subprocess.Popen(
+                    command, env={**os.environ, **own}, stdout=log, stderr=log
+                )
 
     def open_gate(self, step: int) -> None:
         """Let training go on until this step."""
@@ -163,7 +204,10 @@ class ElasticRun:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 try:
-                    environment, state = (entry / "environ").read_bytes(), (entry / "stat").read_text()
+                    environment, state = (
+                        (entry / "environ").read_bytes(),
+                        (entry / "stat").read_text(),
+                    )
                 except OSError:
                     continue
                 if mark in environment.split(b"\0") and state.rpartition(")")[2].split()[0] != "Z":
@@ -177,7 +221,9 @@ class ElasticRun:
     def num_changes(self) -> int:
         """That controllers have made."""
         path = self.run / "decisions.jsonl"
-        events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        events = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         return sum(event["event"] == "decision" for event in events)
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
@@ -191,7 +237,10 @@ class ElasticRun:
 
     def await_step(self, step: int, seconds: float = 240) -> None:
         """Until so many steps have been done, or the job is over."""
-        self.await_(lambda: self.is_over() or any(line["step"] + 1 >= step for line in self.lines()), seconds)
+        self.await_(
+            lambda: self.is_over() or any(line["step"] + 1 >= step for line in self.lines()),
+            seconds,
+        )
 
     def is_over(self) -> bool:
         return (self.run / "elastic" / "outcome.json").exists()
@@ -208,14 +257,21 @@ class ElasticRun:
         return found[-1]
 
     def await_end(self, seconds: float = 240) -> None:
-        self.await_(lambda: all(process.poll() is not None for process in self.agents.values()), seconds)
+        self.await_(
+            lambda: all(process.poll() is not None for process in self.agents.values()), seconds
+        )
 
     def told(self) -> str:
         logs = sorted([*self.folder.glob("agent-*.log"), *self.run.glob("worker-*.log")])
         texts = [f"== {path.name}\n{path.read_text()[-1500:]}" for path in logs]
         events = "\n".join(json.dumps(event) for event in self.events())
-        left = [f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes()[:200]!r}" for pid in self.processes()]
-        return f"{left}\n{events}\n{[(line['step'], line['generation']) for line in self.lines()]}\n" + "\n".join(texts)
+        left = [
+            f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes()[:200]!r}" for pid in self.processes()
+        ]
+        return (
+            f"{left}\n{events}\n{[(line['step'], line['generation']) for line in self.lines()]}\n"
+            + "\n".join(texts)
+        )
 
     def kill_host(self, host: str) -> None:
         """As when the power fails: the agent goes, and everything with it."""
@@ -240,12 +296,15 @@ class ElasticRun:
         self.agents[host].send_signal(signal.SIGTERM)
 
     def check(self, survivors: Sequence[str] | None = None) -> None:
-        """The right losses, every step trained once on the way to the result, nothing left behind."""
+        """The right losses, every step trained once on the way to the result, nothing left
+        behind."""
         for host in survivors if survivors is not None else self.agents:
             assert self.agents[host].returncode == 0, self.told()
         final: dict[int, float] = {}
         position = None
-        begun = {event["generation"]: event["step"] for event in reversed(self.events("generation"))}
+        begun = {
+            event["generation"]: event["step"] for event in reversed(self.events("generation"))
+        }
         for line in self.lines():
             is_next = position is not None and line["step"] == position
             expected = position if is_next else begun[line["generation"]]
@@ -255,8 +314,15 @@ class ElasticRun:
         alone = losses_alone(self.steps, self.environment.get("CAPTURED", ""))
         assert sorted(final) == list(range(self.steps)), self.told()
         for step, loss in final.items():
-            assert abs(loss - alone[step]) <= 1e-7 * abs(alone[step]), (step, loss, alone[step], self.told())
-        assert sorted(path.name for path in (self.run / "elastic").iterdir()) == ["outcome.json"], self.told()
+            assert abs(loss - alone[step]) <= 1e-7 * abs(alone[step]), (
+                step,
+                loss,
+                alone[step],
+                self.told(),
+            )
+        assert sorted(path.name for path in (self.run / "elastic").iterdir()) == ["outcome.json"], (
+            self.told()
+        )
         assert not list((self.run / "checkpoints").glob(".*")), "a partial checkpoint was left"
         self.await_(lambda: not self.processes(), 60)
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from training_cases import Case, KeepGradients, built, plan_of
 
 from argosy.dtype import Dtype
+from argosy.measure.allocated import Allocations
 from argosy.plan.offload import NO_OFFLOAD, parse_offload
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
-from argosy.runtime.allocated import Allocations
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import ScheduleSpec
 
 WIDTH, LENGTH, CLASSES, BLOCKS = 96, 64, 512, 4
@@ -53,7 +53,8 @@ class Tuned:
     """A model that is trained in part, and how."""
 
     adapted: int | None = BLOCKS
-    """Number of its last blocks with adapters beside frozen weights; None: all weights are trained."""
+    """Number of its last blocks with adapters beside frozen weights; None: all weights are
+    trained."""
     stages: tuple[int, ...] = (BLOCKS + 2,)
     """Layers of each."""
     replicas: int = 1
@@ -77,7 +78,9 @@ class Tuned:
         ends = [sum(self.stages[: at + 1]) for at in range(len(self.stages))]
         names = iter(f"n{rank}.0" for rank in range(self.num_ranks))
         return Plan(
-            model=ModelRef(name="tuned", sequence_length=1, dtype=Dtype.FP32, optimizer=self.optimizer),
+            model=ModelRef(
+                name="tuned", sequence_length=1, dtype=Dtype.FP32, optimizer=self.optimizer
+            ),
             cluster=ClusterRef(name="local", hash="", content="{}"),
             global_batch=2 * self.replicas * self.num_micro_batches,
             micro_batch_size=2 * self.replicas,
@@ -87,7 +90,9 @@ class Tuned:
                 Stage(
                     first=end - count,
                     end=end,
-                    replicas=tuple(Replica(devices=(next(names),), samples=2) for _ in range(self.replicas)),
+                    replicas=tuple(
+                        Replica(devices=(next(names),), samples=2) for _ in range(self.replicas)
+                    ),
                     recompute=self.recompute,
                     zero=self.zero,
                     offload=parse_offload(self.offload) if self.offload else NO_OFFLOAD,
@@ -99,7 +104,9 @@ class Tuned:
     def built(self) -> tuple[nn.Module, Any, Tensor]:
         torch.manual_seed(0)
         blocks = [Block(WIDTH, causal=True) for _ in range(BLOCKS)]
-        model = nn.Sequential(nn.Embedding(CLASSES, WIDTH), *blocks, nn.Linear(WIDTH, CLASSES, bias=False))
+        model = nn.Sequential(
+            nn.Embedding(CLASSES, WIDTH), *blocks, nn.Linear(WIDTH, CLASSES, bias=False)
+        )
         if self.adapted is not None:
             model.requires_grad_(False)
             for block in blocks[BLOCKS - self.adapted :]:
@@ -115,12 +122,18 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
 
 
 def held_and_peak(case: Tuned) -> tuple[float, float]:
-    """Return bytes of optimizer state on this rank, and its peak above what it holds between steps."""
+    """Return bytes of optimizer state on this rank, and its peak above what it holds between
+    steps."""
     model, loss_fn, batch = case.built()
     trainer = parallelize(model, loss_fn, OPTIMIZERS[case.optimizer], batch, case.plan())
     trainer.step(batch)
     with Allocations(torch.device("cpu")) as allocations:
         trainer.step(batch)
     state = [] if trainer.optimizer is None else list(trainer.optimizer.state.values())
-    tensors = [value for entry in state for value in entry.values() if isinstance(value, Tensor) and value.dim()]
+    tensors = [
+        value
+        for entry in state
+        for value in entry.values()
+        if isinstance(value, Tensor) and value.dim()
+    ]
     return float(sum(tensor.nbytes for tensor in tensors)), allocations.segments[-1].peak

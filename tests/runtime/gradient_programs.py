@@ -1,4 +1,5 @@
-"""Programs in which gradients take another way than values: writes under ``no_grad``, hooks, complex numbers."""
+"""Programs in which gradients take another way than values: writes under ``no_grad``, hooks,
+complex numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 @program
 def similar_views() -> Built:
-    """Two networks whose outputs are compared by their cosine, which torch clamps in place under ``no_grad``."""
+    """Two networks whose outputs are compared by their cosine, which torch clamps in place under
+    ``no_grad``."""
 
     class Pair(nn.Module):
         def __init__(self) -> None:

@@ -19,7 +19,8 @@ def unet(samples: int, *, tied: bool = False) -> Any:
 
 
 class Forked(nn.Module):
-    """Two ways through, of which one gets no gradient and one is divided by dropout; a table that both read."""
+    """Two ways through, of which one gets no gradient and one is divided by dropout; a table that
+    both read."""
 
     def __init__(self, *, drop: float = 0.0) -> None:
         super().__init__()
@@ -51,7 +52,8 @@ def dropping(samples: int, *, tied: bool = False) -> Any:
 
 
 class Tabled(nn.Module):
-    """A table that is read by tokens and multiplied with; its first row gets no gradient where it is read."""
+    """A table that is read by tokens and multiplied with; its first row gets no gradient where it
+    is read."""
 
     def __init__(self) -> None:
         super().__init__()

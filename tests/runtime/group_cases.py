@@ -1,4 +1,5 @@
-"""Tensor-parallel groups whose products take as long as they are told, each member's by the part of it that it does."""
+"""Tensor-parallel groups whose products take as long as they are told, each member's by the part of
+it that it does."""
 
 from __future__ import annotations
 
@@ -14,23 +15,23 @@ from adapting_cases import ONE, Nap, adamw, loss_of, losses_alone
 from torch import Tensor, nn
 
 from argosy.adapt.advisor import Brief
-from argosy.adapt.controller import Limits, Reach
+from argosy.adapt.controller import AdaptationLevel, ControllerLimits
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime import graphstage
-from argosy.runtime.adapting import Adapter
-from argosy.runtime.trainer import Trainer, parallelize
+from argosy.runtime.job.adapting import Adapter
+from argosy.runtime.stages import graph_stage as graphstage
+from argosy.runtime.step.trainer import Trainer, parallelize
 from argosy.timeline.file import dumps_timeline
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.profile import Profile, ProfileRow
 
 LAYERS, WIDTH, HIDDEN, SIZE, SECONDS = 2, 4, 16, 4, 16e-3
-"""A layer has a product with WIDTH x HIDDEN weights and one back; both take SECONDS for one sample, their backward
-twice as long."""
+"""A layer has a product with WIDTH x HIDDEN weights and one back; both take SECONDS for one sample,
+their backward twice as long."""
 MICRO_BATCHES = 2
 RATIOS = (0.625, 0.375)
 PRODUCTS = ("aten.mm.default", "aten.addmm.default")
@@ -38,7 +39,10 @@ PRODUCTS = ("aten.mm.default", "aten.addmm.default")
 
 def build() -> nn.Module:
     torch.manual_seed(0)
-    layers = (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, WIDTH)) for _ in range(LAYERS))
+    layers = (
+        nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, WIDTH))
+        for _ in range(LAYERS)
+    )
     return nn.Sequential(*layers).double()
 
 
@@ -54,7 +58,9 @@ def cluster() -> Cluster:
         'intra = [{ medium = "bus", bandwidth = "10 GB/s", latency = "5 us" }]\n'
         'nic = { bandwidth = "10 Gbit/s", latency = "20 us" }\n'
     )
-    return build_cluster(parse_toml(f'name = "four"\n{kind}{node}{links}', file="four.toml"), folder=Path())
+    return build_cluster(
+        parse_toml(f'name = "four"\n{kind}{node}{links}', file="four.toml"), folder=Path()
+    )
 
 
 def chain() -> Chain:
@@ -108,21 +114,29 @@ def group_and_one() -> Plan:
     group = Replica(devices=("a0.0", "a0.1"), samples=SIZE, ratios=RATIOS)
     alone = Replica(devices=("a0.2",), samples=SIZE)
     half = LAYERS // 2
-    return _plan(Stage(first=0, end=half, replicas=(group,)), Stage(first=half, end=LAYERS, replicas=(alone,)))
+    return _plan(
+        Stage(first=0, end=half, replicas=(group,)),
+        Stage(first=half, end=LAYERS, replicas=(alone,)),
+    )
 
 
 def two_groups(zero: int) -> Plan:
     """One stage with two uneven groups."""
     names = [("a0.0", "a0.1"), ("a0.2", "a0.3")]
-    replicas = tuple(Replica(devices=devices, samples=SIZE // 2, ratios=RATIOS) for devices in names)
+    replicas = tuple(
+        Replica(devices=devices, samples=SIZE // 2, ratios=RATIOS) for devices in names
+    )
     return _plan(Stage(first=0, end=LAYERS, replicas=replicas, zero=zero))
 
 
 def napping(pace: float) -> Callable[..., Any]:
-    """Operations whose products take SECONDS for all of a layer's, and as much less as there is less to do."""
+    """Operations whose products take SECONDS for all of a layer's, and as much less as there is
+    less to do."""
     plain = graphstage.resolved
 
-    def resolved(op: str, args: list[Any], keywords: dict[str, Any], weight: Tensor | None) -> graphstage.Call:
+    def resolved(
+        op: str, args: list[Any], keywords: dict[str, Any], weight: Tensor | None
+    ) -> graphstage.FunctionCall:
         call = plain(op, args, keywords, weight)
         if op not in PRODUCTS:
             return call
@@ -155,14 +169,21 @@ def timeline_of(plan: Plan, slow: Mapping[int, float], steps: int) -> str | None
     return None if timeline is None else dumps_timeline(timeline)
 
 
-def adapt_shares(plan: Plan, slow: Mapping[int, float], steps: int) -> tuple[list[float], list[Any]]:
+def adapt_shares(
+    plan: Plan, slow: Mapping[int, float], steps: int
+) -> tuple[list[float], list[Any]]:
     """Losses, and what was decided."""
     events: list[Any] = []
     losses = []
-    limits = Limits(reach=Reach.SHARES, horizon=100)
+    limits = ControllerLimits(reach=AdaptationLevel.SHARES, horizon=100)
     with training(plan, slow) as trainer:
         brief = Brief(
-            plan=plan, chain=chain(), cluster=cluster(), model=compute_model(), limits=limits, roster=trainer.roster
+            plan=plan,
+            chain=chain(),
+            cluster=cluster(),
+            model=compute_model(),
+            limits=limits,
+            roster=trainer.roster,
         )
         adapter = Adapter(trainer, brief, events.append)
         try:

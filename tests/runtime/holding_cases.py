@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from training_cases import Case, plan_of
 
 from argosy.plan.plan import Plan
-from argosy.runtime.trainer import parallelize
-from argosy.runtime.world import open_groups
+from argosy.runtime.processes.world import open_groups
+from argosy.runtime.step.trainer import parallelize
 
 WIDTH = 4
 
@@ -72,7 +72,9 @@ def train_mixed(zero: int) -> tuple[list[float], dict[str, list[float]]]:
     batch = torch.randn(4, WIDTH)
     trainer = parallelize(nn.Sequential(Mixed()), loss_of, adam, batch, plan_for(((1, 1),), zero))
     losses = [trainer.step(batch) for _ in range(3)]
-    return losses, {held.name: held.parameter.detach().float().flatten().tolist() for held in trainer.held()}
+    return losses, {
+        held.name: held.parameter.detach().float().flatten().tolist() for held in trainer.held()
+    }
 
 
 def patience_of_groups() -> list[float]:
@@ -80,4 +82,7 @@ def patience_of_groups() -> list[float]:
     some: Any = open_groups([(0, 1)], {})[0, 1]
     every: Any = dist.group.WORLD
     dist.barrier()  # a rank that has returned lets go of the group while another still joins it
-    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in (every, some)]
+    return [
+        group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        for group in (every, some)
+    ]

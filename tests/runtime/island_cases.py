@@ -1,4 +1,5 @@
-"""Islands on the ranks of a pool, and the same algorithm in one process, written without the product's code."""
+"""Islands on the ranks of a pool, and the same algorithm in one process, written without the
+product's code."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from argosy.cluster.topology import canonical
 from argosy.plan.islands import Compression, IslandPlan, OuterOptimizer
 from argosy.plan.islands_file import dumps_island_plan
 from argosy.plan.plan import ClusterRef
-from argosy.runtime.folder import checkpoints
 from argosy.runtime.islands.keeping import load_island, save_island
 from argosy.runtime.islands.lead import Lead
 from argosy.runtime.islands.membership import Membership
 from argosy.runtime.islands.training import IslandTrainer
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.processes.run_folder import checkpoints
+from argosy.runtime.step.trainer import parallelize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,8 @@ class IslandCase:
                 replace(
                     stage,
                     replicas=tuple(
-                        replace(r, devices=tuple(f"i{at}{name}" for name in r.devices)) for r in stage.replicas
+                        replace(r, devices=tuple(f"i{at}{name}" for name in r.devices))
+                        for r in stage.replicas
                     ),
                 )
                 for stage in plan.stages
@@ -73,7 +75,9 @@ class IslandCase:
             fragments=self.fragments,
             overlap=self.overlap,
             mixing=self.mixing,
-            outer=OuterOptimizer(learning_rate=self.rate, momentum=self.momentum, nesterov=self.nesterov),
+            outer=OuterOptimizer(
+                learning_rate=self.rate, momentum=self.momentum, nesterov=self.nesterov
+            ),
             compression=self.compression,
         )
 
@@ -104,22 +108,31 @@ class IslandCase:
         _, _, example = build("gpt", sum(self.shares), tied=False, dtype=torch.float64)
 
         def redrawn(leaf: Any) -> Any:
-            return leaf[torch.randperm(len(leaf), generator=generator)] if isinstance(leaf, torch.Tensor) else leaf
+            return (
+                leaf[torch.randperm(len(leaf), generator=generator)]
+                if isinstance(leaf, torch.Tensor)
+                else leaf
+            )
 
         return tree_map(redrawn, example)
 
     def rows(self, batch: Any, island: int) -> Any:
         begin = sum(self.shares[:island])
         end = begin + self.shares[island]
-        return tree_map(lambda leaf: leaf[begin:end] if isinstance(leaf, torch.Tensor) else leaf, batch)
+        return tree_map(
+            lambda leaf: leaf[begin:end] if isinstance(leaf, torch.Tensor) else leaf, batch
+        )
 
 
 def train_islands(case: IslandCase) -> dict[str, Any]:
-    """One rank of the pool: its island, its part of the final weights, and what the lead wrote down."""
+    """One rank of the pool: its island, its part of the final weights, and what the lead wrote
+    down."""
     torch.manual_seed(0)
     island, rank = case.place(dist.get_rank())
     is_first = dist.get_rank() == 0
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if is_first else None
+    server = (
+        dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if is_first else None
+    )
     port = torch.tensor(0 if server is None else server.port)
     dist.broadcast(port, 0)
     dist.destroy_process_group()
@@ -132,7 +145,9 @@ def train_islands(case: IslandCase) -> dict[str, Any]:
     dist.init_process_group("gloo", store=inner, rank=rank, world_size=size)
     model, loss_fn, example = build("gpt", sum(case.shares), tied=False, dtype=torch.float64)
     plan = case.plan
-    trainer = parallelize(model, loss_fn, case.optimizer, case.rows(example, island), plan.islands[island])
+    trainer = parallelize(
+        model, loss_fn, case.optimizer, case.rows(example, island), plan.islands[island]
+    )
     training = IslandTrainer(trainer, plan, island)
     outer = training.initial_state()
     kept = Path(case.folder) / f"island-{island}"
@@ -142,7 +157,9 @@ def train_islands(case: IslandCase) -> dict[str, Any]:
         load_island(training, outer, saved)
     lines: list[dict[str, Any]] = []
     if outer is not None:
-        membership = Membership(connect, island, len(plan.islands), lost_after=10.0 if case.silent_at is None else 5.0)
+        membership = Membership(
+            connect, island, len(plan.islands), lost_after=10.0 if case.silent_at is None else 5.0
+        )
         training.lead = Lead(plan, outer, membership, limits=case.limits, note=lines.append)
     assert training.begin("same")
     losses = []
@@ -161,13 +178,19 @@ def train_islands(case: IslandCase) -> dict[str, Any]:
     }
     connect().set(f"done/{island}/{rank}", "1")
     if server is not None:  # it serves until nobody needs it
-        server.wait([f"done/{at}/{one}" for at, other in enumerate(case.islands) for one in range(other.num_ranks)])
+        server.wait(
+            [
+                f"done/{at}/{one}"
+                for at, other in enumerate(case.islands)
+                for one in range(other.num_ranks)
+            ]
+        )
     return {"island": island, "losses": losses, "weights": weights, "lines": lines}
 
 
 def _out_of_reach(membership: Membership, silent_at: int) -> int | None:
-    """Island 1 is silent until the others have missed it; island 0, once it has missed it, waits until it is back. None
-    once that is done."""
+    """Island 1 is silent until the others have missed it; island 0, once it has missed it, waits
+    until it is back. None once that is done."""
     if membership.island == 1:
         membership._stop.set()
         membership._thread.join()
@@ -183,8 +206,8 @@ def _out_of_reach(membership: Membership, silent_at: int) -> int | None:
 
 
 def catch_up_alone() -> tuple[list[float], list[float]]:
-    """One rank with a scheduler takes over a state of step 7 after two of its own: rates and first moments before and
-    after."""
+    """One rank with a scheduler takes over a state of step 7 after two of its own: rates and first
+    moments before and after."""
     case = IslandCase(islands=(Case(shares=((2,),), num_micro_batches=2),) * 2)
     model, loss_fn, example = build("gpt", sum(case.shares), tied=False, dtype=torch.float64)
     plan = case.plan
@@ -193,7 +216,9 @@ def catch_up_alone() -> tuple[list[float], list[float]]:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 + step)
 
     rows = case.rows(example, 0)
-    trainer = parallelize(model, loss_fn, case.optimizer, rows, plan.islands[0], scheduler=scheduler)
+    trainer = parallelize(
+        model, loss_fn, case.optimizer, rows, plan.islands[0], scheduler=scheduler
+    )
     training = IslandTrainer(trainer, plan, 0)
     outer = training.initial_state()
     assert outer is not None
@@ -204,7 +229,9 @@ def catch_up_alone() -> tuple[list[float], list[float]]:
     def seen() -> list[float]:
         assert trainer.optimizer is not None
         (group,) = trainer.optimizer.param_groups
-        moments = [trainer.optimizer.state[one]["exp_avg"].abs().sum().item() for one in group["params"]]
+        moments = [
+            trainer.optimizer.state[one]["exp_avg"].abs().sum().item() for one in group["params"]
+        ]
         return [group["lr"] / 0.01, trainer.steps, sum(moments)]
 
     before = seen()
@@ -215,7 +242,8 @@ def catch_up_alone() -> tuple[list[float], list[float]]:
 
 
 def train_alone(case: IslandCase) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
-    """The algorithm in one process: a model and an optimizer for each island, and the shared parameters."""
+    """The algorithm in one process: a model and an optimizer for each island, and the shared
+    parameters."""
     torch.manual_seed(0)
     model, loss_fn, _ = build("gpt", sum(case.shares), tied=False, dtype=torch.float64)
     copies = [copy.deepcopy(model) for _ in case.islands]
@@ -226,7 +254,9 @@ def train_alone(case: IslandCase) -> tuple[dict[str, torch.Tensor], list[list[fl
     total = sum(value.numel() for value in shared.values())
     part, seen = {}, 0
     for name in names:
-        part[name] = min(case.fragments - 1, int(case.fragments * (seen + shared[name].numel() / 2) / total))
+        part[name] = min(
+            case.fragments - 1, int(case.fragments * (seen + shared[name].numel() / 2) / total)
+        )
         seen += shared[name].numel()
     share = [count / sum(case.shares) for count in case.shares]
     losses: list[list[float]] = [[] for _ in copies]
@@ -237,7 +267,8 @@ def train_alone(case: IslandCase) -> tuple[dict[str, torch.Tensor], list[list[fl
         chosen = [name for name in names if part[name] == fragment]
         for name in chosen:
             mean = sum(
-                weight * dict(one.named_parameters())[name].detach() for weight, one in zip(share, copies, strict=True)
+                weight * dict(one.named_parameters())[name].detach()
+                for weight, one in zip(share, copies, strict=True)
             )
             delta = shared[name] - mean
             velocity[name] = case.momentum * velocity[name] + delta
@@ -294,7 +325,9 @@ def written_islands(folder: Path, case: IslandCase) -> Path:
     ]
     content = canonical({"name": "local", "nodes": nodes})
     ref = ClusterRef.of(cluster_from_content(content))
-    plan = replace(case.plan, islands=tuple(replace(island, cluster=ref) for island in case.plan.islands))
+    plan = replace(
+        case.plan, islands=tuple(replace(island, cluster=ref) for island in case.plan.islands)
+    )
     path = folder / "islands.json"
     path.write_text(dumps_island_plan(plan))
     return path

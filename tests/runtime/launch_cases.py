@@ -8,8 +8,8 @@ from typing import Any
 
 from argosy.cluster.topology import canonical
 from argosy.plan.plan import Plan
-from argosy.runtime.launch import Launch
-from argosy.runtime.run_spec import RunSpec
+from argosy.runtime.job.launch import Launch
+from argosy.runtime.processes.run_spec import RunSpec
 
 SPEC = RunSpec(plan="plan.json", program="train.py:build", out="run", steps=1)
 HOSTS = {"a": ["gpu01", {"name": "gpu02.east", "interface": "ib0"}], "v": ["old1", "old2"]}
@@ -20,7 +20,9 @@ def launched(made: Plan, **changes: dict[str, Any]) -> Launch:
     content = json.loads(made.cluster.content)
     for node in content["nodes"]:
         node |= changes.get(node["name"], {})
-    return Launch(plan=replace(made, cluster=replace(made.cluster, content=canonical(content))), spec=SPEC)
+    return Launch(
+        plan=replace(made, cluster=replace(made.cluster, content=canonical(content))), spec=SPEC
+    )
 
 
 def named(made: Plan) -> Launch:

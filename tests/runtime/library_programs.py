@@ -39,7 +39,9 @@ def gpt2_config() -> Any:
     from transformers import GPT2Config
 
     zero = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2Config(vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=2, n_head=2, use_cache=False, **zero)
+    return GPT2Config(
+        vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=2, n_head=2, use_cache=False, **zero
+    )
 
 
 @program
@@ -69,7 +71,9 @@ def pretrained() -> str:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = GPT2LMHeadModel(gpt2_config())
-    state = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}  # it is tied
+    state = {
+        name: value for name, value in model.state_dict().items() if name != "lm_head.weight"
+    }  # it is tied
     save_file(state, Path(folder) / "model.safetensors", {"format": "pt"})
     gpt2_config().save_pretrained(folder)
     return folder
@@ -161,7 +165,10 @@ def whisper() -> Built:
         eos_token_id=2,
         decoder_start_token_id=1,
     )
-    batch = {"input_features": torch.randn(BATCH, 8, 20), "labels": torch.randint(3, WORDS, (BATCH, TIME))}
+    batch = {
+        "input_features": torch.randn(BATCH, 8, 20),
+        "labels": torch.randint(3, WORDS, (BATCH, TIME)),
+    }
     return WhisperForConditionalGeneration(config).train(), language_loss, batch
 
 

@@ -1,4 +1,5 @@
-"""Small models as llama's: rotary positions, fewer heads of keys than of queries, gated feed-forwards."""
+"""Small models as llama's: rotary positions, fewer heads of keys than of queries, gated
+feed-forwards."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def turned(x: Tensor) -> Tensor:
     rates = 100.0 ** (-torch.arange(half, device=x.device) / half)
     angles = torch.outer(torch.arange(x.shape[-2], device=x.device), rates).to(x.dtype)
     one, other = x.chunk(2, -1)
-    return torch.cat([one * angles.cos() - other * angles.sin(), one * angles.sin() + other * angles.cos()], -1)
+    return torch.cat(
+        [one * angles.cos() - other * angles.sin(), one * angles.sin() + other * angles.cos()], -1
+    )
 
 
 class Attention(nn.Module):
@@ -35,7 +38,9 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (heads, -1)).transpose(1, 2)
             for project, heads in ((self.q, HEADS), (self.k, KEY_HEADS), (self.v, KEY_HEADS))
         )
-        mixed = F.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(
+            turned(q), turned(k), v, is_causal=True, enable_gqa=True
+        )
         result: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
         return result
 
@@ -65,12 +70,15 @@ def llama(samples: int, *, tied: bool = False) -> Any:
     embedding = nn.Embedding(VOCABULARY, WIDTH)
     if tied:
         head.weight = embedding.weight
-    model = nn.Sequential(embedding, *(Block() for _ in range(4)), nn.Sequential(nn.RMSNorm(WIDTH), head))
+    model = nn.Sequential(
+        embedding, *(Block() for _ in range(4)), nn.Sequential(nn.RMSNorm(WIDTH), head)
+    )
     return model, next_token_loss, torch.randint(VOCABULARY, (samples, LENGTH + 1))
 
 
 class Experts(nn.Module):
-    """As Hugging Face's: matrices of all experts as one parameter, called with tokens, numbers and weights."""
+    """As Hugging Face's: matrices of all experts as one parameter, called with tokens, numbers and
+    weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,13 +99,19 @@ class MixtureBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
-        self.attention, self.router, self.experts = Attention(), nn.Linear(WIDTH, EXPERTS, bias=False), Experts()
+        self.attention, self.router, self.experts = (
+            Attention(),
+            nn.Linear(WIDTH, EXPERTS, bias=False),
+            Experts(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norms[0](x))
         tokens = self.norms[1](x).flatten(0, 1)
         weights, numbers = self.router(tokens).softmax(-1).topk(2)
-        return x + self.experts(tokens, numbers, weights / weights.sum(-1, keepdim=True)).view(x.shape)
+        return x + self.experts(tokens, numbers, weights / weights.sum(-1, keepdim=True)).view(
+            x.shape
+        )
 
 
 def mixture(samples: int, *, tied: bool = False) -> Any:
@@ -113,9 +127,18 @@ def hf_mixtral(samples: int, *, tied: bool = False) -> Any:
     from small_models import labelled_loss
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     config = MixtralConfig(
-        **sizes, intermediate_size=WIDTH, num_local_experts=EXPERTS, vocab_size=VOCABULARY, tie_word_embeddings=tied
+        **sizes,
+        intermediate_size=WIDTH,
+        num_local_experts=EXPERTS,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=tied,
     )
     tokens = torch.randint(VOCABULARY, (samples, LENGTH))
     return MixtralForCausalLM(config), labelled_loss, {"input_ids": tokens, "labels": tokens}
@@ -123,4 +146,8 @@ def hf_mixtral(samples: int, *, tied: bool = False) -> Any:
 
 EXPERT_LAYERS = {"mixture": (2, 3), "hf-mixtral": (1, 2, 3, 4)}
 """Layers that have experts."""
-LLAMA_MODELS: dict[str, Callable[..., Any]] = {"llama": llama, "mixture": mixture, "hf-mixtral": hf_mixtral}
+LLAMA_MODELS: dict[str, Callable[..., Any]] = {
+    "llama": llama,
+    "mixture": mixture,
+    "hf-mixtral": hf_mixtral,
+}

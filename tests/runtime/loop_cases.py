@@ -1,4 +1,5 @@
-"""An ordinary training loop under a plan and in one process: masked targets, short batches, schedulers, evaluation."""
+"""An ordinary training loop under a plan and in one process: masked targets, short batches,
+schedulers, evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, SequentialLR, StepLR
 from training_cases import Case, plan_of
 
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.step.trainer import parallelize
 
 CASE = Case(shares=((3, 1), (4,)), num_micro_batches=2)
 LAST_DIVIDED = Case(shares=((4,), (3, 1)), num_micro_batches=2)
@@ -25,14 +26,18 @@ def model_of(*, drops: bool = False) -> nn.Sequential:
     torch.manual_seed(3)
     blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
     middle = nn.Sequential(blocks[3], nn.Dropout(0.5)) if drops else blocks[3]
-    return nn.Sequential(nn.Embedding(WORDS, WIDTH), *blocks[:3], middle, nn.Linear(WIDTH, WORDS)).double()
+    return nn.Sequential(
+        nn.Embedding(WORDS, WIDTH), *blocks[:3], middle, nn.Linear(WIDTH, WORDS)
+    ).double()
 
 
 def batch_of(samples: int, length: int = 5, *, seed: int = 0) -> Batch:
-    """Tokens and targets; sample i has (i + 2) % length of its targets, so parts of the batch have unequal numbers, and
-    the part with sample 3 alone has none."""
+    """Tokens and targets; sample i has (i + 2) % length of its targets, so parts of the batch have
+    unequal numbers, and the part with sample 3 alone has none."""
     generator = torch.Generator().manual_seed(seed)
-    tokens, labels = (torch.randint(WORDS, (samples, length), generator=generator) for _ in range(2))
+    tokens, labels = (
+        torch.randint(WORDS, (samples, length), generator=generator) for _ in range(2)
+    )
     kept = torch.arange(length)[None] < ((torch.arange(samples) + 2) % length)[:, None]
     return {"tokens": tokens, "labels": labels.masked_fill(~kept, -100)}
 
@@ -83,7 +88,8 @@ def summed(model: Any, batch: Batch) -> Tensor:
 
 
 LOSSES: dict[str, Callable[..., Any]] = {
-    one.__name__: one for one in (masked, halved, by_class, paired, shared, unpaired, selected, summed)
+    one.__name__: one
+    for one in (masked, halved, by_class, paired, shared, unpaired, selected, summed)
 }
 
 
@@ -112,17 +118,23 @@ def grouped(named_parameters: Any) -> torch.optim.Optimizer:
     """Other rates for biases, found by their names."""
     biases = [parameter for name, parameter in named_parameters if name.endswith("bias")]
     others = [parameter for name, parameter in named_parameters if not name.endswith("bias")]
-    return torch.optim.SGD([{"params": biases, "lr": 0.05}, {"params": others}], lr=0.2, momentum=0.9)
+    return torch.optim.SGD(
+        [{"params": biases, "lr": 0.05}, {"params": others}], lr=0.2, momentum=0.9
+    )
 
 
 def together(tensors: list[Tensor]) -> Tensor:
     """Batches of several lengths as one; what fills them up is masked."""
     longest = max(tensor.shape[1] for tensor in tensors)
     fill = -100 if any((tensor < 0).any() for tensor in tensors) else 0
-    return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1]), value=fill) for tensor in tensors])
+    return torch.cat(
+        [F.pad(tensor, (0, longest - tensor.shape[1]), value=fill) for tensor in tensors]
+    )
 
 
-def alone(loss: str, steps: list[list[Batch]], *, scheduler: Any = None, optimizer: Any = sgd) -> list[float]:
+def alone(
+    loss: str, steps: list[list[Batch]], *, scheduler: Any = None, optimizer: Any = sgd
+) -> list[float]:
     """The reference: per step the loss of its batches as one, by plain torch."""
     model, losses = model_of(), []
     made = optimizer(list(model.named_parameters() if optimizer is grouped else model.parameters()))
@@ -146,7 +158,9 @@ def by_plan(
     """On every rank."""
     model, plan, options = model_of(), plan_of(case), dict(options or {})
     optimizer = options.pop("optimizer", sgd)
-    trainer = parallelize(model, LOSSES[loss], optimizer, batch_of(plan.global_batch), plan, **options)
+    trainer = parallelize(
+        model, LOSSES[loss], optimizer, batch_of(plan.global_batch), plan, **options
+    )
     losses = []
     for *others, last in steps:
         for batch in others:
@@ -165,7 +179,8 @@ def evaluated(case: Case) -> tuple[list[float], list[float]]:
 
 
 def moved_and_saved(folder: Path) -> tuple[list[float], list[float], list[Any]]:
-    """Four steps with a move in between, four more from a checkpoint in a trainer of another plan."""
+    """Four steps with a move in between, four more from a checkpoint in a trainer of another
+    plan."""
     plans = [plan_of(CASE), plan_of(Case(shares=((4,), (2, 2)), num_micro_batches=2))]
     rows = []
     trainer = parallelize(model_of(), masked, sgd, batch_of(8), plans[0], scheduler=sequence)

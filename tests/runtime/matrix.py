@@ -1,4 +1,5 @@
-"""The matrix of training cases: all of it, and a seeded sample in which every pair of values meets."""
+"""The matrix of training cases: all of it, and a seeded sample in which every pair of values
+meets."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ ROWS: list[tuple[Recompute, int, tuple[bool, bool, bool]]] = [
     (Recompute.SELECTIVE, 1, (False, True, False)),
     (Recompute.NONE, 2, (True, True, True)),
 ]
-"""Recomputation, ZeRO, and whether clipped, tied, in single precision: every pair of settings of interest."""
+"""Recomputation, ZeRO, and whether clipped, tied, in single precision: every pair of settings of
+interest."""
 
 
 def make(
@@ -74,7 +76,9 @@ def make(
         clip=clip,
         tied=tied,
         single=single,
-        proportions=(3.0, 1.0) if zero == 1 and all(len(stage) in (1, 2) for stage in layout) else (),
+        proportions=(3.0, 1.0)
+        if zero == 1 and all(len(stage) in (1, 2) for stage in layout)
+        else (),
     )
 
 
@@ -86,9 +90,18 @@ def everything() -> Iterator[Case]:
 
 
 def pairwise(seed: int = 0) -> list[Case]:
-    """Cases drawn until every two values of two different columns have met, always the draw with most new pairs."""
+    """Cases drawn until every two values of two different columns have met, always the draw with
+    most new pairs."""
     switches = list(itertools.product((False, True), repeat=3))
-    columns: list[list[object]] = [MODELS, SCHEDULES, LAYOUTS, RAGGED, list(Recompute), [0, 1, 2, 3], switches]  # type: ignore[list-item]
+    columns: list[list[object]] = [
+        MODELS,
+        SCHEDULES,
+        LAYOUTS,
+        RAGGED,
+        list(Recompute),
+        [0, 1, 2, 3],
+        switches,
+    ]  # type: ignore[list-item]
     indices = [range(len(column)) for column in columns]
     missing = {
         ((one, a), (other, b))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.plan.plan import Plan
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.step.trainer import parallelize
 
 WIDTH, CLASSES = 512, 8192
 _THRESHOLD, _LARGE = -3, 2**16
@@ -19,12 +19,15 @@ _THRESHOLD, _LARGE = -3, 2**16
 
 
 def peak_of_steps(plan: Plan) -> int:
-    """Bytes above what a rank holds between steps, of a stack whose last layer is by far the largest."""
+    """Bytes above what a rank holds between steps, of a stack whose last layer is by far the
+    largest."""
     ctypes.CDLL(None).mallopt(_THRESHOLD, _LARGE)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)), nn.Linear(WIDTH, CLASSES))
     batch = torch.randn(plan.global_batch, WIDTH)
-    trainer = parallelize(model, _loss, lambda held: torch.optim.AdamW(held, foreach=False), batch, plan)
+    trainer = parallelize(
+        model, _loss, lambda held: torch.optim.AdamW(held, foreach=False), batch, plan
+    )
     trainer.step(batch)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark is what is there now

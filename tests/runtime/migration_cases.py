@@ -21,9 +21,9 @@ from argosy.cost.moving import migration
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.migrate import Moved
-from argosy.runtime.state import Rows
-from argosy.runtime.trainer import Trainer, parallelize
+from argosy.runtime.state.migrate import Moved
+from argosy.runtime.state.state import Rows
+from argosy.runtime.step.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.capture.initial import Recording
 from argosy.workload.chain import Chain, Layer
@@ -85,7 +85,9 @@ def chain_of(journey: Journey) -> Chain:
     home: dict[int, int] = {}
     layers = []
     for index, layer in enumerate(model.argosy_layers()):
-        shared = [weight for weight in layer.parameters() if home.setdefault(id(weight), index) != index]
+        shared = [
+            weight for weight in layer.parameters() if home.setdefault(id(weight), index) != index
+        ]
         count = sum(weight.numel() for weight in shared)
         layers.append(
             Layer(
@@ -112,7 +114,8 @@ def cluster() -> Cluster:
 
 
 def predicted_bytes(journey: Journey) -> list[list[int]]:
-    """Move by move, what the cost model has each rank receive, in double precision: twice the bytes of fp32."""
+    """Move by move, what the cost model has each rank receive, in double precision: twice the bytes
+    of fp32."""
     chain, plan, moves = chain_of(journey), plan_of(journey.first, journey.model), []
     for change in journey.changes:
         if isinstance(change, Shape):
@@ -162,7 +165,8 @@ Held = dict[tuple[str, str], tuple[Any, int]]
 
 
 def travel(journey: Journey) -> tuple[list[float], list[tuple[Held, Held, Moved]], Outcome, int]:
-    """To be called by every rank: losses; before, after and cost of every move; weights at the end; steps."""
+    """To be called by every rank: losses; before, after and cost of every move; weights at the end;
+    steps."""
     recording = Recording() if journey.recorded else None
     if recording is None:
         model, loss_fn, batch = build_case(journey)
@@ -171,7 +175,13 @@ def travel(journey: Journey) -> tuple[list[float], list[tuple[Held, Held, Moved]
         with recording:
             model, loss_fn, _ = build_case(journey)
     trainer = parallelize(
-        model, loss_fn, adam, batch, plan_of(journey.first, journey.model), recording=recording, roster=ROSTER
+        model,
+        loss_fn,
+        adam,
+        batch,
+        plan_of(journey.first, journey.model),
+        recording=recording,
+        roster=ROSTER,
     )
     losses, moves = [], []
     for step, change in enumerate(journey.changes):
@@ -199,7 +209,8 @@ def begin_and_move(journey: Journey, plan: Plan) -> None:
 
 
 def holding(trainer: Trainer, model: nn.Module) -> Held:
-    """Which elements are in this rank's memory: weights as modules have them, state as the optimizer has it."""
+    """Which elements are in this rank's memory: weights as modules have them, state as the
+    optimizer has it."""
     found: Held = {}
     for name, value in trainer.state_dict().items():
         kind, _, rest = name.partition(".")
@@ -210,7 +221,11 @@ def holding(trainer: Trainer, model: nn.Module) -> Held:
             there[box_of(box.whole, np.empty(box.sizes))] = True
         weight, what = (rest, "value") if kind == "model" else rest.rsplit(".", 1)
         found[weight, what] = there, value.as_subclass(Tensor).element_size()
-    parts = {shard.weight.name: shard.weight for shards in trainer.gradients.shards for shard in shards.shards}
+    parts = {
+        shard.weight.name: shard.weight
+        for shards in trainer.gradients.shards
+        for shard in shards.shards
+    }
     for name, parameter in model.named_parameters():
         is_there = not parameter.is_meta and parameter.untyped_storage().nbytes() > 0
         if is_there and name in parts:

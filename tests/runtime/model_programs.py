@@ -1,4 +1,5 @@
-"""More training programs: recurrent, attending, tied, checkpointed, normalised; images, sounds, graphs, tables."""
+"""More training programs: recurrent, attending, tied, checkpointed, normalised; images, sounds,
+graphs, tables."""
 
 from __future__ import annotations
 
@@ -70,8 +71,12 @@ def cell_in_a_loop() -> Built:
 def packed_sequences() -> Built:
     class Packed(Recurrent):
         def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
-            packed = nn.utils.rnn.pack_padded_sequence(self.word(x), lengths, batch_first=True, enforce_sorted=False)
-            return self.head(nn.utils.rnn.pad_packed_sequence(self.inner(packed)[0], batch_first=True)[0])
+            packed = nn.utils.rnn.pack_padded_sequence(
+                self.word(x), lengths, batch_first=True, enforce_sorted=False
+            )
+            return self.head(
+                nn.utils.rnn.pad_packed_sequence(self.inner(packed)[0], batch_first=True)[0]
+            )
 
     def loss(model: Any, b: tuple[Tensor, Tensor]) -> Tensor:
         return model(*b).square().mean()
@@ -93,7 +98,9 @@ def transformer_of_torch() -> Built:
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             later = nn.Transformer.generate_square_subsequent_mask(y.shape[1])
-            made = self.inner(self.word(x), self.word(y), tgt_mask=later, src_key_padding_mask=x == 0)
+            made = self.inner(
+                self.word(x), self.word(y), tgt_mask=later, src_key_padding_mask=x == 0
+            )
             return self.head(made)
 
     def loss(model: Any, b: tuple[Tensor, Tensor]) -> Tensor:
@@ -258,7 +265,9 @@ def teacher_of_averages() -> Built:
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             with torch.no_grad():
-                for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                for slow, fast in zip(
+                    self.teacher.parameters(), self.student.parameters(), strict=True
+                ):
                     slow.mul_(0.9).add_(fast, alpha=0.1)
                 goal = self.teacher(x)
             return self.student(x + 0.1), goal
@@ -289,7 +298,11 @@ def images_with_batch_norm() -> Built:
     class Images(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 5)
+            self.first, self.norm, self.head = (
+                nn.Conv2d(3, 4, 3),
+                nn.BatchNorm2d(4),
+                nn.Linear(4, 5),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(torch.relu(self.norm(self.first(x))).mean((2, 3)))
@@ -305,7 +318,10 @@ def segments_of_images() -> Built:
     class Segments(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.down, self.up = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ConvTranspose2d(4, 5, 2, stride=2)
+            self.down, self.up = (
+                nn.Conv2d(3, 4, 3, stride=2, padding=1),
+                nn.ConvTranspose2d(4, 5, 2, stride=2),
+            )
             self.norm = nn.GroupNorm(2, 4)
 
         def forward(self, x: Tensor) -> Tensor:

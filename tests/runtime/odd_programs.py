@@ -1,4 +1,5 @@
-"""More training programs: tables of clicks, odd control flow, odd batches, and odd ways to write ``build``."""
+"""More training programs: tables of clicks, odd control flow, odd batches, and odd ways to write
+``build``."""
 
 from __future__ import annotations
 
@@ -22,14 +23,20 @@ def tables_of_clicks() -> Built:
             self.dense, self.head = perceptron(), nn.Linear(WIDTH + 3, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-            each = torch.stack([self.dense(x), *(table(ids[:, at]) for at, table in enumerate(self.tables))], 1)
+            each = torch.stack(
+                [self.dense(x), *(table(ids[:, at]) for at, table in enumerate(self.tables))], 1
+            )
             pairs = (each @ each.transpose(1, 2))[:, [0, 0, 1], [1, 2, 2]]
             return self.head(torch.cat([each[:, 0], pairs], -1)).squeeze(-1)
 
     def loss(model: Any, b: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         return F.binary_cross_entropy_with_logits(model(b[0], b[1]), b[2])
 
-    return Clicks(), loss, (points(), torch.randint(0, 11, (BATCH, 2, 3)), torch.rand(BATCH).round())
+    return (
+        Clicks(),
+        loss,
+        (points(), torch.randint(0, 11, (BATCH, 2, 3)), torch.rand(BATCH).round()),
+    )
 
 
 @program
@@ -54,7 +61,9 @@ def rows_by_condition() -> Built:
 def lists_of_numbers() -> Built:
     def loss(model: Any, b: tuple[Tensor, Tensor]) -> Tensor:
         made = model(b[0])
-        return torch.stack([row[:size].square().mean() for row, size in zip(made, b[1].tolist(), strict=True)]).mean()
+        return torch.stack(
+            [row[:size].square().mean() for row, size in zip(made, b[1].tolist(), strict=True)]
+        ).mean()
 
     return Net(), loss, (points(), torch.tensor([1, 2, 3, 4, 5, 6]))
 
@@ -63,7 +72,9 @@ def lists_of_numbers() -> Built:
 def layers_that_drop_out() -> Built:
     class Dropped(Net):
         def forward(self, x: Tensor) -> Tensor:
-            return self.inner[0](x).mean() if self.training and torch.rand([]) < 0.4 else self.inner(x)
+            return (
+                self.inner[0](x).mean() if self.training and torch.rand([]) < 0.4 else self.inner(x)
+            )
 
     return Dropped(), lambda model, x: model(x).mean(), points()
 
@@ -153,7 +164,9 @@ def state_from_numpy() -> Built:
 @program
 def data_loader() -> Built:
     data = torch.utils.data.TensorDataset(torch.randn(20, WIDTH), torch.randint(0, 4, (20,)))
-    loader = torch.utils.data.DataLoader(data, BATCH, shuffle=True, generator=torch.Generator().manual_seed(1))
+    loader = torch.utils.data.DataLoader(
+        data, BATCH, shuffle=True, generator=torch.Generator().manual_seed(1)
+    )
 
     def loss(model: Any, b: list[Tensor]) -> Tensor:
         return F.cross_entropy(model(b[0]), b[1])

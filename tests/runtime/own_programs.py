@@ -1,6 +1,7 @@
 """Training programs of many kinds as people write them: ``build() -> (model, loss, batch)``.
 
-Every batch has 6 samples. A program that cannot be divided or captured is here too: it has to be refused.
+Every batch has 6 samples. A program that cannot be divided or captured is here too: it has to be
+refused.
 """
 
 from __future__ import annotations
@@ -234,7 +235,11 @@ def gradient_reversal() -> Built:
     class Domains(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.task, self.domain = perceptron(), nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 2)
+            self.body, self.task, self.domain = (
+                perceptron(),
+                nn.Linear(WIDTH, 3),
+                nn.Linear(WIDTH, 2),
+            )
 
     def loss(model: Any, b: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         seen = model.body(b[0])
@@ -341,7 +346,10 @@ def shuffled_pairs() -> Built:
     def loss(model: Any, b: tuple[Tensor, Tensor]) -> Tensor:
         other, share = torch.randperm(len(b[0])), torch.rand(len(b[0]), 1)
         made = model(b[0] * share + b[0][other] * (1 - share))
-        one, two = F.cross_entropy(made, b[1], reduction="none"), F.cross_entropy(made, b[1][other], reduction="none")
+        one, two = (
+            F.cross_entropy(made, b[1], reduction="none"),
+            F.cross_entropy(made, b[1][other], reduction="none"),
+        )
         return (one * share.squeeze(-1) + two * (1 - share.squeeze(-1))).mean()
 
     return Net(4), loss, (points(), torch.randint(0, 4, (BATCH,)))

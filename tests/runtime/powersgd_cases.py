@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 from training_cases import Case, KeepGradients, Outcome, built, outcome_of, plan_of
 
 from argosy.plan.plan import Plan
-from argosy.runtime.folder import checkpoints
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.processes.run_folder import checkpoints
+from argosy.runtime.step.trainer import parallelize
 
 RANK = 2
 
@@ -30,12 +30,18 @@ def drawn(batch: Any, step: int) -> Any:
     generator = torch.Generator().manual_seed(step)
 
     def redrawn(leaf: Any) -> Any:
-        return leaf[torch.randperm(len(leaf), generator=generator)] if isinstance(leaf, Tensor) else leaf
+        return (
+            leaf[torch.randperm(len(leaf), generator=generator)]
+            if isinstance(leaf, Tensor)
+            else leaf
+        )
 
     return tree_map(redrawn, batch)
 
 
-def train_factored(case: Case, folder: str = "", save_at: int = -1, resumes: bool = False) -> Outcome:
+def train_factored(
+    case: Case, folder: str = "", save_at: int = -1, resumes: bool = False
+) -> Outcome:
     """To be called by every rank; ``save_at``: steps after which a checkpoint is written."""
     torch.manual_seed(0)
     model, loss_fn, batch = built(case)
@@ -66,7 +72,12 @@ class AloneSum:
             return gradient
         if name not in self.columns:
             seed = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
-            first = torch.randn(columns, self.rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            first = torch.randn(
+                columns,
+                self.rank,
+                generator=torch.Generator().manual_seed(seed),
+                dtype=torch.float64,
+            )
             self.columns[name], self.errors[name] = first.numpy(), np.zeros_like(matrix)
         wanted = matrix + self.errors[name]
         basis = wanted @ self.columns[name]
@@ -94,4 +105,6 @@ def train_factored_alone(case: Case) -> tuple[list[float], dict[str, np.ndarray]
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses, {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    return losses, {
+        name: parameter.detach().numpy() for name, parameter in model.named_parameters()
+    }

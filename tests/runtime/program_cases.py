@@ -23,12 +23,12 @@ from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.planner import CapturedProgram, find_plan
-from argosy.runtime import tensorstage
-from argosy.runtime.operations import divides, forward_of, group_programs, mixes_samples
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.sources.operations import divides, forward_of, group_programs, mixes_samples
+from argosy.runtime.stages import tensor_stage as tensorstage
+from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.solve.stagecut import cut_graph
-from argosy.space.segments import chain_of_step
+from argosy.solve.programs.stagecut import cut_graph
+from argosy.space.operations.segments import chain_of_step
 from argosy.workload.capture.initial import Recording, build_fake, run_build
 from argosy.workload.capture.trace import capture, capture_fake
 from argosy.workload.chain import Chain
@@ -52,7 +52,10 @@ UNEQUAL = json.dumps(
     {
         "name": "unequal",
         "nodes": [
-            {"name": "n", "devices": [{"kind": kind, "count": 1} for kind in ("V100-32GB", "T4", "P100")]}
+            {
+                "name": "n",
+                "devices": [{"kind": kind, "count": 1} for kind in ("V100-32GB", "T4", "P100")],
+            }
             | {
                 "intra": [{"medium": "pcie", "bandwidth": "12 GB/s", "latency": "5 us"}],
                 "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"},
@@ -112,7 +115,9 @@ def plan_of(name: str, way: str) -> Plan:
             Stage(
                 first=index,
                 end=index + 1,
-                replicas=tuple(Replica(devices=names, samples=n, ratios=ratios) for names, n in replicas),
+                replicas=tuple(
+                    Replica(devices=names, samples=n, ratios=ratios) for names, n in replicas
+                ),
             )
             for index, replicas in enumerate(stages)
         ),
@@ -140,8 +145,8 @@ def captured(name: str) -> CapturedProgram:
 
 
 def plan_for(name: str, way: str) -> str:
-    """A plan of segments as a file: what the planner finds on three unequal devices, one that saves memory, or one
-    group of all devices."""
+    """A plan of segments as a file: what the planner finds on three unequal devices, one that saves
+    memory, or one group of all devices."""
     torch.set_default_dtype(torch.float64)
     try:
         program = captured(name)
@@ -167,7 +172,8 @@ def no_search(*_: Any, **__: Any) -> None:
 
 
 def _saving(chain: Chain) -> Plan:
-    """Replicas that shard weights and recompute everything, before a stage that recomputes what is cheap."""
+    """Replicas that shard weights and recompute everything, before a stage that recomputes what is
+    cheap."""
     plan, end = plan_of(chain.name, "stages"), len(chain.layers)
     middle = max(1, end // 2)
     bounds, how = ((0, middle), (middle, end)), ((Recompute.FULL, 3), (Recompute.SELECTIVE, 0))
@@ -181,7 +187,8 @@ def _saving(chain: Chain) -> Plan:
 
 
 def plans_of_a_journey(name: str) -> list[str]:
-    """From a pipeline that saves memory over a tensor-parallel group and replicas with sharded state to a pipeline."""
+    """From a pipeline that saves memory over a tensor-parallel group and replicas with sharded
+    state to a pipeline."""
     torch.set_default_dtype(torch.float64)
     try:
         chain = captured(name).chain
@@ -190,7 +197,9 @@ def plans_of_a_journey(name: str) -> list[str]:
     first = _saving(chain)
     whole = plan_of(name, "replicas")
     (stage,) = whole.stages
-    wide = replace(whole, model=ModelRef.of(chain), stages=(replace(stage, end=len(chain.layers), zero=2),))
+    wide = replace(
+        whole, model=ModelRef.of(chain), stages=(replace(stage, end=len(chain.layers), zero=2),)
+    )
     pipeline = first.stages
     ends = (max(1, len(chain.layers) - 1), len(chain.layers))
     moved = tuple(
@@ -220,8 +229,13 @@ def travel(name: str, plans: list[str]) -> list[float]:
         torch.manual_seed(SEED)
         recording = Recording()
         model, loss_fn, batch = run_build(PROGRAMS[name], recording)
-        batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
-        trainer = parallelize(model, loss_fn, optimizer, batch, first, recording=recording, seed=SEED)
+        batch = tree_map(
+            lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf,
+            batch,
+        )
+        trainer = parallelize(
+            model, loss_fn, optimizer, batch, first, recording=recording, seed=SEED
+        )
         losses = [trainer.step(batch), trainer.step(batch)]
         for plan in others:
             trainer.move(plan)
@@ -241,7 +255,10 @@ def train(name: str, way: str, plan: str | None = None) -> tuple[str, Any]:
         torch.manual_seed(SEED)
         recording = Recording()
         model, loss_fn, batch = run_build(PROGRAMS[name], recording)
-        batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
+        batch = tree_map(
+            lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf,
+            batch,
+        )
         options: dict[str, Any] = {"recording": recording, "seed": SEED, "cut": cut}
         with pytest.MonkeyPatch.context() as patch:
             if chosen.programs:

@@ -1,10 +1,11 @@
-"""Elastic runs without processes: the agents' own code, on a clock, a network and workers that are simulated.
+"""Elastic runs without processes: the agents' own code, on a clock, a network and workers that are
+simulated.
 
-``play`` runs one *schedule*: what befalls which message. Messages between agents (beats aside) are numbered in the
-order in which they are sent; when one is about to arrive, a fault may happen first, or it may be late. All else is
-deterministic, so a schedule can be repeated, and all schedules with one or two faults can be tried. What is real:
-agents, leaders, claims in a folder, the lines between agents, copies in memory. What is not: planning with costs,
-training.
+``play`` runs one *schedule*: what befalls which message. Messages between agents (beats aside) are
+numbered in the order in which they are sent; when one is about to arrive, a fault may happen first,
+or it may be late. All else is deterministic, so a schedule can be repeated, and all schedules with
+one or two faults can be tried. What is real: agents, leaders, claims in a folder, the lines between
+agents, copies in memory. What is not: planning with costs, training.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ from argosy.plan.plan import ClusterRef
 from argosy.runtime.elastic import agent as agent_module
 from argosy.runtime.elastic import leader as leader_module
 from argosy.runtime.elastic.agent import Agent
-from argosy.runtime.elastic.claims import Claims, Outcome
-from argosy.runtime.elastic.copies import Header, Piece, Store
+from argosy.runtime.elastic.claims import Claims, RunOutcome
+from argosy.runtime.elastic.copies import BlockHeader, BlockRegion, Store
 from argosy.runtime.elastic.leader import DeposedError
 from argosy.runtime.elastic.replan import Replanner
-from argosy.runtime.folder import PROGRESS, append, read_lines
-from argosy.runtime.run_spec import RunSpec
+from argosy.runtime.processes.run_folder import PROGRESS, append, read_lines
+from argosy.runtime.processes.run_spec import RunSpec
 
 LATENCY = 0.1
-"""Virtual seconds that a message takes: long beside the 2 s after which a host is lost, so that much overlaps."""
+"""Virtual seconds that a message takes: long beside the 2 s after which a host is lost, so that
+much overlaps."""
 THINKING = 0.2
 """Virtual seconds of what agents do beside their event loop: planning, reading checkpoints."""
 STEP_SECONDS = 0.3
@@ -46,7 +48,10 @@ LONGEST = 300.0
 """Virtual seconds after which a job that has not ended is taken to hang."""
 ENTRIES = 3
 """Tensors of the simulated model; they are divided among the ranks."""
-_NODE = {"devices": {"kind": "CPU-core", "count": 1}, "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"}}
+_NODE = {
+    "devices": {"kind": "CPU-core", "count": 1},
+    "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"},
+}
 _HERE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("here", default=None)
 
 
@@ -72,7 +77,7 @@ class Life:
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     leave: Callable[[], None] = lambda: None
     agent: Any = None
-    result: Outcome | None = None
+    result: RunOutcome | None = None
 
     @property
     def is_there(self) -> bool:
@@ -118,7 +123,9 @@ class _Loop(asyncio.SelectorEventLoop):
         return self.now
 
     def _raised(self, _: Any, context: dict[str, Any]) -> None:
-        if not isinstance(context.get("exception"), DeposedError):  # of a task whose process has died
+        if not isinstance(
+            context.get("exception"), DeposedError
+        ):  # of a task whose process has died
             self.world.violations.append(f"{context['message']}: {context.get('exception')!r}")
 
     def _task(self, loop: Any, coroutine: Any, context: Any = None) -> Any:
@@ -179,7 +186,9 @@ class _Writer:
     def close(self) -> None:
         if not self.closing:
             self.closing = True
-            self.world.loop.call_at(max(self.free_at, self.world.loop.now) + LATENCY, self._arrive, None)
+            self.world.loop.call_at(
+                max(self.free_at, self.world.loop.now) + LATENCY, self._arrive, None
+            )
             assert self.other is not None
             self.other.end()
 
@@ -221,7 +230,9 @@ class _Workers:
 class World:
     """Three hosts and what happens to them."""
 
-    def __init__(self, folder: Path, faults: tuple[Fault, ...], *, hosts: int = 3, steps: int = 4) -> None:
+    def __init__(
+        self, folder: Path, faults: tuple[Fault, ...], *, hosts: int = 3, steps: int = 4
+    ) -> None:
         self.folder, self.faults, self.steps = folder, faults, steps
         self.loop = _Loop(self)
         self.late = {fault.at: fault.seconds for fault in faults if fault.what == "late"}
@@ -231,11 +242,22 @@ class World:
         self.servers: dict[tuple[str, int], tuple[Life, Any]] = {}
         self.violations: list[str] = []
         self.groups: dict[int, dict[int, tuple[_Workers, str, dict[str, Any]]]] = {}
-        cluster = cluster_from_content(canonical({"name": "few", "nodes": [{"name": "n", "count": hosts, **_NODE}]}))
-        plan = replace(plan_of(Case(shares=((2,),) * hosts, per_node=1)), cluster=ClusterRef.of(cluster))
+        cluster = cluster_from_content(
+            canonical({"name": "few", "nodes": [{"name": "n", "count": hosts, **_NODE}]})
+        )
+        plan = replace(
+            plan_of(Case(shares=((2,),) * hosts, per_node=1)), cluster=ClusterRef.of(cluster)
+        )
         self.replanner = Replanner(first=plan, cluster=cluster)
         self.spec = RunSpec(
-            plan="p", program="q", out=str(folder), steps=steps, lost_after=2.0, gather=5.0, wait=60.0, patience=20.0
+            plan="p",
+            program="q",
+            out=str(folder),
+            steps=steps,
+            lost_after=2.0,
+            gather=5.0,
+            wait=60.0,
+            patience=20.0,
         )
 
     # The network.
@@ -250,7 +272,9 @@ class World:
     def is_cut(self, one: Life, other: Life) -> bool:
         return one.name != other.name and bool({one.name, other.name} & self.cut)
 
-    async def open_connection(self, address: str, port: int) -> tuple[asyncio.StreamReader, _Writer]:
+    async def open_connection(
+        self, address: str, port: int
+    ) -> tuple[asyncio.StreamReader, _Writer]:
         here = _HERE.get()
         assert here is not None
         await asyncio.sleep(LATENCY)
@@ -271,7 +295,9 @@ class World:
         number = 5000 + len(self.servers)
         self.servers[address, number] = life, serve
         socket = SimpleNamespace(getsockname=lambda: (address, number))
-        return SimpleNamespace(sockets=[socket], close=lambda: self.servers.pop((address, number), None))
+        return SimpleNamespace(
+            sockets=[socket], close=lambda: self.servers.pop((address, number), None)
+        )
 
     # Faults.
 
@@ -282,7 +308,11 @@ class World:
 
     def _befall(self, fault: Fault, name: str) -> None:
         life = self.lives[name]
-        others = [other for other in self.lives.values() if other.is_there and other.name not in self.cut | {name}]
+        others = [
+            other
+            for other in self.lives.values()
+            if other.is_there and other.name not in self.cut | {name}
+        ]
         if not others or not life.is_there:
             return  # one host at least is up and connected
         if fault.what == "kill":
@@ -299,7 +329,9 @@ class World:
         elif fault.what == "kill-worker":
             workers = life.agent.workers
             for device, task in list(workers.running.items()):
-                workers.tell(device, task, {"kind": "ending", "how": "killed", "message": "was killed"})
+                workers.tell(
+                    device, task, {"kind": "ending", "how": "killed", "message": "was killed"}
+                )
 
     def _return(self, life: Life) -> None:
         """Start a host again once it has left."""
@@ -346,7 +378,9 @@ class World:
         group = self.groups[generation]
         sizes = {int(task["environment"]["WORLD_SIZE"]) for _, _, task in group.values()}
         if len(group) < max(sizes):
-            self._end(generation, {"kind": "ending", "how": "elsewhere", "message": "could not meet"})
+            self._end(
+                generation, {"kind": "ending", "how": "elsewhere", "message": "could not meet"}
+            )
 
     def _base_of(self, task: dict[str, Any]) -> int:
         moment = task["base"]["moment"]
@@ -359,16 +393,22 @@ class World:
         for name in set(task["hosts"]):
             for header in self.lives[name].agent.store.headers():
                 held.setdefault(header.moment, set()).update(piece.entry for piece in header.pieces)
-        newest = max((moment for moment, entries in held.items() if len(entries) == ENTRIES), default=None)
+        newest = max(
+            (moment for moment, entries in held.items() if len(entries) == ENTRIES), default=None
+        )
         base = tuple(task["base"]["moment"] or ()) or None
         if newest is not None and (base is None or newest > base):
-            self.violations.append(f"generation {task['generation']} goes on from {base}, {newest} was whole")
+            self.violations.append(
+                f"generation {task['generation']} goes on from {base}, {newest} was whole"
+            )
 
     def step(self, generation: int, done: int, whole: tuple[int, int] | None) -> None:
         """One step of a generation, if all of its workers are there and reach one another."""
         group = self.groups[generation]
         lives = [workers.life for workers, _, _ in group.values()]
-        runs = all(w.life.is_alive and w.running.get(device) is task for w, device, task in group.values())
+        runs = all(
+            w.life.is_alive and w.running.get(device) is task for w, device, task in group.values()
+        )
         if not runs or any(self.is_cut(one, other) for one in lives for other in lives):
             message = {"kind": "ending", "how": "elsewhere", "message": "lost contact"}
             self.loop.call_later(1.0, self._end, generation, message)
@@ -397,8 +437,11 @@ class World:
         group, arrived = self.groups[generation], True
         for rank, (workers, _, task) in group.items():
             own = [f"e{at}" for at in range(ENTRIES) if at % len(group) == rank]
-            pieces = [Piece(entry=e, first=(0,), sizes=(1,), whole=(1,), dtype="u1", begin=0, end=1) for e in own]
-            header = Header(
+            pieces = [
+                BlockRegion(entry=e, first=(0,), sizes=(1,), whole=(1,), dtype="u1", begin=0, end=1)
+                for e in own
+            ]
+            header = BlockHeader(
                 generation=generation, step=done, rank=rank, scale=1.0, entries=ENTRIES, elements=ENTRIES,
                 pieces=tuple(pieces),
             )  # fmt: skip
@@ -421,10 +464,10 @@ class World:
         life.context.run(_HERE.set, life)
         self.lives[name] = life
 
-        def ended(task: asyncio.Task[Outcome]) -> None:
+        def ended(task: asyncio.Task[RunOutcome]) -> None:
             if task.exception() is not None:
                 self.violations.append(f"{name} raised {task.exception()!r}")
-            life.result = Outcome(message="", exit_code=0) if task.exception() else task.result()
+            life.result = RunOutcome(message="", exit_code=0) if task.exception() else task.result()
 
         def begin() -> None:
             life.agent = Agent(self.spec, name, name)
@@ -491,15 +534,21 @@ class World:
     def _check_end(self) -> None:
         """Every step in order, nothing of an older generation after a newer one, the job done."""
         lines, events = read_lines(self.folder / PROGRESS), read_lines(self.folder / "events.jsonl")
-        begins = {event["generation"]: event["step"] for event in events if event["event"] == "generation"}
+        begins = {
+            event["generation"]: event["step"] for event in events if event["event"] == "generation"
+        }
         expected, generation = 0, 0
         for line in lines:
             if line["generation"] < generation:
-                self.violations.append(f"generation {line['generation']} trained after {generation} had begun")
+                self.violations.append(
+                    f"generation {line['generation']} trained after {generation} had begun"
+                )
             if line["generation"] != generation:
                 generation, expected = line["generation"], begins[line["generation"]]
             if line["step"] != expected:
-                self.violations.append(f"step {line['step']} of generation {generation}, expected {expected}")
+                self.violations.append(
+                    f"step {line['step']} of generation {generation}, expected {expected}"
+                )
             expected = line["step"] + 1
         if {line["step"] for line in lines} != set(range(self.steps)):
             self.violations.append(f"steps {sorted({line['step'] for line in lines})}")
@@ -507,7 +556,9 @@ class World:
             if life.result is not None and life.result.exit_code:
                 self.violations.append(f"{life.name}: {life.result.message}")
         left = sorted(path.name for path in (self.folder / "elastic").iterdir())
-        if left != ["outcome.json"] and not any(life.is_alive and life.result is None for life in self.lives.values()):
+        if left != ["outcome.json"] and not any(
+            life.is_alive and life.result is None for life in self.lives.values()
+        ):
             self.violations.append(f"left: {left}")
 
 

@@ -1,7 +1,7 @@
 """Real processes that stay: ranks of a process group that run one function after another.
 
-Starting a process costs seconds, joining a group milliseconds; so a pool's processes live as long as the test session,
-and each call joins as many of them as it needs.
+Starting a process costs seconds, joining a group milliseconds; so a pool's processes live as long
+as the test session, and each call joins as many of them as it needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 MOST_RANKS = 5
 PATIENCE = 300.0
-"""Seconds after which a call that has not answered has failed: many, because a busy machine is no failure."""
+"""Seconds after which a call that has not answered has failed: many, because a busy machine is no
+failure."""
 GROUP_TIMEOUT = datetime.timedelta(seconds=240)
 
 
@@ -28,7 +29,8 @@ class RankError(AssertionError):
 
 
 class RankPool:
-    """Runs ``function(*arguments)`` on the first n of its processes, as ranks 0 to n-1 of one group."""
+    """Runs ``function(*arguments)`` on the first n of its processes, as ranks 0 to n-1 of one
+    group."""
 
     def __init__(self, backend: str = "gloo") -> None:
         self.backend = backend
@@ -75,7 +77,8 @@ class RankPool:
         return answer
 
     def stop(self, *, patience: float = 0.0) -> None:
-        """Let processes end by themselves, which writes down what they covered, and then end them."""
+        """Let processes end by themselves, which writes down what they covered, and then end
+        them."""
         for pipe in self.pipes if patience else ():
             pipe.close()
         for process in self.processes:
@@ -109,13 +112,20 @@ def _serve(pipe: Connection) -> None:
 
 
 def _call(
-    backend: str, rank: int, num_ranks: int, store: str, function: Callable[..., Any], arguments: Any
+    backend: str,
+    rank: int,
+    num_ranks: int,
+    store: str,
+    function: Callable[..., Any],
+    arguments: Any,
 ) -> tuple[bool, Any]:
     import torch.distributed as dist
 
     try:
         files = dist.FileStore(store, num_ranks)
-        dist.init_process_group(backend, store=files, rank=rank, world_size=num_ranks, timeout=GROUP_TIMEOUT)
+        dist.init_process_group(
+            backend, store=files, rank=rank, world_size=num_ranks, timeout=GROUP_TIMEOUT
+        )
         return False, function(*arguments)
     except BaseException:
         return True, f"rank {rank}:\n{traceback.format_exc()}"

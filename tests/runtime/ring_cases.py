@@ -6,33 +6,42 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
-from argosy.runtime.measure import untold
-from argosy.runtime.ring import Ring, Setting, ring_attention
-from argosy.space.sequence import SequenceParts
+from argosy.runtime.communication.marks import untold
+from argosy.runtime.stages.ring import SequenceRing, Setting, ring_attention
+from argosy.space.operations.sequence import SequenceParts
 
 SAMPLES, HEADS, ELEMENTS = 2, 4, 8
 
 
-def worst_error(length: int, shares: tuple[float, ...], *, causal: bool, groups: int, masked: bool) -> float:
-    """The largest difference between a ring's output and gradients and those of torch's attention on this rank's
-    tokens."""
+def worst_error(
+    length: int, shares: tuple[float, ...], *, causal: bool, groups: int, masked: bool
+) -> float:
+    """The largest difference between a ring's output and gradients and those of torch's attention
+    on this rank's tokens."""
     rank = dist.get_rank()
     parts = SequenceParts.by_shares(length, shares)
     generator = torch.Generator().manual_seed(1)
     shape = (SAMPLES, HEADS // groups, length, ELEMENTS)
-    q, wanted_gradient = (torch.randn(SAMPLES, HEADS, length, ELEMENTS, generator=generator).double() for _ in range(2))
+    q, wanted_gradient = (
+        torch.randn(SAMPLES, HEADS, length, ELEMENTS, generator=generator).double()
+        for _ in range(2)
+    )
     k, v = (torch.randn(shape, generator=generator).double() for _ in range(2))
     k, v = (heads.repeat_interleave(groups, 1) for heads in (k, v))
     mask = None
     if masked:  # all but the first tokens are hidden, so that whole blocks count for nothing
-        mask = torch.zeros(SAMPLES, 1, 1, length).masked_fill(torch.arange(length) > 1, float("-inf")).double()
+        mask = (
+            torch.zeros(SAMPLES, 1, 1, length)
+            .masked_fill(torch.arange(length) > 1, float("-inf"))
+            .double()
+        )
     own = torch.tensor([token for begin, end in parts.pieces[rank] for token in range(begin, end)])
     whole = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     visible = None if mask is None else mask.expand(SAMPLES, 1, length, length)
     expected = F.scaled_dot_product_attention(*whole, attn_mask=visible, is_causal=causal)
     expected.backward(wanted_gradient)
     mine = [tensor[:, :, own].clone().requires_grad_() for tensor in (q, k, v)]
-    ring = Ring(parts, None, rank, untold)
+    ring = SequenceRing(parts, None, rank, untold)
     found = ring_attention(*mine, mask, ring, Setting(causal, None, groups))
     found.backward(wanted_gradient[:, :, own])
     errors = [found - expected[:, :, own]]
@@ -51,5 +60,10 @@ def worst_errors() -> list[float]:
     return [
         worst_error(length, shares, causal=causal, groups=groups, masked=masked)
         for length in (6, 13)
-        for causal, groups, masked in ((True, 1, False), (True, 2, False), (False, 2, False), (False, 1, True))
+        for causal, groups, masked in (
+            (True, 1, False),
+            (True, 2, False),
+            (False, 2, False),
+            (False, 1, True),
+        )
     ]

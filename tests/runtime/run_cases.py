@@ -18,14 +18,20 @@ PROGRAM = Path(__file__).parent / "programs" / "small_gpt.py"
 CASE = Case(shares=((2,), (2,)), num_micro_batches=4)
 
 
-def written_plan(folder: Path, case: Case = CASE, *, kind: str = "CPU-core", nodes: int = 1) -> Path:
+def written_plan(
+    folder: Path, case: Case = CASE, *, kind: str = "CPU-core", nodes: int = 1
+) -> Path:
     plan = plan_of(case)
     each = len(plan.devices) // nodes
-    names = {f"n0.{index}": f"n{index // each}.{index % each}" for index in range(len(plan.devices))}
+    names = {
+        f"n0.{index}": f"n{index // each}.{index % each}" for index in range(len(plan.devices))
+    }
     stages = tuple(
         replace(
             stage,
-            replicas=tuple(replace(r, devices=tuple(names[name] for name in r.devices)) for r in stage.replicas),
+            replicas=tuple(
+                replace(r, devices=tuple(names[name] for name in r.devices)) for r in stage.replicas
+            ),
         )
         for stage in plan.stages
     )
@@ -48,7 +54,12 @@ def losses_alone(steps: int) -> list[float]:
         batch: Any = data(step)
         total = 0.0
         for index in range(4):
-            loss = loss_fn(model, {key: rows[2 * index : 2 * index + 2] for key, rows in batch.items()}) / 4
+            loss = (
+                loss_fn(
+                    model, {key: rows[2 * index : 2 * index + 2] for key, rows in batch.items()}
+                )
+                / 4
+            )
             loss.backward()
             total += loss.item()
         optimizer.step()

@@ -26,7 +26,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, source: Tensor | None = None) -> Tensor:
         source = x if source is None else source
         keys, values = self.keys_and_values(source).chunk(2, -1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (self.queries(x), keys, values))
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in (self.queries(x), keys, values)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
@@ -36,7 +39,9 @@ class Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.attention = Attention(width, causal=causal)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norms[0](x))
@@ -218,12 +223,15 @@ class DecoderHead(Head):
 
 
 class T5(nn.Module):
-    """Seven layers; the encoder's output passes through every decoder block; the two embeddings may share weights."""
+    """Seven layers; the encoder's output passes through every decoder block; the two embeddings may
+    share weights."""
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
         self.encoder = nn.ModuleList([EncoderEmbedding(), EncoderBlock(), EncoderBlock()])
-        self.decoder = nn.ModuleList([DecoderEmbedding(), DecoderBlock(), DecoderBlock(), DecoderHead(VOCABULARY)])
+        self.decoder = nn.ModuleList(
+            [DecoderEmbedding(), DecoderBlock(), DecoderBlock(), DecoderHead(VOCABULARY)]
+        )
         if tied:
             self.decoder[0].tokens.weight = self.encoder[0].tokens.weight
             self.decoder[-1].output.weight = self.encoder[0].tokens.weight
@@ -248,11 +256,16 @@ def t5(samples: int, *, tied: bool = False) -> Built:
     def tokens() -> Tensor:
         return torch.randint(VOCABULARY, (samples, LENGTH))
 
-    return T5(tied=tied), translation_loss, {"source": tokens(), "target": tokens(), "wanted": tokens()}
+    return (
+        T5(tied=tied),
+        translation_loss,
+        {"source": tokens(), "target": tokens(), "wanted": tokens()},
+    )
 
 
 class Routed(nn.Module):
-    """Samples of some kinds go through the expert of theirs; an expert without samples does nothing at all."""
+    """Samples of some kinds go through the expert of theirs; an expert without samples does nothing
+    at all."""
 
     def __init__(self, *kinds: int) -> None:
         super().__init__()
@@ -308,14 +321,27 @@ def labelled_loss(model: Any, batch: Any) -> Tensor:
 def hf_gpt2(samples: int, *, tied: bool = False, drop: float = 0.0) -> Built:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_embd": WIDTH, "n_layer": 4, "n_head": 2, "vocab_size": VOCABULARY, "n_positions": LENGTH}
+    sizes = {
+        "n_embd": WIDTH,
+        "n_layer": 4,
+        "n_head": 2,
+        "vocab_size": VOCABULARY,
+        "n_positions": LENGTH,
+    }
     dropout = {"resid_pdrop": drop, "embd_pdrop": drop, "attn_pdrop": drop}
     tokens = torch.randint(VOCABULARY, (samples, LENGTH))
-    config = GPT2Config(**sizes, **dropout, bos_token_id=1, eos_token_id=2, tie_word_embeddings=tied)
+    config = GPT2Config(
+        **sizes, **dropout, bos_token_id=1, eos_token_id=2, tie_word_embeddings=tied
+    )
     return GPT2LMHeadModel(config), labelled_loss, {"input_ids": tokens, "labels": tokens}
 
 
-_SIZES = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 2 * WIDTH}
+_SIZES = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 2 * WIDTH,
+}
 
 
 def hf_llama(samples: int, *, tied: bool = False) -> Built:
@@ -330,7 +356,13 @@ def hf_vit(samples: int, *, tied: bool = False) -> Built:
     from transformers import ViTConfig, ViTForImageClassification
 
     del tied
-    config = ViTConfig(**_SIZES, image_size=8, patch_size=4, num_labels=5, problem_type="single_label_classification")
+    config = ViTConfig(
+        **_SIZES,
+        image_size=8,
+        patch_size=4,
+        num_labels=5,
+        problem_type="single_label_classification",
+    )
     batch = {"pixel_values": torch.randn(samples, 3, 8, 8), "labels": torch.randint(5, (samples,))}
     return ViTForImageClassification(config), labelled_loss, batch
 
@@ -349,18 +381,27 @@ def hf_t5(samples: int, *, tied: bool = False) -> Built:
         tie_word_embeddings=tied,
     )
     source, target = torch.randint(1, VOCABULARY, (2, samples, LENGTH)).unbind()
-    return T5ForConditionalGeneration(config), labelled_loss, {"input_ids": source, "labels": target}
+    return (
+        T5ForConditionalGeneration(config),
+        labelled_loss,
+        {"input_ids": source, "labels": target},
+    )
 
 
 MODELS = {"gpt": gpt, "vit": vit, "cnn": cnn, "t5": t5, "routed": routed}
-DROPPING: dict[str, Callable[..., Built]] = {"hf-gpt2-dropping": functools.partial(hf_gpt2, drop=0.2)}
+DROPPING: dict[str, Callable[..., Built]] = {
+    "hf-gpt2-dropping": functools.partial(hf_gpt2, drop=0.2)
+}
 HUGGING_FACE: dict[str, Callable[..., Built]] = {
     "hf-gpt2": hf_gpt2,
     "hf-llama": hf_llama,
     "hf-vit": hf_vit,
     "hf-t5": hf_t5,
 }
-FROZEN: dict[str, Callable[..., Built]] = {"lora": lora, "lora-at-the-end": functools.partial(lora, adapted=1)}
+FROZEN: dict[str, Callable[..., Built]] = {
+    "lora": lora,
+    "lora-at-the-end": functools.partial(lora, adapted=1),
+}
 NUM_LAYERS = {"t5": 7}
 """Where not 6."""
 
@@ -373,4 +414,8 @@ def build(name: str, samples: int, *, tied: bool, dtype: torch.dtype, seed: int 
     known = MODELS | HUGGING_FACE | GRAPH_MODELS | DROPPING | FROZEN | LLAMA_MODELS
     model, loss_fn, batch = known[name](samples, tied=tied)
     model = model.to(dtype)
-    return model, loss_fn, tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)
+    return (
+        model,
+        loss_fn,
+        tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch),
+    )

@@ -1,5 +1,5 @@
-"""A job on real processes notices that a device has slowed down, and does what its reach allows, without a trace in
-what it trains."""
+"""A job on real processes notices that a device has slowed down, and does what its reach allows,
+without a trace in what it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``argosy run --adapt``: a job begins with a poor plan, finds a better one, and tells of it everywhere."""
+"""``argosy run --adapt``: a job begins with a poor plan, finds a better one, and tells of it
+everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from argosy.errors import InputError
 from argosy.lab.job import free_port
 from argosy.plan.file import dumps_plan, load_plan
 from argosy.report.decisions import read_decisions, tell_decisions
-from argosy.runtime.metrics import Metrics
+from argosy.runtime.job.metrics import Metrics
 from argosy.workload.chain import Layer
 from argosy.workload.profile import Profile, ProfileRow
 from argosy.workload.profile_file import write_profile
@@ -49,7 +50,10 @@ def poor_plan(folder: Path) -> tuple[Path, Path]:
         for samples in (1, 8)
     )  # fmt: skip
     profile = folder / "profile.json"
-    write_profile(Profile(device="CPU-core", model="small", sequence_length=1, rows=rows, layers=layers), profile)
+    write_profile(
+        Profile(device="CPU-core", model="small", sequence_length=1, rows=rows, layers=layers),
+        profile,
+    )
     path = written_plan(folder, Case(shares=((3, 1),), num_micro_batches=2))
     plan = load_plan(path)
     path.write_text(dumps_plan(replace(plan, model=replace(plan.model, name=str(profile)))))
@@ -57,10 +61,21 @@ def poor_plan(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.flaky(reruns=4)  # whether it decides in time depends on real time
-def test_a_run_adapts_and_tells_of_it_on_the_terminal_in_files_to_prometheus_and_in_the_report(tmp_path: Path) -> None:
+def test_a_run_adapts_and_tells_of_it_on_the_terminal_in_files_to_prometheus_and_in_the_report(
+    tmp_path: Path,
+) -> None:
     plan, profile = poor_plan(tmp_path)
     port, out = free_port(), tmp_path / "run"
-    options = ["--steps", str(STEPS), "--adapt", "full", "--profile", str(profile), "--metrics-port", str(port)]
+    options = [
+        "--steps",
+        str(STEPS),
+        "--adapt",
+        "full",
+        "--profile",
+        str(profile),
+        "--metrics-port",
+        str(port),
+    ]
     process = subprocess.Popen(
         command(plan, "--out", str(out), "--json", *options),
         env=environment("slow"),
@@ -71,7 +86,12 @@ def test_a_run_adapts_and_tells_of_it_on_the_terminal_in_files_to_prometheus_and
     page = ""
     while process.poll() is None:
         try:
-            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1).read().decode() or page
+            page = (
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1)
+                .read()
+                .decode()
+                or page
+            )
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     stdout, stderr = process.communicate(timeout=SECONDS)
@@ -92,7 +112,10 @@ def test_a_run_adapts_and_tells_of_it_on_the_terminal_in_files_to_prometheus_and
 
 def test_what_cannot_adapt_is_refused_before_anything_starts(tmp_path: Path) -> None:
     plan = written_plan(tmp_path)
-    for option, sentence in (("sometimes", "expected one of off, k, shares, full"), ("full", 'found "gpt"')):
+    for option, sentence in (
+        ("sometimes", "expected one of off, k, shares, full"),
+        ("full", 'found "gpt"'),
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "argosy", "run", str(plan), str(PROGRAM), "--adapt", option],
             capture_output=True, text=True, check=False, timeout=SECONDS,
@@ -105,7 +128,9 @@ def test_a_line_that_no_run_wrote_is_named(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     outcome = '{"event": "outcome", "step": 3, "measured_before": 1.5, "measured_after": 1.0}'
     path.write_text(outcome + '\n{"event": "decision", "step": 4}\n')
-    with pytest.raises(InputError, match=r"decisions\.jsonl:2: what: expected a value: this field is required"):
+    with pytest.raises(
+        InputError, match=r"decisions\.jsonl:2: what: expected a value: this field is required"
+    ):
         read_decisions(path)
 
 

@@ -14,19 +14,26 @@ from adapting_cases import chain, cluster, compute_model, pipeline
 from torch import nn
 
 from argosy.adapt.advisor import Advisor, Brief, Mind, Observation, _messages
-from argosy.adapt.controller import Decision, Limits, Reach
+from argosy.adapt.controller import AdaptationLevel, ControllerLimits, Decision
 from argosy.adapt.watch import World
 from argosy.cluster.trace import Trace
 from argosy.errors import InfeasibleError
-from argosy.runtime.adapting import described
-from argosy.runtime.mixing import undivided
+from argosy.runtime.job.adapting import described
+from argosy.runtime.sources.mixing import undivided
 
 BRIEF = Brief(
-    plan=pipeline(), chain=chain(), cluster=cluster(), model=compute_model(), limits=Limits(), roster=("a0.0", "b0.0")
+    plan=pipeline(),
+    chain=chain(),
+    cluster=cluster(),
+    model=compute_model(),
+    limits=ControllerLimits(),
+    roster=("a0.0", "b0.0"),
 )
 
 
-def test_nobody_waits_for_a_process_that_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_process_that_thinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     thinker = tmp_path / "thinker"
     thinker.write_text("#!/bin/sh\nexec sleep 600\n")
     thinker.chmod(0o755)
@@ -57,5 +64,7 @@ def test_a_link_that_was_down_at_the_start_can_be_told_of() -> None:
     links = (replace(down, bandwidth=Trace.constant(0.0)), *others)
     brief = replace(BRIEF, cluster=replace(BRIEF.cluster, links=links))
     world = World(bandwidths=((down.name, 5.0), (others[0].name, others[0].bandwidth.at(0))))
-    decision = Decision(step=1, what=Reach.K, plan=BRIEF.plan, before=2.0, after=1.0, world=world)
+    decision = Decision(
+        step=1, what=AdaptationLevel.K, plan=BRIEF.plan, before=2.0, after=1.0, world=world
+    )
     assert described(decision, brief)["bandwidths"] == {down.name: 5.0}

@@ -16,10 +16,10 @@ from run_cases import written_plan
 from torch import nn
 from training_cases import Case
 
-from argosy.adapt.controller import Reach
+from argosy.adapt.controller import AdaptationLevel
 from argosy.plan.file import load_plan
-from argosy.runtime.agreement import batch_digest, differences, given_facts, loaded_facts
-from argosy.runtime.run_spec import RunSpec
+from argosy.runtime.job.agreement import batch_digest, differences, given_facts, loaded_facts
+from argosy.runtime.processes.run_spec import RunSpec
 from argosy.workload.capture.digest import initial_digest
 from argosy.workload.capture.initial import Recording
 
@@ -44,24 +44,35 @@ def data(step):
 def spec_of(folder: Path, **options: Any) -> RunSpec:
     program = folder / "train.py"
     program.write_text(PROGRAM)
-    return RunSpec(plan=str(folder / "plan.json"), program=str(program), out=str(folder), steps=2, **options)
+    return RunSpec(
+        plan=str(folder / "plan.json"), program=str(program), out=str(folder), steps=2, **options
+    )
 
 
 def test_every_option_that_decides_what_is_trained_is_compared(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     plan = load_plan(str(written_plan(tmp_path)))
     changes: dict[str, Any] = {
-        "steps": 3, "save_every": 1, "resume": True, "clip": 1.0, "seed": 1, "adapt": Reach.K, "horizon": 9,
+        "steps": 3, "save_every": 1, "resume": True, "clip": 1.0, "seed": 1, "adapt": AdaptationLevel.K, "horizon": 9,
         "min_gain": 0.5, "copy_every": 2,
     }  # fmt: skip
     for name, value in changes.items():
         for elastic in (False, True):
-            facts = [given_facts(one, plan, elastic=elastic) for one in (spec, replace(spec, **{name: value}))]
+            facts = [
+                given_facts(one, plan, elastic=elastic)
+                for one in (spec, replace(spec, **{name: value}))
+            ]
             found = [problem.path for problem in differences(facts, ["a", "b"])]
             only_plain, only_elastic = name in ("steps", "resume"), name == "copy_every"
             expected = not (only_plain if elastic else only_elastic)
             assert found == ([f"--{name.replace('_', '-')}"] if expected else []), name
-    may_differ: dict[str, Any] = {"patience": 5.0, "any_device": True, "metrics_port": 9, "out": "x", "plan": "y"}
+    may_differ: dict[str, Any] = {
+        "patience": 5.0,
+        "any_device": True,
+        "metrics_port": 9,
+        "out": "x",
+        "plan": "y",
+    }
     assert given_facts(replace(spec, **may_differ), plan) == given_facts(spec, plan)
 
 
@@ -82,7 +93,12 @@ def test_plan_program_and_weights_are_compared_by_content(tmp_path: Path) -> Non
 
 
 def test_the_first_difference_of_a_fact_is_told_with_both_ranks() -> None:
-    facts = [{"--seed": "0"}, {"--seed": "0", "more": "x"}, {"--seed": "7", "more": "y" * 3}, {"--seed": "8"}]
+    facts = [
+        {"--seed": "0"},
+        {"--seed": "0", "more": "x"},
+        {"--seed": "7", "more": "y" * 3},
+        {"--seed": "8"},
+    ]
     found = differences(facts, ["rank 0 (a)", "rank 1 (b)", "rank 2 (c)", "rank 3 (d)"])
     assert [str(problem) for problem in found] == [
         "--seed: found 7 on rank 2 (c), expected 0, as on rank 0 (a)",
@@ -90,7 +106,9 @@ def test_the_first_difference_of_a_fact_is_told_with_both_ranks() -> None:
     ]
 
 
-def test_versions_of_packages_are_compared_and_builds_for_other_devices_are_not(tmp_path: Path) -> None:
+def test_versions_of_packages_are_compared_and_builds_for_other_devices_are_not(
+    tmp_path: Path,
+) -> None:
     facts = loaded_facts(spec_of(tmp_path).program)
     assert facts["package torch"] == torch.__version__.partition("+")[0]
     assert not [name for name in facts if name.endswith(".py")]
@@ -107,8 +125,14 @@ def test_batches_are_compared_by_every_value() -> None:
         {"z": batch["x"], "y": batch["y"]},
     ]
     graph = torch.eye(3).to_sparse()
-    others += [{**batch, "g": graph}, {**batch, "g": np.arange(3)}, {**batch, "g": np.arange(3)[::-1]}]
-    assert batch_digest({**batch, "g": np.array([object()])}) == batch_digest({**batch, "g": np.array([object()])})
+    others += [
+        {**batch, "g": graph},
+        {**batch, "g": np.arange(3)},
+        {**batch, "g": np.arange(3)[::-1]},
+    ]
+    assert batch_digest({**batch, "g": np.array([object()])}) == batch_digest(
+        {**batch, "g": np.array([object()])}
+    )
     assert batch_digest(batch) not in [batch_digest(other) for other in others]
     assert len({batch_digest(other) for other in others}) == len(others)
 
@@ -128,15 +152,47 @@ def test_initial_values_are_compared_without_making_them() -> None:
     table = torch.arange(21.0).view(7, 3)
     flipped = table.clone()
     flipped.view(torch.int32)[3, 1] ^= 1
-    made = [digest(), digest(seed=1), digest(scale=0.5), digest(loaded=table), digest(loaded=flipped)]
+    made = [
+        digest(),
+        digest(seed=1),
+        digest(scale=0.5),
+        digest(loaded=table),
+        digest(loaded=flipped),
+    ]
     assert len(set(made)) == len(made)
-    assert made == [digest(), digest(seed=1), digest(scale=0.5), digest(loaded=table.clone()), digest(loaded=flipped)]
+    assert made == [
+        digest(),
+        digest(seed=1),
+        digest(scale=0.5),
+        digest(loaded=table.clone()),
+        digest(loaded=flipped),
+    ]
 
 
-def start(folder: Path, own: Path, node_rank: int, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, own: Path, node_rank: int, environment: dict[str, str], *options: str
+) -> subprocess.Popen[str]:
     """One node of two on this machine; each has a program of its own."""
-    out = ["--out", str(folder / "run"), "--address", "127.0.0.1", "--port", "29617", "--steps", "2", "--any-device"]
-    command = [sys.executable, "-m", "argosy", "run", str(folder / "plan.json"), str(own / "train.py"), *out]
+    out = [
+        "--out",
+        str(folder / "run"),
+        "--address",
+        "127.0.0.1",
+        "--port",
+        "29617",
+        "--steps",
+        "2",
+        "--any-device",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "argosy",
+        "run",
+        str(folder / "plan.json"),
+        str(own / "train.py"),
+        *out,
+    ]
     return subprocess.Popen(
         [*command, "--node-rank", str(node_rank), "--quiet", *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -150,7 +206,12 @@ def start(folder: Path, own: Path, node_rank: int, environment: dict[str, str], 
     ("options", "environment", "beside", "sentence"),
     [
         ((), {}, "OFFSET = 0", None),
-        (("--seed", "1"), {}, "OFFSET = 0", "--seed: found 1 on rank 1 (n1.0), expected 0, as on rank 0 (n0.0)"),
+        (
+            ("--seed", "1"),
+            {},
+            "OFFSET = 0",
+            "--seed: found 1 on rank 1 (n1.0), expected 0, as on rank 0 (n0.0)",
+        ),
         ((), {"WEIGHTS": "1"}, "OFFSET = 0", "initial values: found content"),
         ((), {"DATA": "1"}, "OFFSET = 0", "the data of step 0: found content"),
         ((), {}, "OFFSET = 0.0", "beside.py: found content"),
@@ -158,7 +219,11 @@ def start(folder: Path, own: Path, node_rank: int, environment: dict[str, str], 
     ids=["the same", "seed", "weights", "data", "a module"],
 )
 def test_nodes_with_different_things_refuse_to_train(
-    tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], beside: str, sentence: str | None
+    tmp_path: Path,
+    options: tuple[str, ...],
+    environment: dict[str, str],
+    beside: str,
+    sentence: str | None,
 ) -> None:
     written_plan(tmp_path, Case(shares=((2,), (2,)), num_micro_batches=4), nodes=2)
     homes = [tmp_path / "one", tmp_path / "other"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from argosy.runtime.attention import backward, forward, math_backward, math_forward
+from argosy.runtime.graphs.attention import backward, forward, math_backward, math_forward
 
 
-@pytest.mark.parametrize(("causal", "masked"), [(False, False), (True, False), (False, True)])  # the kernel takes one
+@pytest.mark.parametrize(
+    ("causal", "masked"), [(False, False), (True, False), (False, True)]
+)  # the kernel takes one
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_attention_equals_the_kernel(causal: bool, masked: bool, scale: float | None) -> None:
     torch.manual_seed(0)
@@ -16,7 +18,9 @@ def test_attention_equals_the_kernel(causal: bool, masked: bool, scale: float | 
     mask = torch.randn(2, 1, 8, 8, dtype=torch.float64) if masked else None
     out, total = forward(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     own = math_forward(q, k, v, causal, mask, scale)
-    assert torch.allclose(out, own[0], atol=1e-12) and torch.allclose(total.double(), own[1].double(), atol=1e-6)
+    assert torch.allclose(out, own[0], atol=1e-12) and torch.allclose(
+        total.double(), own[1].double(), atol=1e-6
+    )
     expected = backward(grad, q, k, v, out, total, 0.0, causal, attn_mask=mask, scale=scale)
     found = math_backward(grad, q, k, v, out, own[1], causal, mask, scale)
     for one, other in zip(expected, found, strict=True):

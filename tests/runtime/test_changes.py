@@ -11,7 +11,7 @@ from rank_pool import RankPool
 from training_cases import Case, differences, plan_of, train_by_policy, train_with_changes
 
 from argosy.plan.plan import PolicyRule
-from argosy.runtime.adapting import change_to
+from argosy.runtime.job.adapting import change_to
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 CHANGES = [
@@ -31,7 +31,9 @@ def test_schedule_and_shares_change_without_a_restart(ranks: RankPool) -> None:
 
 
 def test_other_ratios_of_a_group_are_a_move() -> None:
-    plan, other = (plan_of(Case(shares=((2,),), ratios=(ratios,))) for ratios in ((0.7, 0.3), (0.5, 0.5)))
+    plan, other = (
+        plan_of(Case(shares=((2,),), ratios=(ratios,))) for ratios in ((0.7, 0.3), (0.5, 0.5))
+    )
     moves: list[Any] = []
     trainer: Any = SimpleNamespace(plan=plan, move=moves.append)
     change_to(trainer, other)
@@ -47,7 +49,8 @@ def test_the_shares_of_tensor_parallel_groups_change_too(ranks: RankPool) -> Non
 
 
 def test_the_plan_s_policy_is_followed(ranks: RankPool) -> None:
-    """Below a threshold its schedule, of several the lowest, above all the plan's own; the numbers stay the same."""
+    """Below a threshold its schedule, of several the lowest, above all the plan's own; the numbers
+    stay the same."""
     case = Case(shares=((3, 1), (4,)))
     rules = (
         PolicyRule(edge="n0.nic", below=5e6, schedule=ScheduleSpec(kind=ScheduleKind.GPIPE)),

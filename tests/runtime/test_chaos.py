@@ -1,4 +1,5 @@
-"""Whatever befalls an elastic run, it ends with the losses of one process, in time, and leaves nothing behind."""
+"""Whatever befalls an elastic run, it ends with the losses of one process, in time, and leaves
+nothing behind."""
 
 from __future__ import annotations
 

@@ -15,21 +15,33 @@ FAST = "aot_eager"
 
 
 CASES = [
-    (Case(shares=((2,), (2,)), num_micro_batches=3, clip=True, tied=True, recompute=Recompute.FULL), [1, 1]),
+    (
+        Case(
+            shares=((2,), (2,)), num_micro_batches=3, clip=True, tied=True, recompute=Recompute.FULL
+        ),
+        [1, 1],
+    ),
     (Case(model="cnn", shares=((2,), (2,)), num_micro_batches=2, work=(0.5, 0.5)), [1, 1]),
 ]
 MORE = [
     (Case(shares=((3, 1), (4,)), num_micro_batches=3), [1, 1, 1]),
-    (Case(model="t5", shares=((2,), (2,)), num_micro_batches=3, recompute=Recompute.SELECTIVE), [1, 1]),
+    (
+        Case(model="t5", shares=((2,), (2,)), num_micro_batches=3, recompute=Recompute.SELECTIVE),
+        [1, 1],
+    ),
     (Case(shares=((1, 1),), num_micro_batches=2, zero=3), [6, 6]),
     (Case(model="t5", shares=((2,), (2,)), num_micro_batches=2, work=(0.4, 0.6)), [1, 1]),
 ]
 
 
 @pytest.mark.parametrize(
-    ("case", "graphs"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)], ids=str
+    ("case", "graphs"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)],
+    ids=str,
 )
-def test_compiled_stages_train_as_one_process(ranks: RankPool, case: Case, graphs: list[int]) -> None:
+def test_compiled_stages_train_as_one_process(
+    ranks: RankPool, case: Case, graphs: list[int]
+) -> None:
     results = ranks(case.num_ranks, train_compiled, case, FAST)
     assert not differences(case, [outcome for outcome, _ in results])
     assert [count for _, count in results] == graphs
@@ -38,7 +50,9 @@ def test_compiled_stages_train_as_one_process(ranks: RankPool, case: Case, graph
 @pytest.mark.exhaustive
 def test_generated_code_trains_as_one_process(ranks: RankPool) -> None:
     case = Case(shares=((2,), (2,)), num_micro_batches=2)
-    assert not differences(case, [outcome for outcome, _ in ranks(2, train_compiled, case, "inductor")])
+    assert not differences(
+        case, [outcome for outcome, _ in ranks(2, train_compiled, case, "inductor")]
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from training_cases import Case, built, differences, plan_of, train_in_parallel
 
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute
-from argosy.runtime.compiling import check_compilable
-from argosy.runtime.layers import find_layers
-from argosy.runtime.operations import Captured, GraphSource
-from argosy.runtime.parameters import Catalogue
-from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.recipe import Recipe
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.sources.operations import Captured, GraphSource
+from argosy.runtime.sources.recipe import Recipe
+from argosy.runtime.stages.compiling import check_compilable
+from argosy.runtime.stages.layers import find_layers
+from argosy.runtime.stages.parameters import Catalogue
 from argosy.schedule import ScheduleKind
-from argosy.solve.sequence import RING
-from argosy.space.sequence import SequenceParts
+from argosy.solve.programs.sequence import RING
+from argosy.space.operations.sequence import SequenceParts
 from argosy.workload.capture.forward import capture_forward
 
 ALONE, EVEN, UNEVEN, THREE, FOUR = (1.0,), (0.5, 0.5), (0.7, 0.3), (0.5, 0.3, 0.2), (0.25,) * 4
@@ -29,8 +29,12 @@ def case(**changes: object) -> Case:
 
 
 CASES = [
-    case(shares=((2,), (2,)), ratios=(UNEVEN, EVEN), kind=ScheduleKind.ZERO_BUBBLE, zero=2, clip=True),
-    case(shares=((2, 1), (3,)), ratios=(UNEVEN, ALONE), recompute=Recompute.FULL, tied=True, steps=1),
+    case(
+        shares=((2,), (2,)), ratios=(UNEVEN, EVEN), kind=ScheduleKind.ZERO_BUBBLE, zero=2, clip=True
+    ),
+    case(
+        shares=((2, 1), (3,)), ratios=(UNEVEN, ALONE), recompute=Recompute.FULL, tied=True, steps=1
+    ),
 ]
 MORE = [
     case(shares=((2,),), ratios=(EVEN,)),
@@ -38,15 +42,32 @@ MORE = [
     case(shares=((2,),), ratios=(FOUR,)),
     case(shares=((2,),), ratios=((0.4, 0.3, 0.2, 0.1),), recompute=Recompute.SELECTIVE),
     case(shares=((2,), (2,)), ratios=(UNEVEN, UNEVEN), tied=True),
-    case(shares=((2,), (2,)), ratios=(ALONE, THREE), kind=ScheduleKind.GPIPE, recompute=Recompute.FULL),
+    case(
+        shares=((2,), (2,)),
+        ratios=(ALONE, THREE),
+        kind=ScheduleKind.GPIPE,
+        recompute=Recompute.FULL,
+    ),
     case(shares=((2,), (2,)), ratios=(EVEN, EVEN), kind=ScheduleKind.KFKB, k=2, zero=1),
     case(shares=((2,), (2,)), ratios=(THREE, EVEN), zero=3),
     case(shares=((3, 1),), ratios=(UNEVEN,), zero=1),
     case(shares=((3, 1),), ratios=(UNEVEN,), zero=2, recompute=Recompute.SELECTIVE),
     case(shares=((3, 1),), ratios=(EVEN,), zero=3),
-    case(shares=((2,),) * 4, ratios=(EVEN, UNEVEN) * 2, kind=ScheduleKind.INTERLEAVED, num_micro_batches=4),
-    case(shares=((2,),) * 4, ratios=(EVEN, UNEVEN, UNEVEN, EVEN), kind=ScheduleKind.ZERO_BUBBLE_V, num_micro_batches=4),
-    case(shares=((2,),) * 4, ratios=(UNEVEN,) * 4, kind=ScheduleKind.DUALPIPE_V, num_micro_batches=4),
+    case(
+        shares=((2,),) * 4,
+        ratios=(EVEN, UNEVEN) * 2,
+        kind=ScheduleKind.INTERLEAVED,
+        num_micro_batches=4,
+    ),
+    case(
+        shares=((2,),) * 4,
+        ratios=(EVEN, UNEVEN, UNEVEN, EVEN),
+        kind=ScheduleKind.ZERO_BUBBLE_V,
+        num_micro_batches=4,
+    ),
+    case(
+        shares=((2,),) * 4, ratios=(UNEVEN,) * 4, kind=ScheduleKind.DUALPIPE_V, num_micro_batches=4
+    ),
     case(model="gpt", shares=((2,), (2,)), ratios=(THREE, UNEVEN)),
     case(model="t5", shares=((2,), (2,)), ratios=(THREE, EVEN), kind=ScheduleKind.ZERO_BUBBLE),
     case(model="vit", shares=((3, 1),), ratios=(UNEVEN,), zero=1),
@@ -68,7 +89,9 @@ def test_attention_around_a_ring_is_that_of_the_whole_sequence(ranks: RankPool) 
     assert max(max(errors) for errors in ranks(3, worst_errors)) < 1e-12
 
 
-@pytest.mark.parametrize(("length", "shares"), [(8, EVEN), (9, UNEVEN), (64, (0.4, 0.3, 0.2, 0.1)), (6, THREE)])
+@pytest.mark.parametrize(
+    ("length", "shares"), [(8, EVEN), (9, UNEVEN), (64, (0.4, 0.3, 0.2, 0.1)), (6, THREE)]
+)
 def test_parts_cover_a_sequence_and_share_causal_attention_as_their_tokens(
     length: int, shares: tuple[float, ...]
 ) -> None:
@@ -84,10 +107,16 @@ def source_of(case: Case) -> GraphSource:
     plan = plan_of(case)
     layers, device = find_layers(model), torch.device("cpu")
     recipe = Recipe(
-        model=model, loss_fn=loss_fn, optimizer_factory=torch.optim.SGD, device=device, roster=devices_by_rank(plan)
+        model=model,
+        loss_fn=loss_fn,
+        optimizer_factory=torch.optim.SGD,
+        device=device,
+        roster=devices_by_rank(plan),
     )
     forward = capture_forward(model, loss_fn, batch, device=device)
-    return GraphSource(recipe, Captured(forward, forward, Catalogue(model, layers), layers), plan, None)
+    return GraphSource(
+        recipe, Captured(forward, forward, Catalogue(model, layers), layers), plan, None
+    )
 
 
 def test_only_attention_and_the_loss_are_exchanged() -> None:
@@ -99,7 +128,9 @@ def test_only_attention_and_the_loss_are_exchanged() -> None:
 
 
 def test_parts_of_a_sequence_are_not_compiled() -> None:
-    with pytest.raises(InputError, match=r"stages\[0\]: found context 2, expected context 1 for compiled stages"):
+    with pytest.raises(
+        InputError, match=r"stages\[0\]: found context 2, expected context 1 for compiled stages"
+    ):
         check_compilable(plan_of(case(shares=((2,),), ratios=(EVEN,))))
 
 

@@ -1,4 +1,5 @@
-"""A checkpoint outlives a power cut at any moment of its writing, and one that is torn is found and not loaded."""
+"""A checkpoint outlives a power cut at any moment of its writing, and one that is torn is found and
+not loaded."""
 
 from __future__ import annotations
 
@@ -10,20 +11,25 @@ from crash_cases import Tree, make, record_saves, states_after
 from rank_pool import RankPool
 
 from argosy.errors import InputError
-from argosy.runtime.checkpoint import read_state_dict
 from argosy.runtime.elastic.origin import newest_base
-from argosy.runtime.manifest import facts_of, tear_in, write_manifest
+from argosy.runtime.processes.manifest import facts_of, tear_in, write_manifest
+from argosy.runtime.state.checkpoint import read_state_dict
 
 ABOUT = {"steps": 4, "scale": 1.0, "calm": 0, "aliases": {}}
 
 
 def checkpoint_in(tree: Tree, name: str) -> Tree:
     before = f"checkpoints/{name}/"
-    return {path.removeprefix(before): value for path, value in tree.items() if path.startswith(before)}
+    return {
+        path.removeprefix(before): value for path, value in tree.items() if path.startswith(before)
+    }
 
 
-def test_a_power_cut_at_any_moment_leaves_a_whole_checkpoint(ranks: RankPool, tmp_path: Path) -> None:
-    """The first one, others beside it, the removal of the oldest, and one in the place of another of the same step."""
+def test_a_power_cut_at_any_moment_leaves_a_whole_checkpoint(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """The first one, others beside it, the removal of the oldest, and one in the place of another
+    of the same step."""
     steps = (1, 2, 3, 3)
     [saves] = ranks(1, record_saves, str(tmp_path / "run"), steps)
     last: Tree = {}
@@ -40,7 +46,10 @@ def test_a_power_cut_at_any_moment_leaves_a_whole_checkpoint(ranks: RankPool, tm
                 if key not in seen or is_written:
                     seen.add(key)
                     found = newest_in(state, tmp_path / "crashed")
-                    assert found == newest or (found == last and not is_written), (step, events[:done])
+                    assert found == newest or (found == last and not is_written), (
+                        step,
+                        events[:done],
+                    )
         assert len(seen) > 10
         last = newest
 
@@ -83,14 +92,21 @@ def test_what_is_missing_or_cut_off_is_named(tmp_path: Path) -> None:
     assert tear_in(folder) == "__1_0.distcp: No such file or directory"
     (folder / "__1_0.distcp").symlink_to("/dev/zero")
     assert tear_in(folder) == "__1_0.distcp is no file"
-    with pytest.raises(InputError, match=r"step-00000004: found __1_0\.distcp is no file, expected a whole checkpoint"):
+    with pytest.raises(
+        InputError,
+        match=r"step-00000004: found __1_0\.distcp is no file, expected a whole checkpoint",
+    ):
         read_state_dict(folder)
     (folder / "argosy.json").unlink()
     assert "argosy.json" in tear_in(folder)
 
 
-def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_names_those_it_skips(tmp_path: Path) -> None:
-    old, torn, newest = (written(tmp_path / "checkpoints" / f"step-0000000{step}") for step in (2, 4, 6))
+def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_names_those_it_skips(
+    tmp_path: Path,
+) -> None:
+    old, torn, newest = (
+        written(tmp_path / "checkpoints" / f"step-0000000{step}") for step in (2, 4, 6)
+    )
     (torn / ".metadata").write_bytes(b".Metadata")
     (newest / "argosy.json").unlink()
     base = newest_base(tmp_path, [])

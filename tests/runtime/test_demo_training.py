@@ -1,4 +1,5 @@
-"""The demo's training: by both plans, in a lab and on plain processes, with the losses of a plain loop."""
+"""The demo's training: by both plans, in a lab and on plain processes, with the losses of a plain
+loop."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from argosy.cli import demo_training
+from argosy.cli.running import demo_training
 from argosy.lab.system import why_not
 
 
 @pytest.mark.flaky(reruns=4)  # it measures real time
 @pytest.mark.parametrize("in_lab", [True, False], ids=["lab", "processes"])
-def test_the_demo_trains_as_a_plain_loop_does(tmp_path: Path, in_lab: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_trains_as_a_plain_loop_does(
+    tmp_path: Path, in_lab: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
     if in_lab and why_not() is not None:
         pytest.skip(f"no lab here: {why_not()}")
@@ -31,5 +34,7 @@ def test_the_demo_trains_as_a_plain_loop_does(tmp_path: Path, in_lab: bool, monk
     assert "measured, even plan" in page
     said = console.export_text()
     assert (
-        "four hosts of a lab" if in_lab else "four plain processes, their links not shaped (no lab: --no-lab)"
+        "four hosts of a lab"
+        if in_lab
+        else "four plain processes, their links not shaped (no lab: --no-lab)"
     ) in said

@@ -11,14 +11,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from rank_pool import RankPool
 from torch import nn
-from training_cases import Case, Outcome, box_of, differences, plan_of, train_in_parallel, train_with_rows
+from training_cases import (
+    Case,
+    Outcome,
+    box_of,
+    differences,
+    plan_of,
+    train_in_parallel,
+    train_with_rows,
+)
 
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute
-from argosy.runtime.dropout import Masks, drops
-from argosy.runtime.mixing import check_mixing
-from argosy.runtime.moment import Moment
-from argosy.runtime.stage import LayerStage
+from argosy.runtime.sources.mixing import check_mixing
+from argosy.runtime.stages.dropout import Masks, drops
+from argosy.runtime.stages.moment import Moment
+from argosy.runtime.stages.stage import LayerStage
 from argosy.schedule import ScheduleKind
 
 GPT2 = Case(model="hf-gpt2-dropping", single=True, num_micro_batches=3, shares=((3, 1), (2, 2)))
@@ -26,7 +34,16 @@ GPT2 = Case(model="hf-gpt2-dropping", single=True, num_micro_batches=3, shares=(
 
 @pytest.mark.parametrize(
     "case",
-    [GPT2, replace(GPT2, recompute=Recompute.FULL, kind=ScheduleKind.ZERO_BUBBLE, zero=3, shares=((4,), (1, 3)))],
+    [
+        GPT2,
+        replace(
+            GPT2,
+            recompute=Recompute.FULL,
+            kind=ScheduleKind.ZERO_BUBBLE,
+            zero=3,
+            shares=((4,), (1, 3)),
+        ),
+    ],
     ids=str,
 )
 def test_a_plan_draws_what_one_process_draws(ranks: RankPool, case: Case) -> None:
@@ -40,14 +57,20 @@ def check_against_one_stage(alone: Outcome, results: list[Outcome]) -> None:
             whole = getattr(alone, kind)
             for name, parts in getattr(result, kind).items():
                 for first, part in parts:
-                    np.testing.assert_allclose(part, whole[name][0][1][box_of(first, part)], rtol=1e-9, atol=1e-12)
+                    np.testing.assert_allclose(
+                        part, whole[name][0][1][box_of(first, part)], rtol=1e-9, atol=1e-12
+                    )
 
 
 def test_stages_of_operations_draw_what_one_stage_draws(ranks: RankPool) -> None:
-    case = Case(model="dropping", num_micro_batches=2, shares=((2, 1), (3,)), recompute=Recompute.FULL)
+    case = Case(
+        model="dropping", num_micro_batches=2, shares=((2, 1), (3,)), recompute=Recompute.FULL
+    )
     plain = replace(case, model="forked")
     (alone,) = ranks(1, train_in_parallel, replace(case, shares=((3,),), recompute=Recompute.NONE))
-    (without,) = ranks(1, train_in_parallel, replace(plain, shares=((3,),), recompute=Recompute.NONE))
+    (without,) = ranks(
+        1, train_in_parallel, replace(plain, shares=((3,),), recompute=Recompute.NONE)
+    )
     check_against_one_stage(alone, ranks(3, train_in_parallel, case))
     assert alone.losses != pytest.approx(without.losses, rel=1e-4)
 
@@ -57,7 +80,10 @@ def test_groups_draw_what_one_stage_draws_and_find_rows_of_a_table(ranks: RankPo
     case = Case(model="tabled", num_micro_batches=2, shares=((2,),))
     (alone,) = ranks(1, train_in_parallel, case)
     results = ranks(2, train_with_rows, replace(case, ratios=((0.7, 0.3),)), "table.weight")
-    assert [first for result in results for first, _ in result.weights["table.weight"]] == [(0, 0), (14, 0)]
+    assert [first for result in results for first, _ in result.weights["table.weight"]] == [
+        (0, 0),
+        (14, 0),
+    ]
     check_against_one_stage(alone, results)
 
 
@@ -71,11 +97,22 @@ def drawn(
 def test_masks_keep_their_share_and_differ_where_they_should() -> None:
     (mask,) = drawn()
     assert mask.unique().tolist() == pytest.approx([0, 1 / 0.7])
-    assert (mask > 0).double().mean().item() == pytest.approx(0.7, abs=5 * (0.7 * 0.3 / mask.numel()) ** 0.5)
-    others = [*drawn(layer=1), *drawn(step=1), *drawn(first=4), *drawn(seed=1), drawn(calls=2)[1], mask.roll(1, 0)]
+    assert (mask > 0).double().mean().item() == pytest.approx(
+        0.7, abs=5 * (0.7 * 0.3 / mask.numel()) ** 0.5
+    )
+    others = [
+        *drawn(layer=1),
+        *drawn(step=1),
+        *drawn(first=4),
+        *drawn(seed=1),
+        drawn(calls=2)[1],
+        mask.roll(1, 0),
+    ]
     for other in others:
         agreeing = ((mask > 0) == (other > 0)).double().mean().item()
-        assert agreeing == pytest.approx(0.7**2 + 0.3**2, abs=0.03), "as two independent masks agree"
+        assert agreeing == pytest.approx(0.7**2 + 0.3**2, abs=0.03), (
+            "as two independent masks agree"
+        )
 
 
 def test_a_sample_has_the_same_mask_in_every_portion() -> None:
@@ -85,7 +122,10 @@ def test_a_sample_has_the_same_mask_in_every_portion() -> None:
 
 def test_attention_with_dropout_is_attention_where_nothing_is_dropped() -> None:
     q, k, v = torch.randn(3, 2, 4, 6, 8, dtype=torch.float64).unbind()
-    for settings in ({"is_causal": True}, {"attn_mask": torch.randn(6, 6, dtype=torch.float64), "scale": 0.2}):
+    for settings in (
+        {"is_causal": True},
+        {"attn_mask": torch.randn(6, 6, dtype=torch.float64), "scale": 0.2},
+    ):
         with Masks(0, 0, Moment(0, 0, 2)):
             written = F.scaled_dot_product_attention(q, k, v, dropout_p=1e-12, **settings)  # type: ignore[arg-type]
         plain = F.scaled_dot_product_attention(q, k, v, **settings)  # type: ignore[arg-type]
@@ -134,8 +174,17 @@ class Written(nn.Module):
         return x + (y * torch.rand_like(y) if self.noise else F.dropout(y, 0.5, self.training))
 
 
-def gradients_of(layer: nn.Module, recompute: Recompute, x: torch.Tensor, *, parts: int = 1) -> list[torch.Tensor]:
-    stage = LayerStage(nn.Identity(), [nn.Identity(), layer, nn.Identity()], None, first=1, end=2, recompute=recompute)  # type: ignore[arg-type]
+def gradients_of(
+    layer: nn.Module, recompute: Recompute, x: torch.Tensor, *, parts: int = 1
+) -> list[torch.Tensor]:
+    stage = LayerStage(
+        nn.Identity(),
+        [nn.Identity(), layer, nn.Identity()],
+        None,
+        first=1,
+        end=2,
+        recompute=recompute,
+    )  # type: ignore[arg-type]
     torch.manual_seed(3)
     found = []
     for _ in range(2):  # what the first run has told holds for the second
@@ -151,7 +200,9 @@ def gradients_of(layer: nn.Module, recompute: Recompute, x: torch.Tensor, *, par
 def test_a_layer_that_is_computed_again_draws_the_same(noise: bool) -> None:
     torch.manual_seed(0)
     layer, x = Written(noise=noise).double(), torch.randn(4, 8, dtype=torch.float64)
-    kept, again = (gradients_of(layer, recompute, x) for recompute in (Recompute.NONE, Recompute.FULL))
+    kept, again = (
+        gradients_of(layer, recompute, x) for recompute in (Recompute.NONE, Recompute.FULL)
+    )
     for one, other in zip(kept, again, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -164,7 +215,9 @@ def test_masks_of_a_layer_that_says_nothing_of_them_are_the_same_in_every_portio
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("module", [nn.Dropout2d(0.2), nn.AlphaDropout(0.2), nn.MultiheadAttention(4, 2, dropout=0.1)])
+@pytest.mark.parametrize(
+    "module", [nn.Dropout2d(0.2), nn.AlphaDropout(0.2), nn.MultiheadAttention(4, 2, dropout=0.1)]
+)
 def test_masks_of_other_kinds_are_refused_by_name(module: nn.Module) -> None:
     layers = [nn.Identity(), nn.Sequential(module), *[nn.Identity()] * 4]
     with pytest.raises(InputError, match=rf"layer 1.0: found {type(module).__name__} with p=0"):

@@ -1,4 +1,5 @@
-"""What elastic runs are made of: copies that are whole, duties that survive a host, claims, plans for who is left."""
+"""What elastic runs are made of: copies that are whole, duties that survive a host, claims, plans
+for who is left."""
 
 from __future__ import annotations
 
@@ -25,19 +26,26 @@ from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, load_plan
 from argosy.plan.plan import Replica
 from argosy.planner import find_plan
-from argosy.runtime.boxes import Box
+from argosy.runtime.communication.boxes import TensorBox
 from argosy.runtime.elastic import snapshot
 from argosy.runtime.elastic.agent import replanner_of
-from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
-from argosy.runtime.elastic.copies import Header, Piece, Source, Store, is_whole, newest_whole
+from argosy.runtime.elastic.claims import AgentAddress, Claim, Claims, RunOutcome
+from argosy.runtime.elastic.copies import (
+    BlockHeader,
+    BlockRegion,
+    BlockSource,
+    Store,
+    is_whole,
+    newest_whole,
+)
 from argosy.runtime.elastic.folder import check_folder
 from argosy.runtime.elastic.leader import _MOST_BARREN, Leader
 from argosy.runtime.elastic.origin import newest_base, steps_told
 from argosy.runtime.elastic.replan import Replanner, regrouped
-from argosy.runtime.elastic.snapshot import Part, divide_duties
-from argosy.runtime.manifest import write_manifest
-from argosy.runtime.run_spec import RunSpec
-from argosy.runtime.state import Rows
+from argosy.runtime.elastic.snapshot import SnapshotPart, divide_duties
+from argosy.runtime.processes.manifest import write_manifest
+from argosy.runtime.processes.run_spec import RunSpec
+from argosy.runtime.state.state import Rows
 from argosy.schedule import ScheduleKind
 from argosy.workload.load import load_model
 
@@ -45,13 +53,17 @@ ROWS = 6
 
 
 def header(
-    *pieces: tuple[str, int, int], generation: int = 1, step: int = 0, rank: int = 0, entries: int = 2
-) -> Header:
+    *pieces: tuple[str, int, int],
+    generation: int = 1,
+    step: int = 0,
+    rank: int = 0,
+    entries: int = 2,
+) -> BlockHeader:
     """Pieces (entry, first row, rows) of tensors of ``ROWS`` rows and 4 columns, 8 bytes each."""
     made, at = [], 0
     for entry, first, rows in pieces:
         made.append(
-            Piece(
+            BlockRegion(
                 entry=entry,
                 first=(first, 0),
                 sizes=(rows, 4),
@@ -62,7 +74,7 @@ def header(
             )
         )
         at += 32 * rows
-    return Header(
+    return BlockHeader(
         generation=generation,
         step=step,
         rank=rank,
@@ -86,15 +98,26 @@ def test_the_newest_whole_copies_count() -> None:
     assert newest_whole([old, new]) == (1, 4)
     assert newest_whole([old, new, header(("b", 0, 6), step=5, rank=1)]) == (1, 5)
     later = header(("a", 0, 6), ("b", 0, 6), generation=2, step=3)
-    assert newest_whole([old, later]) == (2, 3), "a later generation went on from where copies were whole"
+    assert newest_whole([old, later]) == (2, 3), (
+        "a later generation went on from where copies were whole"
+    )
 
 
-@given(st.lists(st.tuples(st.sampled_from("xyz"), st.sets(st.integers(0, 7), min_size=1)), min_size=2, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("xyz"), st.sets(st.integers(0, 7), min_size=1)),
+        min_size=2,
+        max_size=6,
+    )
+)
 def test_the_loss_of_any_host_loses_nothing(ranks: list[tuple[str, set[int]]]) -> None:
     """Parts are numbers here; hosts form a ring, as agents do."""
-    held = [(host, [Part(f"e{part}", (0,), (1,), (1,)) for part in sorted(parts)]) for host, parts in ranks]
+    held = [
+        (host, [SnapshotPart(f"e{part}", (0,), (1,), (1,)) for part in sorted(parts)])
+        for host, parts in ranks
+    ]
     hosts = sorted({host for host, _ in held})
-    kept: dict[str, set[Part]] = {host: set() for host in hosts}
+    kept: dict[str, set[SnapshotPart]] = {host: set() for host in hosts}
     for rank, (host, parts) in enumerate(held):
         duties = divide_duties(held, rank)
         assert duties.far <= duties.near <= set(parts)
@@ -122,9 +145,14 @@ def test_a_store_keeps_what_is_whole_and_what_is_newer() -> None:
 def test_a_generation_goes_on_from_the_newest_of_copies_and_checkpoints(tmp_path: Path) -> None:
     assert newest_base(tmp_path, []).kind == "start"
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
-    write_manifest(tmp_path / "checkpoints" / "step-00000004", {"steps": 4, "scale": 1.0, "aliases": {}}, {})
+    write_manifest(
+        tmp_path / "checkpoints" / "step-00000004", {"steps": 4, "scale": 1.0, "aliases": {}}, {}
+    )
     (tmp_path / "checkpoints" / ".step-00000009.partial").mkdir()
-    sources = [Source(address="x", port=1, header=header(("a", 0, 6), ("b", 0, 6), step=step)) for step in (3, 5)]
+    sources = [
+        BlockSource(address="x", port=1, header=header(("a", 0, 6), ("b", 0, 6), step=step))
+        for step in (3, 5)
+    ]
     assert newest_base(tmp_path, sources[:1]).step == 4
     assert newest_base(tmp_path, sources).moment == (1, 5)
     assert newest_base(tmp_path, []).path == tmp_path / "checkpoints" / "step-00000004"
@@ -160,13 +188,15 @@ def test_a_leader_that_beats_is_not_silent(tmp_path: Path) -> None:
 def test_the_end_leaves_only_the_outcome(tmp_path: Path) -> None:
     claims = Claims(tmp_path)
     claims.token()
-    claims.register(Host(name="a", address="x", port=1))
+    claims.register(AgentAddress(name="a", address="x", port=1))
     claims.beat()
     claims.claim(Claim(generation=1, leader="a", members=("a",), last=9))
-    claims.end(Outcome(message="done", exit_code=0))
+    claims.end(RunOutcome(message="done", exit_code=0))
     assert [path.name for path in claims.folder.iterdir()] == ["outcome.json"]
     spec = RunSpec(plan="p", program="q", out=str(tmp_path), steps=1)
-    with pytest.raises(InputError, match="a run that is over: done, expected another folder, or --resume"):
+    with pytest.raises(
+        InputError, match="a run that is over: done, expected another folder, or --resume"
+    ):
         check_folder(spec)
     check_folder(replace(spec, resume=True))
     assert claims.outcome() is None
@@ -180,7 +210,11 @@ def test_a_plan_without_costs_is_kept_as_far_as_it_goes() -> None:
     devices = plan.devices
     without_replica = regrouped(plan, set(devices) - {devices[0]})
     assert without_replica is not None
-    assert [[r.samples for r in stage.replicas] for stage in without_replica.stages] == [[4], [2, 2], [4]]
+    assert [[r.samples for r in stage.replicas] for stage in without_replica.stages] == [
+        [4],
+        [2, 2],
+        [4],
+    ]
     without_last = regrouped(plan, set(devices) - {devices[4]})
     assert without_last is not None
     assert [(stage.first, stage.end) for stage in without_last.stages] == [
@@ -211,13 +245,14 @@ def test_a_group_that_loses_members_goes_on_with_the_others() -> None:
 
 @given(st.sampled_from([0, 1]), st.data())
 def test_any_region_is_read_from_the_parts_of_others(dim: int, data: st.DataObject) -> None:
-    """A matrix in two blocks, cut by rows or by columns; what the blocks hold travels row by row."""
+    """A matrix in two blocks, cut by rows or by columns; what the blocks hold travels row by
+    row."""
     whole = torch.arange(ROWS * 4, dtype=torch.float64).view(ROWS, 4)
     blocks, sources = {}, []
     for rank, part in enumerate(whole.split([2, whole.shape[dim] - 2], dim)):
         first = (2 * rank, 0) if dim == 0 else (0, 2 * rank)
         blocks[rank] = bytes(part.contiguous().view(-1).view(torch.uint8).tolist())
-        piece = Piece(
+        piece = BlockRegion(
             entry="a",
             first=first,
             sizes=tuple(part.shape),
@@ -226,20 +261,33 @@ def test_any_region_is_read_from_the_parts_of_others(dim: int, data: st.DataObje
             begin=0,
             end=len(blocks[rank]),
         )
-        head = Header(generation=1, step=0, rank=rank, scale=1.0, entries=1, elements=ROWS * 4, pieces=(piece,))
-        sources.append(Source(address="x", port=1, header=head))
+        head = BlockHeader(
+            generation=1,
+            step=0,
+            rank=rank,
+            scale=1.0,
+            entries=1,
+            elements=ROWS * 4,
+            pieces=(piece,),
+        )
+        sources.append(BlockSource(address="x", port=1, header=head))
     assert is_whole([source.header for source in sources])
     assert not is_whole([sources[0].header])
 
     @contextmanager
-    def asking(address: str, port: int, token: str, greeting: Any, *, patience: float) -> Iterator[Any]:
-        yield io.BytesIO(b"".join(blocks[greeting["rank"]][begin:end] for begin, end in greeting["ranges"]))
+    def asking(
+        address: str, port: int, token: str, greeting: Any, *, patience: float
+    ) -> Iterator[Any]:
+        yield io.BytesIO(
+            b"".join(blocks[greeting["rank"]][begin:end] for begin, end in greeting["ranges"])
+        )
 
     rows, columns = (
-        data.draw(st.tuples(st.integers(0, n - 1), st.integers(1, n)).filter(lambda t: t[0] < t[1])) for n in (ROWS, 4)
+        data.draw(st.tuples(st.integers(0, n - 1), st.integers(1, n)).filter(lambda t: t[0] < t[1]))
+        for n in (ROWS, 4)
     )
     sizes = (rows[1] - rows[0], columns[1] - columns[0])
-    box = Box((rows[0], columns[0]), (0, 0), sizes)
+    box = TensorBox((rows[0], columns[0]), (0, 0), sizes)
     wanted = Rows.of(torch.zeros(sizes, dtype=torch.float64), (box,), (ROWS, 4))
     places = {"a": [(source, source.header.pieces[0]) for source in sources]}
     with mock.patch.object(snapshot, "asking", asking):
@@ -256,7 +304,9 @@ def test_samples_that_do_not_divide_go_where_they_are_fewest_for_what_was_planne
 
 def test_without_costs_or_room_there_is_a_plan_or_none() -> None:
     plan, cluster = plan_of(Case()), cluster_from_content(CLUSTER)
-    known = Replanner(first=plan, cluster=cluster, chain=load_model("llama-3-70b", sequence_length=8192))
+    known = Replanner(
+        first=plan, cluster=cluster, chain=load_model("llama-3-70b", sequence_length=8192)
+    )
     left = plan.devices[:1]
     assert known.plan([device.name for device in cluster.devices]) is plan
     assert known.plan(left) is None, "too large for one device"
@@ -268,7 +318,10 @@ def leader(reached: dict[str, list[str]]) -> Any:
     found: Any = Leader.__new__(Leader)
     found.node, found.spec = "a", SimpleNamespace(wait=0.0)
     found.replanner = SimpleNamespace(order=["a", "b", "c", "d"])
-    found.members = {name: SimpleNamespace(host=Host(name=name, address=name, port=1)) for name in reached}
+    found.members = {
+        name: SimpleNamespace(host=AgentAddress(name=name, address=name, port=1))
+        for name in reached
+    }
 
     async def ask(message: Any) -> Any:
         assert [place[0] for place in message["places"]] == list(reached)
@@ -281,7 +334,9 @@ def leader(reached: dict[str, list[str]]) -> Any:
 def test_whoever_reaches_fewest_is_left_out_and_never_the_leader() -> None:
     everyone = ["a", "b", "c", "d"]
     assert asyncio.run(leader(dict.fromkeys(everyone, everyone)).connected()) == everyone
-    one_way = {name: [other for other in everyone if {name, other} != {"b", "c"}] for name in everyone} | {"c": ["a"]}
+    one_way = {
+        name: [other for other in everyone if {name, other} != {"b", "c"}] for name in everyone
+    } | {"c": ["a"]}
     assert asyncio.run(leader(one_way).connected()) == ["a", "b", "d"]
     alone = {"a": ["a"], "b": ["b", "c"], "c": ["b", "c"]}
     assert asyncio.run(leader(alone).connected()) == ["a"]
@@ -320,20 +375,29 @@ def test_regrouping_keeps_layers_and_samples(data: st.DataObject) -> None:
     ends = [0, *(stage.end for stage in found.stages)]
     assert [stage.first for stage in found.stages] == ends[:-1]
     assert ends[-1] == plan.stages[-1].end
-    assert all(sum(r.samples for r in stage.replicas) == plan.micro_batch_size for stage in found.stages)
+    assert all(
+        sum(r.samples for r in stage.replicas) == plan.micro_batch_size for stage in found.stages
+    )
     assert all(r.samples > 0 for stage in found.stages for r in stage.replicas)
 
 
-def test_later_generations_are_planned_with_the_cost_model_of_the_first_plan(tmp_path: Path) -> None:
+def test_later_generations_are_planned_with_the_cost_model_of_the_first_plan(
+    tmp_path: Path,
+) -> None:
     """A slow calibration predicts slow plans, also for the devices that are left."""
     calibration = Calibration(forward_peak=0.05, backward_peak=0.05, bandwidth=0.1)
     chain, cluster = load_model("gpt2", sequence_length=128, dtype="fp32"), load_cluster("mixed-8")
     first = find_plan(
-        calibration.chain(chain), calibration.cluster(cluster), global_batch=8, model=calibration.compute_model()
+        calibration.chain(chain),
+        calibration.cluster(cluster),
+        global_batch=8,
+        model=calibration.compute_model(),
     )
     (tmp_path / "plan.json").write_text(dumps_plan(first))
     spec = RunSpec(plan=str(tmp_path / "plan.json"), program="train.py", out=str(tmp_path), steps=1)
     replanner = replanner_of(spec, load_plan(spec.plan))
-    left = replanner.plan([device.name for device in cluster.devices if device.name not in first.devices[:1]])
+    left = replanner.plan(
+        [device.name for device in cluster.devices if device.name not in first.devices[:1]]
+    )
     assert left is not None and left != first
     assert left.cost_model == first.cost_model is not None

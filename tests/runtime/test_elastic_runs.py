@@ -1,4 +1,5 @@
-"""Elastic runs on real processes: what is lost comes back, and the losses are those of one process."""
+"""Elastic runs on real processes: what is lost comes back, and the losses are those of one
+process."""
 
 from __future__ import annotations
 
@@ -11,34 +12,69 @@ from pathlib import Path
 import pytest
 from elastic_cases import PROGRAM, ElasticRun, losses_alone
 
-from argosy.runtime.checkpoint import read_state_dict
+from argosy.runtime.state.checkpoint import read_state_dict
 
 
 def test_the_command_goes_on_after_a_member_of_a_group_was_killed(tmp_path: Path) -> None:
     """A tensor-parallel group over two hosts."""
     run = ElasticRun(tmp_path, hosts=2, is_grouped=True)
-    command = [sys.executable, "-m", "argosy", "run", str(tmp_path / "plan.json"), f"{PROGRAM}:build"]
-    command += ["--elastic", "--here", "--steps", "6", "--out", str(run.run), "--any-device", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "argosy",
+        "run",
+        str(tmp_path / "plan.json"),
+        f"{PROGRAM}:build",
+    ]
+    command += [
+        "--elastic",
+        "--here",
+        "--steps",
+        "6",
+        "--out",
+        str(run.run),
+        "--any-device",
+        "--json",
+    ]
     command += ["--adapt", "k", "--model", str(tmp_path / "costs" / "config.json")]
-    environment = {**os.environ, **run.environment, "DEATH": str(tmp_path / "died"), "ELASTIC_TEST": run.mark}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    environment = {
+        **os.environ,
+        **run.environment,
+        "DEATH": str(tmp_path / "died"),
+        "ELASTIC_TEST": run.mark,
+    }
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr + run.told()
     assert json.loads(done.stdout)["losses"] == pytest.approx(losses_alone(6), rel=1e-7)
     assert "h1.0: was killed by SIGKILL" in done.stderr
     assert "generation 2 (h1.0 was killed by SIGKILL): h0.0, h1.0 from step " in done.stderr
     assert "step 5  loss" in done.stderr
     assert read_state_dict(run.run / "checkpoints" / "step-00000006")
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    again = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert again.returncode == 2
-    assert "--out: found a run that is over: 6 steps done, expected another folder, or --resume" in again.stderr
+    assert (
+        "--out: found a run that is over: 6 steps done, expected another folder, or --resume"
+        in again.stderr
+    )
     assert not run.processes()
     command[command.index("6")] = "7"
     more = subprocess.run(
-        [*command, "--resume"], env=environment, capture_output=True, text=True, timeout=240, check=False
+        [*command, "--resume"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert more.returncode == 0, more.stderr + run.told()
     assert len(json.loads(more.stdout)["losses"]) == 1
-    assert list(dict.fromkeys(line["step"] for line in run.lines())) == list(range(7)), "what was told is kept"
+    assert list(dict.fromkeys(line["step"] for line in run.lines())) == list(range(7)), (
+        "what was told is kept"
+    )
     run.await_(lambda: not run.processes(), 20)
 
 

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from argosy.runtime.elastic.agent import Agent
-from argosy.runtime.elastic.claims import Claims, Host
-from argosy.runtime.elastic.copies import Header, Piece, Source, Store
-from argosy.runtime.elastic.snapshot import Copier, Place, Reading
+from argosy.runtime.elastic.claims import AgentAddress, Claims
+from argosy.runtime.elastic.copies import BlockHeader, BlockRegion, BlockSource, Store
+from argosy.runtime.elastic.snapshot import AgentPlace, Copier, Reading
 from argosy.runtime.elastic.wire import Line, LostError, Message, asking, hear, report_in_a_line
 
 TOKEN = "0123456789abcdef"
@@ -42,7 +42,8 @@ def with_agent(talk: Callable[[int], Awaitable[bytes]]) -> bytes:
 
 
 async def answer_to(port: int, said: bytes, token: str | None = None) -> bytes:
-    """What is answered before the connection ends, which is to be long before the agent's patience does.
+    """What is answered before the connection ends, which is to be long before the agent's patience
+    does.
 
     ``token``: what to prove first, as RFC 2104 has it.
     """
@@ -77,7 +78,9 @@ PING = b'{"kind": "ping"}\n'
     ],
     ids=["no end", "too long", "the token itself", "no text", "no message", "no proof"],
 )
-def test_whoever_does_not_know_the_token_is_sent_away_at_once(opening: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_whoever_does_not_know_the_token_is_sent_away_at_once(
+    opening: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     assert with_agent(lambda port: answer_to(port, opening)) == b""
     assert not caplog.records
 
@@ -125,8 +128,20 @@ def test_a_block_larger_than_what_a_reader_holds_comes_back() -> None:
         "dtype": "uint8",
     }
     pieces = [{**piece, "begin": 0, "end": len(block)}]
-    counts = {"generation": 1, "step": 2, "rank": 3, "scale": 1.0, "entries": 1, "elements": len(block)}
-    put: Message = {"kind": "put", "keep_from": [0, 0], "size": len(block), "header": {**counts, "pieces": pieces}}
+    counts = {
+        "generation": 1,
+        "step": 2,
+        "rank": 3,
+        "scale": 1.0,
+        "entries": 1,
+        "elements": len(block),
+    }
+    put: Message = {
+        "kind": "put",
+        "keep_from": [0, 0],
+        "size": len(block),
+        "header": {**counts, "pieces": pieces},
+    }
     get: Message = {"kind": "get", "moment": [1, 2], "rank": 3, "ranges": [[1, len(block)]]}
 
     def talk(port: int) -> bytes:
@@ -187,9 +202,14 @@ def test_whoever_comes_later_finds_a_leader_that_has_claimed_nothing_yet(tmp_pat
                 agent.spec, agent.node = SimpleNamespace(lost_after=PATIENCE), name
                 agent.token, agent.leader, agent.is_leaving, agent.devices = TOKEN, None, False, ()
                 agent.address, agent.facts = "127.0.0.1", {}
-                agent.claims, agent.replanner = Claims(tmp_path), SimpleNamespace(order=["a", "b", "c"])
+                agent.claims, agent.replanner = (
+                    Claims(tmp_path),
+                    SimpleNamespace(order=["a", "b", "c"]),
+                )
                 server = await stack.enter_async_context(await agent.listen())
-                agent.here = Host(name=name, address="127.0.0.1", port=server.sockets[0].getsockname()[1])
+                agent.here = AgentAddress(
+                    name=name, address="127.0.0.1", port=server.sockets[0].getsockname()[1]
+                )
                 agent.claims.register(agent.here)
                 agents.append(agent)
             before = await agents[0]._find_leader()
@@ -210,8 +230,12 @@ def test_whoever_comes_later_finds_a_leader_that_has_claimed_nothing_yet(tmp_pat
 
 @pytest.mark.parametrize("answer", [b"", b'{"kind": "ke'])
 def test_a_copy_whose_receipt_breaks_off_has_failed(answer: bytes) -> None:
-    piece = Piece(entry="model.w", first=(0,), sizes=(4,), whole=(4,), dtype="uint8", begin=0, end=4)
-    header = Header(generation=1, step=2, rank=3, scale=1.0, entries=1, elements=4, pieces=(piece,))
+    piece = BlockRegion(
+        entry="model.w", first=(0,), sizes=(4,), whole=(4,), dtype="uint8", begin=0, end=4
+    )
+    header = BlockHeader(
+        generation=1, step=2, rank=3, scale=1.0, entries=1, elements=4, pieces=(piece,)
+    )
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer_once() -> None:
@@ -228,23 +252,33 @@ def test_a_copy_whose_receipt_breaks_off_has_failed(answer: bytes) -> None:
         agent.start()
         copies: Any = Copier.__new__(Copier)
         copies.token, copies.patience, copies.failed = TOKEN, PATIENCE, False
-        copies._send([(Place(*server.getsockname()), header, torch.zeros(4, dtype=torch.uint8))], (1, 2))
+        copies._send(
+            [(AgentPlace(*server.getsockname()), header, torch.zeros(4, dtype=torch.uint8))], (1, 2)
+        )
         agent.join()
     assert copies.failed
 
 
 def test_a_copy_that_breaks_off_is_told_and_one_that_cannot_be_sent_is_known() -> None:
-    piece = Piece(entry="model.w", first=(0,), sizes=(4,), whole=(4,), dtype="float64", begin=0, end=32)
-    header = Header(generation=1, step=2, rank=3, scale=1.0, entries=1, elements=4, pieces=(piece,))
+    piece = BlockRegion(
+        entry="model.w", first=(0,), sizes=(4,), whole=(4,), dtype="float64", begin=0, end=32
+    )
+    header = BlockHeader(
+        generation=1, step=2, rank=3, scale=1.0, entries=1, elements=4, pieces=(piece,)
+    )
 
     def talk(port: int) -> bytes:
-        source = Source(address="127.0.0.1", port=port, header=header)
+        source = BlockSource(address="127.0.0.1", port=port, header=header)
         reading = Reading({"model.w": [(source, piece)]}, token="another", patience=PATIENCE)
-        with pytest.raises(OSError, match=rf"127.0.0.1:{port} went away while it was asked|reset by peer"):
+        with pytest.raises(
+            OSError, match=rf"127.0.0.1:{port} went away while it was asked|reset by peer"
+        ):
             reading.fill({"model.w": torch.empty(4, dtype=torch.float64)})
         copies: Any = Copier.__new__(Copier)
         copies.token, copies.patience, copies.failed = "another", PATIENCE, False
-        copies._send([(Place("127.0.0.1", port), header, torch.zeros(32, dtype=torch.uint8))], (1, 2))
+        copies._send(
+            [(AgentPlace("127.0.0.1", port), header, torch.zeros(32, dtype=torch.uint8))], (1, 2)
+        )
         assert copies.failed
         return b"done"
 
@@ -252,7 +286,8 @@ def test_a_copy_that_breaks_off_is_told_and_one_that_cannot_be_sent_is_known() -
 
 
 def test_a_flood_of_connections_keeps_nobody_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Connections that say nothing: the oldest are ended, and a host of the run is answered among them."""
+    """Connections that say nothing: the oldest are ended, and a host of the run is answered among
+    them."""
 
     async def talk(port: int) -> bytes:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
@@ -272,7 +307,10 @@ def test_a_flood_of_connections_keeps_nobody_out(caplog: pytest.LogCaptureFixtur
 
 def test_files_that_run_out_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
-        context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+        context = {
+            "message": "socket.accept() out of system resource",
+            "exception": OSError(24, "Too many open files"),
+        }
         report_in_a_line(asyncio.get_running_loop(), context)
 
     asyncio.run(main())

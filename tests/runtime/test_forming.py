@@ -1,4 +1,5 @@
-"""A generation is formed of hosts that have answered, and one whose ranks cannot meet is followed by another."""
+"""A generation is formed of hosts that have answered, and one whose ranks cannot meet is followed
+by another."""
 
 from __future__ import annotations
 
@@ -21,15 +22,21 @@ from argosy.runtime.elastic.claims import Claims
 from argosy.runtime.elastic.leader import Leader
 from argosy.runtime.elastic.replan import Replanner
 from argosy.runtime.elastic.training import work
-from argosy.runtime.run_spec import RunSpec, dumps_run_spec
+from argosy.runtime.processes.run_spec import RunSpec, dumps_run_spec
 
-_NODE = {"devices": {"kind": "CPU-core", "count": 1}, "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"}}
-CLUSTER = cluster_from_content(canonical({"name": "two", "nodes": [{"name": "n", "count": 2, **_NODE}]}))
+_NODE = {
+    "devices": {"kind": "CPU-core", "count": 1},
+    "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"},
+}
+CLUSTER = cluster_from_content(
+    canonical({"name": "two", "nodes": [{"name": "n", "count": 2, **_NODE}]})
+)
 PLAN = replace(plan_of(Case(per_node=1)), cluster=ClusterRef.of(CLUSTER))
 
 
 class FakeHost:
-    """A host that answers its leader at once, and has other hosts join when the leader sends it something."""
+    """A host that answers its leader at once, and has other hosts join when the leader sends it
+    something."""
 
     def __init__(self, leader: Leader, name: str, port: int) -> None:
         self.leader, self.name, self.port = leader, name, port
@@ -47,7 +54,9 @@ class FakeHost:
 
     def send(self, message: dict[str, Any]) -> None:
         if message["kind"] == "stop":
-            self.replies.put_nowait({"answer": message["serial"], "headers": [], "free_port": self.port})
+            self.replies.put_nowait(
+                {"answer": message["serial"], "headers": [], "free_port": self.port}
+            )
         elif message["kind"] == "reach":
             reached = [place[0] for place in message["places"]]
             self.replies.put_nowait({"answer": message["serial"], "reached": reached})
@@ -69,7 +78,8 @@ class FakeHost:
 def test_a_host_that_joins_while_others_are_stopped_is_stopped_first(
     tmp_path: Path, moment: str, is_restarted: bool
 ) -> None:
-    """Without its answer there is no port at which the ranks could meet, and its copies are not known."""
+    """Without its answer there is no port at which the ranks could meet, and its copies are not
+    known."""
     spec = RunSpec(plan="p", program="q", out=str(tmp_path), steps=1)
 
     async def form() -> dict[str, Any]:
@@ -97,7 +107,14 @@ def test_ranks_that_cannot_meet_end_their_generation_and_not_the_job(
         values = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in values.items():
             monkeypatch.setenv(name, value)
-        spec = RunSpec(plan="p", program=str(PROGRAM), out=str(tmp_path), steps=1, any_device=True, patience=0.2)
+        spec = RunSpec(
+            plan="p",
+            program=str(PROGRAM),
+            out=str(tmp_path),
+            steps=1,
+            any_device=True,
+            patience=0.2,
+        )
         task = {"run": dumps_run_spec(spec), "plan": dumps_plan(PLAN), "rank": 1}
         message = work(task, multiprocessing.Pipe()[0])
     assert message["how"] == "elsewhere", message

@@ -1,4 +1,5 @@
-"""A forward for any number of samples: what cannot be one is told, and so is a cut that does not fit it."""
+"""A forward for any number of samples: what cannot be one is told, and so is a cut that does not
+fit it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from argosy.errors import InputError
-from argosy.runtime.calls import run_whole, whole_tensors
-from argosy.runtime.graphcut import GraphCut, aligned
+from argosy.runtime.graphs.calls import run_whole, whole_tensors
+from argosy.runtime.graphs.cut import GraphCut, aligned
 from argosy.workload.capture.decompose import native_dropout
 from argosy.workload.capture.forward import Forward, capture_forward
 from argosy.workload.capture.trace import capture
@@ -22,7 +23,9 @@ CPU = torch.device("cpu")
 
 def forward_of(loss: Callable[[Any, Any], Tensor], batch: Any = None) -> Forward:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    return capture_forward(model, loss, torch.zeros(2, 3) if batch is None else batch, device=CPU, name="small")
+    return capture_forward(
+        model, loss, torch.zeros(2, 3) if batch is None else batch, device=CPU, name="small"
+    )
 
 
 def plain(model: Any, x: Tensor) -> Tensor:
@@ -49,20 +52,32 @@ def mixed(model: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
-        (many, r"small: found \d+ operations with 2 samples, other ones with more, expected a step that does the same"),
-        (square, r"zeros.*: found 4, 9, 25 with 2, 3, 5 samples, expected numbers in proportion to the samples"),
-        (root, r"mul.*: found 1\.41\d+, 1\.73\d+, 2\.23\d+ with 2, 3, 5 samples, expected numbers in proportion"),
+        (
+            many,
+            r"small: found \d+ operations with 2 samples, other ones with more, expected a step that does the same",
+        ),
+        (
+            square,
+            r"zeros.*: found 4, 9, 25 with 2, 3, 5 samples, expected numbers in proportion to the samples",
+        ),
+        (
+            root,
+            r"mul.*: found 1\.41\d+, 1\.73\d+, 2\.23\d+ with 2, 3, 5 samples, expected numbers in proportion",
+        ),
         (mixed, r"mul.*: found 3, 0\.5, 0\.5 with 2, 3, 5 samples, expected numbers in proportion"),
     ],
 )
-def test_a_step_that_depends_on_the_samples_otherwise_is_told(loss: Callable[..., Tensor], says: str) -> None:
+def test_a_step_that_depends_on_the_samples_otherwise_is_told(
+    loss: Callable[..., Tensor], says: str
+) -> None:
     with pytest.raises(InputError, match=says):
         forward_of(loss)
 
 
 def test_a_batch_may_hold_numbers_which_stay_what_they_are() -> None:
     forward = forward_of(
-        lambda model, batch: plain(model, batch["x"]) * batch["k"], {"x": torch.zeros(2, 3), "k": 0.25}
+        lambda model, batch: plain(model, batch["x"]) * batch["k"],
+        {"x": torch.zeros(2, 3), "k": 0.25},
     )
     assert any(0.25 in node.arguments for node in forward.nodes(7))
 
@@ -76,15 +91,22 @@ def test_a_cut_that_does_not_fit_is_told() -> None:
     with pytest.raises(InputError, match="cut: found stage -1, expected stages 0 to 1"):
         GraphCut(forward, [-1] * count, 2)
     with pytest.raises(
-        InputError, match=r"cut: found \S+ in stage 0, which reads \S+, expected stage 1 or a later one"
+        InputError,
+        match=r"cut: found \S+ in stage 0, which reads \S+, expected stage 1 or a later one",
     ):
         GraphCut(forward, [int(at == first) for at in range(count)], 2)
-    with pytest.raises(InputError, match=rf"cut: found 2 operations, expected {count}, the forward of the program"):
+    with pytest.raises(
+        InputError, match=rf"cut: found 2 operations, expected {count}, the forward of the program"
+    ):
         aligned(forward, [0, 0])
     longer = forward_of(lambda model, x: plain(model, torch.tanh(x)))
-    with pytest.raises(InputError, match=r"cut: found aten\.tanh\.default \(.*\), expected aten\.t\.default"):
+    with pytest.raises(
+        InputError, match=r"cut: found aten\.tanh\.default \(.*\), expected aten\.t\.default"
+    ):
         aligned(longer, [0] * count, forward)
-    with pytest.raises(InputError, match=r"cut: found aten\.neg\.default \(.*\), expected no further operation"):
+    with pytest.raises(
+        InputError, match=r"cut: found aten\.neg\.default \(.*\), expected no further operation"
+    ):
         aligned(forward_of(lambda model, x: -plain(model, x)), [0] * count, forward)
 
 
@@ -99,7 +121,9 @@ def test_what_has_its_samples_in_no_order_is_not_handed_on() -> None:
     forward = forward_of(loss)
     *_, last = (at for at, node in enumerate(forward.graph.nodes) if node.op == "aten.exp.default")
     cut = GraphCut(forward, [int(at >= last) for at in range(len(forward.graph.nodes))], 2)
-    says = r"stage 0: found a value handed on whose samples are in no known order \(aten\.mm\.default"
+    says = (
+        r"stage 0: found a value handed on whose samples are in no known order \(aten\.mm\.default"
+    )
     with pytest.raises(InputError, match=says):
         cut.check_divided([1, 1], 1)
 
@@ -122,8 +146,11 @@ class Dropped(nn.Module):
     ],
     ids=["drops", "does not train", "drops all"],
 )
-def test_the_dropout_of_devices_is_that_of_hosts(fused: Callable[..., Tensor], written: Callable[..., Tensor]) -> None:
-    """Devices drop by an operation of its own, hosts by a random mask: captured, both draw the same."""
+def test_the_dropout_of_devices_is_that_of_hosts(
+    fused: Callable[..., Tensor], written: Callable[..., Tensor]
+) -> None:
+    """Devices drop by an operation of its own, hosts by a random mask: captured, both draw the
+    same."""
     x, found = torch.ones(6, 3), []
     for drop in (fused, written):
         torch.manual_seed(0)
@@ -131,7 +158,9 @@ def test_the_dropout_of_devices_is_that_of_hosts(fused: Callable[..., Tensor], w
         graph = capture(lambda drop=drop: (Dropped(drop), plain, torch.ones(6, 3)))
         named = {name: weight.detach() for name, weight in model.named_parameters()} | {"": x}
         loss, gradients, _ = run_whole(graph, whole_tensors(graph, named), seed=3, step=1)
-        found.append((loss, {graph.values[at].name: gradient for at, gradient in gradients.items()}))
+        found.append(
+            (loss, {graph.values[at].name: gradient for at, gradient in gradients.items()})
+        )
     torch.testing.assert_close(*found)
 
 

@@ -1,4 +1,5 @@
-"""Models with frozen weights under a plan: trained as in one process, and without what nothing needs."""
+"""Models with frozen weights under a plan: trained as in one process, and without what nothing
+needs."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from rank_pool import RankPool
 from training_cases import Case, differences, train_in_parallel
 
 from argosy.cost.memory import state_bytes
+from argosy.measure.profile import profile_model
 from argosy.plan.plan import Recompute
-from argosy.runtime.ledger import peak_bytes
-from argosy.runtime.profile import profile_model
+from argosy.runtime.communication.ledger import peak_bytes
 from argosy.schedule import ScheduleKind
 from argosy.timeline import SpanKind
 
@@ -20,8 +21,15 @@ CASES = [
     Case(model="lora", shares=((1, 1), (2,)), zero=3, recompute=Recompute.FULL),
     Case(model="lora", shares=((2,), (2,)), tied=True, kind=ScheduleKind.ZERO_BUBBLE),
     Case(model="lora-at-the-end", shares=((2,), (2,), (2,)), kind=ScheduleKind.ZERO_BUBBLE),
-    Case(model="lora-at-the-end", shares=((1, 1), (2,), (2,)), zero=2, recompute=Recompute.SELECTIVE),
-    Case(model="lora-at-the-end", shares=((2,), (2,)), kind=ScheduleKind.INTERLEAVED, num_micro_batches=2),
+    Case(
+        model="lora-at-the-end", shares=((1, 1), (2,), (2,)), zero=2, recompute=Recompute.SELECTIVE
+    ),
+    Case(
+        model="lora-at-the-end",
+        shares=((2,), (2,)),
+        kind=ScheduleKind.INTERLEAVED,
+        num_micro_batches=2,
+    ),
     Case(model="lora", shares=((2,), (2,)), work=(1.0, 3.0)),
     Case(model="lora-at-the-end", shares=((2,), (2,)), work=(2.0, 1.0)),
 ]
@@ -33,7 +41,8 @@ def test_adapters_train_as_in_one_process(ranks: RankPool, case: Case) -> None:
 
 
 def test_a_frozen_stage_gets_no_gradients_and_runs_no_backward(ranks: RankPool) -> None:
-    """Stages 0 and 1 of three are frozen: they send activations forward, and nothing comes back to them."""
+    """Stages 0 and 1 of three are frozen: they send activations forward, and nothing comes back to
+    them."""
     case = Case(model="lora-at-the-end", shares=((2,), (2,), (2,)))
     first, second, last = ranks(case.num_ranks, what_happens, case)
     assert set(first["sent"]) == {1}
@@ -62,7 +71,9 @@ HELD = [
 def test_ranks_hold_what_is_predicted(ranks: RankPool, case: Tuned) -> None:
     """Optimizer state, and the peak of a step by torch's own count of allocations."""
     model, loss_fn, batch = case.built()
-    profile = profile_model(model, loss_fn, batch, name="tuned", kind="CPU-core", samples=(2,), seconds=0.0)
+    profile = profile_model(
+        model, loss_fn, batch, name="tuned", kind="CPU-core", samples=(2,), seconds=0.0
+    )
     chain, plan = profile.chain(optimizer=case.optimizer), case.plan()
     predicted = peak_bytes(plan, chain)
     found = dict(zip(plan.devices, ranks(case.num_ranks, held_and_peak, case), strict=True))
@@ -71,6 +82,8 @@ def test_ranks_hold_what_is_predicted(ranks: RankPool, case: Tuned) -> None:
         for replica in stage.replicas:
             (name,) = replica.devices
             optimizer, peak = found[name]
-            assert optimizer == pytest.approx(state.optimizer, rel=0.02, abs=0.03 * state.weights), name
+            assert optimizer == pytest.approx(
+                state.optimizer, rel=0.02, abs=0.03 * state.weights
+            ), name
             above = predicted[name] - state.weights - state.optimizer
             assert peak == pytest.approx(above, rel=0.08), name

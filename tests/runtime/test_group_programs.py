@@ -1,4 +1,5 @@
-"""A plan for a captured program has with it what its tensor-parallel groups do; a changed record is refused."""
+"""A plan for a captured program has with it what its tensor-parallel groups do; a changed record is
+refused."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from program_cases import captured, grouped, no_search
 from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan, plan_to_dict
 from argosy.plan.plan import Plan
-from argosy.runtime import tensorstage
-from argosy.runtime.graphcut import GraphCut, aligned
-from argosy.runtime.operations import forward_of, sharings
-from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.tensorstage import Sharing
+from argosy.runtime.graphs.cut import GraphCut, aligned
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.sources.operations import forward_of, sharings
+from argosy.runtime.stages import tensor_stage as tensorstage
+from argosy.runtime.stages.tensor_stage import Sharing
 from argosy.workload.capture.forward import Forward
 from argosy.workload.capture.initial import build_fake
 
@@ -38,16 +39,22 @@ def forward() -> Forward:
 def sharing_of(plan: Plan) -> Sharing:
     assert plan.cut is not None
     assert plan.operation_layers is not None
-    cut = GraphCut(forward(), aligned(forward(), plan.cut), 1, aligned(forward(), plan.operation_layers))
+    cut = GraphCut(
+        forward(), aligned(forward(), plan.cut), 1, aligned(forward(), plan.operation_layers)
+    )
     return sharings(plan, cut, devices_by_rank(plan))[0, 0]
 
 
-def test_a_plan_says_what_its_groups_do_and_they_do_it(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_what_its_groups_do_and_they_do_it(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = loads_plan(dumps_plan(plan))
     assert read.programs == plan.programs
     (program,) = plan.programs
     assert any("dim" in weight.stored for weight in program.weights)
-    assert any(operation.delivered for segment in program.segments for operation in segment.operations)
+    assert any(
+        operation.delivered for segment in program.segments for operation in segment.operations
+    )
     searched = sharing_of(replace(plan, programs=())).steps(program.samples)
     monkeypatch.setattr(tensorstage, "program_at", no_search)
     sharing = sharing_of(read)
@@ -71,20 +78,40 @@ def changed(plan: Plan, change: Any) -> Plan:
 
 
 def operation_with(program: dict[str, Any], field: str) -> dict[str, Any]:
-    return next(one for segment in program["segments"] for one in segment["operations"] if one.get(field))
+    return next(
+        one for segment in program["segments"] for one in segment["operations"] if one.get(field)
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: operation_with(p, "units").update(op="aten.sin.default"), "the next operation of the program"),
-        (lambda p: operation_with(p, "takes").update(takes=["dim one"]), "states taken|cut such as dim 1 / 8"),
-        (lambda p: operation_with(p, "units").update(leaves=["dim 9 / 4"]), "a cut of a tensor of|states taken"),
-        (lambda p: operation_with(p, "units").update(units=1), "a way to do it on parts of tensors"),
+        (
+            lambda p: operation_with(p, "units").update(op="aten.sin.default"),
+            "the next operation of the program",
+        ),
+        (
+            lambda p: operation_with(p, "takes").update(takes=["dim one"]),
+            "states taken|cut such as dim 1 / 8",
+        ),
+        (
+            lambda p: operation_with(p, "units").update(leaves=["dim 9 / 4"]),
+            "a cut of a tensor of|states taken",
+        ),
+        (
+            lambda p: operation_with(p, "units").update(units=1),
+            "a way to do it on parts of tensors",
+        ),
         (lambda p: operation_with(p, "delivered").pop("delivered"), "which takes|a whole one"),
-        (lambda p: operation_with(p, "delivered")["delivered"][0].update(way="by post"), 'way "by post"'),
+        (
+            lambda p: operation_with(p, "delivered")["delivered"][0].update(way="by post"),
+            'way "by post"',
+        ),
         (lambda p: p["segments"][-1]["operations"].pop(), "no further operation"),
-        (lambda p: p["weights"].update(ghost={"stored": "dim 0 / 8"}), "a weight that its layers do not have"),
+        (
+            lambda p: p["weights"].update(ghost={"stored": "dim 0 / 8"}),
+            "a weight that its layers do not have",
+        ),
     ],
 )
 def test_a_changed_record_is_refused(plan: Plan, change: Any, message: str) -> None:

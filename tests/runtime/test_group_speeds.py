@@ -1,9 +1,19 @@
-"""Members of tensor-parallel groups have speeds of their own: the slow one is found, who waits for it is not slow."""
+"""Members of tensor-parallel groups have speeds of their own: the slow one is found, who waits for
+it is not slow."""
 
 from __future__ import annotations
 
 import pytest
-from group_cases import adapt_shares, chain, cluster, compute_model, group_and_one, timeline_of, train_alone, two_groups
+from group_cases import (
+    adapt_shares,
+    chain,
+    cluster,
+    compute_model,
+    group_and_one,
+    timeline_of,
+    train_alone,
+    two_groups,
+)
 from rank_pool import RankPool
 
 from argosy.adapt.recorded import seen_in
@@ -12,8 +22,9 @@ from argosy.timeline.file import loads_timeline
 
 SLOWER = 3.0
 NEAR, LEAST = 0.15, 0.65
-"""How far the slow one's speed may be off, and what others have at least: what a rank does beside its naps is in it,
-some milliseconds of each micro-batch and more on busy cores. With what they wait they would have 0.55 at most."""
+"""How far the slow one's speed may be off, and what others have at least: what a rank does beside
+its naps is in it, some milliseconds of each micro-batch and more on busy cores. With what they wait
+they would have 0.55 at most."""
 
 pytestmark = pytest.mark.flaky(reruns=4)  # it measures real time
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from argosy.errors import InputError
-from argosy.runtime.carry import describe, loads_form
-from argosy.runtime.executor import Executor
+from argosy.runtime.stages.carry import describe, loads_form
+from argosy.runtime.step.executor import Executor
 
 
 class Pair(NamedTuple):
@@ -36,20 +36,32 @@ def test_a_form_travels_as_it_is() -> None:
 def test_what_no_other_process_could_read_is_not_handed_on(part: Any) -> None:
     form, _ = describe((torch.zeros(2), part), 2, where="stage 1")
     kind = type(part).__name__
-    with pytest.raises(InputError, match=rf"stage 1: found {kind} among what is handed on, expected tensors, tuples"):
+    with pytest.raises(
+        InputError,
+        match=rf"stage 1: found {kind} among what is handed on, expected tensors, tuples",
+    ):
         form.dumps(where="stage 1")
 
 
 @pytest.mark.parametrize(
-    "other", [{"hidden": torch.zeros(2, 4)}, {"other": torch.zeros(2, 3)}, {"hidden": torch.zeros(2, 3), "flag": 1}]
+    "other",
+    [
+        {"hidden": torch.zeros(2, 4)},
+        {"other": torch.zeros(2, 3)},
+        {"hidden": torch.zeros(2, 3), "flag": 1},
+    ],
 )
 def test_every_micro_batch_hands_on_the_same(other: Any) -> None:
     """Also under the same names: whoever receives tensors takes them for what came first."""
     form, _ = describe({"hidden": torch.zeros(2, 3)}, 2, where="stage 1")
-    stage: Any = SimpleNamespace(seat=SimpleNamespace(stage=1, samples=2), output_form=form, handed={})
+    stage: Any = SimpleNamespace(
+        seat=SimpleNamespace(stage=1, samples=2), output_form=form, handed={}
+    )
     executor = Executor.__new__(Executor)
     assert Executor._handed_on(executor, stage, 0, {"hidden": torch.ones(2, 3)}) == []
-    with pytest.raises(InputError, match=r"stage 1: found a hand-over whose names, shapes.*for every micro-batch"):
+    with pytest.raises(
+        InputError, match=r"stage 1: found a hand-over whose names, shapes.*for every micro-batch"
+    ):
         Executor._handed_on(executor, stage, 1, other)
 
 
@@ -57,7 +69,10 @@ def test_every_micro_batch_hands_on_the_same(other: Any) -> None:
     ("carry", "says"),
     [
         ([torch.zeros(2)] * 65, "stage 1: found 65 tensors handed on, expected at most 64"),
-        ({"hidden": torch.zeros(3)}, r"stage 1: found a tensor of shape \(3,\) among what is handed on"),
+        (
+            {"hidden": torch.zeros(3)},
+            r"stage 1: found a tensor of shape \(3,\) among what is handed on",
+        ),
     ],
 )
 def test_what_cannot_travel_is_named(carry: Any, says: str) -> None:

@@ -1,4 +1,5 @@
-"""What ranks hold at the beginning: the same where they hold the same, whole or in rows, whatever its dtype."""
+"""What ranks hold at the beginning: the same where they hold the same, whole or in rows, whatever
+its dtype."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def test_rows_of_several_dtypes_travel_together(ranks: RankPool, zero: int) -> N
     for losses, _ in rows:
         assert losses == pytest.approx(whole[0][0], rel=1e-3)
     for name, values in whole[0][1].items():
-        assert [*rows[0][1][name], *rows[1][1][name]] == pytest.approx(values, rel=1e-2, abs=1e-2), name
+        assert [*rows[0][1][name], *rows[1][1][name]] == pytest.approx(
+            values, rel=1e-2, abs=1e-2
+        ), name
 
 
 def test_some_ranks_wait_as_long_as_all_do(ranks: RankPool) -> None:

@@ -1,4 +1,5 @@
-"""An ordinary ``transformers.Trainer`` script trains by a plan with two changed lines, and as in one process."""
+"""An ordinary ``transformers.Trainer`` script trains by a plan with two changed lines, and as in
+one process."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ CHANGES = {
 
 def run(command: list[str]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -46,17 +49,29 @@ def history(folder: Path) -> list[dict[str, float]]:
     return [{name: line[name] for name in figures if name in line} for line in lines]
 
 
-def test_a_script_trains_on_three_unequal_processes_as_on_one_and_is_resumed(tmp_path: Path) -> None:
-    """Two stages, the first on devices with 3 and 1 of 4 samples; padding, accumulation and short batches."""
+def test_a_script_trains_on_three_unequal_processes_as_on_one_and_is_resumed(
+    tmp_path: Path,
+) -> None:
+    """Two stages, the first on devices with 3 and 1 of 4 samples; padding, accumulation and short
+    batches."""
     alone, folder = tmp_path / "alone", tmp_path / "plan"
     folder.mkdir()
-    text = SCRIPT.read_text().replace("Path(__file__).parent.parent", f"Path({str(SCRIPT.parent.parent)!r})")
+    text = SCRIPT.read_text().replace(
+        "Path(__file__).parent.parent", f"Path({str(SCRIPT.parent.parent)!r})"
+    )
     for before, after in CHANGES.items():
         assert text.count(f"{before}\n") == 1
         text = text.replace(f"{before}\n", f"{after}\n")
     (folder / "train.py").write_text(text)
     written_plan(folder, Case(shares=((3, 1), (4,)), num_micro_batches=2))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "3",
+    ]
     torchrun += [str(folder / "train.py"), str(folder)]
     run([sys.executable, str(SCRIPT), str(alone)])
     run(torchrun)
@@ -64,11 +79,16 @@ def test_a_script_trains_on_three_unequal_processes_as_on_one_and_is_resumed(tmp
     assert len(wanted) == 9 and [line.keys() for line in found] == [line.keys() for line in wanted]
     for line, other in zip(found, wanted, strict=True):
         assert line == pytest.approx(other, rel=2e-5)
-    one, other = (GPT2LMHeadModel.from_pretrained(place / "model").state_dict() for place in (alone, folder))
+    one, other = (
+        GPT2LMHeadModel.from_pretrained(place / "model").state_dict() for place in (alone, folder)
+    )
     assert all(torch.allclose(one[name], other[name], rtol=1e-3, atol=1e-5) for name in one)
     assert not (folder / "model" / "argosy").exists()
     assert any("eval_accuracy" in line for line in found)
-    logits, expected = (torch.tensor(json.loads((place / "predicted.json").read_text())) for place in (folder, alone))
+    logits, expected = (
+        torch.tensor(json.loads((place / "predicted.json").read_text()))
+        for place in (folder, alone)
+    )
     assert logits.shape[0] == 11 and torch.allclose(logits, expected, atol=1e-4)
     shutil.rmtree(folder / "checkpoint-6")
     (folder / "log.json").unlink()
@@ -81,8 +101,12 @@ def refusals(**changed: Any) -> str:
     """What a trainer with these settings is refused for."""
     usual = {"train_batch_size": 8, "bf16": False, "fp16": False, "gradient_accumulation_steps": 1}
     trainer: Any = hf.Trainer.__new__(hf.Trainer)
-    trainer.args = SimpleNamespace(**{**usual, **{key: changed[key] for key in changed if key not in vars(FREE)}})
-    trainer.plan = SimpleNamespace(global_batch=8, model=SimpleNamespace(dtype=Dtype.FP32), stages=(), cut=None)
+    trainer.args = SimpleNamespace(
+        **{**usual, **{key: changed[key] for key in changed if key not in vars(FREE)}}
+    )
+    trainer.plan = SimpleNamespace(
+        global_batch=8, model=SimpleNamespace(dtype=Dtype.FP32), stages=(), cut=None
+    )
     for key, value in vars(FREE).items():
         setattr(trainer, key, changed.get(key, value))
     with pytest.raises(InputError) as error:
@@ -91,16 +115,26 @@ def refusals(**changed: Any) -> str:
 
 
 FREE = SimpleNamespace(
-    optimizer=None, lr_scheduler=None, compute_metrics=None, model_accepts_loss_kwargs=True, model=torch.nn.Sequential()
+    optimizer=None,
+    lr_scheduler=None,
+    compute_metrics=None,
+    model_accepts_loss_kwargs=True,
+    model=torch.nn.Sequential(),
 )
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"train_batch_size": 4}, "per_device_train_batch_size: found 4, expected 8, the plan's global batch"),
+        (
+            {"train_batch_size": 4},
+            "per_device_train_batch_size: found 4, expected 8, the plan's global batch",
+        ),
         ({"bf16": True}, "bf16, fp16: found bf16, expected fp32, in which the plan computes"),
-        ({"optimizer": 1}, "optimizers: found an object, expected optimizer_cls_and_kwargs, from which every rank"),
+        (
+            {"optimizer": 1},
+            "optimizers: found an object, expected optimizer_cls_and_kwargs, from which every rank",
+        ),
         (
             {"compute_metrics": print, "model": torch.nn.Linear(1, 1)},
             "compute_metrics: found a function, expected none for a model that is captured: its program computes the",
@@ -112,7 +146,9 @@ FREE = SimpleNamespace(
         ({"torch_compile": True}, "torch_compile: found true, expected false"),
     ],
 )
-def test_what_one_process_would_do_otherwise_is_refused(changed: dict[str, Any], message: str) -> None:
+def test_what_one_process_would_do_otherwise_is_refused(
+    changed: dict[str, Any], message: str
+) -> None:
     assert message in refusals(**changed)
 
 
@@ -128,11 +164,15 @@ def test_a_library_sees_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate.state", None)
-    with pytest.raises(ModuleNotFoundError, match=r"hf needs accelerate.*; pip install 'argosy\[hf\]' installs it"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"hf needs accelerate.*; pip install 'argosy\[hf\]' installs it"
+    ):
         runpy.run_path(str(hf.__file__))
 
 
-def test_models_that_ranks_build_without_a_seed_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_ranks_build_without_a_seed_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compared: list[dict[str, str]] = []
     monkeypatch.setattr(hf, "check_agreed", lambda facts, *_: compared.append(facts))
     monkeypatch.setattr(hf, "device_of", lambda *_: torch.device("cpu"))

@@ -17,7 +17,8 @@ Make = Callable[[], nn.Module]
 
 
 class Odd(nn.Module):
-    """Everything that initialisation code does somewhere: views, in-place changes, new seeds, values that are read."""
+    """Everything that initialisation code does somewhere: views, in-place changes, new seeds,
+    values that are read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +43,27 @@ def small(name: str) -> Make:
 def hugging_face(name: str) -> Make:
     def make() -> nn.Module:
         transformers = pytest.importorskip("transformers")
-        sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
+        sizes = {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+        }
         match name:
             case "gpt2":
-                shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 60, "n_positions": 16}
+                shape = {
+                    "n_embd": 32,
+                    "n_layer": 2,
+                    "n_head": 2,
+                    "vocab_size": 60,
+                    "n_positions": 16,
+                }
                 tokens = {"bos_token_id": 1, "eos_token_id": 2}
                 return transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, **tokens))  # type: ignore[no-any-return]
             case "llama":
-                return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=60, **sizes))  # type: ignore[no-any-return]
+                return transformers.LlamaForCausalLM(
+                    transformers.LlamaConfig(vocab_size=60, **sizes)
+                )  # type: ignore[no-any-return]
         config = transformers.ViTConfig(image_size=32, patch_size=8, **sizes)
         return transformers.ViTForImageClassification(config)  # type: ignore[no-any-return]
 
@@ -80,7 +94,8 @@ def test_replayed_values_are_those_of_an_ordinary_build(
 
 
 def drawn() -> tuple[torch.Tensor, ...]:
-    """What ``build`` does to batches: generators of its own, edits in place, numbers that are read."""
+    """What ``build`` does to batches: generators of its own, edits in place, numbers that are
+    read."""
     own = torch.Generator().manual_seed(4)
     labels = torch.randint(0, 4, (6, 500))
     labels[0, 1:] = -100
@@ -96,7 +111,17 @@ def drawn() -> tuple[torch.Tensor, ...]:
     source = torch.ones(70_000)
     target = torch.empty(70_000).copy_(source)
     source.zero_()
-    return labels, first[order], second, part, table, torch.tensor(count), target, source, torch.rand(3)
+    return (
+        labels,
+        first[order],
+        second,
+        part,
+        table,
+        torch.tensor(count),
+        target,
+        source,
+        torch.rand(3),
+    )
 
 
 @pytest.mark.parametrize("small", [0, 600, initial.SMALL])
@@ -109,7 +134,9 @@ def test_batches_drawn_edited_and_read_in_build_are_those_of_an_ordinary_build(
     torch.manual_seed(3)
     with Recording() as recording:
         recorded = drawn()
-    for index, (value, wanted) in enumerate(zip(recording.materialise(recorded), ordinary, strict=True)):
+    for index, (value, wanted) in enumerate(
+        zip(recording.materialise(recorded), ordinary, strict=True)
+    ):
         assert torch.equal(value, wanted), index
 
 
@@ -119,7 +146,9 @@ def test_two_parameters_in_the_same_memory_are_refused() -> None:
         model[1].weight.data = model[0].weight.data
         return model, lambda net, x: net(x).mean(), torch.ones(2, 4)
 
-    with pytest.raises(InputError, match=r"0\.weight and 1\.weight, expected one; tie weights by assigning"):
+    with pytest.raises(
+        InputError, match=r"0\.weight and 1\.weight, expected one; tie weights by assigning"
+    ):
         build_fake(build)
 
 
@@ -136,7 +165,10 @@ def test_a_model_that_the_program_makes_on_the_meta_device_draws_nothing() -> No
     def make() -> tuple[nn.Module, torch.Tensor]:
         with torch.device("meta"):
             model = nn.Linear(300, 400)
-        state = {"weight": torch.full((400, 300), 0.5), "bias": torch.ones_like(model.bias, device="cpu")}
+        state = {
+            "weight": torch.full((400, 300), 0.5),
+            "bias": torch.ones_like(model.bias, device="cpu"),
+        }
         model.load_state_dict(state, assign=True)
         return model, torch.randn(4, 300)
 

@@ -1,4 +1,5 @@
-"""From a plan to commands and batch scripts: which host is which rank, and what a node asks Slurm for."""
+"""From a plan to commands and batch scripts: which host is which rank, and what a node asks Slurm
+for."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from launch_cases import HOSTS, launched, named
 from target_readers import plan
 
 from argosy.errors import InputError
-from argosy.runtime.launch import command_line
-from argosy.runtime.launch_script import dry_run
-from argosy.runtime.slurm import components, slurm_script
+from argosy.runtime.job.launch import command_line
+from argosy.runtime.job.launch_script import dry_run
+from argosy.runtime.job.slurm import components, slurm_script
 
 
 def options(script: str) -> list[list[str]]:
@@ -33,7 +34,9 @@ def test_unequal_nodes_are_components_that_ask_for_what_they_have() -> None:
     """The plan uses 4, 4, 2 and 2 devices of nodes with 4."""
     made = plan([9, 18, 26, 34])
     narrow = tuple(replace(stage, replicas=stage.replicas[:1]) for stage in made.stages[2:])
-    launch = launched(replace(made, stages=(*made.stages[:2], *narrow)), a={"cpus": 64}, v={"cpus": 16})
+    launch = launched(
+        replace(made, stages=(*made.stages[:2], *narrow)), a={"cpus": 64}, v={"cpus": 16}
+    )
     common = ["--nodes=2", "--ntasks-per-node=1"]
     assert options(slurm_script(launch)) == [
         [*common, "--cpus-per-task=64", "--gres=gpu:a100:4"],
@@ -45,7 +48,9 @@ def test_unequal_nodes_are_components_that_ask_for_what_they_have() -> None:
 def test_equal_nodes_are_an_ordinary_job_and_need_no_type() -> None:
     launch = launched(plan([17, 34], hosts=("a0", "a1")))
     script = slurm_script(launch)
-    assert options(script) == [["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4", "--gres=gpu:4"]]
+    assert options(script) == [
+        ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4", "--gres=gpu:4"]
+    ]
     assert "het-group" not in script
 
 
@@ -59,7 +64,9 @@ def test_a_gap_in_the_numbers_of_devices_asks_for_the_card_behind_it() -> None:
 def test_what_the_cluster_file_says_is_asked_for() -> None:
     devices = {"kind": "A100-80GB", "count": 4, "gres": "gpu:big"}
     made = plan([9, 18, 26, 34])
-    launch = launched(made, a={"devices": devices}, v={"devices": {**devices, "kind": "V100-32GB", "gres": ""}})
+    launch = launched(
+        made, a={"devices": devices}, v={"devices": {**devices, "kind": "V100-32GB", "gres": ""}}
+    )
     assert [component.request.gres for component in components(launch)] == ["gpu:big:4", ""]
     named_launch = named(made)
     found = options(slurm_script(named_launch))
@@ -80,9 +87,13 @@ def test_a_host_finds_its_rank_by_its_name(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_addresses_ports_and_interfaces_are_those_of_the_cluster_file() -> None:
     first = {"name": "gpu01", "address": "10.0.0.1", "port": 29700}
-    launch = launched(plan([9, 18, 26, 34]), a={"hosts": [first, HOSTS["a"][1]]}, v={"hosts": HOSTS["v"]})
+    launch = launched(
+        plan([9, 18, 26, 34]), a={"hosts": [first, HOSTS["a"][1]]}, v={"hosts": HOSTS["v"]}
+    )
     words = [command_line(launch, rank, Path("run.json")) for rank in range(4)]
-    assert {command[command.index("--rdzv-endpoint") + 1] for command in words} == {"10.0.0.1:29700"}
+    assert {command[command.index("--rdzv-endpoint") + 1] for command in words} == {
+        "10.0.0.1:29700"
+    }
     settings = [command[command.index("--rdzv-conf") + 1] for command in words]
     assert settings == ["rank=0", "rank=1,interface=ib0", "rank=2", "rank=3"]
     assert "gpu02.east|gpu02)" in dry_run(launch)

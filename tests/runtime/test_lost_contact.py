@@ -14,7 +14,7 @@ from contact_cases import send_to_nobody
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from argosy.runtime.failure import ElsewhereError, ending_after, in_contact_beside_others
+from argosy.runtime.processes.failure import ElsewhereError, ending_after, in_contact_beside_others
 
 
 def test_a_message_to_a_rank_that_has_gone_is_about_that_rank(tmp_path: Path) -> None:
@@ -29,7 +29,9 @@ def test_a_message_to_a_rank_that_has_gone_is_about_that_rank(tmp_path: Path) ->
 
 
 def _of_gloo() -> None:
-    raise RuntimeError("[/src/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1")
+    raise RuntimeError(
+        "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"
+    )
 
 
 def _of_nccl() -> None:
@@ -38,7 +40,10 @@ def _of_nccl() -> None:
 
 @pytest.mark.parametrize("fail", [_of_gloo, _of_nccl])
 def test_what_torch_distributed_raises_is_about_others(fail: Callable[[], None]) -> None:
-    with pytest.raises(ElsewhereError, match="lost contact in step 3"), in_contact_beside_others("in step 3"):
+    with (
+        pytest.raises(ElsewhereError, match="lost contact in step 3"),
+        in_contact_beside_others("in step 3"),
+    ):
         fail()
 
 

@@ -19,7 +19,10 @@ def small_disk(folder: Path) -> Iterator[None]:
     """A file system of 16 MiB; skips the test where none may be mounted."""
     folder.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "argosy-test", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True, check=False).returncode
+    ):
         pytest.skip("no file system may be mounted here")
     try:
         yield
@@ -52,7 +55,9 @@ def test_a_run_outlives_a_full_disk_a_removed_folder_and_a_torn_checkpoint(tmp_p
         why = run.events("not written")[0]["why"]
         assert "the checkpoint of step 4 could not be written into " in why
         assert "No space left on device" in why
-        assert [line["step"] for line in run.lines()] == list(range(9)), "lines wait until they can be written"
+        assert [line["step"] for line in run.lines()] == list(range(9)), (
+            "lines wait until they can be written"
+        )
 
         for path in run.run.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -10,8 +10,8 @@ import torch
 from rank_pool import RankPool
 from training_cases import Case, measured_run, offsets_of_skewed_clocks, plan_of
 
-from argosy.runtime.measure import STEP, Mark, Recorder
-from argosy.runtime.measured import assemble
+from argosy.runtime.communication.marks import STEP, Mark, Recorder
+from argosy.runtime.communication.measured import assemble
 from argosy.schedule import Action, ActionKind, ScheduleKind
 from argosy.timeline import ContactKind, SpanKind
 from argosy.timeline.file import loads_timeline
@@ -29,7 +29,9 @@ def test_clocks_of_ranks_are_aligned_within_what_is_promised(ranks: RankPool) ->
 
 
 def test_a_run_is_written_down_completely(ranks: RankPool) -> None:
-    case = Case(shares=((3, 1), (4,), (4,)), kind=ScheduleKind.KFKB, k=2, num_micro_batches=3, steps=2)
+    case = Case(
+        shares=((3, 1), (4,), (4,)), kind=ScheduleKind.KFKB, k=2, num_micro_batches=3, steps=2
+    )
     text, *others = ranks(case.num_ranks, measured_run, case)
     assert others == [None] * (case.num_ranks - 1)
     timeline = loads_timeline(text)
@@ -39,10 +41,14 @@ def test_a_run_is_written_down_completely(ranks: RankPool) -> None:
         spans = [span for span in timeline.spans if span.iteration == iteration]
         for kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
             found = sorted((s.where, s.stage, s.micro_batch) for s in spans if s.kind is kind)
-            expected = [(f"n0.{rank}", [0, 0, 1, 2][rank], index) for rank in range(4) for index in range(3)]
+            expected = [
+                (f"n0.{rank}", [0, 0, 1, 2][rank], index) for rank in range(4) for index in range(3)
+            ]
             assert found == expected
         transfers = [span for span in spans if span.kind is SpanKind.TRANSFER]
-        assert len(transfers) == 2 * 3 * (2 + 1), "two replicas to one, one to one; there and back; per micro-batch"
+        assert len(transfers) == 2 * 3 * (2 + 1), (
+            "two replicas to one, one to one; there and back; per micro-batch"
+        )
         assert sum(span.bytes for span in transfers) == pytest.approx(2 * 3 * 2 * 4 * 6 * 16 * 8)
         assert sum(span.kind is SpanKind.UPDATE for span in spans) == 4
 
@@ -54,11 +60,17 @@ def test_nothing_happens_before_what_it_needs(ranks: RankPool) -> None:
     for span in timeline.spans:
         if span.waited_for is not None:
             assert timeline.spans[span.waited_for].start <= span.start + slack
-    forwards = {(s.stage, s.micro_batch, s.iteration): s for s in timeline.spans if s.kind is SpanKind.FORWARD}
+    forwards = {
+        (s.stage, s.micro_batch, s.iteration): s
+        for s in timeline.spans
+        if s.kind is SpanKind.FORWARD
+    }
     for (stage, index, iteration), span in forwards.items():
         if stage:
             assert span.start >= forwards[stage - 1, index, iteration].end - slack
-    assert timeline.critical_path()[-1].end == pytest.approx(max(span.end for span in timeline.spans))
+    assert timeline.critical_path()[-1].end == pytest.approx(
+        max(span.end for span in timeline.spans)
+    )
 
 
 def test_waiting_sending_and_receiving_are_told_apart(ranks: RankPool) -> None:
@@ -70,15 +82,32 @@ def test_waiting_sending_and_receiving_are_told_apart(ranks: RankPool) -> None:
         own = [contact for contact in timeline.contacts if contact.where == device]
         incoming = [False] * (stage > 0) + [True] * (stage < 2)
         for kind in ContactKind:
-            found = sorted((c.iteration, c.stage, c.micro_batch, c.gradient) for c in own if c.kind is kind)
-            directions = [not back for back in incoming] if kind is ContactKind.SENDING else incoming
-            assert found == sorted((i, stage, m, back) for i in range(2) for m in range(3) for back in directions)
+            found = sorted(
+                (c.iteration, c.stage, c.micro_batch, c.gradient) for c in own if c.kind is kind
+            )
+            directions = (
+                [not back for back in incoming] if kind is ContactKind.SENDING else incoming
+            )
+            assert found == sorted(
+                (i, stage, m, back) for i in range(2) for m in range(3) for back in directions
+            )
         waits = [contact for contact in own if contact.kind is ContactKind.WAITING]
-        computed = [span for span in timeline.spans if span.where == device and not span.kind.is_communication]
-        assert all(one.end <= other.start or other.end <= one.start for one in waits for other in computed)
+        computed = [
+            span
+            for span in timeline.spans
+            if span.where == device and not span.kind.is_communication
+        ]
+        assert all(
+            one.end <= other.start or other.end <= one.start for one in waits for other in computed
+        )
         received = {c[4:]: c for c in own if c.kind is ContactKind.RECEIVING}
-        assert all(received[wait[4:]].start <= wait.start <= wait.end <= received[wait[4:]].end for wait in waits)
-        assert timeline.waiting()[device] == pytest.approx(sum(wait.end - wait.start for wait in waits))
+        assert all(
+            received[wait[4:]].start <= wait.start <= wait.end <= received[wait[4:]].end
+            for wait in waits
+        )
+        assert timeline.waiting()[device] == pytest.approx(
+            sum(wait.end - wait.start for wait in waits)
+        )
         assert timeline.waiting()[device] + sum(s.seconds for s in computed) <= timeline.end
 
 
@@ -86,7 +115,16 @@ def test_a_forward_waits_for_no_gradient_where_two_workers_take_turns() -> None:
     """Interleaved on two workers, both messages of a stage go to the same one."""
     plan = plan_of(Case(kind=ScheduleKind.INTERLEAVED, shares=((2,),) * 4, num_micro_batches=2))
     workers: list[list[Mark]] = [[], []]
-    order = [(0, False), (1, False), (2, False), (3, False), (3, True), (2, True), (1, True), (0, True)]
+    order = [
+        (0, False),
+        (1, False),
+        (2, False),
+        (3, False),
+        (3, True),
+        (2, True),
+        (1, True),
+        (0, True),
+    ]
     for at, (stage, gradient) in enumerate(order):
         kind = SpanKind.BACKWARD if gradient else SpanKind.FORWARD
         own = workers[stage % 2]
@@ -94,15 +132,17 @@ def test_a_forward_waits_for_no_gradient_where_two_workers_take_turns() -> None:
             own.append(Mark(ContactKind.WAITING, stage, 0, gradient, 0, 2.0 * at - 1, 2.0 * at))
         own.append(Mark(kind, stage, 0, False, 0, 2.0 * at, 2.0 * at + 1))
         own.append(Mark(ContactKind.SENDING, stage, 0, gradient, 0, 2.0 * at + 1, 2.0 * at + 1))
-    timeline = assemble([[*own, Mark(STEP, None, None, False, 0, 0.0, 16.0)] for own in workers], plan, {0: 8.0})
+    timeline = assemble(
+        [[*own, Mark(STEP, None, None, False, 0, 0.0, 16.0)] for own in workers], plan, {0: 8.0}
+    )
     for span in timeline.spans:
         assert span.waited_for is None or timeline.spans[span.waited_for].end <= span.start
     assert len(timeline.critical_path()) == 8 + 6
 
 
 class Streams(torch.autograd.Function):
-    """Two parts of work and three of an exchange, backward two and five; the exchange on a stream of its own that
-    waits for this one, and this one for it."""
+    """Two parts of work and three of an exchange, backward two and five; the exchange on a stream
+    of its own that waits for this one, and this one for it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, recorder: Recorder) -> torch.Tensor:
@@ -142,7 +182,9 @@ def test_exchanges_are_told_apart_on_a_stream() -> None:
     last = {mark.what: mark for mark in recorder.marks if mark.step == 4}
     for what, own, together in (("forward", 2, 3), ("backward", 2, 5)):
         mark = last[what]
-        assert mark.together / (mark.end - mark.start) == pytest.approx(together / (own + together), rel=0.06)
+        assert mark.together / (mark.end - mark.start) == pytest.approx(
+            together / (own + together), rel=0.06
+        )
 
 
 def test_exchanges_are_told_apart_inside_computations_only() -> None:

@@ -1,4 +1,5 @@
-"""argosy probe and argosy profile: they say what they do, keep what they have, and go on from it."""
+"""argosy probe and argosy profile: they say what they do, keep what they have, and go on from
+it."""
 
 from __future__ import annotations
 
@@ -19,12 +20,19 @@ from argosy.cluster.file import load_cluster
 from argosy.cluster.probe_notes import ProbeNotes, read_notes
 from argosy.cluster.probed import ProbedDevice, ProbedHost, ProbedLink, cluster_toml
 from argosy.dtype import Dtype
-from argosy.runtime import profile_shape as shape_module
-from argosy.runtime.cards import card_facts
-from argosy.runtime.probe import probe_all
+from argosy.measure import profile_shape as shape_module
+from argosy.measure.cards import card_facts
+from argosy.measure.probe import probe_all
 from argosy.workload.profile_file import read_profile
 
-TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 96}
+TINY = {
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 32,
+    "vocab_size": 96,
+}
 DEVICE = ProbedDevice(
     rank=0, host="x", kind="Card", memory=1e10, memory_bandwidth=1e11, flops=((Dtype.FP32, 1e12),),
     by_size=((Dtype.FP32, 256, 1e12),), facts="driver 1, PCIe 5.0 x16",
@@ -40,7 +48,9 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, s
 
 def test_notes_are_read_back() -> None:
     link = ProbedLink(source=0, target=1, bandwidth=1e9, latency=1e-5)
-    notes = ProbeNotes(devices=[DEVICE], links=[link], hosts=[ProbedHost(host="x", out=1e9, into=2e9)])
+    notes = ProbeNotes(
+        devices=[DEVICE], links=[link], hosts=[ProbedHost(host="x", out=1e9, into=2e9)]
+    )
     again = read_notes(notes.text())
     assert (again.devices, again.links, again.hosts) == (notes.devices, notes.links, notes.hosts)
     assert again.link(0, 1) == link
@@ -58,7 +68,7 @@ def test_what_the_driver_says_is_a_comment(tmp_path: Path) -> None:
 
 
 def test_a_probe_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argosy.runtime.probe._SIZES", {"cpu": (64,)})
+    monkeypatch.setattr("argosy.measure.probe._SIZES", {"cpu": (64,)})
     told: list[str] = []
     notes = ProbeNotes(path=tmp_path / "notes.json")
     probe_all(notes, seconds=0.01, report=told.append)
@@ -70,12 +80,15 @@ def test_a_probe_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_probe_under_torchrun_goes_on_from_its_notes(tmp_path: Path) -> None:
-    """Two ranks; one direction of the link is in the notes, with a figure that no machine would measure."""
+    """Two ranks; one direction of the link is in the notes, with a figure that no machine would
+    measure."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     probe = [*start, "-m", "argosy", "probe", "--seconds", "0.01", "-o", "c.toml", "--json"]
 
     def run(*more: str) -> tuple[dict[str, Any], str]:
-        done = subprocess.run([*probe, *more], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=120)
+        done = subprocess.run(
+            [*probe, *more], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=120
+        )
         return json.loads(done.stdout), done.stderr
 
     first, told = run()
@@ -116,10 +129,22 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PROFILE = ("profile", "--model", "tiny.json", "--samples", "1,2", "--seconds", "0.001", "--kind", "CPU-core")
+PROFILE = (
+    "profile",
+    "--model",
+    "tiny.json",
+    "--samples",
+    "1,2",
+    "--seconds",
+    "0.001",
+    "--kind",
+    "CPU-core",
+)
 
 
-def test_a_model_s_shape_is_profiled_by_width(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_s_shape_is_profiled_by_width(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = command(capsys, *PROFILE, "--widths", "1,2,3", "-o", "p.json")
     assert code == 0
     assert out == "wrote p.json: tiny on CPU-core, 12 rows\n"
@@ -181,7 +206,10 @@ def test_a_program_s_profile_goes_on(tiny: Path, capsys: pytest.CaptureFixture[s
     ("arguments", "says"),
     [
         (("profile",), "FILE.py:build, or --model"),
-        (("profile", "train.py:build", "--dtype", "fp32,bf16"), "one of fp32, bf16 and fp16 for a program"),
+        (
+            ("profile", "train.py:build", "--dtype", "fp32,bf16"),
+            "one of fp32, bf16 and fp16 for a program",
+        ),
         (("profile", "--model", "gpt2", "--widths", "0"), "whole numbers such as"),
         (("profile", "--model", "mixtral-8x7b"), "a mixture of experts"),
     ],
@@ -195,7 +223,8 @@ def test_what_cannot_be_profiled_is_said(
 
 
 def test_a_card_s_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stand-in for NVIDIA's module; without one, and where it does not answer, there are none."""
+    """By a stand-in for NVIDIA's module; without one, and where it does not answer, there are
+    none."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert card_facts(0) == ""
 
@@ -206,12 +235,17 @@ def test_a_card_s_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.NVMLError, fake.NVML_NVLINK_MAX_LINKS = NVMLError, 18
     fake.nvmlInit = fake.nvmlShutdown = lambda: None
     fake.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
-    fake.nvmlDeviceGetMaxPcieLinkGeneration, fake.nvmlDeviceGetMaxPcieLinkWidth = lambda card: 5, lambda card: 16
+    fake.nvmlDeviceGetMaxPcieLinkGeneration, fake.nvmlDeviceGetMaxPcieLinkWidth = (
+        lambda card: 5,
+        lambda card: 16,
+    )
     fake.nvmlDeviceGetPowerManagementLimit = lambda card: 700_000
     fake.nvmlDeviceGetNvLinkState = lambda card, link: int(link < 18)
     fake.nvmlSystemGetDriverVersion = lambda: b"580.1"
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: type("Card", (), {"uuid": "abc"})())
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: type("Card", (), {"uuid": "abc"})()
+    )
     assert card_facts(0) == "driver 580.1, PCIe 5.0 x16, 18 NVLinks, 700 W"
 
     def broken() -> None:

@@ -1,4 +1,5 @@
-"""Where ranks meet: on the loopback interface of one machine, else at the one address where the first node is found."""
+"""Where ranks meet: on the loopback interface of one machine, else at the one address where the
+first node is found."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ import pytest
 pytest.importorskip("torch")
 
 from argosy.errors import RunError
-from argosy.runtime import interfaces
-from argosy.runtime.interfaces import interface_addresses, listening_address
+from argosy.runtime.processes import interfaces
+from argosy.runtime.processes.interfaces import interface_addresses, listening_address
 
 PROGRAM = """
 import datetime, os, pathlib, sys
 import torch, torch.distributed as dist
-from argosy.runtime.meeting import meet
+from argosy.runtime.processes.meeting import meet
 
 def listening(pid):
     "Addresses, as the kernel writes them, on which a process listens."
@@ -48,7 +49,9 @@ dist.destroy_process_group()
 LOOPBACK = "127.0.0.1"
 OUTSIDE = next((known for known in interface_addresses().values() if known != LOOPBACK), None)
 """An address of this machine that others may reach, if it has one."""
-HAS_OUTSIDE = pytest.mark.skipif(OUTSIDE is None, reason="this machine has a loopback interface only")
+HAS_OUTSIDE = pytest.mark.skipif(
+    OUTSIDE is None, reason="this machine has a loopback interface only"
+)
 
 
 def in_kernel(address: str) -> str:
@@ -78,29 +81,38 @@ def addresses(folder: Path, ranks: int) -> Iterator[str]:
 @pytest.mark.parametrize("address", [LOOPBACK, pytest.param(OUTSIDE, marks=HAS_OUTSIDE)])
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_torchrun_listens_at_one_address_only(address: str, program: Path, tmp_path: Path) -> None:
-    start = [sys.executable, "-m", "argosy.runtime.meeting", "--nproc-per-node", "2"]
+    start = [sys.executable, "-m", "argosy.runtime.processes.meeting", "--nproc-per-node", "2"]
     start += ["--rdzv-endpoint", f"{address}:0"] if address != LOOPBACK else []
-    subprocess.run([*start, str(program), str(tmp_path)], check=True, env=environment(), timeout=120)
+    subprocess.run(
+        [*start, str(program), str(tmp_path)], check=True, env=environment(), timeout=120
+    )
     found = list(addresses(tmp_path, 2))
-    assert len(found) >= 2 and set(found) == {in_kernel(address)}, "torchrun's store, and the ranks themselves"
+    assert len(found) >= 2 and set(found) == {in_kernel(address)}, (
+        "torchrun's store, and the ranks themselves"
+    )
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, pytest.param(OUTSIDE, marks=HAS_OUTSIDE)])
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ranks_without_torchrun_listen_at_one_address_only(address: str, program: Path, tmp_path: Path) -> None:
+def test_ranks_without_torchrun_listen_at_one_address_only(
+    address: str, program: Path, tmp_path: Path
+) -> None:
     with socket.socket() as probe:
         probe.bind((address, 0))
         port = str(probe.getsockname()[1])
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": port, "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(program), str(tmp_path)], env={**environment(), **meeting, "RANK": str(rank)}
+            [sys.executable, str(program), str(tmp_path)],
+            env={**environment(), **meeting, "RANK": str(rank)},
         )
         for rank in range(2)
     ]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     found = list(addresses(tmp_path, 2))
-    assert len(found) >= 2 and set(found) == {in_kernel(address)}, "rank 0's store, and the ranks themselves"
+    assert len(found) >= 2 and set(found) == {in_kernel(address)}, (
+        "rank 0's store, and the ranks themselves"
+    )
 
 
 def test_the_port_is_the_one_that_was_asked_for(program: Path, tmp_path: Path) -> None:
@@ -108,8 +120,16 @@ def test_the_port_is_the_one_that_was_asked_for(program: Path, tmp_path: Path) -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
-        start = [sys.executable, "-m", "argosy.runtime.meeting", "--rdzv-endpoint", endpoint]
-        done = subprocess.run([*start, str(program)], check=False, capture_output=True, text=True, timeout=120)
+        start = [
+            sys.executable,
+            "-m",
+            "argosy.runtime.processes.meeting",
+            "--rdzv-endpoint",
+            endpoint,
+        ]
+        done = subprocess.run(
+            [*start, str(program)], check=False, capture_output=True, text=True, timeout=120
+        )
     assert done.returncode != 0
     assert "Address already in use" in done.stderr
 
@@ -124,13 +144,20 @@ def test_the_port_is_the_one_that_was_asked_for(program: Path, tmp_path: Path) -
     ],
 )
 def test_a_name_that_others_cannot_follow_is_not_listened_at(
-    leads_to: str, cards: dict[str, str], interface: str | None, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+    leads_to: str,
+    cards: dict[str, str],
+    interface: str | None,
+    chosen: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Debian has a machine's own name lead to its loopback interface; some clouds to an address that is not its own."""
+    """Debian has a machine's own name lead to its loopback interface; some clouds to an address
+    that is not its own."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (leads_to, 0))])
     monkeypatch.setattr(interfaces, "interface_addresses", lambda: cards)
     if chosen is not None:
         assert listening_address("gpu01", interface) == chosen
         return
-    with pytest.raises(RunError, match=r"Cannot listen at gpu01 because it leads to 127.0.1.1.*\(of eth0, ib0\)"):
+    with pytest.raises(
+        RunError, match=r"Cannot listen at gpu01 because it leads to 127.0.1.1.*\(of eth0, ib0\)"
+    ):
         listening_address("gpu01", interface)

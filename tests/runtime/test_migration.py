@@ -1,4 +1,5 @@
-"""Plans follow one another while a job runs: its losses are those of one process, and only what must move moves."""
+"""Plans follow one another while a job runs: its losses are those of one process, and only what
+must move moves."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from migration_cases import (
 from rank_pool import RankError, RankPool
 
 from argosy.cost.regions import Region, outside, shared_regions, volume
-from argosy.runtime.moves import Piece, moves_between, waves
+from argosy.runtime.state.moves import HeldPiece, moves_between, waves
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 KFKB = ScheduleSpec(kind=ScheduleKind.KFKB, k=2)
@@ -47,26 +48,51 @@ HEAD = spread((3, {0: 2, 1: 2}, 1), (2, {2: 4}, 0), (1, {3: 4}, 0))
 HEAD_MOVED = spread((3, {0: 2, 1: 2}, 1), (2, {3: 4}, 0), (1, {2: 4}, 0))
 HEAD_WITH_EMBEDDING = spread((5, {3: 4}, 0), (1, {0: 2, 1: 2}, 2))
 
-EVEN_GROUPS = spread((3, [group(0, 1, samples=4)], 0), (3, [group(2, 3, samples=4, ratios=(0.7, 0.3))], 0))
+EVEN_GROUPS = spread(
+    (3, [group(0, 1, samples=4)], 0), (3, [group(2, 3, samples=4, ratios=(0.7, 0.3))], 0)
+)
 UNEQUAL_GROUPS = spread((6, [group(0, 2, samples=2, ratios=(0.3, 0.7)), group(1, 3, samples=2)], 3))
-OTHER_WIDTHS = spread((2, {3: 4}, 0), (4, [group(0, 1, 2, samples=4, ratios=(0.5, 0.3, 0.2))], 0), schedule=KFKB)
+OTHER_WIDTHS = spread(
+    (2, {3: 4}, 0), (4, [group(0, 1, 2, samples=4, ratios=(0.5, 0.3, 0.2))], 0), schedule=KFKB
+)
 
 JOURNEYS = {
     "through every kind of plan": Journey(
         first=TWO_BY_TWO,
-        changes=(None, LAYERS_MOVED, KFKB, THREE, (1, (3, 1)), WIDE, WITH_IDLE, EAGER, ONE_RANK, WOVEN, TWO_BY_TWO),
+        changes=(
+            None,
+            LAYERS_MOVED,
+            KFKB,
+            THREE,
+            (1, (3, 1)),
+            WIDE,
+            WITH_IDLE,
+            EAGER,
+            ONE_RANK,
+            WOVEN,
+            TWO_BY_TWO,
+        ),
     ),
     "tied across stages": Journey(
-        model="t5", tied=True, first=SEVEN, changes=(None, SEVEN_MOVED, (1, (2, 2)), SEVEN, SEVEN_WIDE, SEVEN_APART)
+        model="t5",
+        tied=True,
+        first=SEVEN,
+        changes=(None, SEVEN_MOVED, (1, (2, 2)), SEVEN, SEVEN_WIDE, SEVEN_APART),
     ),
     "a head that shares its table": Journey(
-        tied=True, first=HEAD, changes=(None, HEAD_MOVED, HEAD_WITH_EMBEDDING, WIDE, TWO_BY_TWO, HEAD)
+        tied=True,
+        first=HEAD,
+        changes=(None, HEAD_MOVED, HEAD_WITH_EMBEDDING, WIDE, TWO_BY_TWO, HEAD),
     ),
     "through tensor-parallel groups": Journey(
-        tied=True, first=TWO_BY_TWO, changes=(None, EVEN_GROUPS, None, UNEQUAL_GROUPS, OTHER_WIDTHS, TWO_BY_TWO)
+        tied=True,
+        first=TWO_BY_TWO,
+        changes=(None, EVEN_GROUPS, None, UNEQUAL_GROUPS, OTHER_WIDTHS, TWO_BY_TWO),
     ),
     "before the first step": Journey(first=WITH_IDLE, changes=(TWO_BY_TWO, None)),
-    "built without values": Journey(first=WITH_IDLE, changes=(None, WIDE, TWO_BY_TWO, None), recorded=True),
+    "built without values": Journey(
+        first=WITH_IDLE, changes=(None, WIDE, TWO_BY_TWO, None), recorded=True
+    ),
     "buffers that change": Journey(
         model="counting",
         first=spread((2, {0: 4}, 0), (4, {2: 4}, 0)),
@@ -76,7 +102,9 @@ JOURNEYS = {
 
 
 @pytest.mark.parametrize("name", JOURNEYS)
-def test_losses_and_weights_are_those_of_one_process_and_only_what_must_move_moves(ranks: RankPool, name: str) -> None:
+def test_losses_and_weights_are_those_of_one_process_and_only_what_must_move_moves(
+    ranks: RankPool, name: str
+) -> None:
     journey = JOURNEYS[name]
     results = ranks(4, travel, journey)
     assert worst([outcome for _, _, outcome, _ in results], alone(journey)) < 1e-7
@@ -89,7 +117,9 @@ def test_losses_and_weights_are_those_of_one_process_and_only_what_must_move_mov
         assert sum(moved.sent for *_, moved in steps) == steps[0][2].total > 0
 
 
-@pytest.mark.parametrize("name", ["through every kind of plan", "tied across stages", "a head that shares its table"])
+@pytest.mark.parametrize(
+    "name", ["through every kind of plan", "tied across stages", "a head that shares its table"]
+)
 def test_the_cost_model_prices_the_bytes_that_the_runtime_moves(ranks: RankPool, name: str) -> None:
     """To 1 %: the cost model divides a layer, ZeRO the rows of each weight, which may be odd."""
     journey = JOURNEYS[name]
@@ -107,7 +137,9 @@ def test_a_plan_that_is_not_for_this_job_is_refused_by_name(ranks: RankPool) -> 
 
 SHAPE = (6, 4)
 CELLS = list(itertools.product(*map(range, SHAPE)))
-intervals = [st.tuples(st.integers(0, size), st.integers(0, size)).map(sorted).map(tuple) for size in SHAPE]
+intervals = [
+    st.tuples(st.integers(0, size), st.integers(0, size)).map(sorted).map(tuple) for size in SHAPE
+]
 
 
 def apart(found: list[Region]) -> list[Region]:
@@ -121,11 +153,17 @@ EVERYTHING = [tuple((0, size) for size in SHAPE)]
 
 def cells(found: Sequence[Region]) -> list[tuple[int, ...]]:
     """Elements, once for each region that has them."""
-    return [cell for region in found for cell in itertools.product(*(range(*interval) for interval in region))]
+    return [
+        cell
+        for region in found
+        for cell in itertools.product(*(range(*interval) for interval in region))
+    ]
 
 
 @given(regions, regions)
-def test_what_is_outside_is_in_one_and_not_in_the_other(wanted: list[Region], held: list[Region]) -> None:
+def test_what_is_outside_is_in_one_and_not_in_the_other(
+    wanted: list[Region], held: list[Region]
+) -> None:
     assert set(cells(outside(wanted, held))) == set(cells(wanted)) - set(cells(held))
     assert volume(wanted) == len(set(cells(wanted)))
 
@@ -133,22 +171,26 @@ def test_what_is_outside_is_in_one_and_not_in_the_other(wanted: list[Region], he
 @given(st.lists(regions, max_size=4))
 def test_every_element_is_summed_by_all_that_hold_it(held: list[list[Region]]) -> None:
     found = shared_regions(dict(enumerate(held)))
-    assert sorted(cells([region for region, _ in found])) == sorted({cell for own in held for cell in cells(own)})
+    assert sorted(cells([region for region, _ in found])) == sorted(
+        {cell for own in held for cell in cells(own)}
+    )
     for region, ranks in found:
         for cell in cells([region]):
             assert ranks == tuple(rank for rank, own in enumerate(held) if cell in cells(own))
 
 
 @st.composite
-def pieces(draw: st.DrawFn) -> Piece:
+def pieces(draw: st.DrawFn) -> HeldPiece:
     """Something that somebody holds, each element once or more often."""
     before = {rank: draw(regions) for rank in range(3)} | {3: EVERYTHING}
     after = {rank: draw(regions) for rank in draw(st.sets(st.integers(0, 3)))}
-    return Piece(name=draw(st.sampled_from("abc")), what="value", item_bytes=8, before=before, after=after)
+    return HeldPiece(
+        name=draw(st.sampled_from("abc")), what="value", item_bytes=8, before=before, after=after
+    )
 
 
 @given(st.lists(pieces(), max_size=4))
-def test_every_missing_element_comes_once_from_somebody_who_has_it(some: list[Piece]) -> None:
+def test_every_missing_element_comes_once_from_somebody_who_has_it(some: list[HeldPiece]) -> None:
     moves = moves_between(some, ["n0.0", "n0.1", "n1.0", "n1.1"])
     for piece in some:
         for target, wanted in piece.after.items():
@@ -158,5 +200,7 @@ def test_every_missing_element_comes_once_from_somebody_who_has_it(some: list[Pi
             for move in mine:
                 assert set(cells([move.region])) <= set(cells(piece.before[move.source]))
     portions = list(waves(some, moves, most=100))
-    assert sorted(map(id, (piece for found, _ in portions for piece in found))) == sorted(map(id, some))
+    assert sorted(map(id, (piece for found, _ in portions for piece in found))) == sorted(
+        map(id, some)
+    )
     assert sum(len(under_way) for _, under_way in portions) == len(moves)

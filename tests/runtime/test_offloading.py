@@ -1,4 +1,5 @@
-"""Optimizer state and activations in host memory: training is the same, and devices hold what is predicted."""
+"""Optimizer state and activations in host memory: training is the same, and devices hold what is
+predicted."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from training_cases import Case, differences, train_in_parallel
 
 from argosy.cost.memory import state_bytes
 from argosy.errors import InputError
+from argosy.measure.profile import profile_model
 from argosy.plan.plan import Recompute
-from argosy.runtime import host_state
-from argosy.runtime.compiling import check_compilable
-from argosy.runtime.host_memory import HostMemory
-from argosy.runtime.host_state import HostState
-from argosy.runtime.kept_on_host import HostActivations
-from argosy.runtime.ledger import peak_bytes
-from argosy.runtime.profile import profile_model
-from argosy.runtime.stage import recomputed
+from argosy.runtime.communication.ledger import peak_bytes
+from argosy.runtime.stages.compiling import check_compilable
+from argosy.runtime.stages.stage import recomputed
+from argosy.runtime.weights import host_state
+from argosy.runtime.weights.host_memory import HostBuffers
+from argosy.runtime.weights.host_state import HostState
+from argosy.runtime.weights.kept_on_host import HostActivations
 
 CPU = torch.device("cpu")
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -61,7 +62,7 @@ def test_an_update_in_pieces_is_the_same_to_the_bit(name: str) -> None:
         return optimizer
 
     optimizer, offloaded = made(plain), made(pieced)
-    state = HostState(CPU, HostMemory(CPU))
+    state = HostState(CPU, HostBuffers(CPU))
     with mock.patch.object(host_state, "PIECE_BYTES", 1024):
         for step in range(3):
             give_gradients(plain, step)
@@ -75,11 +76,15 @@ def test_an_update_in_pieces_is_the_same_to_the_bit(name: str) -> None:
     assert wanted["state"].keys() == found["state"].keys()
     for key, entry in wanted["state"].items():
         for what, value in entry.items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(found["state"][key][what])), (key, what)
+            assert torch.equal(
+                torch.as_tensor(value), torch.as_tensor(found["state"][key][what])
+            ), (key, what)
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
-def test_gradients_of_activations_that_were_away_are_the_same_to_the_bit(recompute: Recompute) -> None:
+def test_gradients_of_activations_that_were_away_are_the_same_to_the_bit(
+    recompute: Recompute,
+) -> None:
     """Two micro-batches at a time; host memory is used again, and none is left in use."""
     model, loss_fn, batch = Tuned(adapted=None).built()
     parts = batch.chunk(3)
@@ -93,7 +98,7 @@ def test_gradients_of_activations_that_were_away_are_the_same_to_the_bit(recompu
     wanted = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
     for _ in range(2):
         model.zero_grad()
-        memory = HostMemory(CPU)
+        memory = HostBuffers(CPU)
         away = HostActivations(CPU, memory, frozenset([0]), model.parameters)
         losses: dict[int, torch.Tensor] = {}
         for index, part in enumerate(parts):
@@ -106,7 +111,11 @@ def test_gradients_of_activations_that_were_away_are_the_same_to_the_bit(recompu
             losses.pop(2).backward()
         assert memory.num_bytes == sum(size * len(free) for size, free in memory.free.items())
         found = [weight.grad for weight in model.parameters()]
-        assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True) if other is not None)
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(wanted, found, strict=True)
+            if other is not None
+        )
 
 
 def _through(layers: Any, carry: torch.Tensor) -> torch.Tensor:
@@ -139,7 +148,9 @@ HELD = [
 def test_ranks_that_offload_hold_what_is_predicted(ranks: RankPool, case: Tuned) -> None:
     """The peak of a step by torch's own count of allocations; host memory is not among them."""
     model, loss_fn, batch = case.built()
-    profile = profile_model(model, loss_fn, batch, name="tuned", kind="CPU-core", samples=(2,), seconds=0.0)
+    profile = profile_model(
+        model, loss_fn, batch, name="tuned", kind="CPU-core", samples=(2,), seconds=0.0
+    )
     chain, plan = profile.chain(optimizer=case.optimizer), case.plan()
     predicted = peak_bytes(plan, chain)
     found = dict(zip(plan.devices, ranks(case.num_ranks, held_and_peak, case), strict=True))

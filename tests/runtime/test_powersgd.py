@@ -27,7 +27,9 @@ def largest_difference(outcomes: list[Outcome], weights: dict[str, np.ndarray]) 
     for outcome in outcomes:
         for name, boxes in outcome.weights.items():
             for first, part in boxes:
-                worst = max(worst, float(np.abs(weights[name][box_of(first, part)] - part).max(initial=0.0)))
+                worst = max(
+                    worst, float(np.abs(weights[name][box_of(first, part)] - part).max(initial=0.0))
+                )
     return worst
 
 
@@ -36,7 +38,9 @@ def largest_difference(outcomes: list[Outcome], weights: dict[str, np.ndarray]) 
     [
         REPLICAS,
         Case(shares=((1, 3), (2, 1, 1)), num_micro_batches=2, steps=3, tied=True),
-        Case(shares=((1, 2, 1),), num_micro_batches=1, steps=3, per_node=2, algorithm=Algorithm.TREE),
+        Case(
+            shares=((1, 2, 1),), num_micro_batches=1, steps=3, per_node=2, algorithm=Algorithm.TREE
+        ),
     ],
     ids=str,
 )
@@ -47,15 +51,23 @@ def test_unequal_replicas_train_as_one_process_does(ranks: RankPool, case: Case)
     assert largest_difference(outcomes, weights) < 1e-6
 
 
-def test_the_errors_of_a_checkpoint_go_on_with_as_many_holders_and_with_others(ranks: RankPool, tmp_path: Path) -> None:
+def test_the_errors_of_a_checkpoint_go_on_with_as_many_holders_and_with_others(
+    ranks: RankPool, tmp_path: Path
+) -> None:
     whole = ranks(2, train_factored, REPLICAS, str(tmp_path), 2)
     rest = ranks(2, train_factored, REPLICAS, str(tmp_path), -1, True)
     for one, other in zip(whole, rest, strict=True):
         assert one.losses[2:] == other.losses
-        assert all(np.array_equal(one.weights[name][0][1], other.weights[name][0][1]) for name in one.weights)
+        assert all(
+            np.array_equal(one.weights[name][0][1], other.weights[name][0][1])
+            for name in one.weights
+        )
     others = replace(REPLICAS, shares=((1, 2, 1),))
     _, weights = train_factored_alone(others)
-    assert largest_difference(ranks(3, train_factored, others, str(tmp_path), -1, True), weights) < 1e-6
+    assert (
+        largest_difference(ranks(3, train_factored, others, str(tmp_path), -1, True), weights)
+        < 1e-6
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from training_cases import Case, differences, train_alone, train_in_parallel
 
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
-from argosy.runtime.defer import Deferral
-from argosy.runtime.scaling import LossScale
+from argosy.runtime.stages.defer import Deferral
+from argosy.runtime.step.scaling import LossScale
 from argosy.schedule import ScheduleKind
 
 HALF = Case(single=True, dtype=Dtype.FP16, num_micro_batches=2)
@@ -31,7 +31,9 @@ CASES = [
 def test_products_are_those_of_one_process_under_autocast(ranks: RankPool, case: Case) -> None:
     results = ranks(case.num_ranks, train_in_parallel, case)
     assert not differences(case, results)
-    assert results[0].losses != pytest.approx(train_alone(replace(case, dtype=Dtype.FP32)).losses, rel=1e-6)
+    assert results[0].losses != pytest.approx(
+        train_alone(replace(case, dtype=Dtype.FP32)).losses, rel=1e-6
+    )
 
 
 def test_the_scale_halves_at_an_overflow_and_doubles_after_many_steps_without() -> None:
@@ -64,7 +66,11 @@ def test_a_step_that_overflows_changes_no_weight_and_is_counted(ranks: RankPool)
     ("dtype", "first", "says"),
     [
         (Dtype.FP32, 1.0, r"^the gradient of step 0 is not finite, though the loss is 3\.\d+$"),
-        (Dtype.FP16, 4.0, r"^the gradient of step 2 is not finite, though the loss is 3\.\d+ and its scale 1$"),
+        (
+            Dtype.FP16,
+            4.0,
+            r"^the gradient of step 2 is not finite, though the loss is 3\.\d+ and its scale 1$",
+        ),
     ],
 )
 def test_a_gradient_that_no_scale_makes_finite_ends_the_run(

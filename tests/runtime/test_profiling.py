@@ -12,9 +12,9 @@ from argosy.cluster.file import build_cluster
 from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
+from argosy.measure.profile import profile_model
 from argosy.planner import find_plan
-from argosy.runtime import compiling
-from argosy.runtime.profile import profile_model
+from argosy.runtime.stages import compiling
 from argosy.workload.profile_file import dump_profile, parse_profile
 
 PAIR = """
@@ -58,7 +58,14 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
 def measured() -> str:
     batch = torch.zeros(4, 8, dtype=torch.int64)
     profile = profile_model(
-        model(), loss, batch, name="small", kind="CPU-core", samples=(1, 2, 4), seconds=0.005, sequence_length=8
+        model(),
+        loss,
+        batch,
+        name="small",
+        kind="CPU-core",
+        samples=(1, 2, 4),
+        seconds=0.005,
+        sequence_length=8,
     )
     return dump_profile(profile)
 
@@ -85,11 +92,20 @@ def test_equal_layers_are_measured_once_for_each_number_of_samples() -> None:
     assert all(row.forward_seconds > 0 and row.backward_seconds > 0 for row in profile.rows)
 
 
-def test_compiled_layers_are_measured_and_said_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_layers_are_measured_and_said_to_be_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(compiling, "BACKEND", "eager")
     batch = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
     profile = profile_model(
-        model(), loss, batch, name="small", kind="CPU-core", samples=(2,), seconds=0.001, is_compiled=True
+        model(),
+        loss,
+        batch,
+        name="small",
+        kind="CPU-core",
+        samples=(2,),
+        seconds=0.001,
+        is_compiled=True,
     )
     assert profile.compiled and len(profile.rows) == 3
     assert parse_profile(dump_profile(profile), file="profile.json") == profile
@@ -100,13 +116,16 @@ def test_a_profile_can_be_planned_with() -> None:
     profile = parse_profile(measured(), file="profile.json")
     cluster = build_cluster(parse_toml(PAIR, file="pair.toml"), folder=Path())
     chain = profile.chain(dtype=Dtype.FP32)
-    plan = find_plan(chain, cluster, global_batch=4, model=ComputeModel(profiles={"CPU-core": profile}))
+    plan = find_plan(
+        chain, cluster, global_batch=4, model=ComputeModel(profiles={"CPU-core": profile})
+    )
     assert plan.stages[-1].end == 5
 
 
 def test_what_is_handed_on_counts_once_and_what_a_backward_holds_is_measured() -> None:
-    """Each tanh keeps its result, which is the next one's input: 400 bytes a sample; the first has the batch. The
-    backward of the mean fills a tensor of the last result's size before the last tanh makes another."""
+    """Each tanh keeps its result, which is the next one's input: 400 bytes a sample; the first has
+    the batch. The backward of the mean fills a tensor of the last result's size before the last
+    tanh makes another."""
     found = profile_model(
         nn.Sequential(nn.Tanh(), nn.Tanh(), nn.Tanh()),
         lambda model, batch: model(batch).mean(),
@@ -122,7 +141,8 @@ def test_what_is_handed_on_counts_once_and_what_a_backward_holds_is_measured() -
 
 
 def test_layers_of_16_bit_weights_are_measured_as_a_run_computes_them() -> None:
-    """A run does not autocast weights of 16 bits. Under autocast a LayerNorm would keep its result in float32."""
+    """A run does not autocast weights of 16 bits. Under autocast a LayerNorm would keep its result
+    in float32."""
     model = nn.Sequential(nn.LayerNorm(64), nn.LayerNorm(64)).to(torch.bfloat16)
     found = [
         profile_model(
@@ -137,5 +157,8 @@ def test_layers_of_16_bit_weights_are_measured_as_a_run_computes_them() -> None:
         )
         for dtype in (Dtype.BF16, Dtype.FP32)
     ]
-    kept = [[(layer.activation_bytes, layer.output_bytes) for layer in profile.layers] for profile in found]
+    kept = [
+        [(layer.activation_bytes, layer.output_bytes) for layer in profile.layers]
+        for profile in found
+    ]
     assert kept[0] == kept[1]

@@ -1,4 +1,5 @@
-"""Programs of many kinds train on three unequal processes with the losses of one, or are refused in one sentence."""
+"""Programs of many kinds train on three unequal processes with the losses of one, or are refused in
+one sentence."""
 
 from __future__ import annotations
 
@@ -9,8 +10,16 @@ from own_programs import PROGRAMS
 from program_cases import WAYS, alone, plan_for, plans_of_a_journey, prepared, train, travel
 from rank_pool import RankPool
 
-DRAWN = {"variational", "diffusion", "dropout", "sampled_actions", "shuffled_pairs", "complex_noise"}
-"""Programs whose random numbers are those of the plan's seed, not of torch: one process runs them by a plan, too."""
+DRAWN = {
+    "variational",
+    "diffusion",
+    "dropout",
+    "sampled_actions",
+    "shuffled_pairs",
+    "complex_noise",
+}
+"""Programs whose random numbers are those of the plan's seed, not of torch: one process runs them
+by a plan, too."""
 MIXED = {
     "root_of_the_mean": r"aten\.sqrt\.default in the loss, which uses a mean or a sum over the samples otherwise",
     "contrastive": r"aten\.mm\.default in the loss, which combines samples",
@@ -53,13 +62,21 @@ QUICK = (
     "similar_views",
     "hook_on_a_module",
 )
-SAVING = ("gradient_reversal", "spectral_norm", "dropout", "transformer_of_torch", "one_block_many_times")
+SAVING = (
+    "gradient_reversal",
+    "spectral_norm",
+    "dropout",
+    "transformer_of_torch",
+    "one_block_many_times",
+)
 
 
 def check(ranks: RankPool, name: str, way: str) -> None:
     prepared(name)
     plan = plan_for(name, way) if way not in WAYS and name not in REFUSED else None
-    wanted = REFUSED.get(name) or (MIXED.get(name) if way in ("replicas", "stages", "saving") else None)
+    wanted = REFUSED.get(name) or (
+        MIXED.get(name) if way in ("replicas", "stages", "saving") else None
+    )
     outcomes = ranks(3, train, name, way, plan)
     if wanted is not None:
         for kind, found in outcomes:
@@ -70,12 +87,16 @@ def check(ranks: RankPool, name: str, way: str) -> None:
     losses = ranks(1, train, name, "alone")[0][1] if name in DRAWN else alone(name)
     for kind, found in outcomes:
         assert kind == "losses", found
-        assert found == pytest.approx(losses, rel=1e-6), "losses of three processes differ from those of one"
+        assert found == pytest.approx(losses, rel=1e-6), (
+            "losses of three processes differ from those of one"
+        )
     assert len({round(loss, 12) for loss in losses}) == len(losses), "the program trains nothing"
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_program_in_stages_trains_as_one_process_or_is_refused(ranks: RankPool, name: str) -> None:
+def test_a_program_in_stages_trains_as_one_process_or_is_refused(
+    ranks: RankPool, name: str
+) -> None:
     check(ranks, name, "stages")
 
 
@@ -97,5 +118,7 @@ def test_a_group_executes_what_its_plan_says(ranks: RankPool) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("way", [*WAYS, "group", "planned", "saving"])
 @pytest.mark.parametrize("name", list(PROGRAMS))
-def test_every_program_trains_as_one_process_or_is_refused(ranks: RankPool, name: str, way: str) -> None:
+def test_every_program_trains_as_one_process_or_is_refused(
+    ranks: RankPool, name: str, way: str
+) -> None:
     check(ranks, name, way)

@@ -1,4 +1,5 @@
-"""What cannot be run is refused before it is, with where it is, what was found and what was expected."""
+"""What cannot be run is refused before it is, with where it is, what was found and what was
+expected."""
 
 from __future__ import annotations
 
@@ -17,25 +18,26 @@ from training_cases import Case, plan_of
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError, RunError
+from argosy.measure import profile_shape
+from argosy.measure.profile import _check_samples
 from argosy.plan.plan import Recompute
-from argosy.runtime import profile_shape, world
-from argosy.runtime.batch import check_batch
-from argosy.runtime.failure import clear_notes, leave_note, verdict
-from argosy.runtime.folder import held
-from argosy.runtime.holding import _real
-from argosy.runtime.huggingface import Inputs, check_attention
-from argosy.runtime.layers import find_layers
-from argosy.runtime.metrics import Metrics, serve
-from argosy.runtime.migrate import _checked
-from argosy.runtime.mixing import check_mixing
-from argosy.runtime.moment import Moment
-from argosy.runtime.profile import _check_samples
-from argosy.runtime.program import load_program
-from argosy.runtime.source import LayerSource
-from argosy.runtime.stage import LayerStage
-from argosy.runtime.trainer import Trainer
-from argosy.runtime.weighing import Watch
-from argosy.runtime.worker import prepare
+from argosy.runtime.job.metrics import Metrics, serve
+from argosy.runtime.job.program import load_program
+from argosy.runtime.job.worker import prepare
+from argosy.runtime.processes import world
+from argosy.runtime.processes.failure import clear_notes, leave_note, verdict
+from argosy.runtime.processes.run_folder import held
+from argosy.runtime.sources.mixing import check_mixing
+from argosy.runtime.sources.source import LayerSource
+from argosy.runtime.stages.huggingface import Inputs, check_attention
+from argosy.runtime.stages.layers import find_layers
+from argosy.runtime.stages.moment import Moment
+from argosy.runtime.stages.stage import LayerStage
+from argosy.runtime.stages.weighing import LossWatch
+from argosy.runtime.state.migrate import _checked
+from argosy.runtime.step.batch import check_batch
+from argosy.runtime.step.trainer import Trainer
+from argosy.runtime.weights.holding import _real
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.preset import read_preset
 
@@ -64,8 +66,15 @@ def moved() -> Any:
 
 def stage_with(loss: Callable[..., Any]) -> Any:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    place: Any = {"recompute": Recompute.NONE, "autocast": None, "device": torch.device("cpu"), "seed": 0}
-    return LayerStage(model, tuple(model), loss, first=0, end=2, **place)(None, torch.ones(1, 2), Moment(0, 0, 1))
+    place: Any = {
+        "recompute": Recompute.NONE,
+        "autocast": None,
+        "device": torch.device("cpu"),
+        "seed": 0,
+    }
+    return LayerStage(model, tuple(model), loss, first=0, end=2, **place)(
+        None, torch.ones(1, 2), Moment(0, 0, 1)
+    )
 
 
 class Listed(nn.Module):
@@ -73,7 +82,9 @@ class Listed(nn.Module):
         return [nn.Identity(), F.relu]
 
 
-GPT2LMHeadModel = type("GPT2LMHeadModel", (nn.Module,), {"config": SimpleNamespace(_attn_implementation="eager")})
+GPT2LMHeadModel = type(
+    "GPT2LMHeadModel", (nn.Module,), {"config": SimpleNamespace(_attn_implementation="eager")}
+)
 
 CASES: list[tuple[Callable[[], Any], str]] = [
     (
@@ -84,26 +95,38 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: trainer(shares=((3, 1), (4,))).set_shares(0, (4, 0)),
         r"stages[0].samples: found (4, 0), expected 2 counts above 0 that sum to 4",
     ),
-    (lambda: _checked(movable(), moved()), "plan: found n0.2, expected devices of the run: n0.0, n0.1"),
+    (
+        lambda: _checked(movable(), moved()),
+        "plan: found n0.2, expected devices of the run: n0.0, n0.1",
+    ),
     (
         lambda: LayerSource(None, None, [nn.Identity()] * 6, moved()),
         "plan.stages: found 7 layers, expected 6, the model's layers",
     ),
     (
         lambda: check_mixing(
-            [nn.Identity(), nn.BatchNorm1d(3), *[nn.Identity()] * 4], plan_of(Case(shares=((1, 1), (2,))))
+            [nn.Identity(), nn.BatchNorm1d(3), *[nn.Identity()] * 4],
+            plan_of(Case(shares=((1, 1), (2,)))),
         ),
         "layer 1: found BatchNorm1d, expected no statistics over a batch, which stage 0 divides over 2 replicas",
     ),
-    (lambda: check_batch({"x": 3}, plan_of(Case())), "batch: found dict, expected a pytree with tensors"),
+    (
+        lambda: check_batch({"x": 3}, plan_of(Case())),
+        "batch: found dict, expected a pytree with tensors",
+    ),
     (
         lambda: find_layers(nn.Linear(2, 2)),
         "model: found Linear, expected an nn.Sequential, a model with argosy_layers()",
     ),
-    (lambda: find_layers(Listed()), "Listed.argosy_layers()[1]: found function, expected an nn.Module"),
+    (
+        lambda: find_layers(Listed()),
+        "Listed.argosy_layers()[1]: found function, expected an nn.Module",
+    ),
     (lambda: check_attention(GPT2LMHeadModel()), "model: found attention eager, expected sdpa"),
     (
-        lambda: Inputs(nn.Identity(), "input_ids")(torch.ones(1, 2), token_type_ids=torch.ones(1, 2)),
+        lambda: Inputs(nn.Identity(), "input_ids")(
+            torch.ones(1, 2), token_type_ids=torch.ones(1, 2)
+        ),
         "model: found token_type_ids, expected only input_ids, attention_mask and labels",
     ),
     (
@@ -111,17 +134,22 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         "model: found no input_ids, expected only input_ids, attention",
     ),
     (
-        lambda: Watch().judged(torch.ones(3), 1),
+        lambda: LossWatch().judged(torch.ones(3), 1),
         "loss_fn: found a tensor of shape (3,), expected a scalar tensor, the mean over samples",
     ),
-    (lambda: Watch().judged(1.5, 1), "loss_fn: found float, expected a scalar"),
-    (lambda: Watch().judged((torch.ones(()), "3"), 1), "loss_fn: found a weight of str, expected a number or a scalar"),
+    (lambda: LossWatch().judged(1.5, 1), "loss_fn: found float, expected a scalar"),
+    (
+        lambda: LossWatch().judged((torch.ones(()), "3"), 1),
+        "loss_fn: found a weight of str, expected a number or a scalar",
+    ),
     (
         lambda: stage_with(lambda model, batch: model(batch).sum() + model(batch).sum()),
         "loss_fn: found a second call of the model, expected one call of the model",
     ),
     (
-        lambda: stage_with(lambda model, batch: model(batch).sum() + next(model.parameters()).sum()),
+        lambda: stage_with(
+            lambda model, batch: model(batch).sum() + next(model.parameters()).sum()
+        ),
         "loss_fn: found model.parameters, expected nothing of the model but calls of it",
     ),
     (
@@ -129,7 +157,9 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         "head.weight: found a weight on the meta device, expected values",
     ),
     (
-        lambda: prepare(SimpleNamespace(build=lambda: (1, 2)), plan_of(Case()), SimpleNamespace(seed=0)),  # type: ignore[arg-type]
+        lambda: prepare(
+            SimpleNamespace(build=lambda: (1, 2)), plan_of(Case()), SimpleNamespace(seed=0)
+        ),  # type: ignore[arg-type]
         "build: found int, int, expected build() to return a model, a loss function and a batch",
     ),
     (
@@ -154,7 +184,9 @@ def test_what_cannot_be_run_is_refused_by_name(call: Callable[[], Any], says: st
 
 def test_what_does_not_train_may_have_statistics_of_a_batch() -> None:
     frozen = nn.BatchNorm1d(3).eval()
-    check_mixing([nn.Identity(), frozen, *[nn.Identity()] * 4], plan_of(Case(shares=((1, 1), (2,)))))
+    check_mixing(
+        [nn.Identity(), frozen, *[nn.Identity()] * 4], plan_of(Case(shares=((1, 1), (2,))))
+    )
 
 
 def test_a_plain_setting_of_the_model_can_be_read_by_a_loss() -> None:
@@ -164,7 +196,9 @@ def test_a_plain_setting_of_the_model_can_be_read_by_a_loss() -> None:
 
 def test_a_function_that_a_program_does_not_have_is_named_with_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def build():\n    return 1\n")
-    with pytest.raises(InputError, match=r'train.py: found no function "biuld", expected build\(\)') as caught:
+    with pytest.raises(
+        InputError, match=r'train.py: found no function "biuld", expected build\(\)'
+    ) as caught:
         load_program(f"{tmp_path / 'train.py'}:biuld")
     assert "build" in str(caught.value).partition("expected build()")[2], "it is suggested"
 
@@ -172,7 +206,10 @@ def test_a_function_that_a_program_does_not_have_is_named_with_the_nearest(tmp_p
 def test_a_port_that_is_taken_is_named() -> None:
     server = serve(Metrics(), 0)
     try:
-        with pytest.raises(InputError, match=r"--metrics-port: found \d+ \(Address already in use\), expected a free"):
+        with pytest.raises(
+            InputError,
+            match=r"--metrics-port: found \d+ \(Address already in use\), expected a free",
+        ):
             serve(Metrics(), server.server_port)
     finally:
         server.shutdown()
@@ -183,7 +220,8 @@ NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(RuntimeError("no route\nmore"), "no route"), (TimeoutError(), "TimeoutError")]
+    ("error", "reason"),
+    [(RuntimeError("no route\nmore"), "no route"), (TimeoutError(), "TimeoutError")],
 )
 def test_who_cannot_join_the_others_says_where_they_are(
     monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
@@ -193,7 +231,10 @@ def test_who_cannot_join_the_others_says_where_they_are(
 
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(InputError, match=r"found no RANK in the environment, expected a process started by torchrun"):
+    with pytest.raises(
+        InputError,
+        match=r"found no RANK in the environment, expected a process started by torchrun",
+    ):
         world.join(plan_of(Case()))
     monkeypatch.setattr(world, "meet", meet)
     for name, value in zip(NAMES, ("1", "2", "far", "29500"), strict=True):
@@ -204,7 +245,10 @@ def test_who_cannot_join_the_others_says_where_they_are(
 
 
 def test_where_no_rank_speaks_torchrun_s_last_words_count(tmp_path: Path) -> None:
-    assert verdict(tmp_path, "one\nno such option\n\n", []) == ("torchrun failed: no such option", RunError.exit_code)
+    assert verdict(tmp_path, "one\nno such option\n\n", []) == (
+        "torchrun failed: no such option",
+        RunError.exit_code,
+    )
     assert verdict(tmp_path, "", [])[0] == "torchrun failed and said nothing"
     leave_note(tmp_path, rank=1, device="n0.1", message="no", exit_code=2, first_hand=True)
     assert verdict(tmp_path, "", ["n0.0", "n0.1"]) == ("rank 1 (n0.1): no", 2)
@@ -220,7 +264,9 @@ def test_a_shape_of_which_nothing_fits_into_memory_is_told(monkeypatch: pytest.M
     shapes = profile_shape.Shapes(samples=(1,), widths=(1,), dtypes=(Dtype.FP32,), tokens=8)
     heard: list[str] = []
     small = read_preset("gpt2-xl").config.architecture
-    with pytest.raises(InputError, match="--samples: expected at least one size that fits into memory"):
+    with pytest.raises(
+        InputError, match="--samples: expected at least one size that fits into memory"
+    ):
         profile_shape.profile_shape("gpt2-xl", small, shapes, kind="x", report=heard.append)
     assert "block with 1 x 8 tokens, width 1, fp32: does not fit into memory, left out" in heard
 

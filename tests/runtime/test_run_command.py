@@ -1,4 +1,5 @@
-"""``argosy run`` with real processes: what it writes, and what it says when something goes wrong."""
+"""``argosy run`` with real processes: what it writes, and what it says when something goes
+wrong."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from run_cases import PROGRAM, losses_alone, written_plan
 from training_cases import Case
 
 from argosy.errors import InputError
-from argosy.runtime.checkpoint import read_state_dict
-from argosy.runtime.folder import held
-from argosy.runtime.run_spec import dumps_run_spec, loads_run_spec
+from argosy.runtime.processes.run_folder import held
+from argosy.runtime.processes.run_spec import dumps_run_spec, loads_run_spec
+from argosy.runtime.state.checkpoint import read_state_dict
 from argosy.timeline.file import load_timeline
 
 PAIR = """
@@ -40,7 +41,9 @@ def environment(fault: str = "") -> dict[str, str]:
     return {**os.environ, "FAULT": fault, "OMP_NUM_THREADS": "1"}
 
 
-def run(plan: Path, *options: str, fault: str = "", program: Path = PROGRAM) -> subprocess.CompletedProcess[str]:
+def run(
+    plan: Path, *options: str, fault: str = "", program: Path = PROGRAM
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(plan, "--out", str(plan.parent / "run"), *options, program=program),
         env=environment(fault),
@@ -70,7 +73,10 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     first = run(plan, "--steps", "3", "--json")
     assert first.returncode == 0, first.stderr
     anew = run(plan, "--steps", "2")
-    assert anew.returncode == 2 and "expected --resume to go on from there, or another --out" in anew.stderr
+    assert (
+        anew.returncode == 2
+        and "expected --resume to go on from there, or another --out" in anew.stderr
+    )
     log = tmp_path / "run" / "torchrun.log"
     log.write_text("what the first run printed\n")
     again = run(plan, "--steps", "5", "--resume")
@@ -80,7 +86,9 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     resumed = [float(text) for text in re.findall(r"loss ([\d.]+)  ", again.stderr)]
     assert [*figures["losses"], *resumed] == pytest.approx(losses_alone(5), rel=1e-4)
     assert "step 4  loss" in again.stderr and "step 2  loss" not in again.stderr
-    told = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
+    told = [
+        json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in told] == [0, 1, 2, 3, 4]
     assert [line["loss"] for line in told[:3]] == figures["losses"]
     assert load_timeline(tmp_path / "run" / "timeline.json").clock == "measured"
@@ -121,17 +129,28 @@ def test_what_is_planned_for_a_captured_program_is_run(tmp_path: Path) -> None:
         "-c",
         str(tmp_path / "pair.toml"),
     ]
-    subprocess.run([*planned, "-o", str(folder / "plan.json")], env=environment(), capture_output=True, check=True)
+    subprocess.run(
+        [*planned, "-o", str(folder / "plan.json")],
+        env=environment(),
+        capture_output=True,
+        check=True,
+    )
     done = run(folder / "plan.json", "--steps", "2", "--json", "--any-device", program=program)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["losses"] == pytest.approx(json.loads(alone.stdout)["losses"], rel=1e-4)
+    assert json.loads(done.stdout)["losses"] == pytest.approx(
+        json.loads(alone.stdout)["losses"], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
     ("fault", "exit_code", "sentences"),
     [
         ("nan", 4, ["rank 1 (n0.1): the loss of step 2 is nan, first in micro-batch 0"]),
-        ("batch", 2, ["batch['tokens']: found a tensor of shape (9, 6), expected a first dim of 8"]),
+        (
+            "batch",
+            2,
+            ["batch['tokens']: found a tensor of shape (9, 6), expected a first dim of 8"],
+        ),
         ("killed", 4, ["rank 1 (n0.1) was killed by SIGKILL", "lost contact with rank 1 (n0.1)"]),
         ("broken", 4, ["rank 1 (n0.1): KeyError: 'no such shard'", "small_gpt.py:"]),
     ],
@@ -151,7 +170,10 @@ def test_a_plan_for_other_hardware_is_refused(tmp_path: Path) -> None:
     done = run(written_plan(tmp_path, kind="A100-80GB"))
     assert done.returncode == 2
     assert "n0." in done.stderr
-    assert "expected A100-80GB, which the plan was made for; --any-device runs it all the same" in done.stderr
+    assert (
+        "expected A100-80GB, which the plan was made for; --any-device runs it all the same"
+        in done.stderr
+    )
 
 
 def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
@@ -184,7 +206,8 @@ def is_free(folder: Path) -> bool:
 def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
     plan = written_plan(tmp_path)
     started = subprocess.Popen(
-        command(plan, "--out", str(tmp_path / "run"), "--steps", "100000", "--quiet"), env=environment()
+        command(plan, "--out", str(tmp_path / "run"), "--steps", "100000", "--quiet"),
+        env=environment(),
     )
     try:
         deadline = time.monotonic() + SECONDS
@@ -194,7 +217,9 @@ def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
         for options in ((), ("--resume",)):
             second = run(plan, *options)
             assert second.returncode == 2
-            assert f"{tmp_path / 'run'}: found a run that is going on there (node 0)" in second.stderr
+            assert (
+                f"{tmp_path / 'run'}: found a run that is going on there (node 0)" in second.stderr
+            )
     finally:
         started.send_signal(signal.SIGKILL)
         started.wait()
@@ -202,7 +227,9 @@ def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
     while processes_of(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not processes_of(tmp_path)
-    while not is_free(tmp_path / "run") and time.monotonic() < deadline:  # a process has no name while it ends
+    while (
+        not is_free(tmp_path / "run") and time.monotonic() < deadline
+    ):  # a process has no name while it ends
         time.sleep(0.1)
     assert is_free(tmp_path / "run")
 
@@ -216,7 +243,10 @@ def test_commands_for_several_nodes_are_printed(tmp_path: Path) -> None:
     assert content["run_file"] == str(spec.folder / "run.json")
     assert [one["node"] for one in told] == ["n0", "n1"]
     for rank, one in enumerate(told):
-        assert f"n{rank}|n{rank}.*)  # n{rank}: n{rank}.0, n{rank}.1\n  command=({one['command']}) ;;" in printed
+        assert (
+            f"n{rank}|n{rank}.*)  # n{rank}: n{rank}.0, n{rank}.1\n  command=({one['command']}) ;;"
+            in printed
+        )
         place = f"--nproc-per-node 2 --nnodes 2 --rdzv-endpoint n0:29601 --rdzv-conf rank={rank} "
         assert place in one["command"]
     script = tmp_path / "job.sh"

@@ -16,9 +16,18 @@ import pytest
 from argosy.errors import InputError
 from argosy.runtime.elastic.folder import check_folder
 from argosy.runtime.elastic.origin import steps_told
-from argosy.runtime.folder import DECISIONS, PROGRESS, Log, Tail, append, forget_after, held, read_lines
-from argosy.runtime.manifest import write_manifest
-from argosy.runtime.run_spec import RunSpec
+from argosy.runtime.processes.manifest import write_manifest
+from argosy.runtime.processes.run_folder import (
+    DECISIONS,
+    PROGRESS,
+    Log,
+    Tail,
+    append,
+    forget_after,
+    held,
+    read_lines,
+)
+from argosy.runtime.processes.run_spec import RunSpec
 
 
 def test_every_line_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -81,7 +90,10 @@ def test_only_what_is_trained_again_is_forgotten(tmp_path: Path) -> None:
     for _ in range(2):
         forget_after(tmp_path, 3)
         assert path.read_bytes() == kept
-        assert [(line["event"], line["step"]) for line in read_lines(decisions)] == [("decision", 0), ("outcome", 0)]
+        assert [(line["event"], line["step"]) for line in read_lines(decisions)] == [
+            ("decision", 0),
+            ("outcome", 0),
+        ]
     forget_after(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
 
@@ -89,7 +101,9 @@ def test_only_what_is_trained_again_is_forgotten(tmp_path: Path) -> None:
 def test_an_elastic_run_that_goes_on_keeps_what_was_told(tmp_path: Path) -> None:
     for step in (3, 4):
         (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-    write_manifest(tmp_path / "checkpoints" / "step-00000003", {"steps": 3, "scale": 1.0, "aliases": {}}, {})
+    write_manifest(
+        tmp_path / "checkpoints" / "step-00000003", {"steps": 3, "scale": 1.0, "aliases": {}}, {}
+    )
     for step in range(5):
         append(tmp_path / PROGRESS, {"step": step})
     check_folder(RunSpec(plan="p", program="q", out=str(tmp_path), steps=1, resume=True))

@@ -1,4 +1,5 @@
-"""``run.json``: what was asked for comes out of it as it went in, and what it cannot be is refused."""
+"""``run.json``: what was asked for comes out of it as it went in, and what it cannot be is
+refused."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.adapt.controller import Reach
-from argosy.cli.run import run
-from argosy.cli.run_checks import warn_of_other_options
+from argosy.adapt.controller import AdaptationLevel
+from argosy.cli.running.run import run
+from argosy.cli.running.run_checks import warn_of_other_options
 from argosy.errors import InputError
-from argosy.runtime.run_spec import RunSpec, dumps_run_spec, loads_run_spec, read_run_spec
-from argosy.runtime.worker import main
+from argosy.runtime.job.worker import main
+from argosy.runtime.processes.run_spec import RunSpec, dumps_run_spec, loads_run_spec, read_run_spec
 
 NAMES = st.text(min_size=1)
 COUNTS, SECONDS = st.integers(0, 10**12), st.floats(0, 1e12, exclude_min=True)
@@ -26,7 +27,7 @@ SPECS = st.builds(
     plan=NAMES, program=NAMES, out=NAMES, steps=st.integers(1, 10**12), save_every=COUNTS, resume=st.booleans(),
     init=st.none() | NAMES, clip=st.none() | SECONDS, seed=st.integers(), compile_stages=st.booleans(),
     patience=SECONDS, any_device=st.booleans(),
-    adapt=st.sampled_from(Reach), model=st.none() | NAMES, horizon=st.integers(1, 10**12), min_gain=st.floats(0, 1),
+    adapt=st.sampled_from(AdaptationLevel), model=st.none() | NAMES, horizon=st.integers(1, 10**12), min_gain=st.floats(0, 1),
     profiles=st.lists(st.text()).map(tuple), metrics_port=st.none() | st.integers(0, 65535), copy_every=COUNTS,
     lost_after=SECONDS, gather=SECONDS, wait=SECONDS, grace=SECONDS,
     island=st.none() | COUNTS, meeting=st.none() | NAMES, max_sync_every=st.integers(1, 10**12),
@@ -46,7 +47,9 @@ def test_every_field_is_drawn_and_an_option_of_the_command_with_the_same_default
     options["profiles"] = tuple(options.pop("profile") or ())
     without_option = {"gather", "wait", "grace"}
     for name in known.keys() - without_option - {"steps", "out"}:
-        assert options[name] == (inspect.Parameter.empty if known[name] is MISSING else known[name]), name
+        assert options[name] == (
+            inspect.Parameter.empty if known[name] is MISSING else known[name]
+        ), name
 
 
 GOOD = {"version": 1, "plan": "plan.json", "program": "train.py", "out": "run", "steps": 3}
@@ -62,19 +65,26 @@ GOOD = {"version": 1, "plan": "plan.json", "program": "train.py", "out": "run", 
         ({"clip": -1}, "clip: found -1, expected greater than or equal to 0"),
         ({"patience": float("nan")}, "patience: found nan, expected greater than 0"),
         ({"adapt": "most"}, 'adapt: found "most", expected one of "off", "k", "shares", "full"'),
-        ({"metrics_port": 70000}, "metrics_port: found 70000, expected less than or equal to 65535"),
+        (
+            {"metrics_port": 70000},
+            "metrics_port: found 70000, expected less than or equal to 65535",
+        ),
         ({"sede": 1}, "sede: found an unknown field"),
         ({"plan": None}, "plan: found nothing, expected a name"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_said_with_its_place(change: dict[str, object], sentence: str) -> None:
+def test_what_is_wrong_in_the_file_is_said_with_its_place(
+    change: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(InputError) as caught:
         loads_run_spec(json.dumps({**GOOD, **change}), file="run.json")
     assert sentence in str(caught.value)
     assert "run.json:1" in str(caught.value)
 
 
-def test_a_worker_without_its_file_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_without_its_file_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = tmp_path / "run.json"
     assert main([str(missing)]) == 2
     assert capsys.readouterr().err == f"{missing}: expected an existing file\n"

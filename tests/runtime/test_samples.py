@@ -1,4 +1,5 @@
-"""A loss computed on parts of a batch is that of the whole, or its division is refused: one operation at a time."""
+"""A loss computed on parts of a batch is that of the whole, or its division is refused: one
+operation at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute
-from argosy.runtime.graphcut import GraphCut
-from argosy.runtime.graphstage import GraphStage
-from argosy.runtime.moment import Moment
+from argosy.runtime.graphs.cut import GraphCut
+from argosy.runtime.stages.graph_stage import GraphStage
+from argosy.runtime.stages.moment import Moment
 from argosy.workload.capture.forward import capture_forward
 
 SAMPLES, WIDTH = 6, 4
@@ -38,8 +39,12 @@ DIVIDED: dict[str, Loss] = {
     "norm of each": lambda h, x: F.normalize(h, dim=-1).norm(dim=-1, p=3).mean(),
     "largest of each": lambda h, x: h.max(-1).values.mean() + h.amin(1).mean(),
     "order of each": lambda h, x: (h.sort(-1).values * torch.arange(WIDTH)).mean(),
-    "outer product of each": lambda h, x: (h[:, :, None] * x[:, None, :]).flatten(1).square().mean(),
-    "reshaped and back": lambda h, x: h.view(-1, 2, 2).transpose(0, 1).reshape(2, -1).view(2, -1, 2).square().mean(),
+    "outer product of each": lambda h, x: (
+        (h[:, :, None] * x[:, None, :]).flatten(1).square().mean()
+    ),
+    "reshaped and back": lambda h, x: (
+        h.view(-1, 2, 2).transpose(0, 1).reshape(2, -1).view(2, -1, 2).square().mean()
+    ),
     "transposed": lambda h, x: (h.T @ x).sum(),
     "in two halves": lambda h, x: torch.cat(torch.cat([h, x]).square().chunk(2), 1).mean(),
     "repeated": lambda h, x: h.repeat_interleave(3, 1).square().mean() + h.repeat(1, 2).mean(),
@@ -49,7 +54,9 @@ DIVIDED: dict[str, Loss] = {
     "smooth": lambda h, x: F.smooth_l1_loss(h, x) + F.huber_loss(h, x, reduction="sum"),
     "chances": lambda h, x: F.binary_cross_entropy(h.sigmoid(), x.sigmoid()),
     "divergence": lambda h, x: F.kl_div(h.log_softmax(-1), x.softmax(-1), reduction="batchmean"),
-    "convolution": lambda h, x: F.conv1d(h[:, None], torch.ones(1, 1, 3, dtype=h.dtype)).square().mean(),
+    "convolution": lambda h, x: (
+        F.conv1d(h[:, None], torch.ones(1, 1, 3, dtype=h.dtype)).square().mean()
+    ),
     "spectrum of each": lambda h, x: torch.fft.fft(h).abs().mean(),
     "determinant of each": lambda h, x: torch.linalg.det(h.view(-1, 2, 2)).mean(),
     "detached weight": lambda h, x: (h * h.detach().sigmoid()).mean(),
@@ -78,12 +85,16 @@ MIXED: dict[str, Loss] = {
     "flipped": lambda h, x: (h.flip(0) * x).mean(),
     "shifted": lambda h, x: (h.roll(1, 0) * h).mean(),
     "indexed": lambda h, x: (h[x.argsort(0)[:, 0]] * x).mean(),
-    "scattered": lambda h, x: torch.zeros_like(h).index_add(0, x.argsort(0)[:, 0], h).square().mean(),
+    "scattered": lambda h, x: (
+        torch.zeros_like(h).index_add(0, x.argsort(0)[:, 0], h).square().mean()
+    ),
     "similarities": lambda h, x: (h @ h.T).logsumexp(-1).mean(),
     "correlations": lambda h, x: (h.T @ h).square().sum(),
     "distances": lambda h, x: torch.cdist(h, h).mean(),
     "all elements in one row": lambda h, x: h.flatten().softmax(0).square().sum(),
-    "pairs of samples": lambda h, x: h.view(-1, 2 * WIDTH).softmax(-1).square().sum() if len(h) % 2 == 0 else h.sum(),
+    "pairs of samples": lambda h, x: (
+        h.view(-1, 2 * WIDTH).softmax(-1).square().sum() if len(h) % 2 == 0 else h.sum()
+    ),
     "statistics of groups": lambda h, x: F.batch_norm(h, None, None, training=True).abs().mean(),
 }
 """Losses that cannot."""

@@ -1,4 +1,5 @@
-"""What a training script gets wrong is named before it costs anything, and what it defines is used."""
+"""What a training script gets wrong is named before it costs anything, and what it defines is
+used."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ import torch
 from run_cases import written_plan
 from torch.utils.data import DataLoader
 
-from argosy.cli.run_checks import check_steps
+from argosy.cli.running.run_checks import check_steps
 from argosy.errors import InputError
-from argosy.runtime.manifest import write_manifest
-from argosy.runtime.program import check_program, load_program
-from argosy.runtime.run_spec import RunSpec
+from argosy.runtime.job.program import check_program, load_program
+from argosy.runtime.processes.manifest import write_manifest
+from argosy.runtime.processes.run_spec import RunSpec
 
 BUILD = "import torch\nfrom torch import nn\ndef build(): ...\n"
 LOADER = "torch.utils.data.DataLoader([1, 2])"
@@ -32,14 +33,22 @@ def script(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("biuld", "", 'train.py: found no function "biuld", expected build(); did you mean "build"?'),
+        (
+            "biuld",
+            "",
+            'train.py: found no function "biuld", expected build(); did you mean "build"?',
+        ),
         ("build", "def f(:\n", "train.py:4: found SyntaxError"),
     ],
 )
-def test_a_file_is_read_before_a_process_is_started(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_a_file_is_read_before_a_process_is_started(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
     path = script(tmp_path, text)
     words = [sys.executable, "-m", "argosy", "run", str(written_plan(tmp_path)), f"{path}:{name}"]
-    done = subprocess.run([*words, "--out", str(tmp_path / "run")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*words, "--out", str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2 and message in done.stderr
     assert not (tmp_path / "run").exists(), "nothing was started"
 
@@ -62,13 +71,22 @@ def test_a_function_may_come_about_in_any_way(tmp_path: Path, text: str) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)", "optimizer: found an object of class SGD, expected a f"),
+        (
+            "optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)",
+            "optimizer: found an object of class SGD, expected a f",
+        ),
         (
             "opt = torch.optim.SGD([torch.zeros(1)], 0.1)",
             "opt: found an object of class SGD, expected a function o",
         ),
-        ("optimizer = 3", "optimizer: found an object of class int, expected a function optimizer(parameters)"),
-        ("scheduler = 'cosine'", "scheduler: found an object of class str, expected a function scheduler(optimizer)"),
+        (
+            "optimizer = 3",
+            "optimizer: found an object of class int, expected a function optimizer(parameters)",
+        ),
+        (
+            "scheduler = 'cosine'",
+            "scheduler: found an object of class str, expected a function scheduler(optimizer)",
+        ),
         (
             f"train_loader = {LOADER}",
             "train_loader: found a DataLoader that is not used, expected its name to be data",
@@ -81,8 +99,14 @@ def test_a_function_may_come_about_in_any_way(tmp_path: Path, text: str) -> None
             "data = {'x': 1}",
             "data: found an object of class dict, expected a function data(step), or an iterable",
         ),
-        ("data = torch.zeros(3)", "data: found an object of class Tensor, expected a function data(step), or an iter"),
-        ("callbacks = print", "callbacks: found builtin_function_or_method, expected a list of functions"),
+        (
+            "data = torch.zeros(3)",
+            "data: found an object of class Tensor, expected a function data(step), or an iter",
+        ),
+        (
+            "callbacks = print",
+            "callbacks: found builtin_function_or_method, expected a list of functions",
+        ),
         (
             "def optimiser(parameters): ...",
             "optimiser: found a function that nothing calls, expected the name in o",
@@ -143,23 +167,34 @@ def optimizer(parameters):
     return made, warm_up(made)
 
 data = DataLoader(Rows(), batch_size=8, shuffle=True)
-from argosy.runtime.writers import CsvWriter
+from argosy.runtime.step.writers import CsvWriter
 callbacks = [CsvWriter({csv!r})]
 """
 
 
-def test_a_script_with_loader_scheduler_and_callbacks_trains_resumes_and_counts_steps(tmp_path: Path) -> None:
+def test_a_script_with_loader_scheduler_and_callbacks_trains_resumes_and_counts_steps(
+    tmp_path: Path,
+) -> None:
     """Two stages; batches of 8 and 6, masked unevenly; resumed in the middle of an epoch."""
     from loop_cases import masked, warm_up
 
-    from argosy.runtime.loading import BatchStream
+    from argosy.runtime.step.loading import BatchStream
 
     folder, csv = str(Path(__file__).parent), str(tmp_path / "metrics.csv")
     path, plan = tmp_path / "train.py", written_plan(tmp_path)
     path.write_text(TRAINED.format(folder=folder, csv=csv))
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "argosy", "run", str(plan), str(path), "--out", str(tmp_path / "run")]
+        words = [
+            sys.executable,
+            "-m",
+            "argosy",
+            "run",
+            str(plan),
+            str(path),
+            "--out",
+            str(tmp_path / "run"),
+        ]
         words += ["--here", "--any-device", "--seed", "4", "--quiet", "--json", *options]
         return subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
 
@@ -169,7 +204,10 @@ def test_a_script_with_loader_scheduler_and_callbacks_trains_resumes_and_counts_
     losses = [*json.loads(first.stdout)["losses"], *json.loads(more.stdout)["losses"]]
     over = run("--steps", "5", "--resume")
     assert over.returncode == 2
-    assert "--steps: found 5, expected more than the 5 that the run has done: steps are those of" in over.stderr
+    assert (
+        "--steps: found 5, expected more than the 5 that the run has done: steps are those of"
+        in over.stderr
+    )
     program: Any = load_program(str(path), trains=True)
     torch.manual_seed(4)
     model, _, _ = program.build()
@@ -193,5 +231,7 @@ def test_steps_are_those_of_the_whole_run(tmp_path: Path) -> None:
     saved = tmp_path / "checkpoints" / "step-00000004"
     saved.mkdir(parents=True)
     write_manifest(saved, {"steps": 4, "scale": 1.0, "aliases": {}}, {})
-    with pytest.raises(InputError, match="--steps: found 4, expected more than the 4 that the run has done"):
+    with pytest.raises(
+        InputError, match="--steps: found 4, expected more than the 4 that the run has done"
+    ):
         check_steps(spec)

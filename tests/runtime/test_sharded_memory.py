@@ -1,4 +1,5 @@
-"""ZeRO 2 and 3 on real processes: what a step takes beside weights and optimizer state is what the ledger says."""
+"""ZeRO 2 and 3 on real processes: what a step takes beside weights and optimizer state is what the
+ledger says."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from rank_pool import RankPool
 from argosy.cost.memory import state_bytes
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.ledger import peak_bytes
+from argosy.runtime.communication.ledger import peak_bytes
 from argosy.schedule import ScheduleSpec
 from argosy.workload.chain import Chain, Layer
 
@@ -25,7 +26,10 @@ def linear(inputs: int, outputs: int) -> Layer:
 
 
 STACK = Chain(
-    name="stack", layers=(*[linear(WIDTH, WIDTH)] * 4, linear(WIDTH, CLASSES)), sequence_length=1, dtype=Dtype.FP32
+    name="stack",
+    layers=(*[linear(WIDTH, WIDTH)] * 4, linear(WIDTH, CLASSES)),
+    sequence_length=1,
+    dtype=Dtype.FP32,
 )
 
 
@@ -43,7 +47,9 @@ def two_replicas(zero: int) -> Plan:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the peak is one of host memory, and ranks would use the GPU")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the peak is one of host memory, and ranks would use the GPU"
+)
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_backward_takes_what_the_ledger_says(ranks: RankPool, zero: int) -> None:
     plan = two_replicas(zero)

@@ -36,8 +36,18 @@ def test_a_program_trains_under_torchrun(tmp_path: Path) -> None:
     cluster = tmp_path / "slow.toml"
     cluster.write_text(CLUSTER, encoding="utf-8")
     script = Path(__file__).parent / "programs" / "shared_step.py"
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run([*run, str(cluster)], capture_output=True, text=True, timeout=180, check=False)
+    run = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+    ]
+    done = subprocess.run(
+        [*run, str(cluster)], capture_output=True, text=True, timeout=180, check=False
+    )
     assert done.returncode == 0, done.stderr
     losses = [float(part) for part in done.stdout.split()]
     model, loss_fn, batch = build()

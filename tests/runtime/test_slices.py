@@ -1,4 +1,5 @@
-"""A transformer's layers as they are timed have the weights and keep the bytes that the cost model counts."""
+"""A transformer's layers as they are timed have the weights and keep the bytes that the cost model
+counts."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError
-from argosy.runtime.slices import build_layer, check_sliceable
-from argosy.runtime.stack import Stack, measure_stack, stack_seconds
+from argosy.measure.slices import build_layer, check_sliceable
+from argosy.measure.stack import Stack, measure_stack, stack_seconds
 from argosy.workload.architecture import (
     Architecture,
     Attention,
@@ -74,7 +75,9 @@ def kept_bytes(module: nn.Module, given: Tensor) -> int:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("kind", "index"), [("block", 1), ("head", -1)])
 def test_a_slice_keeps_its_share(shape: str, width: int, kind: str, index: int) -> None:
-    layer = build_chain(SHAPES[shape], name=shape, sequence_length=TOKENS, dtype=Dtype.FP32).layers[index]
+    layer = build_chain(SHAPES[shape], name=shape, sequence_length=TOKENS, dtype=Dtype.FP32).layers[
+        index
+    ]
     given = torch.randn(SAMPLES, TOKENS // width, HIDDEN, requires_grad=True)
     kept = kept_bytes(build_layer(SHAPES[shape], kind, width=width), given)
     assert kept == pytest.approx(SAMPLES * layer.activation_bytes / width, rel=0.03)
@@ -112,18 +115,27 @@ def norm_of(x: Tensor, eps: float) -> Tensor:
 
 
 def turned(x: Tensor) -> Tensor:
-    """Pairs (i, i + half) of a head as complex numbers, turned by token times 10000^(-2 i / size)."""
+    """Pairs (i, i + half) of a head as complex numbers, turned by token times 10000^(-2 i /
+    size)."""
     half = x.shape[-1] // 2
-    angles = torch.arange(x.shape[1])[:, None] * 1e4 ** (-torch.arange(half, dtype=torch.float64) / half)
-    numbers = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    angles = torch.arange(x.shape[1])[:, None] * 1e4 ** (
+        -torch.arange(half, dtype=torch.float64) / half
+    )
+    numbers = (
+        torch.complex(x[..., :half], x[..., half:])
+        * torch.polar(torch.ones_like(angles), angles)[:, None]
+    )
     return torch.cat((numbers.real, numbers.imag), -1)
 
 
 def test_a_block_with_turned_and_normed_heads_and_norms_after_is_its_mathematics() -> None:
-    """Written out: queries and keys normed per head and turned, shared keys, a norm after every sum."""
+    """Written out: queries and keys normed per head and turned, shared keys, a norm after every
+    sum."""
     torch.manual_seed(0)
     attention = Attention(heads=4, kv_heads=2, head_dim=8, qk_norm="head")
-    plain = Block(attention=attention, feed_forward=FeedForward(inner=48), norm=NormKind.LAYER, pre_norm=False)
+    plain = Block(
+        attention=attention, feed_forward=FeedForward(inner=48), norm=NormKind.LAYER, pre_norm=False
+    )
     whole = architecture()
     whole = replace(whole, blocks=(plain,), embedding=replace(whole.embedding, position_rows=0))  # type: ignore[type-var]
     block: Any = build_layer(whole, "block", width=1).double()
@@ -146,7 +158,9 @@ def test_a_head_that_transforms_is_its_mathematics() -> None:
     whole = replace(whole, head=replace(whole.head, transform=NormKind.LAYER))
     head: Any = build_layer(whole, "head", width=1).double()
     x = torch.randn(2, 5, HIDDEN, dtype=torch.float64)
-    hidden = nn.functional.gelu(nn.functional.layer_norm(x, (HIDDEN,)) @ head.transform.weight.T + head.transform.bias)
+    hidden = nn.functional.gelu(
+        nn.functional.layer_norm(x, (HIDDEN,)) @ head.transform.weight.T + head.transform.bias
+    )
     logits = head.logits(nn.functional.layer_norm(hidden, (HIDDEN,)))
     torch.testing.assert_close(head(x), (logits.logsumexp(-1) - logits[..., 0]).mean().float())
 
@@ -178,12 +192,27 @@ def test_what_cannot_be_built_is_refused_by_name() -> None:
     windowed = replace(SHAPES["plain"].blocks[0], feed_forward=mixture, attention=Attention(
         heads=4, kv_heads=4, head_dim=16, window=64))  # fmt: skip
     with pytest.raises(InputError) as caught:
-        check_sliceable(replace(SHAPES["plain"], blocks=(windowed,)), tokens=TOKENS, width=3, name="odd")
+        check_sliceable(
+            replace(SHAPES["plain"], blocks=(windowed,)), tokens=TOKENS, width=3, name="odd"
+        )
     text = str(caught.value)
-    for part in ("mixture of experts", "64 of 128 tokens", "4 heads of keys over 3", "128 tokens over 3"):
+    for part in (
+        "mixture of experts",
+        "64 of 128 tokens",
+        "4 heads of keys over 3",
+        "128 tokens over 3",
+    ):
         assert part in text
-    with pytest.raises(InputError, match=r"an encoder beside a decoder[\s\S]*learned relative positions"):
-        check_sliceable(read_preset("t5-base").config.architecture, tokens=512, width=1, name="t5-base")
+    with pytest.raises(
+        InputError, match=r"an encoder beside a decoder[\s\S]*learned relative positions"
+    ):
+        check_sliceable(
+            read_preset("t5-base").config.architecture, tokens=512, width=1, name="t5-base"
+        )
     with pytest.raises(InputError, match="patches of images, expected a table of tokens"):
-        check_sliceable(read_preset("vit-base").config.architecture, tokens=197, width=1, name="vit-base")
-    check_sliceable(read_preset("llama-3-8b").config.architecture, tokens=8192, width=8, name="llama-3-8b")
+        check_sliceable(
+            read_preset("vit-base").config.architecture, tokens=197, width=1, name="vit-base"
+        )
+    check_sliceable(
+        read_preset("llama-3-8b").config.architecture, tokens=8192, width=8, name="llama-3-8b"
+    )

@@ -1,4 +1,5 @@
-"""Distributed programs on real processes: losses, gradients and trained parameters are those of one process."""
+"""Distributed programs on real processes: losses, gradients and trained parameters are those of one
+process."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from rank_pool import RankPool
 from spmd_cases import in_segments, program_for, random_program, slow_group, start, train
 from spmd_models import BUILDS, built, captured
 
-from argosy.cost.group import Collective
-from argosy.runtime.exchange import Exchange
-from argosy.runtime.local import Clock
-from argosy.runtime.spmd import lower
-from argosy.solve.placement import Pricing
-from argosy.solve.spmd import find_program
-from argosy.space.rules import Kind
+from argosy.cost.group import GroupCollective
+from argosy.runtime.communication.exchange import GroupExchange
+from argosy.runtime.graphs.local import MaskClock
+from argosy.runtime.step.spmd import lower
+from argosy.solve.programs.placement import Pricing
+from argosy.solve.programs.spmd import find_program
+from argosy.space.operations.rules import CutKind
 
 INNER_FLOATS = {"llama", "mixtral"}
 """Models that compute parts in fp32 whatever their parameters are."""
@@ -23,12 +24,16 @@ EXACT, SINGLE = 1e-9, 1e-4
 RATIOS = {2: (0.7, 0.3), 3: (0.5, 0.3, 0.2), 4: (0.4, 0.3, 0.2, 0.1)}
 
 
-def check(ranks: RankPool, programs: list[object], dtype: torch.dtype, tolerance: float, num_ranks: int) -> None:
+def check(
+    ranks: RankPool, programs: list[object], dtype: torch.dtype, tolerance: float, num_ranks: int
+) -> None:
     for results in ranks(num_ranks, train, programs, dtype, 3):
         for program, (worst, _) in zip(programs, results, strict=True):
             loss, gradient, parameter = worst
             assert loss < tolerance and gradient < tolerance, f"{program}: {worst}"
-            assert parameter < 100 * tolerance, f"{program}: {worst}"  # Adam divides by small gradients
+            assert parameter < 100 * tolerance, (
+                f"{program}: {worst}"
+            )  # Adam divides by small gradients
 
 
 @pytest.mark.parametrize("name", list(BUILDS))
@@ -48,7 +53,9 @@ def test_in_single_precision(name: str, ranks: RankPool) -> None:
 def test_any_program_is_right(name: str, ranks: RankPool) -> None:
     """Random choices reach rows and collectives that no cost would choose."""
     programs = [random_program(name, RATIOS[3], seed, torch.float64) for seed in range(3)]
-    assert {move.step.kind for program in programs for move in program.moves} >= {Collective.ALL_GATHER}
+    assert {move.step.kind for program in programs for move in program.moves} >= {
+        GroupCollective.ALL_GATHER
+    }
     check(ranks, programs, torch.float64, EXACT, 3)
 
 
@@ -56,14 +63,19 @@ SEVERAL = ((0.5, 0.3, 0.2), (0.2, 0.2, 0.6), (0.34, 0.33, 0.33))
 
 
 @pytest.mark.parametrize("name", ["perceptron", "language", "unet"])
-def test_segments_with_ratios_of_their_own_train_as_one_process_does(name: str, ranks: RankPool) -> None:
+def test_segments_with_ratios_of_their_own_train_as_one_process_does(
+    name: str, ranks: RankPool
+) -> None:
     """Found and random programs: what crosses is re-sharded."""
     segments = in_segments(name, SEVERAL if name == "language" else SEVERAL[:2], torch.float64)
     pricing = Pricing(group=slow_group(3, bandwidth=1e9))
-    programs = [find_program(captured(name), pricing, ratios=segments, kind=kind) for kind in (Kind.ANY, Kind.SAMPLES)]
+    programs = [
+        find_program(captured(name), pricing, ratios=segments, kind=kind)
+        for kind in (CutKind.ANY, CutKind.SAMPLES)
+    ]
     programs += [random_program(name, segments, seed, torch.float64) for seed in range(2)]
     kinds = {move.step.kind for program in programs for move in program.moves}
-    assert Collective.RESHARD in kinds
+    assert GroupCollective.RESHARD in kinds
     check(ranks, programs, torch.float64, EXACT, 3)
 
 
@@ -81,8 +93,8 @@ def test_parameters_are_born_in_shards(ranks: RankPool) -> None:
 
 def test_the_module_of_a_rank_reads_as_a_program() -> None:
     program = program_for("perceptron", RATIOS[2], 1e9, torch.float64)
-    exchange = Exchange.__new__(Exchange)
+    exchange = GroupExchange.__new__(GroupExchange)
     exchange.segments, exchange.group, exchange.rank = program.segments, None, 0
-    module = lower(program, exchange, clock=Clock(), device=torch.device("cpu"))
+    module = lower(program, exchange, clock=MaskClock(), device=torch.device("cpu"))
     assert isinstance(module, torch.fx.GraphModule) and "torch.ops.aten.mm.default" in module.code
     assert sum(name in module.code for name in ("all_gather", "reduce_scatter", "all_reduce")) > 0

@@ -9,17 +9,24 @@ import pytest
 import torch
 from rank_pool import RankPool
 from torch import nn
-from training_cases import Case, differences, train_in_parallel, train_with_early_sums, ways_of_summing
+from training_cases import (
+    Case,
+    differences,
+    train_in_parallel,
+    train_with_early_sums,
+    ways_of_summing,
+)
 
 from argosy.plan.plan import Algorithm
-from argosy.runtime import overlap
-from argosy.runtime.ledger import MOST_BUCKETS
-from argosy.runtime.overlap import GradientSum, Summand
-from argosy.runtime.parameters import Weight
+from argosy.runtime.communication.ledger import MOST_BUCKETS
+from argosy.runtime.stages.parameters import Weight
+from argosy.runtime.weights import overlap
+from argosy.runtime.weights.overlap import GradientSum, Summand
 from argosy.schedule import ScheduleKind
 
 LAYOUTS = [(((1, 2, 1, 1, 1),), 2), (((1, 1, 1, 1, 1),), 3), (((2, 1), (1, 1, 1)), 2)]
-"""Shares, and devices of a node: nodes of 2, 2 and 1; of 3 and 2; two stages, one of them over two nodes."""
+"""Shares, and devices of a node: nodes of 2, 2 and 1; of 3 and 2; two stages, one of them over two
+nodes."""
 CASES = [
     Case(shares=shares, per_node=per_node, algorithm=algorithm, zero=zero, num_micro_batches=2)
     for (shares, per_node), algorithm, zero in itertools.product(LAYOUTS, Algorithm, (0, 1, 3))
@@ -42,7 +49,9 @@ def test_every_algorithm_gives_the_gradients_of_one_process(ranks: RankPool, cas
         (Algorithm.TREE, 8, "Nodes by trees"),
     ],
 )
-def test_the_plan_s_choice_is_taken(ranks: RankPool, algorithm: Algorithm, per_node: int, expected: str) -> None:
+def test_the_plan_s_choice_is_taken(
+    ranks: RankPool, algorithm: Algorithm, per_node: int, expected: str
+) -> None:
     """Within one node there is nothing hierarchical."""
     case = Case(shares=((1, 1, 1, 1),), algorithm=algorithm, per_node=per_node, num_micro_batches=1)
     assert ranks(4, ways_of_summing, case) == [[expected]] * 4
@@ -51,12 +60,18 @@ def test_the_plan_s_choice_is_taken(ranks: RankPool, algorithm: Algorithm, per_n
 @pytest.mark.parametrize(
     "case",
     [
-        Case(shares=((3, 1), (1, 3), (1, 3), (3, 1)), kind=ScheduleKind.DUALPIPE_V, num_micro_batches=4),
+        Case(
+            shares=((3, 1), (1, 3), (1, 3), (3, 1)),
+            kind=ScheduleKind.DUALPIPE_V,
+            num_micro_batches=4,
+        ),
         Case(model="routed", shares=((1, 1), (2,)), num_micro_batches=2),
     ],
     ids=str,
 )
-def test_sums_during_the_last_backward_give_the_gradients_of_one_process(ranks: RankPool, case: Case) -> None:
+def test_sums_during_the_last_backward_give_the_gradients_of_one_process(
+    ranks: RankPool, case: Case
+) -> None:
     """Also if weight gradients are put off, and if replicas have gradients of other weights."""
     assert not differences(case, ranks(case.num_ranks, train_with_early_sums, case))
 
@@ -88,27 +103,39 @@ class _Doubling:
 
 
 def _weights(parameters: list[nn.Parameter]) -> list[Summand]:
-    return [Summand(Weight(str(index), parameter, (0,), ())) for index, parameter in enumerate(parameters)]
+    return [
+        Summand(Weight(str(index), parameter, (0,), ()))
+        for index, parameter in enumerate(parameters)
+    ]
 
 
-def test_gradients_are_summed_in_buckets_and_those_that_nobody_has_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_summed_in_buckets_and_those_that_nobody_has_stay_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With buckets of three numbers, of which many are under way."""
     monkeypatch.setattr(overlap, "BUCKET_BYTES", 24)
-    parameters = [nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.float32) * 12]
+    parameters = [
+        nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.float32) * 12
+    ]
     for number, parameter in enumerate(parameters[:-1]):
         parameter.grad = torch.full_like(parameter, number)
     way: Any = Doubled()
     GradientSum(way, _weights(parameters), set(), is_early=False).finish()
     assert way.under_way == 0
     assert way.most == MOST_BUCKETS + 1, "and who has a gradient at all"
-    assert [float(p.grad[0]) for p in parameters[:-1] if p.grad is not None] == [3 * n for n in range(23)]
+    assert [float(p.grad[0]) for p in parameters[:-1] if p.grad is not None] == [
+        3 * n for n in range(23)
+    ]
     assert parameters[-1].grad is None
     frozen = [nn.Parameter(torch.ones(1), requires_grad=False)]
     GradientSum(way, _weights(frozen), set(), is_early=False).finish()
 
 
-def test_sums_begin_in_a_fixed_order_during_the_last_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight that no sample used keeps its bucket and those behind it until the backward is over."""
+def test_sums_begin_in_a_fixed_order_during_the_last_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A weight that no sample used keeps its bucket and those behind it until the backward is
+    over."""
     monkeypatch.setattr(overlap, "BUCKET_BYTES", 8)
     parameters = [nn.Parameter(torch.ones(size)) for size in (4, 5, 2, 3)]
     way: Any = Doubled()

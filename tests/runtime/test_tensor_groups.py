@@ -10,40 +10,135 @@ from rank_pool import RankPool
 from training_cases import Case, built, differences, plan_of, train_in_parallel
 
 from argosy.plan.plan import Recompute
-from argosy.runtime.maker import StageMaker
-from argosy.runtime.operations import GraphSource
-from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.recipe import Recipe
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.sources.maker import StageMaker
+from argosy.runtime.sources.operations import GraphSource
+from argosy.runtime.sources.recipe import Recipe
 from argosy.schedule import ScheduleKind
-from argosy.space.sharding import REPLICATED, sharded
+from argosy.space.operations.sharding import REPLICATED, sharded
 
 ALONE, EVEN, UNEVEN, THREE = (1.0,), (0.5, 0.5), (0.7, 0.3), (0.5, 0.3, 0.2)
 CASES = [
-    Case(shares=((1, 1), (2,)), ratios=((UNEVEN, EVEN), ALONE), num_micro_batches=3, zero=2, clip=True),
-    Case(shares=((1, 2), (3,)), ratios=((ALONE, EVEN), EVEN), num_micro_batches=2, tied=True, recompute=Recompute.FULL),
-    Case(model="t5", shares=((2,), (2,)), ratios=(THREE, EVEN), kind=ScheduleKind.ZERO_BUBBLE, num_micro_batches=3),
+    Case(
+        shares=((1, 1), (2,)),
+        ratios=((UNEVEN, EVEN), ALONE),
+        num_micro_batches=3,
+        zero=2,
+        clip=True,
+    ),
+    Case(
+        shares=((1, 2), (3,)),
+        ratios=((ALONE, EVEN), EVEN),
+        num_micro_batches=2,
+        tied=True,
+        recompute=Recompute.FULL,
+    ),
+    Case(
+        model="t5",
+        shares=((2,), (2,)),
+        ratios=(THREE, EVEN),
+        kind=ScheduleKind.ZERO_BUBBLE,
+        num_micro_batches=3,
+    ),
 ]
 MORE = [
     Case(shares=((1, 1), (2,)), ratios=(UNEVEN, ALONE), num_micro_batches=3, zero=2, clip=True),
-    Case(shares=((2,), (2,)), ratios=(EVEN, THREE), num_micro_batches=2, tied=True, recompute=Recompute.FULL),
+    Case(
+        shares=((2,), (2,)),
+        ratios=(EVEN, THREE),
+        num_micro_batches=2,
+        tied=True,
+        recompute=Recompute.FULL,
+    ),
     Case(shares=((2, 1),), ratios=((THREE, EVEN),), num_micro_batches=2, zero=3, tied=True),
-    Case(shares=((2, 1, 1),), ratios=((UNEVEN, ALONE, ALONE),), num_micro_batches=2, zero=1, clip=True),
-    Case(shares=((2, 1), (3,)), ratios=((UNEVEN, ALONE), EVEN), zero=3, kind=ScheduleKind.ZERO_BUBBLE),
-    Case(model="t5", shares=((2, 1), (3,)), ratios=((THREE, ALONE), ALONE), tied=True, num_micro_batches=2, clip=True),
+    Case(
+        shares=((2, 1, 1),),
+        ratios=((UNEVEN, ALONE, ALONE),),
+        num_micro_batches=2,
+        zero=1,
+        clip=True,
+    ),
+    Case(
+        shares=((2, 1), (3,)), ratios=((UNEVEN, ALONE), EVEN), zero=3, kind=ScheduleKind.ZERO_BUBBLE
+    ),
+    Case(
+        model="t5",
+        shares=((2, 1), (3,)),
+        ratios=((THREE, ALONE), ALONE),
+        tied=True,
+        num_micro_batches=2,
+        clip=True,
+    ),
     Case(model="vit", shares=((3, 1),), ratios=((ALONE, THREE),), zero=2, num_micro_batches=2),
     Case(model="cnn", shares=((2, 2),), ratios=((EVEN, UNEVEN),), num_micro_batches=2),
-    Case(shares=((2,),) * 4, ratios=(EVEN, UNEVEN) * 2, kind=ScheduleKind.INTERLEAVED, num_micro_batches=4),
-    Case(shares=((1, 1), (2,)), ratios=(UNEVEN, ALONE), kind=ScheduleKind.ZERO_BUBBLE, tied=True, num_micro_batches=3),
-    Case(shares=((1, 1), (2,)), ratios=(EVEN, ALONE), zero=3, recompute=Recompute.SELECTIVE, num_micro_batches=3),
-    Case(shares=((2, 1), (3,)), ratios=(UNEVEN, ALONE), zero=1, kind=ScheduleKind.GPIPE, num_micro_batches=2),
+    Case(
+        shares=((2,),) * 4,
+        ratios=(EVEN, UNEVEN) * 2,
+        kind=ScheduleKind.INTERLEAVED,
+        num_micro_batches=4,
+    ),
+    Case(
+        shares=((1, 1), (2,)),
+        ratios=(UNEVEN, ALONE),
+        kind=ScheduleKind.ZERO_BUBBLE,
+        tied=True,
+        num_micro_batches=3,
+    ),
+    Case(
+        shares=((1, 1), (2,)),
+        ratios=(EVEN, ALONE),
+        zero=3,
+        recompute=Recompute.SELECTIVE,
+        num_micro_batches=3,
+    ),
+    Case(
+        shares=((2, 1), (3,)),
+        ratios=(UNEVEN, ALONE),
+        zero=1,
+        kind=ScheduleKind.GPIPE,
+        num_micro_batches=2,
+    ),
     Case(model="vit", shares=((3, 1),), ratios=(UNEVEN,), zero=1, clip=True, num_micro_batches=3),
-    Case(model="cnn", shares=((2,), (2,)), ratios=(EVEN, UNEVEN), kind=ScheduleKind.ZERO_BUBBLE, num_micro_batches=3),
-    Case(model="unet", shares=((2,), (2,)), ratios=(EVEN, ALONE), kind=ScheduleKind.KFKB, k=2, num_micro_batches=3),
+    Case(
+        model="cnn",
+        shares=((2,), (2,)),
+        ratios=(EVEN, UNEVEN),
+        kind=ScheduleKind.ZERO_BUBBLE,
+        num_micro_batches=3,
+    ),
+    Case(
+        model="unet",
+        shares=((2,), (2,)),
+        ratios=(EVEN, ALONE),
+        kind=ScheduleKind.KFKB,
+        k=2,
+        num_micro_batches=3,
+    ),
     Case(model="forked", shares=((2,), (2,)), ratios=(UNEVEN, EVEN), num_micro_batches=3),
     Case(model="residual", shares=((4,), (4,)), ratios=(EVEN, ALONE), num_micro_batches=1),
-    Case(model="hf-gpt2", shares=((2,), (2,)), ratios=(EVEN, UNEVEN), tied=True, single=True, num_micro_batches=2),
-    Case(model="hf-llama", shares=((2,), (2,)), ratios=(UNEVEN, ALONE), single=True, num_micro_batches=2),
-    Case(model="hf-t5", work=(0.5, 0.5), shares=((2,), (2,)), ratios=(EVEN, ALONE), single=True, num_micro_batches=2),
+    Case(
+        model="hf-gpt2",
+        shares=((2,), (2,)),
+        ratios=(EVEN, UNEVEN),
+        tied=True,
+        single=True,
+        num_micro_batches=2,
+    ),
+    Case(
+        model="hf-llama",
+        shares=((2,), (2,)),
+        ratios=(UNEVEN, ALONE),
+        single=True,
+        num_micro_batches=2,
+    ),
+    Case(
+        model="hf-t5",
+        work=(0.5, 0.5),
+        shares=((2,), (2,)),
+        ratios=(EVEN, ALONE),
+        single=True,
+        num_micro_batches=2,
+    ),
 ]
 
 
@@ -75,7 +170,11 @@ def test_matrices_are_cut_into_columns_then_rows_and_samples_never() -> None:
     assert cut["blocks.1.attention.keys_and_values.weight"].outer == 2, "keys and values by heads"
     assert cut["blocks.1.norms.0.weight"] == cut["head.output.weight"] == REPLICATED
     program = source.shared[0, 0].steps(2)
-    whole = [value for value in program.graph.parameters if program.deliveries[value].stored == REPLICATED]
+    whole = [
+        value
+        for value in program.graph.parameters
+        if program.deliveries[value].stored == REPLICATED
+    ]
     assert all(
         len(program.graph.values[value].shape) == 1 or "places" in program.graph.values[value].name
         for value in whole

@@ -17,12 +17,23 @@ def test_training_equals_one_process(ranks: RankPool, case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=[pytest.mark.exhaustive] if name == "hf-t5" else []) for name in HUGGING_FACE]
+    "model",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name == "hf-t5" else [])
+        for name in HUGGING_FACE
+    ],
 )
 def test_hugging_face_models_train_as_in_one_process(ranks: RankPool, model: str) -> None:
     """In single precision, which is what they compute their losses in."""
     case = Case(
-        model=model, tied=True, kind=ScheduleKind.KFKB, k=2, shares=((3, 1), (4,)), zero=1, clip=True, single=True
+        model=model,
+        tied=True,
+        kind=ScheduleKind.KFKB,
+        k=2,
+        shares=((3, 1), (4,)),
+        zero=1,
+        clip=True,
+        single=True,
     )
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
 
@@ -35,7 +46,8 @@ def test_stages_that_follow_one_another_on_one_worker_need_no_message(ranks: Ran
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_replicas_may_have_gradients_of_other_weights(ranks: RankPool, zero: int) -> None:
-    """Each replica uses a layer that the other does not, and nobody uses the third kind of expert."""
+    """Each replica uses a layer that the other does not, and nobody uses the third kind of
+    expert."""
     case = Case(model="routed", shares=((1, 1), (2,)), zero=zero, clip=True, num_micro_batches=2)
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
 

@@ -1,4 +1,5 @@
-"""Checkpoints and weights that somebody else made: what would run code is refused, and nothing runs."""
+"""Checkpoints and weights that somebody else made: what would run code is refused, and nothing
+runs."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from argosy.errors import InputError
-from argosy.runtime.checkpoint import read_state_dict
-from argosy.runtime.manifest import facts_of, write_manifest
-from argosy.runtime.reading import load_tensors, read_weights
+from argosy.runtime.processes.manifest import facts_of, write_manifest
+from argosy.runtime.state.checkpoint import read_state_dict
+from argosy.runtime.state.reading import load_tensors, read_weights
 
 
 class Touch:
@@ -63,7 +64,9 @@ def test_a_checkpoint_is_read(tmp_path: Path) -> None:
 def test_a_table_of_contents_cannot_run_code(tmp_path: Path) -> None:
     """The same folder makes torch's own reader run it."""
     victim = tmp_path / "made"
-    folder = changed(tmp_path / "bad", lambda metadata: setattr(metadata, "planner_data", Touch(victim)))
+    folder = changed(
+        tmp_path / "bad", lambda metadata: setattr(metadata, "planner_data", Touch(victim))
+    )
     with pytest.raises(InputError, match=r"the name posix\.mkdir, expected a table of tensors"):
         read_state_dict(folder)
     assert not victim.exists()
@@ -72,10 +75,15 @@ def test_a_table_of_contents_cannot_run_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 1 << 40, 1 << 62])
-def test_a_table_of_contents_has_no_bytearrays(tmp_path: Path, capfd: pytest.CaptureFixture[str], length: int) -> None:
-    """Of one that cannot be had, Python itself prints an error: "deallocated bytearray object has exported buffers"."""
+def test_a_table_of_contents_has_no_bytearrays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], length: int
+) -> None:
+    """Of one that cannot be had, Python itself prints an error: "deallocated bytearray object has
+    exported buffers"."""
     folder = written(tmp_path / "bad")
-    (folder / ".metadata").write_bytes(b"\x80\x05" + pickle.BYTEARRAY8 + length.to_bytes(8, "little") + b"abc.")
+    (folder / ".metadata").write_bytes(
+        b"\x80\x05" + pickle.BYTEARRAY8 + length.to_bytes(8, "little") + b"abc."
+    )
     sealed(folder)
     with pytest.raises(InputError, match=r"bytearray.*, expected a table of tensors"):
         read_state_dict(folder)
@@ -121,18 +129,28 @@ def test_entries_stay_in_the_folder_and_no_larger_than_it(tmp_path: Path) -> Non
 
 def test_what_is_no_checkpoint_or_names_no_weight_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"empty: found argosy\.json: .*, expected a whole checkpoint"):
+    with pytest.raises(
+        InputError, match=r"empty: found argosy\.json: .*, expected a whole checkpoint"
+    ):
         read_state_dict(tmp_path / "empty")
-    nameless = changed(tmp_path / "nameless", lambda metadata: metadata.state_dict_metadata.update({3: None}))  # type: ignore[dict-item]
-    with pytest.raises(InputError, match=r"nameless: found an entry without a name, expected a table of tensors"):
+    nameless = changed(
+        tmp_path / "nameless", lambda metadata: metadata.state_dict_metadata.update({3: None})
+    )  # type: ignore[dict-item]
+    with pytest.raises(
+        InputError, match=r"nameless: found an entry without a name, expected a table of tensors"
+    ):
         read_state_dict(nameless)
     other = written(tmp_path / "other")
     (other / ".metadata").write_bytes(pickle.dumps({"model.weight": 3}))
     sealed(other)
-    with pytest.raises(InputError, match=r"other: found another table, expected a table of tensors"):
+    with pytest.raises(
+        InputError, match=r"other: found another table, expected a table of tensors"
+    ):
         read_state_dict(other)
     tied = sealed(written(tmp_path / "tied"), {"head": ["table"]})
-    with pytest.raises(InputError, match=r'tied/argosy\.json: aliases: found "head", expected a weight'):
+    with pytest.raises(
+        InputError, match=r'tied/argosy\.json: aliases: found "head", expected a weight'
+    ):
         read_state_dict(tied)
 
 

@@ -1,4 +1,5 @@
-"""Fifty steps of a small GPT on real text, by a plan and alone. The text is Abraham Lincoln's at Gettysburg, 1863."""
+"""Fifty steps of a small GPT on real text, by a plan and alone. The text is Abraham Lincoln's at
+Gettysburg, 1863."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from training_cases import Case, plan_of
 
 from argosy.plan.plan import Plan
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import ScheduleKind
 
 TEXT = (Path(__file__).parent / "data" / "gettysburg.txt").read_text()
@@ -43,7 +44,9 @@ def loss_fn(model: Any, letters: Tensor) -> Tensor:
 
 def data(step: int, samples: int) -> Tensor:
     codes = torch.tensor([LETTERS.index(letter) for letter in TEXT])
-    starts = torch.randint(len(codes) - LENGTH, (samples,), generator=torch.Generator().manual_seed(step))
+    starts = torch.randint(
+        len(codes) - LENGTH, (samples,), generator=torch.Generator().manual_seed(step)
+    )
     return torch.stack([codes[start : start + LENGTH + 1] for start in starts.tolist()])
 
 

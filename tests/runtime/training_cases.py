@@ -31,17 +31,17 @@ from argosy.plan.plan import (
     Replica,
     Stage,
 )
-from argosy.runtime import gradients
-from argosy.runtime.dropout import Masks
-from argosy.runtime.measured import clock_offsets
-from argosy.runtime.moment import Moment
-from argosy.runtime.recipe import AUTOCAST
-from argosy.runtime.tensorstage import Sharing
-from argosy.runtime.trainer import Trainer, parallelize
+from argosy.runtime.communication.measured import clock_offsets
+from argosy.runtime.sources.recipe import AUTOCAST
+from argosy.runtime.stages.dropout import Masks
+from argosy.runtime.stages.moment import Moment
+from argosy.runtime.stages.tensor_stage import Sharing
+from argosy.runtime.step.trainer import Trainer, parallelize
+from argosy.runtime.weights import gradients
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.action import worker_of
-from argosy.solve.recorded import GroupSteps
-from argosy.space.sharding import State, sharded
+from argosy.solve.programs.recorded import GroupSteps
+from argosy.space.operations.sharding import State, sharded
 
 RATE = 0.1
 CLUSTER = json.dumps(
@@ -87,12 +87,13 @@ class Case:
     per_node: int = 8
     """Devices of a node."""
     work: tuple[float, ...] = ()
-    """Shares of the work of stages made of operations; where empty, stages are as the runtime makes them."""
+    """Shares of the work of stages made of operations; where empty, stages are as the runtime makes
+    them."""
     offload: str = ""
     """What stages keep in host memory."""
     ratios: tuple[tuple[Any, ...], ...] = ()
-    """Per stage, how the devices of each replica's tensor-parallel group share its work: ratios, or such for every
-    replica; where empty, all are alone."""
+    """Per stage, how the devices of each replica's tensor-parallel group share its work: ratios, or
+    such for every replica; where empty, all are alone."""
     context: bool = False
     """Whether these devices share the sequence instead of the weights."""
     experts: tuple[int, ...] = ()
@@ -105,7 +106,11 @@ class Case:
 
     @property
     def num_ranks(self) -> int:
-        return sum(len(group) for stage in range(len(self.shares) // self.chunks) for group in self.groups(stage))
+        return sum(
+            len(group)
+            for stage in range(len(self.shares) // self.chunks)
+            for group in self.groups(stage)
+        )
 
     @property
     def chunks(self) -> int:
@@ -122,7 +127,9 @@ class Case:
         extras += (
             [
                 "|".join(
-                    "+".join(":".join(f"{ratio:g}" for ratio in group) for group in self.groups(stage))
+                    "+".join(
+                        ":".join(f"{ratio:g}" for ratio in group) for group in self.groups(stage)
+                    )
                     for stage in range(len(self.ratios))
                 )
             ]
@@ -131,13 +138,18 @@ class Case:
         )
         extras += ["context"] if self.context else []
         extras += [f"experts{':'.join(map(str, self.experts))}"] if self.experts else []
-        extras += [f"{self.algorithm}{self.per_node}"] if self.algorithm is not Algorithm.RING else []
-        return "-".join([self.model, f"{self.kind}{self.k}", shares, f"m{self.num_micro_batches}", *extras])
+        extras += (
+            [f"{self.algorithm}{self.per_node}"] if self.algorithm is not Algorithm.RING else []
+        )
+        return "-".join(
+            [self.model, f"{self.kind}{self.k}", shares, f"m{self.num_micro_batches}", *extras]
+        )
 
 
 @dataclass
 class Outcome:
-    """What training gave: losses by step; gradients of the last step and weights after it, by name."""
+    """What training gave: losses by step; gradients of the last step and weights after it, by
+    name."""
 
     losses: list[float]
     gradients: dict[str, list[tuple[tuple[int, ...], np.ndarray]]] = field(default_factory=dict)
@@ -151,9 +163,13 @@ def plan_of(case: Case) -> Plan:
     names: list[list[str]] = []
     for index in range(len(case.shares)):
         used = sum(map(len, names[:workers]))
-        places = [divmod(used + at, case.per_node) for at in range(sum(map(len, case.groups(index))))]
+        places = [
+            divmod(used + at, case.per_node) for at in range(sum(map(len, case.groups(index))))
+        ]
         worker = worker_of(case.kind, index, workers)
-        names.append(names[worker] if index >= workers else [f"n{node}.{at}" for node, at in places])
+        names.append(
+            names[worker] if index >= workers else [f"n{node}.{at}" for node, at in places]
+        )
     layers = NUM_LAYERS.get(case.model, 6)
     cuts = [round(index * layers / len(case.shares)) for index in range(len(case.shares) + 1)]
     return Plan(
@@ -162,7 +178,9 @@ def plan_of(case: Case) -> Plan:
         global_batch=size * case.num_micro_batches,
         micro_batch_size=size,
         num_micro_batches=case.num_micro_batches,
-        schedule=ScheduleSpec(kind=case.kind, k=case.k, chunks=1 if case.kind.is_v else case.chunks),
+        schedule=ScheduleSpec(
+            kind=case.kind, k=case.k, chunks=1 if case.kind.is_v else case.chunks
+        ),
         stages=tuple(
             Stage(
                 first=cuts[index],
@@ -184,10 +202,16 @@ def plan_of(case: Case) -> Plan:
 
 
 def _experts(case: Case, first: int, end: int) -> dict[str, Any]:
-    """Of a stage of these layers, in how many parts experts are shared out, and how many each has."""
-    if not case.experts or not any(first <= layer < end for layer in EXPERT_LAYERS.get(case.model, (first,))):
+    """Of a stage of these layers, in how many parts experts are shared out, and how many each
+    has."""
+    if not case.experts or not any(
+        first <= layer < end for layer in EXPERT_LAYERS.get(case.model, (first,))
+    ):
         return {}
-    return {"expert": len(case.experts), "experts": case.experts if len(set(case.experts)) > 1 else ()}
+    return {
+        "expert": len(case.experts),
+        "experts": case.experts if len(set(case.experts)) > 1 else (),
+    }
 
 
 def _replicas(case: Case, stage: int, names: list[str]) -> Iterator[Replica]:
@@ -199,7 +223,9 @@ def _replicas(case: Case, stage: int, names: list[str]) -> Iterator[Replica]:
 
 def built(case: Case) -> Any:
     samples = sum(case.shares[0]) * case.num_micro_batches
-    return build(case.model, samples, tied=case.tied, dtype=torch.float32 if case.single else torch.float64)
+    return build(
+        case.model, samples, tied=case.tied, dtype=torch.float32 if case.single else torch.float64
+    )
 
 
 class KeepGradients(torch.optim.SGD):
@@ -241,7 +267,8 @@ def train_with_early_sums(case: Case) -> Outcome:
 
 
 def train_with_rows(case: Case, name: str) -> Outcome:
-    """With a weight that tensor-parallel groups cut by its rows, whatever they would choose themselves."""
+    """With a weight that tensor-parallel groups cut by its rows, whatever they would choose
+    themselves."""
     chosen = Sharing._search
 
     def search(sharing: Sharing, samples: int, stored: Mapping[int, State]) -> GroupSteps:
@@ -258,7 +285,7 @@ def train_with_rows(case: Case, name: str) -> Outcome:
 
 def cut_of(case: Case) -> tuple[int, ...] | None:
     """The captured step cut by FLOP; None where stages are not of operations."""
-    from argosy.solve.stagecut import cut_graph
+    from argosy.solve.programs.stagecut import cut_graph
     from argosy.workload.capture.trace import capture
 
     return cut_graph(capture(lambda: built(case)), case.work).stages if case.work else None
@@ -270,7 +297,9 @@ def outcome_of(trainer: Trainer, losses: list[float]) -> Outcome:
         seen = None if trainer.optimizer is None else trainer.optimizer.seen.get(id(held.parameter))
         for box in held.boxes:
             if seen is not None:
-                result.gradients.setdefault(held.name, []).append((box.whole, box.of(seen).cpu().numpy()))
+                result.gradients.setdefault(held.name, []).append(
+                    (box.whole, box.of(seen).cpu().numpy())
+                )
             weight = box.of(held.parameter.detach()).clone()
             result.weights.setdefault(held.name, []).append((box.whole, weight.cpu().numpy()))
     return result
@@ -286,7 +315,10 @@ def train_alone(case: Case) -> Outcome:
         for index in range(case.num_micro_batches):
             rows = slice(index * size, (index + 1) * size)
             with masks_of_layers(model, Moment(step, index * size, size)), autocast_of(case):
-                loss = loss_fn(model, tree_map(lambda leaf, rows=rows: leaf[rows], batch)) / case.num_micro_batches
+                loss = (
+                    loss_fn(model, tree_map(lambda leaf, rows=rows: leaf[rows], batch))
+                    / case.num_micro_batches
+                )
             loss.backward()
             total += loss.item()
         if case.clip:
@@ -312,17 +344,28 @@ def _spans_of_layers(model: Any) -> list[tuple[nn.Module, nn.Module]]:
     if type(model).__name__ != "GPT2LMHeadModel":
         return []
     inside = model.transformer
-    return [(inside.wte, inside.drop), *((block, block) for block in inside.h), (inside.ln_f, model.lm_head)]
+    return [
+        (inside.wte, inside.drop),
+        *((block, block) for block in inside.h),
+        (inside.ln_f, model.lm_head),
+    ]
 
 
 @contextlib.contextmanager
 def masks_of_layers(model: nn.Module, moment: Moment) -> Iterator[None]:
-    """What a single process needs to draw the masks that a plan draws: to know which layer it is in."""
+    """What a single process needs to draw the masks that a plan draws: to know which layer it is
+    in."""
     hooks: list[Any] = []
     for index, layer in enumerate(_spans_of_layers(model)):
         masks = Masks(0, index, moment)
-        hooks.append(layer[0].register_forward_pre_hook(lambda *_, masks=masks: masks.__enter__() and None))
-        hooks.append(layer[-1].register_forward_hook(lambda *_, masks=masks: masks.__exit__(None, None, None)))
+        hooks.append(
+            layer[0].register_forward_pre_hook(lambda *_, masks=masks: masks.__enter__() and None)
+        )
+        hooks.append(
+            layer[-1].register_forward_hook(
+                lambda *_, masks=masks: masks.__exit__(None, None, None)
+            )
+        )
     yield
     for hook in hooks:
         hook.remove()
@@ -376,10 +419,14 @@ def train_with_changes(case: Case, changes: list[Any]) -> Outcome:
     return outcome_of(trainer, losses)
 
 
-def train_by_policy(case: Case, policy: tuple[PolicyRule, ...], bandwidths: list[float]) -> tuple[Outcome, list[str]]:
+def train_by_policy(
+    case: Case, policy: tuple[PolicyRule, ...], bandwidths: list[float]
+) -> tuple[Outcome, list[str]]:
     """A step at each bandwidth of the policy's edge, and the schedules that were used."""
     model, loss_fn, batch = built(case)
-    trainer = parallelize(model, loss_fn, KeepGradients, batch, replace(plan_of(case), policy=policy))
+    trainer = parallelize(
+        model, loss_fn, KeepGradients, batch, replace(plan_of(case), policy=policy)
+    )
     losses, used = [], []
     for bandwidth in bandwidths:
         trainer.set_bandwidths({policy[0].edge: bandwidth})
@@ -392,8 +439,12 @@ def ways_of_summing(case: Case) -> list[str]:
     """How this rank sums gradients, before anything is trained."""
     model, loss_fn, batch = built(case)
     gradients = parallelize(model, loss_fn, KeepGradients, batch, plan_of(case)).gradients
-    ways = [way for way, _, _ in gradients.shared if way is not None] + [shards.way for shards in gradients.shards]
-    return sorted({f"{type(way).__name__}{' by trees' * getattr(way, 'is_tree', False)}" for way in ways})
+    ways = [way for way, _, _ in gradients.shared if way is not None] + [
+        shards.way for shards in gradients.shards
+    ]
+    return sorted(
+        {f"{type(way).__name__}{' by trees' * getattr(way, 'is_tree', False)}" for way in ways}
+    )
 
 
 def measured_run(case: Case) -> str | None:

@@ -11,7 +11,9 @@ from argosy.errors import Mismatch
 from argosy.schedule import Action, ActionKind, Schedule, with_communication
 from argosy.schedule.action import parse_rows
 
-actions = st.builds(Action, st.integers(0, 10**6), st.sampled_from(ActionKind), st.integers(0, 10**6))
+actions = st.builds(
+    Action, st.integers(0, 10**6), st.sampled_from(ActionKind), st.integers(0, 10**6)
+)
 
 
 @given(actions)
@@ -26,9 +28,13 @@ def test_a_schedule_parses_back(schedule: Schedule, lookahead: int) -> None:
     assert parse_rows(communicating.text()) == communicating.rows
 
 
-@pytest.mark.parametrize("text", ["", "F0", "2F", "2X0", "2f0", "-1F0", "2F0 ", "2 F 0", "2FB0", "1.5F0"])
+@pytest.mark.parametrize(
+    "text", ["", "F0", "2F", "2X0", "2f0", "-1F0", "2F0 ", "2 F 0", "2FB0", "1.5F0"]
+)
 def test_what_is_no_action_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(Mismatch) as caught:
         Action.parse(text)
-    expected = 'expected an action such as "2F0": stage, one of F, B, I, W, SF, RF, SB, RB, micro-batch'
+    expected = (
+        'expected an action such as "2F0": stage, one of F, B, I, W, SF, RF, SB, RB, micro-batch'
+    )
     assert str(caught.value) == f'found "{text}", {expected}'

@@ -1,6 +1,8 @@
-"""Schedules that torch.distributed.pipelining knows, too: the same actions in the same order, and its dry run of ours.
+"""Schedules that torch.distributed.pipelining knows, too: the same actions in the same order, and
+its dry run of ours.
 
-torch makes its lists from stages on ranks; here its classes are given the few numbers that their lists depend on.
+torch makes its lists from stages on ranks; here its classes are given the few numbers that their
+lists depend on.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def rows_of(schedule: Schedule) -> Rows:
 
 
 def made_by(kind: type, num_stages: int, num_micro_batches: int, chunks: int = 1) -> Rows:
-    """torch's own lists, without the steps in which a rank waits and the sums of gradients at the end."""
+    """torch's own lists, without the steps in which a rank waits and the sums of gradients at the
+    end."""
     schedule: Any = object.__new__(kind)
     schedule._num_stages, schedule._n_microbatches = num_stages, num_micro_batches
     schedule.num_stages = num_stages
@@ -38,7 +41,10 @@ def made_by(kind: type, num_stages: int, num_micro_batches: int, chunks: int = 1
     schedule.number_of_rounds = max(1, num_micro_batches // schedule.pp_group_size)
     schedule.microbatches_per_round = num_micro_batches // schedule.number_of_rounds
     if hasattr(schedule, "_calculate_single_rank_operations"):
-        orders = {rank: schedule._calculate_single_rank_operations(rank) for rank in range(schedule.pp_group_size)}
+        orders = {
+            rank: schedule._calculate_single_rank_operations(rank)
+            for rank in range(schedule.pp_group_size)
+        }
     else:
         orders = schedule._get_pipeline_order()
     computed = set(LETTERS.values())
@@ -62,7 +68,8 @@ def test_gpipe_is_torchs(stages: int, count: int) -> None:
 
 @pytest.mark.parametrize(("stages", "count"), [size for size in SIZES if size[0] <= size[1]])
 def test_1f1b_is_torchs(stages: int, count: int) -> None:
-    """torch counts the forwards of its last rank from 1 in this list, which it only shows; it runs them from 0."""
+    """torch counts the forwards of its last rank from 1 in this list, which it only shows; it runs
+    them from 0."""
     ours = rows_of(build_schedule(ScheduleSpec(), stages, count))
     known = made_by(theirs.Schedule1F1B, stages, count)
     last = known[stages - 1]
@@ -70,11 +77,15 @@ def test_1f1b_is_torchs(stages: int, count: int) -> None:
     assert ours == known
 
 
-@pytest.mark.parametrize(("workers", "rounds", "chunks"), [(2, 1, 2), (2, 3, 2), (3, 2, 2), (4, 2, 3), (4, 4, 2)])
+@pytest.mark.parametrize(
+    ("workers", "rounds", "chunks"), [(2, 1, 2), (2, 3, 2), (3, 2, 2), (4, 2, 3), (4, 4, 2)]
+)
 def test_interleaved_is_torchs(workers: int, rounds: int, chunks: int) -> None:
     spec = ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=chunks)
     ours = build_schedule(spec, workers * chunks, workers * rounds)
-    assert rows_of(ours) == made_by(theirs.ScheduleInterleaved1F1B, workers * chunks, workers * rounds, chunks)
+    assert rows_of(ours) == made_by(
+        theirs.ScheduleInterleaved1F1B, workers * chunks, workers * rounds, chunks
+    )
 
 
 @pytest.mark.parametrize(("stages", "rounds"), [(1, 4), (2, 1), (2, 3), (3, 2), (4, 3), (8, 2)])
@@ -83,13 +94,17 @@ def test_zero_bubble_is_torchs(stages: int, rounds: int) -> None:
     assert rows_of(ours) == made_by(theirs.ScheduleInterleavedZeroBubble, stages, stages * rounds)
 
 
-@pytest.mark.parametrize(("workers", "count"), [(1, 1), (1, 3), (2, 1), (2, 3), (2, 4), (3, 11), (4, 5), (4, 12)])
+@pytest.mark.parametrize(
+    ("workers", "count"), [(1, 1), (1, 3), (2, 1), (2, 3), (2, 4), (3, 11), (4, 5), (4, 12)]
+)
 def test_zero_bubble_v_is_torchs(workers: int, count: int) -> None:
     ours = build_schedule(ScheduleSpec(kind=ScheduleKind.ZERO_BUBBLE_V), 2 * workers, count)
     assert rows_of(ours) == made_by(theirs.ScheduleZBVZeroBubble, 2 * workers, count, 2)
 
 
-@pytest.mark.parametrize(("workers", "count"), [(1, 2), (1, 5), (2, 4), (2, 7), (3, 6), (3, 9), (4, 8), (5, 16)])
+@pytest.mark.parametrize(
+    ("workers", "count"), [(1, 2), (1, 5), (2, 4), (2, 7), (3, 6), (3, 9), (4, 8), (5, 16)]
+)
 def test_dualpipe_v_is_torchs(workers: int, count: int) -> None:
     """A forward and a backward that torch may overlap are one after the other here."""
     ours = build_schedule(ScheduleSpec(kind=ScheduleKind.DUALPIPE_V), 2 * workers, count)
@@ -111,12 +126,18 @@ SPECS = [
 @pytest.mark.parametrize("spec", SPECS, ids=repr)
 @pytest.mark.parametrize(("stages", "count"), [(2, 2), (4, 4), (4, 8), (6, 6)])
 def test_torchs_dry_run_ends(spec: ScheduleSpec, stages: int, count: int) -> None:
-    """With the messages that torch puts in: none is missing, none waits for ever, and all actions are done."""
+    """With the messages that torch puts in: none is missing, none waits for ever, and all actions
+    are done."""
     schedule = build_schedule(spec, stages, count)
-    orders = {rank: [theirs._Action(*action) for action in row] for rank, row in rows_of(schedule).items()}
+    orders = {
+        rank: [theirs._Action(*action) for action in row] for rank, row in rows_of(schedule).items()
+    }
     told = theirs._add_send_recv(orders, schedule.worker_of, stages)
     played = theirs._simulate_comms_compute(told, schedule.worker_of, stages)
     done = [
-        one for row in played.values() for one in row if one is not None and one.computation_type in LETTERS.values()
+        one
+        for row in played.values()
+        for one in row
+        if one is not None and one.computation_type in LETTERS.values()
     ]
     assert len(done) == sum(len(row) for row in schedule.rows)

@@ -23,7 +23,7 @@ from argosy.schedule import (
 from argosy.schedule.action import parse_rows
 from argosy.schedule.communicate import check_channels
 from argosy.schedule.grid import grid, unit_times
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
 from argosy.timeline import Timeline
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
@@ -79,23 +79,30 @@ def test_every_generated_schedule_keeps_the_order_of_its_channels(lookahead: int
         check_channels(communicating)
 
 
-def test_communication_adds_one_send_and_one_receive_per_crossing_and_moves_no_computation() -> None:
+def test_communication_adds_one_send_and_one_receive_per_crossing_and_moves_no_computation() -> (
+    None
+):
     for schedule in generated():
         communicating = with_communication(schedule)
         computing = [tuple(a for a in row if a.kind.is_computation) for row in communicating.rows]
         assert tuple(computing) == schedule.rows
         crossings = sum(
-            schedule.worker_of(stage) != schedule.worker_of(stage + 1) for stage in range(schedule.num_stages - 1)
+            schedule.worker_of(stage) != schedule.worker_of(stage + 1)
+            for stage in range(schedule.num_stages - 1)
         )
         added = [a for row in communicating.rows for a in row if not a.kind.is_computation]
         assert len(added) == len(set(added)) == 4 * crossings * schedule.num_micro_batches
 
 
 @pytest.mark.parametrize("lookahead", range(3))
-def test_a_receive_is_posted_that_many_computations_before_the_action_that_needs_it(lookahead: int) -> None:
+def test_a_receive_is_posted_that_many_computations_before_the_action_that_needs_it(
+    lookahead: int,
+) -> None:
     """Or at the beginning of the row."""
     for num_stages, count in [(2, 5), (4, 6), (3, 1)]:
-        schedule = with_communication(build_schedule(ScheduleSpec(), num_stages, count), lookahead=lookahead)
+        schedule = with_communication(
+            build_schedule(ScheduleSpec(), num_stages, count), lookahead=lookahead
+        )
         for row in schedule.rows:
             for at, action in enumerate(row):
                 needs = {
@@ -117,13 +124,20 @@ def test_a_receive_is_posted_that_many_computations_before_the_action_that_needs
 def test_k_is_1f1b_at_1_and_gpipe_at_M(num_stages: int, count: int) -> None:
     one = build_schedule(ScheduleSpec(kind=KFKB, k=1), num_stages, count)
     many = build_schedule(ScheduleSpec(kind=KFKB, k=count), num_stages, count)
-    assert one.rows == build_schedule(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B), num_stages, count).rows
-    assert many.rows == build_schedule(ScheduleSpec(kind=ScheduleKind.GPIPE), num_stages, count).rows
+    assert (
+        one.rows
+        == build_schedule(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B), num_stages, count).rows
+    )
+    assert (
+        many.rows == build_schedule(ScheduleSpec(kind=ScheduleKind.GPIPE), num_stages, count).rows
+    )
 
 
 def test_interleaving_one_chunk_runs_every_micro_batch_once_per_worker() -> None:
     for workers, groups in [(1, 3), (2, 2), (4, 2)]:
-        schedule = build_schedule(ScheduleSpec(kind=INTERLEAVED, chunks=1), workers, workers * groups)
+        schedule = build_schedule(
+            ScheduleSpec(kind=INTERLEAVED, chunks=1), workers, workers * groups
+        )
         assert all(len(row) == 2 * workers * groups for row in schedule.rows)
 
 
@@ -156,20 +170,30 @@ def test_in_flight_is_the_simulated_peak(num_stages: int, count: int) -> None:
         assert tuple(peak[f"n{stage}.0"] for stage in range(num_stages)) == in_flight(schedule)
 
 
-def test_an_interleaved_worker_runs_ahead_by_twice_its_distance_from_the_end_and_all_chunks_but_one() -> None:
+def test_an_interleaved_worker_runs_ahead_by_twice_its_distance_from_the_end_and_all_chunks_but_one() -> (
+    None
+):
     """And holds one chunk more, as its row says."""
     for workers, chunks, groups in [(1, 2, 3), (2, 2, 2), (3, 2, 2), (4, 2, 3)]:
-        schedule = build_schedule(ScheduleSpec(kind=INTERLEAVED, chunks=chunks), workers * chunks, workers * groups)
+        schedule = build_schedule(
+            ScheduleSpec(kind=INTERLEAVED, chunks=chunks), workers * chunks, workers * groups
+        )
         peak = simulated(schedule).peak_memory()
         for worker, row in enumerate(schedule.rows):
-            held = max(itertools.accumulate(1 if action.kind is ActionKind.FORWARD else -1 for action in row))
+            held = max(
+                itertools.accumulate(
+                    1 if action.kind is ActionKind.FORWARD else -1 for action in row
+                )
+            )
             ahead = 2 * (workers - worker - 1) + (chunks - 1) * workers
             assert peak[f"n{worker}.0"] == held == min(ahead + 1, chunks * workers * groups)
 
 
 @settings(max_examples=120, deadline=None)
 @given(disturbed_schedules())
-def test_what_the_checker_passes_never_deadlocks_and_what_it_refuses_does(schedule: Schedule) -> None:
+def test_what_the_checker_passes_never_deadlocks_and_what_it_refuses_does(
+    schedule: Schedule,
+) -> None:
     computations = sum(len(row) for row in schedule.rows)
     try:
         check_schedule(schedule)
@@ -187,8 +211,11 @@ def test_what_the_checker_passes_never_deadlocks_and_what_it_refuses_does(schedu
 
 @settings(max_examples=60, deadline=None)
 @given(disturbed_schedules())
-def test_channels_in_order_and_no_deadlock_mean_that_receives_can_be_matched(schedule: Schedule) -> None:
-    """With receives posted just in time and sends that wait for nobody, the rows run to their end."""
+def test_channels_in_order_and_no_deadlock_mean_that_receives_can_be_matched(
+    schedule: Schedule,
+) -> None:
+    """With receives posted just in time and sends that wait for nobody, the rows run to their
+    end."""
     communicating = with_communication(schedule, lookahead=0)
     try:
         check_schedule(communicating)
@@ -285,7 +312,9 @@ def test_more_in_flight_than_allowed_is_refused_per_stage() -> None:
 
 
 def test_channels_received_from_in_another_order_are_refused() -> None:
-    schedule = rows("0F0 0SF0 0F1 0SF1 0RB0 0B0 0RB1 0B1\n1RF1 1F1 1RF0 1F0 1B0 1SB0 1B1 1SB1", 2, 2)
+    schedule = rows(
+        "0F0 0SF0 0F1 0SF1 0RB0 0B0 0RB1 0B1\n1RF1 1F1 1RF0 1F0 1B0 1SB0 1B1 1SB1", 2, 2
+    )
     check_schedule(schedule)
     with pytest.raises(InputError) as caught:
         check_channels(schedule)
@@ -341,7 +370,9 @@ def test_channels_received_from_in_another_order_are_refused() -> None:
         ),
     ],
 )
-def test_what_cannot_be_built_is_refused(spec: ScheduleSpec, stages: int, count: int, message: str) -> None:
+def test_what_cannot_be_built_is_refused(
+    spec: ScheduleSpec, stages: int, count: int, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         build_schedule(spec, stages, count)
     assert str(caught.value) == message

@@ -1,4 +1,5 @@
-"""Where the time of a timeline goes, written down for laws: the critical path by what it was spent on."""
+"""Where the time of a timeline goes, written down for laws: the critical path by what it was spent
+on."""
 
 from __future__ import annotations
 

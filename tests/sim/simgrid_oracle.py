@@ -1,8 +1,9 @@
-"""Finish times of flows according to SimGrid: JSON networks on standard input, JSON times on standard output.
+"""Finish times of flows according to SimGrid: JSON networks on standard input, JSON times on
+standard output.
 
-Run by the interpreter that has SimGrid's Python module. All networks are played in one engine, side by side: they have
-no link in common. A network is
-{"links": [[[seconds, bytes/s], ...], ...], "flows": [[start, bytes, [link, ...]], ...]}.
+Run by the interpreter that has SimGrid's Python module. All networks are played in one engine, side
+by side: they have no link in common. A network is {"links": [[[seconds, bytes/s], ...], ...],
+"flows": [[start, bytes, [link, ...]], ...]}.
 """
 
 import json
@@ -24,7 +25,8 @@ FAST = 1e15
 
 
 class Director:
-    """The only actor: changes links and starts flows at their moments, and writes down when the flows end."""
+    """The only actor: changes links and starts flows at their moments, and writes down when the
+    flows end."""
 
     def __init__(self, networks):
         self.zone = NetZone.create_full_zone("all")
@@ -48,10 +50,15 @@ class Director:
             self.links.append(link.seal())
             self.bandwidth.append(steps[0][1])
         for at, (start, size, route) in enumerate(network["flows"]):
-            ends = [self.zone.create_host(f"{number}-{at}-{end}", 1e9).seal() for end in ("source", "target")]
+            ends = [
+                self.zone.create_host(f"{number}-{at}-{end}", 1e9).seal()
+                for end in ("source", "target")
+            ]
             source, target = (host.netpoint for host in ends)
             path = [first + index for index in route]
-            self.zone.add_route(source, target, None, None, [LinkInRoute(self.links[at]) for at in path], False)
+            self.zone.add_route(
+                source, target, None, None, [LinkInRoute(self.links[at]) for at in path], False
+            )
             self.agenda.append((start, 1, (ends, size, path, (number, at))))
 
     def play(self):
@@ -70,8 +77,8 @@ class Director:
             self.finish[number][at] = flow.finish_time
 
     def start(self, ends, size, path):
-        """SimGrid keeps a flow below the bandwidth that its links had when it began, also when they become faster. So
-        they are fast for that instant."""
+        """SimGrid keeps a flow below the bandwidth that its links had when it began, also when they
+        become faster. So they are fast for that instant."""
         for index in path:
             self.links[index].set_bandwidth(FAST)
         flow = Comm.sendto_async(*ends, size)
@@ -82,7 +89,9 @@ class Director:
 
 def main():
     networks = json.load(sys.stdin)
-    engine = Engine(["oracle", "--log=root.thres:error", *(f"--cfg={option}" for option in PURE_MAX_MIN)])
+    engine = Engine(
+        ["oracle", "--log=root.thres:error", *(f"--cfg={option}" for option in PURE_MAX_MIN)]
+    )
     director = Director(networks)
     Actor.create("director", engine.all_hosts[0], director.play)
     engine.run()

@@ -1,5 +1,6 @@
-"""The exact engine and independent models agree to 1e-9: if nothing is shared, it equals SimPy and a recurrence over
-the tasks; if links are shared, the recurrence is a lower bound, and rates are max-min fair."""
+"""The exact engine and independent models agree to 1e-9: if nothing is shared, it equals SimPy and
+a recurrence over the tasks; if links are shared, the recurrence is a lower bound, and rates are
+max-min fair."""
 
 from __future__ import annotations
 
@@ -11,14 +12,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles import SimpyPipeline, is_max_min_fair, recurrence_end
-from strategies import Pipeline, disturbed_schedules, exact_traces, full_mesh, pipelines, schedules, star
+from strategies import (
+    Pipeline,
+    disturbed_schedules,
+    exact_traces,
+    full_mesh,
+    pipelines,
+    schedules,
+    star,
+)
 
 from argosy.cluster.trace import Trace
 from argosy.errors import InputError
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_schedule
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fairshare import max_min_rates
-from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.fairshare import max_min_rates
+from argosy.sim.engine.graph import Flow, Task, TaskGraph
 from argosy.timeline import SpanKind, Timeline
 from benchmarks.bare_pipeline import StageCost
 
@@ -43,7 +52,10 @@ def assert_equal_to_simpy(pipeline: Pipeline) -> None:
         if not span.kind.is_communication
     }
     names = {"F": "forward", "B": "backward", "I": "input-gradient", "W": "weight-gradient"}
-    expected = {(SpanKind(names[a.kind]), a.stage, a.micro_batch): times for a, times in oracle.times.items()}
+    expected = {
+        (SpanKind(names[a.kind]), a.stage, a.micro_batch): times
+        for a, times in oracle.times.items()
+    }
     assert computed.keys() == expected.keys()
     for key, times in expected.items():
         assert computed[key] == close(times)
@@ -52,7 +64,8 @@ def assert_equal_to_simpy(pipeline: Pipeline) -> None:
 
 
 def random_pipeline(seed: int) -> Pipeline:
-    """Generic numbers, no two alike: every kind of schedule, changing bandwidths, latencies and speeds, outages."""
+    """Generic numbers, no two alike: every kind of schedule, changing bandwidths, latencies and
+    speeds, outages."""
     dice = random.Random(seed)
 
     def trace(low: float, high: float, *, may_stop: bool = True) -> Trace:
@@ -73,7 +86,11 @@ def random_pipeline(seed: int) -> Pipeline:
         spec = ScheduleSpec(kind=kind, k=dice.randint(1, 4))
         schedule = build_schedule(spec, dice.randint(1, 6), dice.randint(1, 12))
     costs = [
-        StageCost(forward=dice.uniform(0.1, 2), backward=dice.uniform(0.1, 3), output_bytes=dice.uniform(0, 2))
+        StageCost(
+            forward=dice.uniform(0.1, 2),
+            backward=dice.uniform(0.1, 3),
+            output_bytes=dice.uniform(0, 2),
+        )
         for _ in range(schedule.num_stages)
     ]
     cluster = full_mesh(
@@ -109,8 +126,11 @@ def test_exact_equals_simpy_where_nothing_is_shared(pipeline: Pipeline) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(pipelines(of=disturbed_schedules()))
-def test_exact_and_recurrence_equal_simpy_on_any_order_that_the_checker_passes(pipeline: Pipeline) -> None:
-    """Backwards whole at one stage and in halves at the next, messages that are used out of order."""
+def test_exact_and_recurrence_equal_simpy_on_any_order_that_the_checker_passes(
+    pipeline: Pipeline,
+) -> None:
+    """Backwards whole at one stage and in halves at the next, messages that are used out of
+    order."""
     try:
         check_schedule(pipeline.schedule)
     except InputError:
@@ -135,7 +155,9 @@ def test_collectives_with_unequal_flows_and_latencies_agree(data: st.DataObject)
         flows = tuple(Flow(at, (at + 1) % count, data.draw(sizes)) for at in range(count))
         before = (len(rings) - 1,) if rings else ()
         rounds = data.draw(st.integers(1, 3))
-        rings.append(Task(kind=SpanKind.COLLECTIVE, flows=flows, rounds=rounds, after=before, stage=index))
+        rings.append(
+            Task(kind=SpanKind.COLLECTIVE, flows=flows, rounds=rounds, after=before, stage=index)
+        )
         after = (len(rings) - 1,)
         rings.append(Task(kind=SpanKind.UPDATE, device=0, seconds=data.draw(sizes), after=after))
     graph = TaskGraph(devices=tuple(device.name for device in cluster.devices), tasks=tuple(rings))
@@ -164,7 +186,8 @@ def test_the_recurrence_never_exceeds_exact_where_links_are_shared(data: st.Data
 
 
 def test_the_bound_sees_a_nic_that_two_producers_share() -> None:
-    """Two devices of one host send 6 bytes each through a NIC of 1 byte/s: the load alone takes 12 s."""
+    """Two devices of one host send 6 bytes each through a NIC of 1 byte/s: the load alone takes 12
+    s."""
     cluster = star(4, per_node=2)
     flows = [Flow(0, 2, 6.0), Flow(1, 3, 6.0)]
     tasks = tuple(Task(kind=SpanKind.TRANSFER, flows=(flow,)) for flow in flows)
@@ -201,7 +224,9 @@ def test_the_fairness_oracle_refuses_other_allocations() -> None:
 
 
 @pytest.mark.parametrize("bandwidth", [(2e10, 1e10), (2e10, 0.0, 1e10), (1e10,)])
-def test_what_waits_for_a_lost_device_never_ends_at_real_bandwidths_either(bandwidth: tuple[float, ...]) -> None:
+def test_what_waits_for_a_lost_device_never_ends_at_real_bandwidths_either(
+    bandwidth: tuple[float, ...],
+) -> None:
     """A message of 1 MB is nothing beside what a link carries until the end of time."""
     links = Trace(tuple(float(index) for index in range(len(bandwidth))), bandwidth)
     cluster = full_mesh(2, bandwidths=[links], speeds=[Trace((0.0, 3.0), (1.0, 0.0))])

@@ -1,4 +1,5 @@
-"""Transfers that keep both ends waiting, against a timetable made by hand and against what must always hold."""
+"""Transfers that keep both ends waiting, against a timetable made by hand and against what must
+always hold."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from argosy.cluster.topology import Cluster
 from argosy.document import Document
 from argosy.errors import InputError
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
-from argosy.sim.blocking import with_blocking_transfers
-from argosy.sim.exact import simulate_exact
-from argosy.sim.graph import TaskGraph
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import TaskGraph
+from argosy.sim.tasks.blocking import with_blocking_transfers
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 
@@ -34,8 +35,9 @@ def seconds(graph: TaskGraph, stages: int) -> float:
 
 
 def test_two_stages_by_hand() -> None:
-    """F = 1, B = 2, a transfer 0.5: the last stage takes 3 of compute and an exchange of 2 x 0.5 per micro-batch. First
-    input at 1.5, four micro-batches less the last exchange 15, then the last gradient 0.5 and backward 2."""
+    """F = 1, B = 2, a transfer 0.5: the last stage takes 3 of compute and an exchange of 2 x 0.5
+    per micro-batch. First input at 1.5, four micro-batches less the last exchange 15, then the last
+    gradient 0.5 and backward 2."""
     costs = [StageCost(forward=1, backward=2, output_bytes=0.5e9)] * 2
     graph = graph_of(ScheduleSpec(), costs, 4)
     assert seconds(graph, 2) == pytest.approx(17.0)
@@ -43,7 +45,8 @@ def test_two_stages_by_hand() -> None:
 
 
 def test_a_middle_stage_pays_for_four_transfers_or_the_share_that_it_waits_for() -> None:
-    """With many micro-batches the period of a middle stage is its compute and what it exchanges with both sides."""
+    """With many micro-batches the period of a middle stage is its compute and what it exchanges
+    with both sides."""
     costs = [StageCost(forward=1, backward=2, output_bytes=0.25e9)] * 4
     graphs = [graph_of(ScheduleSpec(), costs, count) for count in (24, 32)]
     for share, waits in ((1.0, 4 * 0.25), (0.75, 4 * 0.25 * 0.75)):
@@ -52,7 +55,9 @@ def test_a_middle_stage_pays_for_four_transfers_or_the_share_that_it_waits_for()
     assert with_blocking_transfers(graphs[0], 0.0) is graphs[0]
 
 
-STAGES = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=6)
+STAGES = st.lists(
+    st.tuples(st.integers(1, 8), st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=6
+)
 
 
 @given(stages=STAGES, micro_batches=st.integers(1, 9), share=st.sampled_from((0.3, 1.0)))
@@ -62,8 +67,12 @@ def test_waiting_never_helps_and_never_locks_up_1f1b(
 ) -> None:
     costs = [StageCost(forward=f / 4, backward=b / 4, output_bytes=x * 1e8) for f, b, x in stages]
     graph = graph_of(ScheduleSpec(), costs, micro_batches)
-    free, blocking = seconds(graph, len(costs)), seconds(with_blocking_transfers(graph, share), len(costs))
-    # a wait for a part of a transfer delays others, which may help by chance; a wait for all of it never does
+    free, blocking = (
+        seconds(graph, len(costs)),
+        seconds(with_blocking_transfers(graph, share), len(costs)),
+    )
+    # a wait for a part of a transfer delays others, which may help by chance; a wait for all of it
+    # never does
     assert blocking >= free * (1 - 1e-9 if share == 1.0 else 0.95)
     moved = sum(2 * micro_batches * x / 10 for _, _, x in stages[:-1])
     assert blocking <= free + moved + 1e-9

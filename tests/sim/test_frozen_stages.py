@@ -1,4 +1,5 @@
-"""Plans whose first stages are frozen: no backward, no gradients sent back, and the same time in every engine."""
+"""Plans whose first stages are frozen: no backward, no gradients sent back, and the same time in
+every engine."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from argosy.plan.model import planned_chain
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
 from argosy.sim.fold import fold_plan
 from argosy.sim.folded import folded_seconds
+from argosy.sim.tasks.compile import compile_plan
 from argosy.timeline import Span, SpanKind
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
@@ -32,7 +33,11 @@ KINDS = ("RTX-3090", "RTX-4070", "RTX-3060")
 
 def cluster_of(count: int = 3, bandwidth: str = "1 Gbit/s") -> Cluster:
     nodes = [
-        {"name": f"n{at}", "devices": [{"kind": kind}], "nic": {"bandwidth": bandwidth, "latency": "0.2 ms"}}
+        {
+            "name": f"n{at}",
+            "devices": [{"kind": kind}],
+            "nic": {"bandwidth": bandwidth, "latency": "0.2 ms"},
+        }
         for at, kind in enumerate(KINDS[:count])
     ]
     return build_cluster(Document("home", {"name": "home", "nodes": nodes}, {}), folder=Path())
@@ -42,7 +47,9 @@ def chain_of(*freeze: str) -> Chain:
     return load_model("gpt2", sequence_length=256, dtype="fp16", tuning=parse_tuning(freeze=freeze))
 
 
-def plan_of(chain: Chain, cluster: Cluster, ends: tuple[int, ...], spec: ScheduleSpec, count: int = 6) -> Plan:
+def plan_of(
+    chain: Chain, cluster: Cluster, ends: tuple[int, ...], spec: ScheduleSpec, count: int = 6
+) -> Plan:
     names = [device.name for device in cluster.devices]
     bounds = itertools.pairwise((0, *ends))
     return Plan(
@@ -70,8 +77,11 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS, ids=repr)
 @pytest.mark.parametrize("ends", [(5, 10, 14), (3, 6, 14), (2, 11, 14)])
-def test_frozen_stages_send_nothing_back_in_any_engine(spec: ScheduleSpec, ends: tuple[int, ...]) -> None:
-    """The first seven layers are frozen: stages that end there have no backward, and the next one sends nothing."""
+def test_frozen_stages_send_nothing_back_in_any_engine(
+    spec: ScheduleSpec, ends: tuple[int, ...]
+) -> None:
+    """The first seven layers are frozen: stages that end there have no backward, and the next one
+    sends nothing."""
     chain, cluster = chain_of("embedding", "block.[0-5]"), cluster_of()
     assert chain.first_backward == 7
     plan = plan_of(chain, cluster, ends, spec)
@@ -80,14 +90,20 @@ def test_frozen_stages_send_nothing_back_in_any_engine(spec: ScheduleSpec, ends:
     kinds = (SpanKind.BACKWARD, SpanKind.INPUT_GRADIENT, SpanKind.WEIGHT_GRADIENT)
     with_backward = {span.stage for span in timeline.spans if span.kind in kinds}
     assert with_backward == {at for at, end in enumerate(ends) if end > 7}
-    back = {span.stage for span in timeline.spans if span.kind is SpanKind.TRANSFER and _goes_back(span, plan)}
+    back = {
+        span.stage
+        for span in timeline.spans
+        if span.kind is SpanKind.TRANSFER and _goes_back(span, plan)
+    }
     assert back == {at for at in (1, 2) if ends[at - 1] > 7}
     seconds = timeline.iteration_seconds[0]
     graph, folded = fold_plan(plan, chain, cluster)
     assert simulate_exact(graph, folded).iteration_seconds[0] == pytest.approx(seconds, rel=1e-9)
     assert folded_seconds(plan, chain, cluster) == pytest.approx(seconds, rel=1e-9)
     trained = load_model("gpt2", sequence_length=256, dtype="fp16")
-    whole = simulate_exact(compile_plan(replace(plan, model=ModelRef.of(trained)), trained, cluster), cluster)
+    whole = simulate_exact(
+        compile_plan(replace(plan, model=ModelRef.of(trained)), trained, cluster), cluster
+    )
     assert seconds < whole.iteration_seconds[0]
 
 
@@ -105,14 +121,23 @@ def test_the_planner_finds_the_best_cut_and_its_bound_holds(bandwidth: str) -> N
     plan = find_plan(chain, cluster, global_batch=8, settings=settings)
     assert plan.predicted is not None and plan.certificate is not None
     turned = replace(cluster, devices=cluster.devices[::-1])
-    plans = [plan_of(chain, where, (cut, 14), ScheduleSpec(), 4) for cut in range(1, 14) for where in (cluster, turned)]
-    best = min(simulate_exact(compile_plan(one, chain, cluster), cluster).iteration_seconds[0] for one in plans)
+    plans = [
+        plan_of(chain, where, (cut, 14), ScheduleSpec(), 4)
+        for cut in range(1, 14)
+        for where in (cluster, turned)
+    ]
+    best = min(
+        simulate_exact(compile_plan(one, chain, cluster), cluster).iteration_seconds[0]
+        for one in plans
+    )
     assert plan.predicted.iteration_seconds <= best * (1 + 1e-9)
     assert plan.certificate.lower_bound_seconds <= plan.predicted.iteration_seconds * (1 + 1e-9)
 
 
 def test_a_plan_carries_what_is_trained() -> None:
-    chain = load_model("gpt2", tuning=parse_tuning(lora="rank=8,targets=q,o", freeze=["block.0"], base="nf4"))
+    chain = load_model(
+        "gpt2", tuning=parse_tuning(lora="rank=8,targets=q,o", freeze=["block.0"], base="nf4")
+    )
     plan = plan_of(chain, cluster_of(1), (14,), ScheduleSpec())
     again = loads_plan(dumps_plan(plan))
     assert again == plan
@@ -121,7 +146,8 @@ def test_a_plan_carries_what_is_trained() -> None:
 
 
 def test_frozen_weights_are_neither_summed_nor_updated() -> None:
-    """Two replicas of a LoRA model exchange adapters only; 4-bit weights cost time and save memory."""
+    """Two replicas of a LoRA model exchange adapters only; 4-bit weights cost time and save
+    memory."""
     cluster, model = cluster_of(2), ComputeModel()
     options = ({}, {"lora": ""}, {"lora": "", "base": "nf4"})
     sums, seconds, memory = [], [], []

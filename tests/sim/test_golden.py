@@ -1,4 +1,5 @@
-"""Pipeline times known from elsewhere: a published schedule's table, closed forms, and DAPPLE's recursion."""
+"""Pipeline times known from elsewhere: a published schedule's table, closed forms, and DAPPLE's
+recursion."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from strategies import full_mesh
 
 from argosy.cluster.topology import Cluster
 from argosy.schedule import Schedule, ScheduleKind, ScheduleSpec, build_schedule, in_flight
-from argosy.sim.exact import simulate_exact
-from argosy.sim.graph import TaskGraph
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import TaskGraph
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 KFKB, EAGER, ZERO_BUBBLE = ScheduleKind.KFKB, ScheduleKind.EAGER, ScheduleKind.ZERO_BUBBLE
 
-# Stages, micro-batches, transfer; then iteration time and peak live forwards at stage 0 for k = 1, 2, 4 and M.
+# Stages, micro-batches, transfer; then iteration time and peak live forwards at stage 0 for k = 1,
+# 2, 4 and M.
 TABLE = """
 2 16 0    51/2  51/4   51/8   51/16
 2 16 1    67/2  53/4   53/8   53/16
@@ -39,7 +41,9 @@ def cells() -> list[tuple[int, int, float, int, float, int]]:
     return found
 
 
-def pipeline(schedule: Schedule, transfer: float, backward: float = 2.0) -> tuple[TaskGraph, Cluster]:
+def pipeline(
+    schedule: Schedule, transfer: float, backward: float = 2.0
+) -> tuple[TaskGraph, Cluster]:
     cost = StageCost(forward=1, backward=backward, output_bytes=transfer, activation_bytes=1)
     cluster = full_mesh(schedule.num_stages)
     names = [device.name for device in cluster.devices]
@@ -67,7 +71,8 @@ def test_a_ragged_last_group_keeps_backwards_in_order() -> None:
 
 @pytest.mark.parametrize("stages", range(1, 7))
 def test_zero_bubble_fills_the_drain(stages: int) -> None:
-    """With F = I = W = 1 only the S - 1 forwards of the ramp are lost, as soon as there are S micro-batches."""
+    """With F = I = W = 1 only the S - 1 forwards of the ramp are lost, as soon as there are S
+    micro-batches."""
     for count in range(stages, 13):
         graph, cluster = pipeline(build_schedule(ScheduleSpec(kind=ZERO_BUBBLE), stages, count), 0)
         assert simulate_exact(graph, cluster).end == 3 * count + stages - 1
@@ -93,15 +98,20 @@ def test_interleaving_divides_the_ramp_by_the_chunks() -> None:
 
 @pytest.mark.parametrize("transfer", [0.0, 0.07, 0.5])
 @pytest.mark.parametrize("warm_up", [(3, 3, 3), (3, 2, 1), (4, 3, 1), (4, 4, 2)])
-def test_warm_up_forwards_follow_dapples_recursion(warm_up: tuple[int, ...], transfer: float) -> None:
+def test_warm_up_forwards_follow_dapples_recursion(
+    warm_up: tuple[int, ...], transfer: float
+) -> None:
     forward, backward = (0.3, 0.09, 0.3), (0.6, 0.09, 0.6)
     for count in (4, 7, 12):
         spec = ScheduleSpec(kind=EAGER, depth=warm_up)
         costs = [
-            StageCost(forward=f, backward=b, output_bytes=transfer) for f, b in zip(forward, backward, strict=True)
+            StageCost(forward=f, backward=b, output_bytes=transfer)
+            for f, b in zip(forward, backward, strict=True)
         ]
         cluster = full_mesh(3)
-        graph = pipeline_graph(build_schedule(spec, 3, count), costs, [device.name for device in cluster.devices])
+        graph = pipeline_graph(
+            build_schedule(spec, 3, count), costs, [device.name for device in cluster.devices]
+        )
         expected = dapple_end(forward, backward, count, warm_up, transfer)
         assert simulate_exact(graph, cluster).end == pytest.approx(expected, rel=1e-12)
         assert recurrence_end(graph, cluster) == pytest.approx(expected, rel=1e-12)
@@ -113,7 +123,10 @@ def test_default_depths_follow_dapples_recursion(kind: ScheduleKind) -> None:
     forward, backward = (0.7, 0.31, 0.9, 0.43), (1.1, 0.8, 1.3, 1.21)
     for count in (1, 2, 5, 11):
         ahead = [4 - s if kind is ScheduleKind.ONE_F_ONE_B else 2 * (4 - s) - 1 for s in range(4)]
-        costs = [StageCost(forward=f, backward=b, output_bytes=0.4) for f, b in zip(forward, backward, strict=True)]
+        costs = [
+            StageCost(forward=f, backward=b, output_bytes=0.4)
+            for f, b in zip(forward, backward, strict=True)
+        ]
         cluster = full_mesh(4)
         schedule = build_schedule(ScheduleSpec(kind=kind), 4, count)
         graph = pipeline_graph(schedule, costs, [device.name for device in cluster.devices])

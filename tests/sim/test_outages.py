@@ -16,8 +16,8 @@ from strategies import (
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.schedule import ScheduleSpec, build_schedule
-from argosy.sim.exact import simulate_exact
-from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import Flow, Task, TaskGraph
 from argosy.timeline import SpanKind
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
@@ -32,7 +32,9 @@ def two_stages(count: int, *, output_bytes: float = 0.0, cluster: Cluster) -> Ta
 
 @few
 @given(eighths, eighths)
-def test_a_device_that_slows_to_half_needs_twice_as_long_from_then_on(seconds: float, since: float) -> None:
+def test_a_device_that_slows_to_half_needs_twice_as_long_from_then_on(
+    seconds: float, since: float
+) -> None:
     cluster = full_mesh(1, speeds=[Trace((0.0, since), (1.0, 0.5))])
     task = Task(kind=SpanKind.UPDATE, device=0, seconds=seconds)
     end = simulate_exact(TaskGraph(devices=("n0.0",), tasks=(task,)), cluster).end
@@ -74,9 +76,13 @@ def test_the_message_of_a_stall_names_the_device_the_task_and_the_moment() -> No
 
 def test_the_message_of_a_stall_names_the_ends_of_a_link_that_is_down() -> None:
     cluster = full_mesh(2, bandwidths=[Trace((0.0, 4.5), (1.0, 0.0)), Trace.constant(1.0)])
-    timeline = simulate_exact(two_stages(4, output_bytes=1.0, cluster=cluster), cluster, iterations=3)
+    timeline = simulate_exact(
+        two_stages(4, output_bytes=1.0, cluster=cluster), cluster, iterations=3
+    )
     assert timeline.iteration_ends == ()
-    expected = "no link from n0.0 to n1.0 comes back: transfer 2 of stage 0, begun at 9 s, never ends"
+    expected = (
+        "no link from n0.0 to n1.0 comes back: transfer 2 of stage 0, begun at 9 s, never ends"
+    )
     assert timeline.stalled == expected
 
 
@@ -98,7 +104,9 @@ def test_a_device_that_is_lost_and_returns_delays_by_no_more_than_its_pause(
 
 @few
 @given(eighths, eighths, eighths)
-def test_a_link_that_goes_down_and_up_again_pauses_what_is_on_it(size: float, down: float, pause: float) -> None:
+def test_a_link_that_goes_down_and_up_again_pauses_what_is_on_it(
+    size: float, down: float, pause: float
+) -> None:
     cluster = full_mesh(2, bandwidths=[Trace((0.0, down, down + pause), (1.0, 0.0, 1.0))])
     task = Task(kind=SpanKind.TRANSFER, flows=(Flow(0, 1, size),))
     end = simulate_exact(TaskGraph(devices=("n0.0", "n1.0"), tasks=(task,)), cluster).end
@@ -106,7 +114,8 @@ def test_a_link_that_goes_down_and_up_again_pauses_what_is_on_it(size: float, do
 
 
 def test_a_message_in_flight_at_an_outage_waits_and_the_pipeline_with_it() -> None:
-    """Forward 0 leaves at 1 s; 1 of its 4 bytes has crossed when the link goes down from 2 to 5 s."""
+    """Forward 0 leaves at 1 s; 1 of its 4 bytes has crossed when the link goes down from 2 to 5
+    s."""
     outage = Trace((0.0, 2.0, 5.0), (1.0, 0.0, 1.0))
     cluster = full_mesh(2, bandwidths=[outage, Trace.constant(4.0)])
     timeline = simulate_exact(two_stages(1, output_bytes=4.0, cluster=cluster), cluster)

@@ -1,4 +1,5 @@
-"""A plan is played in one way by all that show it: whole up to a limit, folded beyond it, once for a page."""
+"""A plan is played in one way by all that show it: whole up to a limit, folded beyond it, once for
+a page."""
 
 from __future__ import annotations
 
@@ -37,8 +38,12 @@ def test_one_time_in_every_part(case: Case, limit: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(playing, "MOST_WHOLE", limit)
     plan, chain, cluster = case
     model = ComputeModel()
-    expected, other = (first_end(play(plan, chain, cluster, whole=whole)) for whole in (limit > 0, limit == 0))
-    assert expected != pytest.approx(other, rel=1e-6), "both ways give one time, and the test shows nothing"
+    expected, other = (
+        first_end(play(plan, chain, cluster, whole=whole)) for whole in (limit > 0, limit == 0)
+    )
+    assert expected != pytest.approx(other, rel=1e-6), (
+        "both ways give one time, and the test shows nothing"
+    )
     close = pytest.approx(expected, rel=1e-9)
     assert plays_whole(plan) is (limit > 0)
     assert first_end(play(plan, chain, cluster)) == close
@@ -68,7 +73,9 @@ def test_a_page_plays_its_plan_once_as_it_is(case: Case, monkeypatch: pytest.Mon
     plan, chain, cluster = case
     played: list[tuple[Plan, Cluster]] = []
 
-    def counted(one: Plan, chain: Chain, where: Cluster, *rest: object, **options: object) -> Timeline:
+    def counted(
+        one: Plan, chain: Chain, where: Cluster, *rest: object, **options: object
+    ) -> Timeline:
         played.append((one, where))
         return play(one, chain, where, *rest, **options)  # type: ignore[arg-type]
 

@@ -1,4 +1,5 @@
-"""ZeRO that exchanges layer by layer: never slower than between actions, never faster than compute or the links."""
+"""ZeRO that exchanges layer by layer: never slower than between actions, never faster than compute
+or the links."""
 
 from __future__ import annotations
 
@@ -22,13 +23,20 @@ FREE = "1000000 Gbit/s"
 
 def nodes(bandwidth: str) -> Cluster:
     """Four nodes of one A100."""
-    node = {"name": "n", "count": 4, "devices": {"kind": "A100-80GB", "count": 1}, "nic": {"bandwidth": bandwidth}}
+    node = {
+        "name": "n",
+        "count": 4,
+        "devices": {"kind": "A100-80GB", "count": 1},
+        "nic": {"bandwidth": bandwidth},
+    }
     return build_cluster(Document("test", {"name": "four", "nodes": [node]}, {}), folder=Path())
 
 
 def seconds(bandwidth: str, *, zero: int, prefetch: bool, chain: Chain = CHAIN) -> float:
     cluster = nodes(bandwidth)
-    plan: Plan = even_plan(Degrees(data=4, micro_batch=4, global_batch=48, zero=zero), chain, cluster)
+    plan: Plan = even_plan(
+        Degrees(data=4, micro_batch=4, global_batch=48, zero=zero), chain, cluster
+    )
     found = {
         whole: iteration_seconds(plan, chain, cluster, ComputeModel(prefetch=prefetch), whole=whole)
         for whole in (False, True)

@@ -1,4 +1,5 @@
-"""Measured traces, end to end: throughput of a real network and preemptions of real spot machines."""
+"""Measured traces, end to end: throughput of a real network and preemptions of real spot
+machines."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cluster.tracefile import read_bamboo, read_oboe, rescaled
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
-from argosy.sim.exact import simulate_exact
-from argosy.sim.graph import TaskGraph
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import TaskGraph
 from argosy.timeline import Timeline
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
@@ -35,7 +36,10 @@ def found(*parts: str) -> Path:
 
 
 def two_hosts() -> Cluster:
-    nodes = [{"name": name, "devices": {"kind": "A100-80GB"}, "nic": {"bandwidth": "25 Gbit/s"}} for name in "ab"]
+    nodes = [
+        {"name": name, "devices": {"kind": "A100-80GB"}, "nic": {"bandwidth": "25 Gbit/s"}}
+        for name in "ab"
+    ]
     return cluster_of({"name": "two", "nodes": nodes})
 
 
@@ -61,28 +65,36 @@ def seconds_at(graph: TaskGraph, bandwidth: Trace) -> float:
 
 def held(trace: Trace, start: float, end: float) -> list[float]:
     """Values that the trace takes in an interval."""
-    inside = [value for time, value in zip(trace.times, trace.values, strict=True) if start < time < end]
+    inside = [
+        value for time, value in zip(trace.times, trace.values, strict=True) if start < time < end
+    ]
     return [trace.at(start), *inside]
 
 
 def later(trace: Trace, by: float) -> Trace:
     """The trace as seen from a clock that starts at ``by``."""
-    steps = [(time - by, value) for time, value in zip(trace.times, trace.values, strict=True) if time > by]
+    steps = [
+        (time - by, value)
+        for time, value in zip(trace.times, trace.values, strict=True)
+        if time > by
+    ]
     return Trace.from_steps(steps, initial=trace.at(by))
 
 
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("name", OBOE)
 def test_iteration_times_follow_the_measured_bandwidth(name: str, k: int) -> None:
-    """Each lies between those at the lowest and highest bandwidth that held while it ran: the last thing to end is the
-    first stage's, so the next iteration meets an empty pipeline."""
+    """Each lies between those at the lowest and highest bandwidth that held while it ran: the last
+    thing to end is the first stage's, so the next iteration meets an empty pipeline."""
     cluster, trace = oboe_cluster(name)
     graph = pipeline(k)
     timeline = simulate_exact(graph, cluster, iterations=10_000, record=0, until=trace.times[-1])
     assert timeline.stalled is None
     assert timeline.end >= trace.times[-1]
     assert len(timeline.iteration_ends) > 50
-    fastest, slowest = (seconds_at(graph, Trace.constant(pick(trace.values))) for pick in (max, min))
+    fastest, slowest = (
+        seconds_at(graph, Trace.constant(pick(trace.values))) for pick in (max, min)
+    )
     assert fastest < slowest
     ends = (0.0, *timeline.iteration_ends)
     at_constant: dict[float, float] = {}
@@ -91,13 +103,22 @@ def test_iteration_times_follow_the_measured_bandwidth(name: str, k: int) -> Non
         for value in {min(values), max(values)} - at_constant.keys():
             at_constant[value] = seconds_at(graph, Trace.constant(value))
         low, high = at_constant[max(values)], at_constant[min(values)]
-        assert fastest * (1 - 1e-9) <= low * (1 - 1e-9) <= end - start <= high * (1 + 1e-9) <= slowest * (1 + 1e-9)
+        assert (
+            fastest * (1 - 1e-9)
+            <= low * (1 - 1e-9)
+            <= end - start
+            <= high * (1 + 1e-9)
+            <= slowest * (1 + 1e-9)
+        )
 
 
 def test_any_iteration_of_a_long_run_is_what_the_batch_engine_says_from_there() -> None:
     cluster, trace = oboe_cluster(OBOE[0])
     graph = pipeline(2)
-    ends = (0.0, *simulate_exact(graph, cluster, iterations=10_000, record=0, until=60).iteration_ends)
+    ends = (
+        0.0,
+        *simulate_exact(graph, cluster, iterations=10_000, record=0, until=60).iteration_ends,
+    )
     for start, end in list(itertools.pairwise(ends))[::5]:
         assert seconds_at(graph, later(trace, start)) == pytest.approx(end - start, rel=1e-9)
 
@@ -106,7 +127,11 @@ def test_grouping_pays_where_the_measured_network_is_slow() -> None:
     """Over the whole trace, k = 4 finishes at least as many iterations as k = 1."""
     cluster, trace = oboe_cluster(OBOE[0])
     counts = [
-        len(simulate_exact(pipeline(k), cluster, iterations=10_000, record=0, until=trace.times[-1]).iteration_ends)
+        len(
+            simulate_exact(
+                pipeline(k), cluster, iterations=10_000, record=0, until=trace.times[-1]
+            ).iteration_ends
+        )
         for k in (1, 4)
     ]
     assert counts[0] < counts[1]
@@ -131,7 +156,9 @@ def on_spot(nodes: list[Trace]) -> tuple[TaskGraph, Cluster]:
     cluster = with_changes(cluster_of({"name": "spot", "nodes": [group]}), changes)
     assert [device.speed for device in cluster.devices] == nodes
     schedule = build_schedule(ScheduleSpec(), len(nodes), 2)
-    return pipeline_graph(schedule, [StageCost(forward=5, backward=10)] * len(nodes), names), cluster
+    return pipeline_graph(
+        schedule, [StageCost(forward=5, backward=10)] * len(nodes), names
+    ), cluster
 
 
 def machines(name: str) -> dict[str, Trace]:
@@ -140,7 +167,9 @@ def machines(name: str) -> dict[str, Trace]:
 
 def removed(trace: Trace) -> float:
     """When a machine is taken away."""
-    gone = [time for time, value in zip(trace.times, trace.values, strict=True) if time and not value]
+    gone = [
+        time for time, value in zip(trace.times, trace.values, strict=True) if time and not value
+    ]
     return gone[0] if gone else math.inf
 
 
@@ -167,12 +196,18 @@ def test_a_preempted_machine_stalls_the_pipeline_at_that_moment() -> None:
 
 @pytest.mark.parametrize("name", ["bamboo-p3.csv", "bamboo-g4dn.csv"])
 def test_a_machine_that_comes_late_starts_the_work_late(name: str) -> None:
-    late = next(trace for trace in machines(name).values() if not trace.at(0) and math.isfinite(removed(trace)))
+    late = next(
+        trace
+        for trace in machines(name).values()
+        if not trace.at(0) and math.isfinite(removed(trace))
+    )
     begin, lost = late.times[1], removed(late)
     timeline = played([late])
     count = int((lost - begin) // ITERATION)
     assert count > 3
-    assert timeline.iteration_ends == tuple(begin + ITERATION * index for index in range(1, count + 1))
+    assert timeline.iteration_ends == tuple(
+        begin + ITERATION * index for index in range(1, count + 1)
+    )
     assert timeline.stalled is not None
 
 

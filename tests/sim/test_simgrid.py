@@ -16,8 +16,8 @@ from strategies import cluster_of
 
 from argosy.cluster.topology import Cluster, Link
 from argosy.cluster.trace import Trace
-from argosy.sim.exact import simulate_exact
-from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import Flow, Task, TaskGraph
 from argosy.timeline import SpanKind
 
 PYTHON = "/usr/bin/python3"
@@ -33,7 +33,11 @@ def missing() -> str | None:
     if not Path(PYTHON).exists():
         return f"no {PYTHON}"
     found = subprocess.run([PYTHON, "-c", "import simgrid"], capture_output=True, check=False)
-    return None if found.returncode == 0 else f"{PYTHON} has no simgrid module (Debian package python3-simgrid)"
+    return (
+        None
+        if found.returncode == 0
+        else f"{PYTHON} has no simgrid module (Debian package python3-simgrid)"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +48,12 @@ def _needs_simgrid() -> None:
 
 def simgrid(networks: Sequence[dict[str, Any]]) -> list[list[float]]:
     found = subprocess.run(
-        [PYTHON, str(ORACLE)], input=json.dumps(networks), capture_output=True, text=True, check=True, timeout=60
+        [PYTHON, str(ORACLE)],
+        input=json.dumps(networks),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     finish: list[list[float]] = json.loads(found.stdout)
     return finish
@@ -56,9 +65,13 @@ def as_simgrid_sees_it(network: Network) -> dict[str, Any]:
     names = [device.name for device in cluster.devices]
     routes = [cluster.routes(names[flow.source], names[flow.target])[0] for _, flow in flows]
     return {
-        "links": [list(zip(link.bandwidth.times, link.bandwidth.values, strict=True)) for link in cluster.links],
+        "links": [
+            list(zip(link.bandwidth.times, link.bandwidth.values, strict=True))
+            for link in cluster.links
+        ],
         "flows": [
-            [start, int(flow.bytes), list(route.links)] for (start, flow), route in zip(flows, routes, strict=True)
+            [start, int(flow.bytes), list(route.links)]
+            for (start, flow), route in zip(flows, routes, strict=True)
         ],
     }
 
@@ -69,7 +82,9 @@ def ours(network: Network) -> list[float]:
     tasks: list[Task] = []
     for index, (start, flow) in enumerate(flows):
         tasks.append(Task(kind=SpanKind.FORWARD, device=flow.source, seconds=start))
-        tasks.append(Task(kind=SpanKind.TRANSFER, flows=(flow,), after=(2 * index,), micro_batch=index))
+        tasks.append(
+            Task(kind=SpanKind.TRANSFER, flows=(flow,), after=(2 * index,), micro_batch=index)
+        )
     graph = TaskGraph(devices=tuple(device.name for device in cluster.devices), tasks=tuple(tasks))
     timeline = simulate_exact(graph, cluster)
     ends = {span.micro_batch: span.end for span in timeline.spans if span.kind is SpanKind.TRANSFER}
@@ -77,7 +92,8 @@ def ours(network: Network) -> list[float]:
 
 
 def random_network(seed: int, *, changing: bool = False) -> Network:
-    """Hosts of several devices behind NICs, media inside them, racks under racks, shared capacities; a dozen flows."""
+    """Hosts of several devices behind NICs, media inside them, racks under racks, shared
+    capacities; a dozen flows."""
     dice = random.Random(seed)
 
     def rate() -> str:
@@ -99,12 +115,19 @@ def random_network(seed: int, *, changing: bool = False) -> Network:
     if dice.random() < 0.6:
         content["switches"] = [
             {"name": "pod", "uplink": {"bandwidth": rate()}},
-            {"name": "rack", "nodes": ["h0x*", "h1x*"], "parent": "pod", "uplink": {"bandwidth": rate()}},
+            {
+                "name": "rack",
+                "nodes": ["h0x*", "h1x*"],
+                "parent": "pod",
+                "uplink": {"bandwidth": rate()},
+            },
         ]
     if dice.random() < 0.5:
         content["shared"] = [{"name": "root", "edges": ["h0x0.*"], "bandwidth": rate()}]
     if dice.random() < 0.3:
-        content["links"] = [{"between": ["h0x*", f"h{hosts - 1}x*"], "bandwidth": rate(), "name": "wan"}]
+        content["links"] = [
+            {"between": ["h0x*", f"h{hosts - 1}x*"], "bandwidth": rate(), "name": "wan"}
+        ]
     cluster = cluster_of(content)
     if changing:
         cluster = replace(cluster, links=tuple(_changing(link, dice) for link in cluster.links))
@@ -121,7 +144,10 @@ def _changing(link: Link, dice: random.Random) -> Link:
     if dice.random() < 0.4:
         return link
     times = sorted(
-        {dice.choice([dice.uniform(0.5, 60), float(dice.randint(1, 30))]) for _ in range(dice.randint(1, 4))}
+        {
+            dice.choice([dice.uniform(0.5, 60), float(dice.randint(1, 30))])
+            for _ in range(dice.randint(1, 4))
+        }
     )
     steps = [(time, float(dice.randint(20, 5000))) for time in times]
     return replace(link, bandwidth=Trace.from_steps(steps, initial=link.bandwidth.at(0)))
@@ -133,7 +159,8 @@ def test_simgrid_is_set_to_pure_max_min_sharing() -> None:
 
 
 def _agree(networks: list[Network]) -> int:
-    """Whether every flow of every network ends as in SimGrid; returns how many flows were slowed by others."""
+    """Whether every flow of every network ends as in SimGrid; returns how many flows were slowed by
+    others."""
     expected = simgrid([as_simgrid_sees_it(network) for network in networks])
     contended = 0
     for network, finish in zip(networks, expected, strict=True):

@@ -1,4 +1,5 @@
-"""Very many micro-batches: their times follow from those of a few thousand, and commands show what they repeat."""
+"""Very many micro-batches: their times follow from those of a few thousand, and commands show what
+they repeat."""
 
 from __future__ import annotations
 
@@ -32,11 +33,16 @@ SPECS = [
 ]
 
 
-def played(spec: ScheduleSpec, count: int, forward: list[float], backward: list[float], hop: list[float]) -> float:
+def played(
+    spec: ScheduleSpec, count: int, forward: list[float], backward: list[float], hop: list[float]
+) -> float:
     """Every action of every stage, one after the other; a link carries one message at a time."""
     rows = [list(row) for row in build_schedule(spec, len(forward), count).rows]
     ends: dict[tuple[int, str, int], float] = {}
-    free, links = [0.0] * len(rows), dict.fromkeys(((s, way) for s in range(len(forward)) for way in (1, -1)), 0.0)
+    free, links = (
+        [0.0] * len(rows),
+        dict.fromkeys(((s, way) for s in range(len(forward)) for way in (1, -1)), 0.0),
+    )
     at = [0] * len(rows)
     while any(at[worker] < len(row) for worker, row in enumerate(rows)):
         for worker, row in enumerate(rows):
@@ -49,7 +55,9 @@ def played(spec: ScheduleSpec, count: int, forward: list[float], backward: list[
                 if kind != "W" and not outside and source not in ends:
                     break
                 start = max(free[worker], 0.0 if outside or kind == "W" else ends[source])
-                seconds = forward[stage] if kind == "F" else backward[stage] / (1 if kind == "B" else 2)
+                seconds = (
+                    forward[stage] if kind == "F" else backward[stage] / (1 if kind == "B" else 2)
+                )
                 free[worker] = start + seconds
                 if kind != "W" and 0 <= stage + way < len(forward):
                     boundary = stage if way == 1 else stage - 1
@@ -63,15 +71,24 @@ def played(spec: ScheduleSpec, count: int, forward: list[float], backward: list[
 def test_many_micro_batches_take_what_they_take_one_by_one(spec: ScheduleSpec) -> None:
     random, count = Random(7), steady.MOST_PLAYED + 900
     forward, backward, hop = ([random.uniform(1, 3) for _ in range(4)] for _ in range(3))
-    column = {name: np.array(values)[:, None] for name, values in (("forward", forward), ("backward", backward))}
+    column = {
+        name: np.array(values)[:, None]
+        for name, values in (("forward", forward), ("backward", backward))
+    }
     nothing = np.zeros((4, 1))
     transfer = np.array([*hop[:3], 0.0])[:, None] / 4
-    found = pipeline_seconds(spec, count, **column, transfer=transfer, latency=nothing, tail=nothing)
-    assert found[0] == pytest.approx(played(spec, count, forward, backward, [each / 4 for each in hop]), rel=1e-6)
+    found = pipeline_seconds(
+        spec, count, **column, transfer=transfer, latency=nothing, tail=nothing
+    )
+    assert found[0] == pytest.approx(
+        played(spec, count, forward, backward, [each / 4 for each in hop]), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("spec", SPECS[:5], ids=repr)
-def test_shared_links_repeat_themselves_too(spec: ScheduleSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_links_repeat_themselves_too(
+    spec: ScheduleSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = replace(plan([9, 18, 26, 34], micro_batches=3003), schedule=spec)
     whole = iteration_seconds(made, CHAIN, cluster(), whole=False)
     monkeypatch.setattr(steady, "MOST_PLAYED", 1000)
@@ -80,7 +97,9 @@ def test_shared_links_repeat_themselves_too(spec: ScheduleSpec, monkeypatch: pyt
 
 @pytest.mark.parametrize("spec", SPECS, ids=repr)
 @pytest.mark.parametrize("count", [4, 8, 12, 64, 400])
-def test_what_is_in_flight_is_known_without_the_whole_schedule(spec: ScheduleSpec, count: int) -> None:
+def test_what_is_in_flight_is_known_without_the_whole_schedule(
+    spec: ScheduleSpec, count: int
+) -> None:
     if spec.depth is not None and max(spec.depth) > count:
         pytest.skip("a depth beyond the micro-batches")
     assert most_in_flight(spec, 4, count) == in_flight(build_schedule(spec, 4, count))
@@ -93,14 +112,18 @@ def test_a_plan_with_very_many_micro_batches_is_shown_by_a_part_that_they_repeat
     check_plan(short, CHAIN, cluster())
     assert shortened(plan([9, 18, 26, 34], micro_batches=64), cluster()).num_micro_batches == 64
     changing = with_changes(cluster(), [{"link": "a0.nic", "steps": [["30 s", "1 Gbit/s"]]}])
-    with pytest.raises(InputError, match="num_micro_batches: found 100003, expected at most 12500 with 4 stages"):
+    with pytest.raises(
+        InputError, match="num_micro_batches: found 100003, expected at most 12500 with 4 stages"
+    ):
         shortened(made, changing)
 
 
 @pytest.mark.parametrize(("data", "width"), [(2, 2), (4, 1), (1, 4)])
 def test_an_interleaved_plan_is_folded_along_its_replicas(data: int, width: int) -> None:
     interleaved = ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2)
-    made = plan([9, 18, 26, 34], hosts=("a0", "a1", "a0", "a1"), data=data, width=width, micro_batches=8)
+    made = plan(
+        [9, 18, 26, 34], hosts=("a0", "a1", "a0", "a1"), data=data, width=width, micro_batches=8
+    )
     made = replace(made, schedule=interleaved)
     graph, _ = fold_plan(made, CHAIN, cluster())
     assert len({task.device for task in graph.tasks} - {-1}) == 2, "one bundle for every worker"

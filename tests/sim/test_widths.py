@@ -1,4 +1,5 @@
-"""A sequence in parts and experts over holders: bytes and seconds by hand, laws, and both ways to simulate them."""
+"""A sequence in parts and experts over holders: bytes and seconds by hand, laws, and both ways to
+simulate them."""
 
 from __future__ import annotations
 
@@ -18,16 +19,21 @@ from argosy.explain import explain_plan
 from argosy.plan.check import check_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import TaskGraph
 from argosy.sim.fold import fold_plan
-from argosy.sim.graph import TaskGraph
+from argosy.sim.tasks.compile import compile_plan
 from argosy.timeline import SpanKind
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.load import load_model
 
 NO_FLOORS = replace(
-    WITHOUT_FLOORS, forward_peak=0.78, backward_peak=0.78, attention_peak=0.78, passes=2.5, gathered=0.0
+    WITHOUT_FLOORS,
+    forward_peak=0.78,
+    backward_peak=0.78,
+    attention_peak=0.78,
+    passes=2.5,
+    gathered=0.0,
 )
 DENSE = Layer(
     name="block",
@@ -45,7 +51,11 @@ DENSE = Layer(
 )
 """Forward 1 s and backward 2 s of products on a device of 1 TFLOP/s, half of both attention."""
 SPARSE = replace(
-    DENSE, parameters=10**8 + 8 * 10**7, expert_parameters=8 * 10**7, active_parameters=12 * 10**7, num_experts=8
+    DENSE,
+    parameters=10**8 + 8 * 10**7,
+    expert_parameters=8 * 10**7,
+    active_parameters=12 * 10**7,
+    num_experts=8,
 )
 ROUTED = replace(SPARSE, routed_bytes=3e8)
 
@@ -58,11 +68,15 @@ def cluster(
     count: int = 1, per_node: int = 4, *, intra: float = 1.0, nic: float = 1.0, latency: float = 0.0
 ) -> Cluster:
     kinds = [kind_fields("a", flops=1, memory=1e15, memory_bandwidth=1e9)]
-    nodes = [node_fields("a", count=count, per_node=per_node, intra=intra, nic=nic, latency=latency)]
+    nodes = [
+        node_fields("a", count=count, per_node=per_node, intra=intra, nic=nic, latency=latency)
+    ]
     return cluster_of({"name": "even", "kinds": kinds, "nodes": nodes})
 
 
-def plan_of(chain: Chain, where: Cluster, stages: Iterable[Stage], *, micro_batches: int = 1) -> Plan:
+def plan_of(
+    chain: Chain, where: Cluster, stages: Iterable[Stage], *, micro_batches: int = 1
+) -> Plan:
     stages = tuple(stages)
     size = sum(replica.samples for replica in stages[0].replicas)
     plan = Plan(
@@ -78,11 +92,14 @@ def plan_of(chain: Chain, where: Cluster, stages: Iterable[Stage], *, micro_batc
     return plan
 
 
-def one_stage(where: Cluster, chain: Chain, *, width: int, samples: int = 1, **settings: int | Recompute) -> Stage:
+def one_stage(
+    where: Cluster, chain: Chain, *, width: int, samples: int = 1, **settings: int | Recompute
+) -> Stage:
     """All devices of a cluster in replicas of one width."""
     names = [device.name for device in where.devices]
     replicas = tuple(
-        Replica(devices=tuple(names[at : at + width]), samples=samples) for at in range(0, len(names), width)
+        Replica(devices=tuple(names[at : at + width]), samples=samples)
+        for at in range(0, len(names), width)
     )
     return Stage(first=0, end=len(chain.layers), replicas=replicas, **settings)  # type: ignore[arg-type]
 
@@ -98,24 +115,32 @@ def seconds(plan: Plan, chain: Chain, where: Cluster) -> float:
 
 def collective_bytes(graph: TaskGraph, *, in_micro_batch: bool) -> float:
     tasks = [task for task in graph.tasks if task.kind is SpanKind.COLLECTIVE]
-    return sum(flow.bytes for task in tasks if (task.micro_batch is not None) == in_micro_batch for flow in task.flows)
+    return sum(
+        flow.bytes
+        for task in tasks
+        if (task.micro_batch is not None) == in_micro_batch
+        for flow in task.flows
+    )
 
 
 def test_keys_and_values_by_hand() -> None:
-    """Four parts: each device sends its quarter of 400 MB three times, and twice as much in the backward."""
+    """Four parts: each device sends its quarter of 400 MB three times, and twice as much in the
+    backward."""
     chain, where = chain_of(DENSE), cluster()
     plan = plan_of(chain, where, [one_stage(where, chain, width=4, context=4)])
     graph = compiled(plan, chain, where)
     assert collective_bytes(graph, in_micro_batch=True) == pytest.approx(4 * 3 * 1e8 * (1 + 2))
-    again = plan_of(chain, where, [one_stage(where, chain, width=4, context=4, recompute=Recompute.FULL)])
+    again = plan_of(
+        chain, where, [one_stage(where, chain, width=4, context=4, recompute=Recompute.FULL)]
+    )
     graph = compiled(again, chain, where)
     assert collective_bytes(graph, in_micro_batch=True) == pytest.approx(4 * 3 * 1e8 * (1 + 3))
 
 
 @pytest.mark.parametrize(("intra", "hidden"), [(100.0, True), (0.5, False)])
 def test_an_iteration_of_two_parts_by_hand(intra: float, hidden: bool) -> None:
-    """Half of 1 s and of 2 s on each device; a quarter of that, of attention, may hide the exchange of 200 MB and of
-    400 MB. Then two holders sum 20 MB of gradients."""
+    """Half of 1 s and of 2 s on each device; a quarter of that, of attention, may hide the exchange
+    of 200 MB and of 400 MB. Then two holders sum 20 MB of gradients."""
     chain, where = chain_of(DENSE), cluster(per_node=2, intra=intra)
     plan = plan_of(chain, where, [one_stage(where, chain, width=2, context=2)])
     forward, backward = 0.2 / intra, 0.4 / intra
@@ -128,7 +153,8 @@ def test_an_iteration_of_two_parts_by_hand(intra: float, hidden: bool) -> None:
 def test_tensor_parallel_groups_reduce_their_part_of_the_sequence() -> None:
     chain, where = chain_of(replace(DENSE, key_value_bytes=0.0)), cluster()
     plan = plan_of(chain, where, [one_stage(where, chain, width=4, context=2)])
-    # Two pairs, each all-reduces half of 200 MB forward and again backward: one times its bytes per device
+    # Two pairs, each all-reduces half of 200 MB forward and again backward: one times its bytes per
+    # device
     graph = compiled(plan, chain, where)
     assert collective_bytes(graph, in_micro_batch=True) == pytest.approx(2 * 4 * 1e8)
     # Two holders of pairs: each of the four devices sends its half of 20 MB once
@@ -136,18 +162,23 @@ def test_tensor_parallel_groups_reduce_their_part_of_the_sequence() -> None:
 
 
 def test_routed_tokens_by_hand() -> None:
-    """Of 300 MB each of four holders keeps a quarter and sends one to each other, there and back, in both passes."""
+    """Of 300 MB each of four holders keeps a quarter and sends one to each other, there and back,
+    in both passes."""
     chain, where = chain_of(ROUTED), cluster()
     plan = plan_of(chain, where, [one_stage(where, chain, width=1, expert=4)])
     graph = compiled(plan, chain, where)
     assert collective_bytes(graph, in_micro_batch=True) == pytest.approx(4 * 3 * 3e8 / 4 * (2 + 2))
-    again = plan_of(chain, where, [one_stage(where, chain, width=1, expert=4, recompute=Recompute.FULL)])
-    assert collective_bytes(compiled(again, chain, where), in_micro_batch=True) == pytest.approx(9e8 * (2 + 4))
+    again = plan_of(
+        chain, where, [one_stage(where, chain, width=1, expert=4, recompute=Recompute.FULL)]
+    )
+    assert collective_bytes(compiled(again, chain, where), in_micro_batch=True) == pytest.approx(
+        9e8 * (2 + 4)
+    )
 
 
 def test_gradients_of_experts_are_summed_over_those_that_hold_them() -> None:
-    """100 M weights that all four hold, 80 M in two halves with two holders each, 2 bytes: (n - 1) / n of it, twice,
-    from every device."""
+    """100 M weights that all four hold, 80 M in two halves with two holders each, 2 bytes: (n - 1)
+    / n of it, twice, from every device."""
     chain, where = chain_of(ROUTED), cluster()
     plan = plan_of(chain, where, [one_stage(where, chain, width=1, expert=2)])
     graph = compiled(plan, chain, where)
@@ -181,7 +212,10 @@ def test_twice_the_sequence_in_twice_the_parts_keeps_the_memory_of_a_device(name
     short, long = (load_model(name, sequence_length=length) for length in (512, 1024))
     for recompute in Recompute:
         stage = Stage(first=0, end=len(short.layers), replicas=(), recompute=recompute)
-        once, twice = activation_bytes(short, stage, 1, 1 / 2), activation_bytes(long, stage, 1, 1 / 4)
+        once, twice = (
+            activation_bytes(short, stage, 1, 1 / 2),
+            activation_bytes(long, stage, 1, 1 / 4),
+        )
         assert once == pytest.approx(twice)
 
 
@@ -191,7 +225,10 @@ def test_compute_is_divided_by_the_parts_and_weights_are_not() -> None:
     stage = Stage(first=1, end=2, replicas=())
     whole = stage_seconds(NO_FLOORS, chain, stage, Portion(device=device, samples=1))
     part = stage_seconds(
-        NO_FLOORS, chain, replace(stage, context=4), Portion(device=device, samples=1, share=0.25, width=4)
+        NO_FLOORS,
+        chain,
+        replace(stage, context=4),
+        Portion(device=device, samples=1, share=0.25, width=4),
     )
     weights = NO_FLOORS.passes * chain.layers[1].parameters * 2 / device.kind.memory_bandwidth
     assert 4 * part[0] == pytest.approx(whole[0] + 3 * weights)
@@ -201,7 +238,9 @@ def test_compute_is_divided_by_the_parts_and_weights_are_not() -> None:
 def test_attention_that_hides_an_exchange_is_part_of_the_time() -> None:
     chain, device = load_model("llama-3-8b", sequence_length=131072), cluster().devices[0]
     stage = Stage(first=0, end=len(chain.layers), replicas=(), context=8)
-    cost = split_stage_seconds(NO_FLOORS, chain, stage, Portion(device=device, samples=1, share=1 / 8, width=8))
+    cost = split_stage_seconds(
+        NO_FLOORS, chain, stage, Portion(device=device, samples=1, share=1 / 8, width=8)
+    )
     attention = 32 * chain.layers[1].attention_flop / 8 / (NO_FLOORS.forward_peak * 1e12)
     assert cost.hidden_forward == pytest.approx(7 / 8 * attention)
     assert cost.hidden_forward < cost.forward and cost.hidden_backward < cost.backward
@@ -233,8 +272,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("settings", "count", "per_node"), CASES)
-def test_folded_and_whole_simulation_agree(settings: dict[str, int], count: int, per_node: int) -> None:
-    chain, where = chain_of(ROUTED, ROUTED), cluster(count, per_node, intra=2.0, nic=0.7, latency=3.0)
+def test_folded_and_whole_simulation_agree(
+    settings: dict[str, int], count: int, per_node: int
+) -> None:
+    chain, where = (
+        chain_of(ROUTED, ROUTED),
+        cluster(count, per_node, intra=2.0, nic=0.7, latency=3.0),
+    )
     plan = plan_of(chain, where, [one_stage(where, chain, samples=2, **settings)], micro_batches=3)
     graph, small = fold_plan(plan, chain, where, NO_FLOORS)
     (folded,) = simulate_exact(graph, small).iteration_ends
@@ -275,7 +319,9 @@ def test_a_runtime_that_waits_for_transfers_can_run_parts_and_experts() -> None:
     ]
     plan = plan_of(chain, where, stages, micro_batches=4)
     free, waiting = (
-        simulate_exact(compile_plan(plan, chain, where, replace(NO_FLOORS, blocking=one)), where).iteration_ends
+        simulate_exact(
+            compile_plan(plan, chain, where, replace(NO_FLOORS, blocking=one)), where
+        ).iteration_ends
         for one in (False, True)
     )
     assert free[0] <= waiting[0] < 2 * free[0]

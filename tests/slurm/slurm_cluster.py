@@ -1,7 +1,8 @@
-"""A real Slurm on this machine: munged, slurmctld and one slurmd per emulated node, in a folder of their own.
+"""A real Slurm on this machine: munged, slurmctld and one slurmd per emulated node, in a folder of
+their own.
 
-Everything is started in the foreground as a child of the test, listens on the loopback interface, and is ended by its
-own process id, whatever happens in between.
+Everything is started in the foreground as a child of the test, listens on the loopback interface,
+and is ended by its own process id, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "sbatch", "squeue", "scancel", "srun")
+PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "scontrol",
+    "sinfo",
+    "sbatch",
+    "squeue",
+    "scancel",
+    "srun",
+)
 SECONDS = 60
 """For Slurm to come up, or to end."""
 
@@ -58,7 +69,10 @@ class SlurmCluster:
             key = self.folder / "munge.key"
             key.write_bytes(os.urandom(128))
             key.chmod(0o600)
-            files = [f"--{name}-file={self.folder / f'munge.{name}'}" for name in ("key", "log", "pid", "seed")]
+            files = [
+                f"--{name}-file={self.folder / f'munge.{name}'}"
+                for name in ("key", "log", "pid", "seed")
+            ]
             self._start("munged", "--foreground", "--force", f"--socket={self._socket}", *files)
             self._wait(self._socket.exists, "munged")
             self._start("slurmctld", "-D", "-c")
@@ -85,7 +99,13 @@ class SlurmCluster:
     def call(self, *command: str, cwd: Path | None = None) -> str:
         """What a command of Slurm's prints."""
         done = subprocess.run(
-            command, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=SECONDS, check=False
+            command,
+            env=self.environment,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}{done.stdout}"
         return done.stdout
@@ -98,10 +118,13 @@ class SlurmCluster:
             ["sinfo", "--noheader", "--Node", "--format=%N %t"],
             env=self.environment, capture_output=True, text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
-        return sorted(done.stdout.split("\n")[:-1]) == sorted(f"{node.name} idle" for node in self.nodes)
+        return sorted(done.stdout.split("\n")[:-1]) == sorted(
+            f"{node.name} idle" for node in self.nodes
+        )
 
     def _configure(self) -> None:
-        """``slurm.conf`` and ``gres.conf``; a generic resource is a file, and nobody looks into it."""
+        """``slurm.conf`` and ``gres.conf``; a generic resource is a file, and nobody looks into
+        it."""
         control, *own = _free_ports(1 + len(self.nodes))
         host = socket.gethostname()
         (self.folder / "state").mkdir()
@@ -135,7 +158,9 @@ class SlurmCluster:
         cards = []
         for node, port in zip(self.nodes, own, strict=True):
             place = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
-            lines.append(f"NodeName={node.name} {place} CPUs={node.cpus} Gres={node.gres} State=UNKNOWN")
+            lines.append(
+                f"NodeName={node.name} {place} CPUs={node.cpus} Gres={node.gres} State=UNKNOWN"
+            )
             _, kind, count = node.gres.split(":")
             for number in range(int(count)):
                 card = self.folder / f"{node.name}-card{number}"
@@ -151,7 +176,9 @@ class SlurmCluster:
         log = (self.folder / f"{program}-{len(self.started)}.out").open("wb")
         with log:
             self.started.append(
-                subprocess.Popen([path, *options], env=self.environment, stdout=log, stderr=log, cwd=self.folder)
+                subprocess.Popen(
+                    [path, *options], env=self.environment, stdout=log, stderr=log, cwd=self.folder
+                )
             )
 
     def _wait(self, holds, what: str) -> None:  # type: ignore[no-untyped-def]
@@ -168,10 +195,15 @@ class SlurmCluster:
         return "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
 
     def _end(self) -> None:
-        """Cancel what runs, then end the daemons in the order of their dependence, each by its own id."""
+        """Cancel what runs, then end the daemons in the order of their dependence, each by its own
+        id."""
         if len(self.started) > 1:
             subprocess.run(
-                ["scancel", "--user=root"], env=self.environment, capture_output=True, timeout=SECONDS, check=False
+                ["scancel", "--user=root"],
+                env=self.environment,
+                capture_output=True,
+                timeout=SECONDS,
+                check=False,
             )
             deadline = time.monotonic() + SECONDS
             while time.monotonic() < deadline and self._has_steps():
@@ -188,7 +220,12 @@ class SlurmCluster:
 
     def _has_steps(self) -> bool:
         done = subprocess.run(
-            ["squeue", "--noheader"], env=self.environment, capture_output=True, text=True, timeout=SECONDS, check=False
+            ["squeue", "--noheader"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
         return done.returncode == 0 and bool(done.stdout.strip())
 

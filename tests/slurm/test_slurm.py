@@ -1,4 +1,5 @@
-"""A real Slurm on this machine takes the batch scripts, schedules them on unequal nodes, and trains.
+"""A real Slurm on this machine takes the batch scripts, schedules them on unequal nodes, and
+trains.
 
 Run by ``make test-slurm``; needs root, munge and slurm-wlm.
 """
@@ -36,9 +37,19 @@ NODES = (
     Emulated(name="small1", cpus=2, gres="gpu:v100:1"),
     Emulated(name="small2", cpus=2, gres="gpu:v100:1"),
 )
-GIVEN = ("--kind", "a100=A100-40GB", "--kind", "v100=V100-16GB", "--intra", "100 GB/s", "--nic", "10 Gbit/s")
+GIVEN = (
+    "--kind",
+    "a100=A100-40GB",
+    "--kind",
+    "v100=V100-16GB",
+    "--intra",
+    "100 GB/s",
+    "--nic",
+    "10 Gbit/s",
+)
 PLACES = {"n0.0": "a0.0", "n0.1": "b1.0", "n0.2": "a0.1", "n0.3": "b0.0"}
-"""The devices of the case on the imported nodes; stages use both kinds, so that only ranks by host are right."""
+"""The devices of the case on the imported nodes; stages use both kinds, so that only ranks by host
+are right."""
 SECONDS = 120
 
 
@@ -50,7 +61,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 def argosy(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "argosy", *arguments], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "argosy", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -72,7 +87,9 @@ def imported(slurm: SlurmCluster, folder: Path, *command: str) -> Path:
         ("sinfo", "-o", "%P|%N|%t|%G"),
     ],
 )
-def test_what_slurm_prints_is_read(slurm: SlurmCluster, command: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_slurm_prints_is_read(
+    slurm: SlurmCluster, command: tuple[str, ...], tmp_path: Path
+) -> None:
     cluster = load_cluster(imported(slurm, tmp_path, *command))
     machines = [node.machine.name for node in cluster.nodes if node.machine is not None]
     assert machines == ["big", "small1", "small2"]
@@ -86,7 +103,8 @@ def test_what_slurm_prints_is_read(slurm: SlurmCluster, command: tuple[str, ...]
 def test_a_plan_for_unequal_nodes_is_scheduled_and_trains(
     slurm: SlurmCluster, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``named``: the cluster file names the hosts; else Slurm chooses them by the type of their cards."""
+    """``named``: the cluster file names the hosts; else Slurm chooses them by the type of their
+    cards."""
     cluster = load_cluster(imported(slurm, tmp_path, "scontrol", "show", "node"))
     content = json.loads(cluster.content)
     if not named:
@@ -99,7 +117,8 @@ def test_a_plan_for_unequal_nodes_is_scheduled_and_trains(
         replace(
             stage,
             replicas=tuple(
-                replace(replica, devices=tuple(PLACES[name] for name in replica.devices)) for replica in stage.replicas
+                replace(replica, devices=tuple(PLACES[name] for name in replica.devices))
+                for replica in stage.replicas
             ),
         )
         for stage in plan.stages

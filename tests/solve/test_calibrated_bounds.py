@@ -1,9 +1,10 @@
-"""No plan is faster than the bounds say where every constant of a calibration counts, against all plans of small cases.
+"""No plan is faster than the bounds say where every constant of a calibration counts, against all
+plans of small cases.
 
-Constants are drawn so that each of them matters beside layers of tenths of a second: seconds beside the work, passes of
-kept bytes, whole outputs that split layers move, floors of launches, more launches where tensors are split, links that
-sums reach a part of, and speeds of equal devices that differ. Some cases prefetch under ZeRO, keep fp32 gradients, or
-do not split sequences.
+Constants are drawn so that each of them matters beside layers of tenths of a second: seconds beside
+the work, passes of kept bytes, whole outputs that split layers move, floors of launches, more
+launches where tensors are split, links that sums reach a part of, and speeds of equal devices that
+differ. Some cases prefetch under ZeRO, keep fp32 gradients, or do not split sequences.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.planner import Settings
 from argosy.sim.simulate import simulate
-from argosy.solve.grid import coarse_cuts
-from argosy.solve.judge import Complete
-from argosy.solve.kinds import ground_of
-from argosy.solve.menu import Menu
-from argosy.solve.pipeline import PlanSearch
-from argosy.solve.reach import Reach
-from argosy.solve.shape import Shape
+from argosy.solve.finalists.judge import Complete
+from argosy.solve.search.grid import coarse_cuts
+from argosy.solve.search.kinds import ground_of
+from argosy.solve.search.menu import Menu
+from argosy.solve.search.pipeline import PlanSearch
+from argosy.solve.search.reach import ShapeBound
+from argosy.solve.search.shape import Shape
 from argosy.space.enumerate import stage_parts
 from argosy.space.prune import Counters
 from argosy.space.rate import throughput_bound
@@ -49,7 +50,9 @@ from argosy.workload.load import load_model
 MOST_PLANS = 3000
 RECIPES = (
     Recipe(max_devices=6, max_pools=2, max_layers=5, batches=(2, 3, 4)),
-    Recipe(max_devices=4, max_pools=2, max_layers=4, batches=(2, 3, 4, 6), outputs=8.0, tight=False),
+    Recipe(
+        max_devices=4, max_pools=2, max_layers=4, batches=(2, 3, 4, 6), outputs=8.0, tight=False
+    ),
     Recipe(max_devices=8, max_pools=2, max_layers=3, batches=(1, 2, 4), parts=True),
     Recipe(max_devices=8, max_pools=2, max_layers=3, batches=(2, 4), experts=True),
 )
@@ -57,7 +60,8 @@ RECIPES = (
 
 @pytest.fixture(autouse=True)
 def _stages_of_two_devices_wait(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Cases have few devices, so waiting for the slowest counts from two devices instead of nine."""
+    """Cases have few devices, so waiting for the slowest counts from two devices instead of
+    nine."""
     monkeypatch.setattr(compute, "_FITTED_DEVICES", 1)
     compute.waiting.cache_clear()
     yield
@@ -78,13 +82,20 @@ def drawn_model(random: Random) -> ComputeModel:
         "spread": random.uniform(0.1, 0.5),
     }
     chosen = random.sample(sorted(constants), random.choice((1, 3, len(constants))))
-    start = ComputeModel(forward_floor=0.02, backward_floor=0.04, forward_start=0.01, backward_start=0.02, gathered=1.0)
+    start = ComputeModel(
+        forward_floor=0.02,
+        backward_floor=0.04,
+        forward_start=0.01,
+        backward_start=0.02,
+        gathered=1.0,
+    )
     drawn = replace(start, **{name: constants[name] for name in chosen})
     return replace(drawn, prefetch=random.random() < 0.3, compiled=random.random() < 0.3)
 
 
 def calibrated(seed: int) -> Case:
-    """Half of the cases have outputs of one size, so that layers come in bundles (``solve.grid``)."""
+    """Half of the cases have outputs of one size, so that layers come in bundles
+    (``solve.search.grid``)."""
     random, case = Random(seed), random_case(seed, RECIPES[seed % len(RECIPES)])
     model, layers = drawn_model(random), case.chain.layers
     if random.random() < 0.5:
@@ -92,7 +103,11 @@ def calibrated(seed: int) -> Case:
     formats = {"gradient_dtype": Dtype.FP32, "reduce_dtype": random.choice((None, Dtype.FP32))}
     stated = formats if random.random() < 0.3 else {}
     splits = random.random() < 0.7
-    return replace(case, model=model, chain=replace(case.chain, layers=layers, sequence_parallel=splits, **stated))
+    return replace(
+        case,
+        model=model,
+        chain=replace(case.chain, layers=layers, sequence_parallel=splits, **stated),
+    )
 
 
 def all_plans(case: Case, shape: Shape, options: Options) -> list[Complete]:
@@ -102,17 +117,23 @@ def all_plans(case: Case, shape: Shape, options: Options) -> list[Complete]:
 
 
 def roots(case: Case, shape: Shape, options: Options, near: float) -> Iterator[tuple[str, float]]:
-    """Every bound of a shape that a certificate may rest on, by name; reach is looked for up to a time."""
+    """Every bound of a shape that a certificate may rest on, by name; reach is looked for up to a
+    time."""
     size, count = shape.micro_batch_size, shape.num_micro_batches
     yield "throughput", count * throughput_bound(case.prices, size)
     yield "throughput in units", count * throughput_bound(case.prices, size, case.ones)
     ways = stage_parts(case.prices, size, case.scope(), Counters())
     found = {vector: list(dict.fromkeys(one for one, _ in each)) for vector, each in ways.items()}
-    yield "reach", Reach(case.prices, shape, found, case.counts).least(0.0, 1.1 * near)
+    yield "reach", ShapeBound(case.prices, shape, found, case.counts).least(0.0, 1.1 * near)
     ground = ground_of(case.cluster, case.pools, case.ones)
     for name, most in (("programmes", 100), ("loose programmes", 2)):
         menu = Menu(case.prices, options, shape, ground, coarse_cuts(case.prices, most))
-        yield name, PlanSearch(menu, case.counts, sum(case.counts), math.inf, slack=None, only_kind=False).bound
+        yield (
+            name,
+            PlanSearch(
+                menu, case.counts, sum(case.counts), math.inf, slack=None, only_kind=False
+            ).bound,
+        )
     parts = [
         PlanSearch(menu, case.counts, sum(case.counts), math.inf, slack=0.0).bound
         for menu in Menu(case.prices, options, shape, ground).by_kind()
@@ -156,7 +177,9 @@ def test_certificates_are_below_the_best_of_all_plans(block: int, level: int) ->
         everything = best_of_all(case, case.scope(prune=False), 2 * MOST_PLANS)
         if everything is None or math.isinf(everything[0]):
             continue
-        settings = Settings(level=level, gap=0, schedules=case.schedules, units=case.ones if level == 2 else None)
+        settings = Settings(
+            level=level, gap=0, schedules=case.schedules, units=case.ones if level == 2 else None
+        )
         plan, seen = found_best(case, settings)
         assert plan is not None
         assert plan.certificate is not None

@@ -46,20 +46,26 @@ class Case:
 
 
 def enumerate_cuts(case: Case) -> tuple[float, tuple[int, ...]]:
-    """The least largest cost over all cuts, and the ends of the optimal cut whose last boundaries are leftmost."""
+    """The least largest cost over all cuts, and the ends of the optimal cut whose last boundaries
+    are leftmost."""
     n, d = len(case.work), len(case.speeds)
     best = (math.inf, (), ())
     for inner in itertools.combinations_with_replacement(range(n + 1), d - 1):
         ends = (*inner, n)
-        cost = max(case.cost(k, i, j) for k, (i, j) in enumerate(zip((0, *inner), ends, strict=True)))
+        cost = max(
+            case.cost(k, i, j) for k, (i, j) in enumerate(zip((0, *inner), ends, strict=True))
+        )
         best = min(best, (cost, ends[::-1], ends))
     return best[0], best[2]
 
 
 def cut_chain_dp(case: Case) -> float:
-    """The least largest cost, device after device: best[j] = min over i of max(best[i], cost(i, j)). O(D n^2)."""
+    """The least largest cost, device after device: best[j] = min over i of max(best[i], cost(i,
+    j)). O(D n^2)."""
     n = len(case.work)
-    before, held = (np.concatenate(([0.0], np.cumsum(values))) for values in (case.work, case.memory))
+    before, held = (
+        np.concatenate(([0.0], np.cumsum(values))) for values in (case.work, case.memory)
+    )
     start, end = np.arange(n + 1)[:, None], np.arange(n + 1)
     boundaries = np.add.outer(case.cut, case.cut)
     best = np.where(end == 0, 0.0, np.inf)
@@ -72,13 +78,18 @@ def cut_chain_dp(case: Case) -> float:
 
 
 def draw_case(rng: np.random.Generator, n: int, d: int, *, exact: bool) -> Case:
-    """With ``exact`` in numbers whose sums and quotients floats hold exactly, so that ties are ties."""
+    """With ``exact`` in numbers whose sums and quotients floats hold exactly, so that ties are
+    ties."""
     if exact:
         work = rng.integers(0, 9, n).astype(float)
         speeds = 2.0 ** rng.integers(-1, 3, d)
         inner = rng.integers(0, 9, n - 1) / 4
     else:
-        work, speeds, inner = rng.lognormal(0, 1, n), rng.lognormal(0, 1, d), rng.uniform(0, 2, n - 1)
+        work, speeds, inner = (
+            rng.lognormal(0, 1, n),
+            rng.lognormal(0, 1, d),
+            rng.uniform(0, 2, n - 1),
+        )
     inner = inner * rng.choice([0.0, 0.25, 1.0, 4.0])
     memory = rng.integers(0, 6, n).astype(float)
     capacity = rng.integers(0, max(2, int(4 * memory.sum() / d)) + 1, d).astype(float)
@@ -136,7 +147,9 @@ def test_equals_enumeration_on_any_floats(seed: int) -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(("most_items", "most_devices", "num_cases"), [(60, 8, 150), (400, 24, 10)])
-def test_equals_dynamic_programme(most_items: int, most_devices: int, num_cases: int, exact: bool) -> None:
+def test_equals_dynamic_programme(
+    most_items: int, most_devices: int, num_cases: int, exact: bool
+) -> None:
     rng = np.random.default_rng(most_items)
     feasible = 0
     for _ in range(num_cases):
@@ -190,7 +203,9 @@ def cases(draw: st.DrawFn) -> Case:
 
     speeds = several(st.sampled_from([0.5, 1.0, 2.0, 8.0]), d)
     cut = (0.0, *several(quarters, n - 1), 0.0)
-    return Case(several(whole, n), speeds, cut, several(whole, n), several(limits, d), draw(st.booleans()))
+    return Case(
+        several(whole, n), speeds, cut, several(whole, n), several(limits, d), draw(st.booleans())
+    )
 
 
 def seconds_or_infinity(case: Case) -> float:
@@ -219,7 +234,9 @@ def test_a_faster_device_or_more_memory_is_never_worse(case: Case, data: st.Data
 
 @given(cases())
 def test_empty_devices_never_hurt(case: Case) -> None:
-    assert seconds_or_infinity(replace(case, allow_empty=True)) <= seconds_or_infinity(replace(case, allow_empty=False))
+    assert seconds_or_infinity(replace(case, allow_empty=True)) <= seconds_or_infinity(
+        replace(case, allow_empty=False)
+    )
 
 
 @given(cases(), st.sampled_from([0.25, 2.0, 1024.0]))
@@ -253,7 +270,8 @@ def test_equal_devices_are_within_one_item_of_balance(work: list[float], num_dev
 
 
 def covers_greedily(work: np.ndarray, speeds: np.ndarray, seconds: float) -> bool:
-    """Whether the devices, each taking as many items as it can in so many seconds, take all of them."""
+    """Whether the devices, each taking as many items as it can in so many seconds, take all of
+    them."""
     before = np.concatenate(([0.0], np.cumsum(work)))
     start = 0
     for speed in speeds:
@@ -308,18 +326,46 @@ def test_slow_devices_may_stay_empty() -> None:
 
 
 def test_repr_is_for_people() -> None:
-    assert repr(cut_chain([1, 1, 1], [1, 1, 1])) == "3 items over 3 devices, 1 s on device 0: 0..0 | 1..1 | 2..2"
+    assert (
+        repr(cut_chain([1, 1, 1], [1, 1, 1]))
+        == "3 items over 3 devices, 1 s on device 0: 0..0 | 1..1 | 2..2"
+    )
     assert repr(cut_chain([1] * 10, [1] * 10)).endswith("| 6..6 | ... | 9..9")
 
 
 @pytest.mark.parametrize(
     ("memory", "capacity", "options", "message"),
     [
-        ([1, 9, 1], [8, 4], {}, "item 1 needs 9 B, more than any device holds; the largest, device 0, has 8 B"),
-        ([6, 6, 6], [8, 8], {}, "the 3 items need 18 B, more than the 16 B that the 2 devices hold together"),
-        ([6, 4, 6], [8, 8], {}, "filled to capacity in this order, the 2 devices hold 2 of 3 items; item 2 no longer"),
-        ([6, 6, 6], [9, 0, 18], {"allow_empty": False}, "memory leaves no cut in which each of the 3 devices takes"),
-        ([0, 0, 0], [8, 8, 8, 8], {"allow_empty": False}, "3 items cannot give each of 4 devices one"),
+        (
+            [1, 9, 1],
+            [8, 4],
+            {},
+            "item 1 needs 9 B, more than any device holds; the largest, device 0, has 8 B",
+        ),
+        (
+            [6, 6, 6],
+            [8, 8],
+            {},
+            "the 3 items need 18 B, more than the 16 B that the 2 devices hold together",
+        ),
+        (
+            [6, 4, 6],
+            [8, 8],
+            {},
+            "filled to capacity in this order, the 2 devices hold 2 of 3 items; item 2 no longer",
+        ),
+        (
+            [6, 6, 6],
+            [9, 0, 18],
+            {"allow_empty": False},
+            "memory leaves no cut in which each of the 3 devices takes",
+        ),
+        (
+            [0, 0, 0],
+            [8, 8, 8, 8],
+            {"allow_empty": False},
+            "3 items cannot give each of 4 devices one",
+        ),
     ],
 )
 def test_infeasible_names_what_binds(
@@ -345,7 +391,10 @@ def test_infeasible_names_what_binds(
         ({"capacity": [1, 1]}, "memory: expected both"),
         ({"memory": [1, 1], "capacity": [1, 1]}, "memory: found 2, expected 3 values"),
         ({"memory": [1, 1, 1], "capacity": [1]}, "capacity: found 1, expected 2 values"),
-        ({"memory": [1, 1, 1], "capacity": [1, math.nan]}, r"capacity\[1\]: found nan, expected a number of at least"),
+        (
+            {"memory": [1, 1, 1], "capacity": [1, math.nan]},
+            r"capacity\[1\]: found nan, expected a number of at least",
+        ),
     ],
 )
 def test_bad_input_says_where(change: dict[str, list[float]], message: str) -> None:

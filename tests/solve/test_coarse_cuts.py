@@ -1,4 +1,5 @@
-"""Coarse cuts of long chains: what they are, and that bounds on them hold for plans with any cuts."""
+"""Coarse cuts of long chains: what they are, and that bounds on them hold for plans with any
+cuts."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ import pytest
 from planning_cases import Case, Options, Recipe, complete_plans, plan_of, random_case
 
 from argosy.planner import Settings
-from argosy.solve.grid import Grid, all_cuts, coarse_cuts
-from argosy.solve.incumbents import Incumbents
-from argosy.solve.kinds import ground_of
-from argosy.solve.menu import Menu
-from argosy.solve.pipeline import PlanSearch
-from argosy.solve.shape import Shape
-from argosy.solve.verdict import Trial
+from argosy.solve.finalists.incumbents import Incumbents
+from argosy.solve.finalists.verdict import ExactTrial
+from argosy.solve.search.grid import CutGrid, all_cuts, coarse_cuts
+from argosy.solve.search.kinds import ground_of
+from argosy.solve.search.menu import Menu
+from argosy.solve.search.pipeline import PlanSearch
+from argosy.solve.search.shape import Shape
 from argosy.space.price import Prices
 from argosy.workload.chain import Chain, Layer
 
@@ -36,8 +37,8 @@ def smaller(layer: Layer, times: int) -> Layer:
 
 
 def stretched(case: Case, seed: int, *, alike: bool) -> Case:
-    """The chain with a run of 3 to 5 layers in its middle: equal ones, or some whose outputs alone are equal; sometimes
-    its first and last layers have the same weights."""
+    """The chain with a run of 3 to 5 layers in its middle: equal ones, or some whose outputs alone
+    are equal; sometimes its first and last layers have the same weights."""
     random = Random(seed)
     first, last = (smaller(case.chain.layers[at], 3) for at in (0, -1))
     run = random.randint(3, 5)
@@ -51,7 +52,11 @@ def stretched(case: Case, seed: int, *, alike: bool) -> Case:
         )
         for at in range(run)
     ]
-    last = replace(last, name="last", **({"tied_to": 0, "tied_parameters": 10**8} if random.random() < 0.4 else {}))
+    last = replace(
+        last,
+        name="last",
+        **({"tied_to": 0, "tied_parameters": 10**8} if random.random() < 0.4 else {}),
+    )
     last = random.choice((last, last, middle[0]))
     return replace(case, chain=replace(case.chain, layers=(first, *middle, last)))
 
@@ -146,13 +151,17 @@ def test_the_loose_bound_is_below_every_plan_with_any_cuts(block: int, *, alike:
     assert below, "the bound lost nothing anywhere: nothing was tested"
 
 
-def search_on(case: Case, shape: Shape, options: Options, bundles: Grid) -> PlanSearch:
-    menu = Menu(case.prices, options, shape, ground_of(case.cluster, case.pools, case.ones), bundles)
+def search_on(case: Case, shape: Shape, options: Options, bundles: CutGrid) -> PlanSearch:
+    menu = Menu(
+        case.prices, options, shape, ground_of(case.cluster, case.pools, case.ones), bundles
+    )
     return PlanSearch(menu, case.counts, sum(case.counts), math.inf, slack=None, only_kind=False)
 
 
 @pytest.mark.parametrize("seed", range(40, 70))
-def test_level_1_in_bundles_is_certified_below_all_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_level_1_in_bundles_is_certified_below_all_plans(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = stretched(random_case(seed, SMALL), seed, alike=seed % 3 != 0)
     best = math.inf
     for shape in case.shapes:
@@ -160,7 +169,9 @@ def test_level_1_in_bundles_is_certified_below_all_plans(seed: int, monkeypatch:
         best = min([best, *case.seconds(shape, list(itertools.islice(plans, MOST_PLANS // 4)))])
     if math.isinf(best):
         return
-    monkeypatch.setattr("argosy.solve.pool_search.coarse_cuts", lambda prices: coarse_cuts(prices, 4))
+    monkeypatch.setattr(
+        "argosy.solve.pool_search.coarse_cuts", lambda prices: coarse_cuts(prices, 4)
+    )
     plan = plan_of(case, Settings(level=1, schedules=case.schedules))
     assert plan.certificate is not None
     assert plan.certificate.lower_bound_seconds <= best * (1 + 1e-9)
@@ -168,16 +179,30 @@ def test_level_1_in_bundles_is_certified_below_all_plans(seed: int, monkeypatch:
 
 def test_settling_moves_layers_between_cuts() -> None:
     """From cuts far from even, of equal layers on equal devices, to even ones."""
-    recipe = Recipe(min_devices=2, max_devices=2, max_pools=1, max_layers=1, batches=(4,), tight=False, per_node=(1,))
+    recipe = Recipe(
+        min_devices=2,
+        max_devices=2,
+        max_pools=1,
+        max_layers=1,
+        batches=(4,),
+        tight=False,
+        per_node=(1,),
+    )
     case = random_case(5, recipe)
-    case = replace(case, chain=replace(case.chain, layers=(smaller(case.chain.layers[0], 24),) * 24))
+    case = replace(
+        case, chain=replace(case.chain, layers=(smaller(case.chain.layers[0], 24),) * 24)
+    )
     shape = case.shapes[-1]
     options = case.options(shape.micro_batch_size, case.scope())
     plan = min(
-        (plan for plan in complete_plans(case, shape, options) if len(plan) == 2 and plan[0].end == 4),
+        (
+            plan
+            for plan in complete_plans(case, shape, options)
+            if len(plan) == 2 and plan[0].end == 4
+        ),
         key=lambda one: case.seconds(shape, [one])[0],
     )
-    trial = Trial(case.prices, case.cluster, case.cluster, case.scope())
+    trial = ExactTrial(case.prices, case.cluster, case.cluster, case.scope())
     incumbents = Incumbents(case.judge, trial)
     incumbents.settle(shape, [plan], case.ones, 8)
     best = incumbents.found[0].plan

@@ -60,7 +60,10 @@ def test_without_ray_the_message_has_the_line_to_type(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError) as error, workers(ExecutorKind.RAY, 2):
         pass
-    assert str(error.value) == '--executor: found "ray", expected an installed ray: pip install "argosy[ray]"'
+    assert (
+        str(error.value)
+        == '--executor: found "ray", expected an installed ray: pip install "argosy[ray]"'
+    )
 
 
 def test_one_worker_is_this_process() -> None:

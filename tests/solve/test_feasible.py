@@ -12,7 +12,7 @@ from argosy.cluster.topology import Cluster
 from argosy.plan.check import check_plan
 from argosy.schedule.generate import group_size, usual_depth
 from argosy.solve.feasible import batch_shapes, find_fit
-from argosy.solve.shape import Shape
+from argosy.solve.search.shape import Shape
 from argosy.space.enumerate import Scope
 
 SHORT = Recipe(max_devices=4, max_layers=5, max_pools=2, batches=(1, 2, 3, 4))
@@ -30,7 +30,8 @@ def shrunk(case: Case, factor: float) -> Case:
 
 def any_plan_fits(case: Case, scope: Scope) -> bool:
     return any(
-        next(iter(complete_plans(case, shape, case.options(shape.micro_batch_size, scope))), None) is not None
+        next(iter(complete_plans(case, shape, case.options(shape.micro_batch_size, scope))), None)
+        is not None
         for shape in case.shapes
     )
 
@@ -59,6 +60,10 @@ def test_fits_exactly_where_some_plan_does() -> None:
 def test_shapes_are_all_ways_to_cut_a_batch(batch: int) -> None:
     case = random_case(3)
     cuts: list[Shape] = list(batch_shapes(batch, case.schedules))
-    assert [shape.num_micro_batches for shape in cuts] == [n for n in range(1, batch + 1) if batch % n == 0]
+    assert [shape.num_micro_batches for shape in cuts] == [
+        n for n in range(1, batch + 1) if batch % n == 0
+    ]
     assert all(shape.num_micro_batches * shape.micro_batch_size == batch for shape in cuts)
-    assert all(schedule.k <= shape.num_micro_batches for shape in cuts for schedule in shape.schedules)
+    assert all(
+        schedule.k <= shape.num_micro_batches for shape in cuts for schedule in shape.schedules
+    )

@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import recurrence_end
-from planning_cases import Case, Recipe, cluster_of, complete_plans, kind_fields, node_fields, random_case
+from planning_cases import (
+    Case,
+    Recipe,
+    cluster_of,
+    complete_plans,
+    kind_fields,
+    node_fields,
+    random_case,
+)
 from strategies import full_mesh, schedules
 
 from argosy.cluster.trace import Trace
@@ -22,13 +30,13 @@ from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
 from argosy.schedule.generate import default_depth, group_size, usual_depth
 from argosy.sim.constant import pipeline_seconds
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
 from argosy.sim.fold import fold_plan
 from argosy.sim.folded import folded_seconds
 from argosy.sim.simulate import simulate
-from argosy.solve.judge import Complete, Judge
-from argosy.solve.pipeline import Choice
-from argosy.solve.shape import Shape
+from argosy.solve.finalists.judge import Complete, Judge
+from argosy.solve.search.pipeline import Choice
+from argosy.solve.search.shape import Shape
 from argosy.space.option import Option
 from argosy.space.shares import share_samples
 from argosy.workload.chain import Chain, Layer
@@ -40,11 +48,15 @@ seconds = st.floats(0.125, 8)
 
 @settings(max_examples=60, deadline=None)
 @given(schedule=schedules(kinds=FAMILY, max_stages=5, max_micro_batches=9), data=st.data())
-def test_the_recurrence_equals_the_exact_engine_and_the_oracle_on_dedicated_links(schedule, data) -> None:
+def test_the_recurrence_equals_the_exact_engine_and_the_oracle_on_dedicated_links(
+    schedule, data
+) -> None:
     """For every schedule of the family, depths given or not, with links that take no latency."""
     count, num_stages = schedule.num_micro_batches, schedule.num_stages
     costs = [
-        StageCost(forward=data.draw(seconds), backward=data.draw(seconds), output_bytes=data.draw(seconds))
+        StageCost(
+            forward=data.draw(seconds), backward=data.draw(seconds), output_bytes=data.draw(seconds)
+        )
         for _ in range(num_stages)
     ]
     mesh = full_mesh(num_stages, bandwidths=(Trace.constant(2.0),))
@@ -65,7 +77,10 @@ def test_the_recurrence_equals_the_exact_engine_and_the_oracle_on_dedicated_link
 
 def _spec(schedule) -> ScheduleSpec:
     """What a schedule of the family was made from."""
-    depths = [sum(1 for _ in itertools.takewhile(lambda a: a.kind.name == "FORWARD", row)) for row in schedule.rows]
+    depths = [
+        sum(1 for _ in itertools.takewhile(lambda a: a.kind.name == "FORWARD", row))
+        for row in schedule.rows
+    ]
     count = schedule.num_micro_batches
     group = max(_group(row, depth, count) for row, depth in zip(schedule.rows, depths, strict=True))
     return ScheduleSpec(kind=ScheduleKind.KFKB, k=group, depth=tuple(depths))
@@ -75,7 +90,9 @@ def _group(row, depth: int, count: int) -> int:
     """Backwards in a row after the warm-up; all of them where nothing follows."""
     if depth == count:
         return 1
-    return sum(1 for _ in itertools.takewhile(lambda action: action.kind.name == "BACKWARD", row[depth:]))
+    return sum(
+        1 for _ in itertools.takewhile(lambda action: action.kind.name == "BACKWARD", row[depth:])
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
@@ -104,7 +121,9 @@ def test_few_candidates_and_many_are_timed_alike(spec: ScheduleSpec) -> None:
     arrays = dict(zip(names, random.uniform(0.1, 2, (5, 4, 50)), strict=True))
     many = pipeline_seconds(spec, 8, **arrays)
     for column in range(50):
-        one = pipeline_seconds(spec, 8, **{name: values[:, column : column + 1] for name, values in arrays.items()})
+        one = pipeline_seconds(
+            spec, 8, **{name: values[:, column : column + 1] for name, values in arrays.items()}
+        )
         assert one[0] == many[column]
 
 
@@ -114,7 +133,13 @@ def test_the_tail_of_a_stage_counts_from_its_own_last_backward() -> None:
     def end(first_tail: float, last_tail: float) -> float:
         ones, twos, zeros = np.ones((2, 1)), np.full((2, 1), 2.0), np.zeros((2, 1))
         tail = np.array([[first_tail], [last_tail]])
-        times = {"forward": ones, "backward": twos, "transfer": zeros, "latency": zeros, "tail": tail}
+        times = {
+            "forward": ones,
+            "backward": twos,
+            "transfer": zeros,
+            "latency": zeros,
+            "tail": tail,
+        }
         return float(pipeline_seconds(ScheduleSpec(), 1, **times)[0])
 
     assert end(0, 0) == 6
@@ -123,18 +148,26 @@ def test_the_tail_of_a_stage_counts_from_its_own_last_backward() -> None:
     assert end(0.5, 2) == 6.5
 
 
-def some_plans(seed: int, recipe: Recipe, zero: tuple[int, ...]) -> tuple[Case, Shape, list[Complete]]:
+def some_plans(
+    seed: int, recipe: Recipe, zero: tuple[int, ...]
+) -> tuple[Case, Shape, list[Complete]]:
     """Up to six plans of a random case."""
     random = Random(seed)
     case = random_case(seed, recipe)
     shape = random.choice(case.shapes)
     scope = case.scope(prune=False, zero=zero, recompute=(Recompute.NONE,))
-    plans = list(itertools.islice(complete_plans(case, shape, case.options(shape.micro_batch_size, scope)), 2000))
+    plans = list(
+        itertools.islice(
+            complete_plans(case, shape, case.options(shape.micro_batch_size, scope)), 2000
+        )
+    )
     return case, shape, random.sample(plans, min(6, len(plans)))
 
 
 def exact(case: Case, shape: Shape, plan: Complete) -> float:
-    (end,) = simulate(case.placed(shape, plan), case.chain, case.cluster, model=case.model).iteration_ends
+    (end,) = simulate(
+        case.placed(shape, plan), case.chain, case.cluster, model=case.model
+    ).iteration_ends
     return end
 
 
@@ -145,7 +178,9 @@ def test_up_to_two_stages_of_one_device_are_judged_exactly(seed: int) -> None:
     case, shape, plans = some_plans(seed, recipe, zero=(1,))
     for plan in plans:
         if all(choice.option.replicas == 1 for choice in plan):
-            assert case.seconds(shape, [plan])[0] == pytest.approx(exact(case, shape, plan), rel=1e-9)
+            assert case.seconds(shape, [plan])[0] == pytest.approx(
+                exact(case, shape, plan), rel=1e-9
+            )
 
 
 def folded(case: Case, shape: Shape, plan: Complete) -> float:
@@ -178,7 +213,9 @@ def test_folded_plans_take_what_they_take_in_the_exact_engine(seed: int) -> None
             assert seconds == pytest.approx(folded(case, shape, plan), rel=1e-9)
 
 
-def pipeline_on(nodes: list[dict[str, object]], lengths: Sequence[int], shape: Shape) -> tuple[Case, Complete]:
+def pipeline_on(
+    nodes: list[dict[str, object]], lengths: Sequence[int], shape: Shape
+) -> tuple[Case, Complete]:
     """Stages of one device each, in the order of the nodes, with outputs that matter."""
     layer = Layer(
         name="layer",
@@ -197,7 +234,9 @@ def pipeline_on(nodes: list[dict[str, object]], lengths: Sequence[int], shape: S
     assert parts is not None
     option = Option(prices=case.prices, vector=(1,), parts=parts, recompute=Recompute.NONE, zero=0)
     ends = list(itertools.accumulate(lengths))
-    return case, tuple(Choice(option, end - size, end) for size, end in zip(lengths, ends, strict=True))
+    return case, tuple(
+        Choice(option, end - size, end) for size, end in zip(lengths, ends, strict=True)
+    )
 
 
 SLOW = node_fields("a", count=3, per_node=2, intra=20.0, nic=0.2)
@@ -209,9 +248,13 @@ PAIRS = node_fields("a", count=3, per_node=2, intra=20.0, nic=0.6)
 @pytest.mark.parametrize(
     ("nodes", "lengths", "count", "schedule"),
     [
-        pytest.param([SLOW], [2, 2, 2, 2, 2, 2], 8, ScheduleSpec(), id="neighbours that do not share a node"),
+        pytest.param(
+            [SLOW], [2, 2, 2, 2, 2, 2], 8, ScheduleSpec(), id="neighbours that do not share a node"
+        ),
         pytest.param([BUS], [2, 2, 2], 12, ScheduleSpec(), id="both directions over one bus"),
-        pytest.param([PAIRS], [1] * 6, 24, ScheduleSpec(kind=ScheduleKind.KFKB, k=4), id="long kfkb"),
+        pytest.param(
+            [PAIRS], [1] * 6, 24, ScheduleSpec(kind=ScheduleKind.KFKB, k=4), id="long kfkb"
+        ),
     ],
 )
 def test_shared_links_are_judged(
@@ -228,7 +271,9 @@ def stage_alone(case: Case, micro_batch: int, zero: int) -> Complete:
     parts = share_samples(case.prices, [(0, 1, count)], micro_batch, Recompute.NONE)
     assert parts is not None
     vector = (count, *(0,) * (len(case.pools) - 1))
-    option = Option(prices=case.prices, vector=vector, parts=parts, recompute=Recompute.NONE, zero=zero)
+    option = Option(
+        prices=case.prices, vector=vector, parts=parts, recompute=Recompute.NONE, zero=zero
+    )
     return (Choice(option, 0, len(case.chain.layers)),)
 
 
@@ -236,7 +281,15 @@ def stage_alone(case: Case, micro_batch: int, zero: int) -> Complete:
 @pytest.mark.parametrize("seed", range(8))
 def test_replicas_of_one_stage_are_judged_exactly(seed: int, zero: int) -> None:
     """Compute, gradient exchange and update of one stage on a node for every replica."""
-    recipe = Recipe(max_devices=4, max_pools=1, max_layers=3, wide=False, per_node=(1,), tight=False, batches=(4,))
+    recipe = Recipe(
+        max_devices=4,
+        max_pools=1,
+        max_layers=3,
+        wide=False,
+        per_node=(1,),
+        tight=False,
+        batches=(4,),
+    )
     case = random_case(seed, replace(recipe, min_devices=2))
     assert case.counts[0] > 1
     shape = next(shape for shape in case.shapes if shape.num_micro_batches == 1)
@@ -249,9 +302,17 @@ def test_replicas_of_one_stage_are_judged_exactly(seed: int, zero: int) -> None:
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("seed", range(8))
 def test_replicas_under_heavier_zero_are_judged_closely(seed: int, zero: int) -> None:
-    """The judge lets the traffic of ZeRO 2 and 3 hide behind forward and backward alike; the engine hides each exchange
-    behind the action before it."""
-    recipe = Recipe(max_devices=4, max_pools=1, max_layers=3, wide=False, per_node=(1,), tight=False, batches=(4,))
+    """The judge lets the traffic of ZeRO 2 and 3 hide behind forward and backward alike; the engine
+    hides each exchange behind the action before it."""
+    recipe = Recipe(
+        max_devices=4,
+        max_pools=1,
+        max_layers=3,
+        wide=False,
+        per_node=(1,),
+        tight=False,
+        batches=(4,),
+    )
     case = random_case(seed, replace(recipe, min_devices=2))
     for shape in case.shapes:
         if case.counts[0] <= shape.micro_batch_size:
@@ -260,8 +321,11 @@ def test_replicas_under_heavier_zero_are_judged_closely(seed: int, zero: int) ->
 
 
 def test_the_judge_tells_options_apart_that_come_and_go() -> None:
-    """Options are judged by what they are, also where one takes the place in memory of another that is gone."""
-    recipe = Recipe(max_devices=8, max_layers=4, max_pools=2, outputs=8.0, tight=False, per_node=(1, 2))
+    """Options are judged by what they are, also where one takes the place in memory of another that
+    is gone."""
+    recipe = Recipe(
+        max_devices=8, max_layers=4, max_pools=2, outputs=8.0, tight=False, per_node=(1, 2)
+    )
     case = next(
         case
         for case in (random_case(seed, recipe) for seed in range(100))
@@ -274,9 +338,18 @@ def test_the_judge_tells_options_apart_that_come_and_go() -> None:
     for one, other in itertools.pairwise(vectors):
         options = []
         for vector in (one, other):
-            parts = share_samples(case.prices, [(vector.index(1), 1, 1)], case.global_batch, Recompute.NONE)
+            parts = share_samples(
+                case.prices, [(vector.index(1), 1, 1)], case.global_batch, Recompute.NONE
+            )
             assert parts is not None
-            options.append(Option(prices=case.prices, vector=vector, parts=parts, recompute=Recompute.NONE, zero=0))
-        plan = tuple(Choice(option, first, end) for option, first, end in zip(options, (0, 1), (1, 2), strict=True))
+            options.append(
+                Option(
+                    prices=case.prices, vector=vector, parts=parts, recompute=Recompute.NONE, zero=0
+                )
+            )
+        plan = tuple(
+            Choice(option, first, end)
+            for option, first, end in zip(options, (0, 1), (1, 2), strict=True)
+        )
         fresh = Judge(case.prices, case.cluster).seconds(shape, [plan])[0]
         assert judge.seconds(shape, [plan])[0] == fresh

@@ -8,15 +8,24 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from planning_cases import Case, Options, Recipe, cluster_of, complete_plans, kind_fields, node_fields, random_case
+from planning_cases import (
+    Case,
+    Options,
+    Recipe,
+    cluster_of,
+    complete_plans,
+    kind_fields,
+    node_fields,
+    random_case,
+)
 
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
-from argosy.solve.judge import Complete
-from argosy.solve.pipeline import PlanSearch
-from argosy.solve.shape import Shape
+from argosy.solve.finalists.judge import Complete
+from argosy.solve.search.pipeline import PlanSearch
+from argosy.solve.search.shape import Shape
 from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain, Layer
 
@@ -24,7 +33,15 @@ MOST_PLANS = 6000
 FEW = {"recompute": (Recompute.NONE,), "zero": (1,)}
 SOME = {"recompute": (Recompute.NONE, Recompute.FULL), "zero": (1, 3)}
 LARGE = Recipe(max_devices=8, max_layers=8, batches=(2, 3, 4, 6))
-NARROW = Recipe(max_devices=6, max_layers=5, batches=(2, 3, 4), outputs=8.0, wide=False, tight=False, per_node=(1, 2))
+NARROW = Recipe(
+    max_devices=6,
+    max_layers=5,
+    batches=(2, 3, 4),
+    outputs=8.0,
+    wide=False,
+    tight=False,
+    per_node=(1, 2),
+)
 """What crosses between stages costs as much as what they compute."""
 
 
@@ -33,7 +50,9 @@ def drawn(seed: int) -> tuple[Case, Shape, Options, list[Complete]] | None:
     random = Random(seed)
     case = random_case(seed, random.choice((LARGE, NARROW)))
     shape = random.choice(case.shapes)
-    options = case.options(shape.micro_batch_size, case.scope(prune=False, **random.choice((FEW, SOME))))
+    options = case.options(
+        shape.micro_batch_size, case.scope(prune=False, **random.choice((FEW, SOME)))
+    )
     plans = list(itertools.islice(complete_plans(case, shape, options), MOST_PLANS + 1))
     return (case, shape, options, plans) if 0 < len(plans) <= MOST_PLANS else None
 
@@ -48,8 +67,8 @@ def key(plan: Complete) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("block", range(6))
 def test_search_meets_every_plan_once_in_the_order_of_bounds_that_hold(block: int) -> None:
-    """Of what comes out, what fits is what enumeration finds; the root bounds them all, and no bound exceeds the judged
-    time."""
+    """Of what comes out, what fits is what enumeration finds; the root bounds them all, and no
+    bound exceeds the judged time."""
     compared = 0
     for seed in range(block * 25, block * 25 + 25):
         case_of = drawn(seed)
@@ -63,9 +82,15 @@ def test_search_meets_every_plan_once_in_the_order_of_bounds_that_hold(block: in
         assert root <= bounds[0] * (1 + 1e-12)
         assert all(one <= other * (1 + 1e-12) for one, other in itertools.pairwise(bounds))
         assert len({key(plan) for _, plan in found}) == len(found)
-        fitting = {key(plan) for (_, plan), seconds in zip(found, judged, strict=True) if seconds < math.inf}
+        fitting = {
+            key(plan)
+            for (_, plan), seconds in zip(found, judged, strict=True)
+            if seconds < math.inf
+        }
         assert fitting == {key(plan) for plan in plans}
-        assert all(bound <= seconds * (1 + 1e-9) for bound, seconds in zip(bounds, judged, strict=True))
+        assert all(
+            bound <= seconds * (1 + 1e-9) for bound, seconds in zip(bounds, judged, strict=True)
+        )
         compared += 1
     assert compared >= 10
 
@@ -83,18 +108,26 @@ def test_stopping_at_the_best_judged_time_misses_nothing(block: int) -> None:
             best = min(best, case.seconds(shape, [following[1]])[0])
         assert best == pytest.approx(min(case.seconds(shape, plans)), rel=1e-9)
         upper = best * 1.01
-        bounded = PlanSearch(case.menu(shape, options), case.counts, sum(case.counts), upper, only_kind=False)
-        assert min(case.seconds(shape, [plan for _, plan in found_in_order(bounded, upper)])) == pytest.approx(best)
+        bounded = PlanSearch(
+            case.menu(shape, options), case.counts, sum(case.counts), upper, only_kind=False
+        )
+        assert min(
+            case.seconds(shape, [plan for _, plan in found_in_order(bounded, upper)])
+        ) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_one_search_over_several_schedules_bounds_the_best_of_them(seed: int) -> None:
     case = random_case(seed, NARROW)
     shape = case.shapes[-1]
-    several = replace(shape, schedules=case.schedules if shape.num_micro_batches >= 4 else case.schedules[:1])
+    several = replace(
+        shape, schedules=case.schedules if shape.num_micro_batches >= 4 else case.schedules[:1]
+    )
     options = case.options(shape.micro_batch_size, case.scope(prune=False, **FEW))
     alone = [replace(several, schedules=(schedule,)) for schedule in several.schedules]
-    plans = [list(itertools.islice(complete_plans(case, one, options), MOST_PLANS)) for one in alone]
+    plans = [
+        list(itertools.islice(complete_plans(case, one, options), MOST_PLANS)) for one in alone
+    ]
     best = min(min(case.seconds(one, some)) for one, some in zip(alone, plans, strict=True) if some)
     search = case.search(several, options)
     assert search.bound <= best * (1 + 1e-9)
@@ -115,7 +148,8 @@ def test_descending_finds_a_plan_wherever_there_is_one(block: int) -> None:
 
 
 def test_bound_holds_where_layers_differ_in_the_share_of_their_forward() -> None:
-    """The drain of (2) counts forwards: a stage of layers with longer forwards than the model's average has more."""
+    """The drain of (2) counts forwards: a stage of layers with longer forwards than the model's
+    average has more."""
     layers = [
         Layer(
             name="layer",
@@ -149,13 +183,19 @@ def test_bound_holds_where_tied_layers_share_a_stage() -> None:
     case = replace(case, chain=replace(case.chain, layers=(layer, tied)))
     shape = random.choice(case.shapes)
     for bound, plan in found_in_order(case.search(shape, case.options(1, case.scope()))):
-        (end,) = simulate(case.placed(shape, plan), case.chain, case.cluster, model=case.model).iteration_ends
+        (end,) = simulate(
+            case.placed(shape, plan), case.chain, case.cluster, model=case.model
+        ).iteration_ends
         assert bound <= end * (1 + 1e-9)
 
 
 def test_bound_holds_where_stages_share_nodes_of_two_kinds() -> None:
-    """All devices of one kind hand on to all of the other inside their nodes, however narrow the NICs are."""
-    nodes = {**node_fields("a", count=2, nic=0.01), "devices": [{"kind": f"kind-{n}", "count": 2} for n in "ab"]}
+    """All devices of one kind hand on to all of the other inside their nodes, however narrow the
+    NICs are."""
+    nodes = {
+        **node_fields("a", count=2, nic=0.01),
+        "devices": [{"kind": f"kind-{n}", "count": 2} for n in "ab"],
+    }
     kinds = [kind_fields(name, flops=1, memory=1e12) for name in "ab"]
     chain = random_case(0, Recipe(max_layers=2, wide=False)).chain
     layer = replace(chain.layers[0], parameters=1)
@@ -166,13 +206,16 @@ def test_bound_holds_where_stages_share_nodes_of_two_kinds() -> None:
     options = case.options(4, case.scope(mixed=False, **FEW))
     whole = {vector: row for vector, row in options.items() if vector in ((4, 0), (0, 4))}
     for bound, plan in found_in_order(case.search(shape, whole)):
-        (end,) = simulate(case.placed(shape, plan), case.chain, case.cluster, model=case.model).iteration_ends
+        (end,) = simulate(
+            case.placed(shape, plan), case.chain, case.cluster, model=case.model
+        ).iteration_ends
         assert bound <= end * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_bounds_hold_in_the_exact_engine(block: int) -> None:
-    """Also for plans on devices, where stages share NICs and replicas hand on at different moments."""
+    """Also for plans on devices, where stages share NICs and replicas hand on at different
+    moments."""
     played = 0
     for seed in range(3000 + block * 15, 3015 + block * 15):
         case_of = drawn(seed)
@@ -193,11 +236,13 @@ def test_bounds_hold_in_the_exact_engine(block: int) -> None:
 
 @pytest.mark.parametrize("kind", [ScheduleKind.ZERO_BUBBLE, ScheduleKind.GPIPE])
 def test_bounds_hold_under_schedules_outside_the_usual_ones(kind: ScheduleKind) -> None:
-    """Half a backward is waited for, or all forwards come first: every plan that fits comes out, in the order of bounds
-    that neither the judge nor the exact engine is below."""
+    """Half a backward is waited for, or all forwards come first: every plan that fits comes out, in
+    the order of bounds that neither the judge nor the exact engine is below."""
     compared = played = 0
     for seed in range(4000, 4060):
-        case = replace(random_case(seed, NARROW if seed % 2 else LARGE), schedules=(ScheduleSpec(kind=kind),))
+        case = replace(
+            random_case(seed, NARROW if seed % 2 else LARGE), schedules=(ScheduleSpec(kind=kind),)
+        )
         shape = case.shapes[seed % len(case.shapes)]
         options = case.options(shape.micro_batch_size, case.scope(prune=False, **FEW))
         plans = list(itertools.islice(complete_plans(case, shape, options), MOST_PLANS // 4 + 1))
@@ -205,12 +250,22 @@ def test_bounds_hold_under_schedules_outside_the_usual_ones(kind: ScheduleKind) 
             continue
         found = found_in_order(case.search(shape, options))
         judged = case.seconds(shape, [plan for _, plan in found])
-        fitting = {key(plan) for (_, plan), seconds in zip(found, judged, strict=True) if seconds < math.inf}
+        fitting = {
+            key(plan)
+            for (_, plan), seconds in zip(found, judged, strict=True)
+            if seconds < math.inf
+        }
         assert fitting == {key(plan) for plan in plans}, seed
-        assert all(bound <= seconds * (1 + 1e-9) for (bound, _), seconds in zip(found, judged, strict=True)), seed
-        for (bound, plan), seconds in list(zip(found, judged, strict=True))[:: max(1, len(found) // 4)]:
+        assert all(
+            bound <= seconds * (1 + 1e-9) for (bound, _), seconds in zip(found, judged, strict=True)
+        ), seed
+        for (bound, plan), seconds in list(zip(found, judged, strict=True))[
+            :: max(1, len(found) // 4)
+        ]:
             if seconds < math.inf:
-                (end,) = simulate(case.placed(shape, plan), case.chain, case.cluster, model=case.model).iteration_ends
+                (end,) = simulate(
+                    case.placed(shape, plan), case.chain, case.cluster, model=case.model
+                ).iteration_ends
                 assert bound <= end * (1 + 1e-9), seed
                 played += 1
         compared += 1
@@ -220,8 +275,16 @@ def test_bounds_hold_under_schedules_outside_the_usual_ones(kind: ScheduleKind) 
 
 @pytest.mark.parametrize("seed", range(5000, 5030))
 def test_kinds_divide_all_plans_and_their_bounds_hold(seed: int) -> None:
-    """Every plan comes out of the menu of its own kind only; bounds hold for the exact engine, on whole nodes too."""
-    recipe = Recipe(max_devices=6, max_layers=4, batches=(2, 4), per_node=(1, 2), wide=seed % 2 == 0, tight=False)
+    """Every plan comes out of the menu of its own kind only; bounds hold for the exact engine, on
+    whole nodes too."""
+    recipe = Recipe(
+        max_devices=6,
+        max_layers=4,
+        batches=(2, 4),
+        per_node=(1, 2),
+        wide=seed % 2 == 0,
+        tight=False,
+    )
     case = random_case(seed, recipe)
     shape = case.shapes[seed % len(case.shapes)]
     options = case.options(shape.micro_batch_size, case.scope(prune=False, **FEW))
@@ -230,12 +293,18 @@ def test_kinds_divide_all_plans_and_their_bounds_hold(seed: int) -> None:
         return
     found = []
     for menu in case.menu(shape, options).by_kind():
-        found += found_in_order(PlanSearch(menu, case.counts, sum(case.counts), math.inf, slack=None))
+        found += found_in_order(
+            PlanSearch(menu, case.counts, sum(case.counts), math.inf, slack=None)
+        )
     judged = case.seconds(shape, [plan for _, plan in found])
-    fitting = [key(plan) for (_, plan), seconds in zip(found, judged, strict=True) if seconds < math.inf]
+    fitting = [
+        key(plan) for (_, plan), seconds in zip(found, judged, strict=True) if seconds < math.inf
+    ]
     assert len(fitting) == len(set(fitting))
     assert set(fitting) == {key(plan) for plan in plans}
     for (bound, plan), seconds in list(zip(found, judged, strict=True))[:: max(1, len(found) // 6)]:
         if seconds < math.inf:
-            (end,) = simulate(case.placed(shape, plan), case.chain, case.cluster, model=case.model).iteration_ends
+            (end,) = simulate(
+                case.placed(shape, plan), case.chain, case.cluster, model=case.model
+            ).iteration_ends
             assert bound <= end * (1 + 1e-9)

@@ -11,7 +11,7 @@ from argosy.cluster.topology import Cluster
 from argosy.dtype import Dtype
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
-from argosy.solve.reasons import why_slower
+from argosy.solve.finalists.reasons import why_slower
 from argosy.workload.chain import Chain, Layer
 
 
@@ -75,9 +75,13 @@ def test_runner_ups_differ_and_say_in_what_they_are_worse() -> None:
 
 def played(*, stage: float, tail: float, micro_batches: int = 4) -> Any:
     """A candidate of one stage."""
-    option = SimpleNamespace(seconds=lambda first, end: (stage / 3, stage * 2 / 3), tail=lambda first, end: tail)
+    option = SimpleNamespace(
+        seconds=lambda first, end: (stage / 3, stage * 2 / 3), tail=lambda first, end: tail
+    )
     shape = SimpleNamespace(num_micro_batches=micro_batches, micro_batch_size=1)
-    return SimpleNamespace(plan=[SimpleNamespace(first=0, end=1, option=option)], shape=shape, effort=0)
+    return SimpleNamespace(
+        plan=[SimpleNamespace(first=0, end=1, option=option)], shape=shape, effort=0
+    )
 
 
 def test_what_takes_longer_is_told_in_digits_that_show_it() -> None:

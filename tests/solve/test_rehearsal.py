@@ -1,4 +1,5 @@
-"""Programs in the exact engine: compute alone adds up, collectives overlap, and found programs beat the simple ones."""
+"""Programs in the exact engine: compute alone adds up, collectives overlap, and found programs beat
+the simple ones."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.group import DeviceGroup, device_group
 from argosy.dtype import Dtype
-from argosy.solve.placement import Pricing
-from argosy.solve.rehearse import program_tasks, rehearse
-from argosy.solve.spmd import find_program
-from argosy.space.rules import Kind
+from argosy.solve.programs.placement import Pricing
+from argosy.solve.programs.rehearse import program_tasks, rehearse
+from argosy.solve.programs.spmd import find_program
+from argosy.space.operations.rules import CutKind
 from argosy.timeline import SpanKind
 
 CLUSTER = """
@@ -62,7 +63,10 @@ def test_found_programs_are_no_slower_than_simple_ones(name: str, cluster: Clust
     graph = captured(name)
     found = find_program(graph, pricing)
     own = rehearse(found, pricing, cluster).end
-    for kind, ratios in ((Kind.SAMPLES, pricing.group.even), (Kind.SAMPLES, pricing.group.by_speed)):
+    for kind, ratios in (
+        (CutKind.SAMPLES, pricing.group.even),
+        (CutKind.SAMPLES, pricing.group.by_speed),
+    ):
         other = find_program(graph, pricing, kind=kind, ratios=ratios)
         assert found.seconds <= other.seconds * (1 + 1e-9)
         assert own <= rehearse(other, pricing, cluster).end * 1.02
@@ -70,14 +74,20 @@ def test_found_programs_are_no_slower_than_simple_ones(name: str, cluster: Clust
 
 def test_compute_adds_up_and_collectives_wait_their_turn(cluster: Cluster) -> None:
     pricing = slow(device_group(cluster, [device.name for device in cluster.devices], Dtype.FP32))
-    program = find_program(captured("language"), pricing, kind=Kind.SAMPLES, ratios=pricing.group.even)
+    program = find_program(
+        captured("language"), pricing, kind=CutKind.SAMPLES, ratios=pricing.group.even
+    )
     graph = program_tasks(program, pricing)
     busy = [0.0] * len(graph.devices)
     for task in graph.tasks:
         if task.device >= 0:
             busy[task.device] += task.seconds
-    assert max(busy) == pytest.approx(program.compute_seconds, rel=1e-6), "all wait for the slowest kind"
-    collectives = [index for index, task in enumerate(graph.tasks) if task.kind is SpanKind.COLLECTIVE]
+    assert max(busy) == pytest.approx(program.compute_seconds, rel=1e-6), (
+        "all wait for the slowest kind"
+    )
+    collectives = [
+        index for index, task in enumerate(graph.tasks) if task.kind is SpanKind.COLLECTIVE
+    ]
     assert len(collectives) == len([move for move in program.moves if move.seconds > 0])
     for before, after in itertools.pairwise(collectives):
         assert before in graph.tasks[after].after
@@ -86,14 +96,19 @@ def test_compute_adds_up_and_collectives_wait_their_turn(cluster: Cluster) -> No
 
 
 def test_gathers_of_stored_weights_come_before_what_reads_them(cluster: Cluster) -> None:
-    """ZeRO's: in the exact engine they come one after the other, take their price, and hold up who reads them."""
+    """ZeRO's: in the exact engine they come one after the other, take their price, and hold up who
+    reads them."""
     pricing = slow(device_group(cluster, [device.name for device in cluster.devices], Dtype.FP32))
     graph = captured("perceptron")
-    program = find_program(graph, pricing, kind=Kind.STORED, ratios=pricing.group.by_speed, capped=False)
+    program = find_program(
+        graph, pricing, kind=CutKind.STORED, ratios=pricing.group.by_speed, capped=False
+    )
     gathered = [move for move in program.moves if move.value in graph.parameters]
     assert len(gathered) == len(graph.parameters)
     tasks = program_tasks(program, pricing).tasks
     assert all(task.kind is SpanKind.COLLECTIVE for task in tasks[: len(gathered)])
     spans = rehearse(program, pricing, cluster).spans
     computing = min(span.start for span in spans if span.kind is SpanKind.FORWARD)
-    assert computing == pytest.approx(sum(move.seconds for move in gathered[:2]), rel=1e-9), "of the first layer alone"
+    assert computing == pytest.approx(sum(move.seconds for move in gathered[:2]), rel=1e-9), (
+        "of the first layer alone"
+    )

@@ -1,5 +1,5 @@
-"""Chains of which two or three layers share a table of weights, in one stage or several: judged, bounded and searched
-as the exact engine plays them, which sums the table's gradients once."""
+"""Chains of which two or three layers share a table of weights, in one stage or several: judged,
+bounded and searched as the exact engine plays them, which sums the table's gradients once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from planning_cases import (
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.planner import SCHEDULES, Settings
-from argosy.sim.compile import compile_plan
 from argosy.sim.simulate import simulate
-from argosy.solve.judge import Complete
-from argosy.solve.pipeline import PlanSearch
-from argosy.solve.shape import Shape
+from argosy.sim.tasks.compile import compile_plan
+from argosy.solve.finalists.judge import Complete
+from argosy.solve.search.pipeline import PlanSearch
+from argosy.solve.search.shape import Shape
 from argosy.timeline.timeline import SpanKind
 from argosy.workload.chain import Chain, Layer
 
@@ -38,30 +38,47 @@ SEVERAL = Recipe(max_devices=4, max_layers=5)
 
 
 def tied_case(seed: int, recipe: Recipe, most_users: int = 3) -> Case | None:
-    """The last layer uses half of the first one's weights, and one or two between them may; None for short chains."""
+    """The last layer uses half of the first one's weights, and one or two between them may; None
+    for short chains."""
     case, random = random_case(seed, recipe), Random(seed)
     first, *others = case.chain.layers
     if len(others) < 2:
         return None
-    users = {len(others) - 1, *random.sample(range(len(others)), 2)} if most_users > 1 else {len(others) - 1}
+    users = (
+        {len(others) - 1, *random.sample(range(len(others)), 2)}
+        if most_users > 1
+        else {len(others) - 1}
+    )
     shared = {"tied_to": 0, "tied_parameters": first.parameters // 2}
-    layers = (first, *(replace(layer, **shared) if at in users else layer for at, layer in enumerate(others)))
+    layers = (
+        first,
+        *(replace(layer, **shared) if at in users else layer for at, layer in enumerate(others)),
+    )
     return replace(case, chain=replace(case.chain, layers=layers))
 
 
 def exact(case: Case, shape: Shape, plan: Complete) -> float:
-    (end,) = simulate(case.placed(shape, plan), case.chain, case.cluster, model=case.model).iteration_ends
+    (end,) = simulate(
+        case.placed(shape, plan), case.chain, case.cluster, model=case.model
+    ).iteration_ends
     return end
 
 
 def homes(case: Case, plan: Complete) -> set[int]:
     """The stages that hold the table."""
     layers = [0, *(at for at, layer in enumerate(case.chain.layers) if layer.tied_to == 0)]
-    return {at for at, choice in enumerate(plan) for layer in layers if choice.first <= layer < choice.end}
+    return {
+        at
+        for at, choice in enumerate(plan)
+        for layer in layers
+        if choice.first <= layer < choice.end
+    }
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_plans_of_single_devices_sum_a_table_once_and_up_to_two_stages_are_judged_so(seed: int) -> None:
+def test_plans_of_single_devices_sum_a_table_once_and_up_to_two_stages_are_judged_so(
+    seed: int,
+) -> None:
     """To 0.3 %: between two kinds of nodes the judge knows the longer latency only."""
     case = tied_case(seed, ALONE)
     if case is None:
@@ -71,10 +88,16 @@ def test_plans_of_single_devices_sum_a_table_once_and_up_to_two_stages_are_judge
     for plan in itertools.islice(complete_plans(case, shape, options), 40):
         if any(choice.option.replicas > 1 for choice in plan):
             continue
-        tasks = compile_plan(case.placed(shape, plan), case.chain, case.cluster, model=case.model).tasks
-        assert sum(task.kind is SpanKind.COLLECTIVE for task in tasks) == (len(homes(case, plan)) > 1)
+        tasks = compile_plan(
+            case.placed(shape, plan), case.chain, case.cluster, model=case.model
+        ).tasks
+        assert sum(task.kind is SpanKind.COLLECTIVE for task in tasks) == (
+            len(homes(case, plan)) > 1
+        )
         if len(plan) < 3:
-            assert case.seconds(shape, [plan])[0] == pytest.approx(exact(case, shape, plan), rel=0.003)
+            assert case.seconds(shape, [plan])[0] == pytest.approx(
+                exact(case, shape, plan), rel=0.003
+            )
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -92,7 +115,9 @@ def test_search_meets_every_plan_that_fits_and_its_bounds_hold(block: int) -> No
         found = found_by(case.search(shape, options))
         judged = case.seconds(shape, [plan for _, plan in found])
         assert sum(seconds < math.inf for seconds in judged) == len(plans)
-        assert all(bound <= seconds * (1 + 1e-9) for (bound, _), seconds in zip(found, judged, strict=True))
+        assert all(
+            bound <= seconds * (1 + 1e-9) for (bound, _), seconds in zip(found, judged, strict=True)
+        )
         fitting = [one for one, seconds in zip(found, judged, strict=True) if seconds < math.inf]
         for bound, plan in Random(seed).sample(fitting, min(8, len(fitting))):
             assert bound <= exact(case, shape, plan) * (1 + 1e-9)
@@ -105,21 +130,27 @@ def test_plans_divided_by_kind_and_by_the_site_of_their_last_stage_come_out_once
     block: int,
 ) -> None:
     """On two sites, where the ring of the table's holders passes the line between them."""
-    recipe = Recipe(min_devices=4, max_devices=4, min_pools=2, max_pools=2, max_layers=4, tight=False, line=True)
+    recipe = Recipe(
+        min_devices=4, max_devices=4, min_pools=2, max_pools=2, max_layers=4, tight=False, line=True
+    )
     compared = 0
     for seed in range(100 + block * 12, 112 + block * 12):
         case = tied_case(seed, recipe, most_users=1)
         if case is None:
             continue
         shape = Random(seed).choice(case.shapes)
-        options = case.options(shape.micro_batch_size, case.scope(zero=(0,), recompute=(Recompute.NONE,)))
+        options = case.options(
+            shape.micro_batch_size, case.scope(zero=(0,), recompute=(Recompute.NONE,))
+        )
         plans = list(itertools.islice(complete_plans(case, shape, options), 1500))
         if not 0 < len(plans) < 1500:
             continue
         found = []
         for menu in case.menu(shape, options).by_kind():
             for part in [*menu.by_last_site()] or [menu]:
-                found += found_by(PlanSearch(part, case.counts, sum(case.counts), math.inf, slack=None))
+                found += found_by(
+                    PlanSearch(part, case.counts, sum(case.counts), math.inf, slack=None)
+                )
         judged = case.seconds(shape, [plan for _, plan in found])
         fitting = [one for one, seconds in zip(found, judged, strict=True) if seconds < math.inf]
         assert len(fitting) == len(plans)
@@ -152,7 +183,9 @@ def test_a_table_shared_across_a_slow_line_is_part_of_the_bound() -> None:
     )
     shape = case.shapes[-1]
     search = case.search(shape, case.options(shape.micro_batch_size, case.scope()))
-    pairs = [(bound, exact(case, shape, plan)) for bound, plan in found_by(search) if len(plan) == 2]
+    pairs = [
+        (bound, exact(case, shape, plan)) for bound, plan in found_by(search) if len(plan) == 2
+    ]
     assert pairs
     assert all(0.99 * end <= bound <= end * (1 + 1e-9) for bound, end in pairs)
 

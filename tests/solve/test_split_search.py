@@ -1,4 +1,5 @@
-"""Sequences in parts and experts over holders in the search: every plan, bounds that hold, and the best of all."""
+"""Sequences in parts and experts over holders in the search: every plan, bounds that hold, and the
+best of all."""
 
 from __future__ import annotations
 
@@ -7,16 +8,25 @@ import math
 from random import Random
 
 import pytest
-from planning_cases import FOLDED, Case, Options, Recipe, best_of_all, complete_plans, found_best, random_case
+from planning_cases import (
+    FOLDED,
+    Case,
+    Options,
+    Recipe,
+    best_of_all,
+    complete_plans,
+    found_best,
+    random_case,
+)
 
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Recompute
 from argosy.planner import Settings
-from argosy.sim.exact import simulate_exact
+from argosy.sim.engine.exact import simulate_exact
 from argosy.sim.fold import fold_plan
 from argosy.sim.simulate import simulate
-from argosy.solve.judge import Complete
-from argosy.solve.shape import Shape
+from argosy.solve.finalists.judge import Complete
+from argosy.solve.search.shape import Shape
 from argosy.space.rate import throughput_bound
 
 MOST_PLANS = 3000
@@ -57,7 +67,9 @@ def test_bounds_hold_for_every_plan_judged_and_played(block: int) -> None:
         compared += 1
         for (bound, _), seconds in zip(found, judged, strict=True):
             assert bound <= seconds * (1 + 1e-9), seed
-        for (bound, plan), seconds in list(zip(found, judged, strict=True))[:: max(1, len(found) // 12)]:
+        for (bound, plan), seconds in list(zip(found, judged, strict=True))[
+            :: max(1, len(found) // 12)
+        ]:
             if math.isinf(seconds):
                 continue
             seen |= splits(plan)
@@ -104,7 +116,9 @@ def test_whole_and_folded_plans_of_a_search_agree_within_a_few_percent() -> None
         for plan in plans[:: max(1, len(plans) // 4)]:
             placed = case.placed(shape, plan)
             (whole,) = simulate(placed, case.chain, case.cluster, model=case.model).iteration_ends
-            (folded,) = simulate_exact(*fold_plan(placed, case.chain, case.cluster, case.model)).iteration_ends
+            (folded,) = simulate_exact(
+                *fold_plan(placed, case.chain, case.cluster, case.model)
+            ).iteration_ends
             ratios.append(folded / whole)
     assert len(ratios) >= 100
     assert min(ratios) >= 0.95 and max(ratios) <= 1.01

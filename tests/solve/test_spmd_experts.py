@@ -1,4 +1,5 @@
-"""What people found by hand, found by the search: each strategy where it is the right one, and not elsewhere."""
+"""What people found by hand, found by the search: each strategy where it is the right one, and not
+elsewhere."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from spmd_models import Experts, Unet, feed_forward
 from torch import Tensor, nn
 from torch.nn import functional
 
-from argosy.cost.group import Collective, DeviceGroup
-from argosy.solve.placement import Pricing
-from argosy.solve.spmd import Program, find_program
-from argosy.space.rules import Kind
+from argosy.cost.group import DeviceGroup, GroupCollective
+from argosy.solve.programs.placement import Pricing
+from argosy.solve.programs.spmd import Program, find_program
+from argosy.space.operations.rules import CutKind
 from argosy.workload.capture.trace import capture
 from argosy.workload.graph import Graph, Phase
 
@@ -52,7 +53,8 @@ def graph_of(kind: str, batch: int, width: int) -> Graph:
 
 
 class Seen(nn.Module):
-    """Convolutions with much to compute and few weights, then a linear layer with many, then a norm over features."""
+    """Convolutions with much to compute and few weights, then a linear layer with many, then a norm
+    over features."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -85,16 +87,23 @@ def table(batch: int, width: int) -> Any:
 
 
 def stored(program: Program) -> dict[str, str]:
-    return {program.graph.values[p].name: str(program.deliveries[p].stored) for p in program.graph.parameters}
+    return {
+        program.graph.values[p].name: str(program.deliveries[p].stored)
+        for p in program.graph.parameters
+    }
 
 
 def kinds(program: Program) -> Counter[str]:
-    return Counter(str(m.step.kind) for m in program.moves if m.seconds > 0 and m.step.kind is not Collective.SLICE)
+    return Counter(
+        str(m.step.kind)
+        for m in program.moves
+        if m.seconds > 0 and m.step.kind is not GroupCollective.SLICE
+    )
 
 
 def reduced(program: Program) -> int:
     """Elements that are all-reduced."""
-    sums = [m.value for m in program.moves if m.step.kind is Collective.ALL_REDUCE]
+    sums = [m.value for m in program.moves if m.step.kind is GroupCollective.ALL_REDUCE]
     return sum(program.graph.values[value].elements for value in sums)
 
 
@@ -103,7 +112,11 @@ def test_small_weights_and_many_samples_are_data_parallel() -> None:
     program = find_program(graph, Pricing(group=group(4, ETHERNET)))
     assert set(stored(program).values()) == {"whole"}
     assert reduced(program) >= graph.num_parameters(), "every gradient is summed"
-    products = [row for node, row in zip(graph.nodes, program.rows, strict=True) if node.op.startswith("aten.addmm")]
+    products = [
+        row
+        for node, row in zip(graph.nodes, program.rows, strict=True)
+        if node.op.startswith("aten.addmm")
+    ]
     assert all(str(row.outputs[0]) == "dim 0 / 65536" for row in products)
 
 
@@ -111,13 +124,21 @@ def test_wide_layers_on_fast_links_split_columns_then_rows() -> None:
     graph = graph_of("feed", 2048, 8192)
     program = find_program(graph, Pricing(group=group(4, NVLINK)))
     found = stored(program)
-    assert found["0.weight"].startswith("dim 0") and found["2.weight"].startswith("dim 1"), "columns, then rows"
+    assert found["0.weight"].startswith("dim 0") and found["2.weight"].startswith("dim 1"), (
+        "columns, then rows"
+    )
     assert found["0.bias"].startswith("dim 0")
     forward = {v for node in graph.nodes if node.phase is Phase.FORWARD for v in node.outputs}
-    big = [m for m in program.moves if m.value in forward and graph.values[m.value].elements >= 2048 * 8192]
-    assert len([m for m in big if m.step.kind is not Collective.SLICE]) <= 2, "nothing between the two layers"
+    big = [
+        m
+        for m in program.moves
+        if m.value in forward and graph.values[m.value].elements >= 2048 * 8192
+    ]
+    assert len([m for m in big if m.step.kind is not GroupCollective.SLICE]) <= 2, (
+        "nothing between the two layers"
+    )
     assert all(graph.values[m.value].shape != (2048, 32768) for m in big)
-    slower = find_program(graph, Pricing(group=group(4, NVLINK)), kind=Kind.SAMPLES)
+    slower = find_program(graph, Pricing(group=group(4, NVLINK)), kind=CutKind.SAMPLES)
     assert program.seconds < 0.9 * slower.seconds
 
 
@@ -138,7 +159,9 @@ def test_a_huge_table_is_split() -> None:
 
 def test_rows_of_a_table_are_split_where_words_outnumber_features() -> None:
     small = replace(group(8, ETHERNET), memory=(40e6,) * 8)
-    program = find_program(graph_of("table", 2, 4), Pricing(group=small))  # fewer features than devices: only rows
+    program = find_program(
+        graph_of("table", 2, 4), Pricing(group=small)
+    )  # fewer features than devices: only rows
     assert stored(program)["words.weight"] == "dim 0 / 1000000"
 
 
@@ -149,10 +172,14 @@ def test_sufficient_factors_for_a_large_layer_at_a_small_batch() -> None:
     (weight,) = (p for p in graph.parameters if graph.values[p].name == "wide.weight")
     assert stored(program)["wide.weight"] == "whole"
     assert reduced(program) < 64 * 4096, "its gradient does not travel"
-    assert [m for m in program.moves if m.step.kind is Collective.ALL_GATHER], "its factors do"
+    assert [m for m in program.moves if m.step.kind is GroupCollective.ALL_GATHER], "its factors do"
     sent = sum(program.graph.values[m.value].num_bytes for m in program.moves if m.seconds > 0)
     assert sent < 0.2 * graph.values[weight].num_bytes
-    product = next(i for i, n in enumerate(graph.nodes) if n.op == "aten.mm.default" and n.phase is Phase.BACKWARD)
+    product = next(
+        i
+        for i, n in enumerate(graph.nodes)
+        if n.op == "aten.mm.default" and n.phase is Phase.BACKWARD
+    )
     assert program.rows[product].units == 0, "every device forms it from whole factors"
 
 
@@ -164,10 +191,14 @@ def test_at_a_large_batch_the_gradient_travels() -> None:
 
 def test_ratios_follow_speed() -> None:
     speeds = (90e12, 60e12, 30e12)
-    program = find_program(graph_of("feed", 65536, 1024), Pricing(group=group(3, NVLINK, speeds=speeds)))
+    program = find_program(
+        graph_of("feed", 65536, 1024), Pricing(group=group(3, NVLINK, speeds=speeds))
+    )
     assert program.ratios == pytest.approx([s / sum(speeds) for s in speeds], abs=0.05)
     even = find_program(
-        graph_of("feed", 65536, 1024), Pricing(group=group(3, NVLINK, speeds=speeds)), ratios=(1 / 3,) * 3
+        graph_of("feed", 65536, 1024),
+        Pricing(group=group(3, NVLINK, speeds=speeds)),
+        ratios=(1 / 3,) * 3,
     )
     assert program.seconds < 0.8 * even.seconds
 
@@ -175,5 +206,8 @@ def test_ratios_follow_speed() -> None:
 def test_a_unet_gets_more_than_data_parallelism() -> None:
     pricing = Pricing(group=group(4, INFINIBAND))
     graph = graph_of("unet", 8, 512)
-    program, plain = find_program(graph, pricing), find_program(graph, pricing, kind=Kind.SAMPLES)
+    program, plain = (
+        find_program(graph, pricing),
+        find_program(graph, pricing, kind=CutKind.SAMPLES),
+    )
     assert program.seconds < 0.8 * plain.seconds

@@ -1,4 +1,5 @@
-"""Stages of graphs that are no chains: optimal against brute force, balanced, and running in order."""
+"""Stages of graphs that are no chains: optimal against brute force, balanced, and running in
+order."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ import pytest
 from spmd_models import captured
 
 from argosy.errors import InfeasibleError
-from argosy.solve.stagecut import TOLERANCES, Pieces, Tensor, cut_graph, cut_pieces, forward_pieces
+from argosy.solve.programs.stagecut import (
+    TOLERANCES,
+    Pieces,
+    Tensor,
+    cut_graph,
+    cut_pieces,
+    forward_pieces,
+)
 from argosy.workload.graph import Graph, Phase
 
 
@@ -17,8 +25,12 @@ def random_pieces(rng: np.random.Generator, count: int) -> Pieces:
     tensors = []
     for source in range(count - 1):
         readers = sorted({int(r) for r in rng.integers(source + 1, count, rng.integers(1, 3))})
-        tensors.append(Tensor(source=source, readers=tuple(readers), num_bytes=float(rng.integers(1, 20))))
-    return Pieces(flop=tuple(float(f) for f in rng.uniform(0.5, 2.0, count)), tensors=tuple(tensors))
+        tensors.append(
+            Tensor(source=source, readers=tuple(readers), num_bytes=float(rng.integers(1, 20)))
+        )
+    return Pieces(
+        flop=tuple(float(f) for f in rng.uniform(0.5, 2.0, count)), tensors=tuple(tensors)
+    )
 
 
 def brute_force(pieces: Pieces, shares: tuple[float, ...], tolerance: float) -> float | None:
@@ -27,10 +39,19 @@ def brute_force(pieces: Pieces, shares: tuple[float, ...], tolerance: float) -> 
     for stages in itertools.product(range(len(shares)), repeat=len(pieces.flop)):
         if any(stages[r] < stages[t.source] for t in pieces.tensors for r in t.readers):
             continue
-        work = [sum(f for f, s in zip(pieces.flop, stages, strict=True) if s == stage) for stage in range(len(shares))]
-        if any(w > (1 + tolerance) * share * total + 1e-9 for w, share in zip(work, shares, strict=True)):
+        work = [
+            sum(f for f, s in zip(pieces.flop, stages, strict=True) if s == stage)
+            for stage in range(len(shares))
+        ]
+        if any(
+            w > (1 + tolerance) * share * total + 1e-9
+            for w, share in zip(work, shares, strict=True)
+        ):
             continue
-        cost = sum(t.num_bytes * (max(stages[r] for r in t.readers) - stages[t.source]) for t in pieces.tensors)
+        cost = sum(
+            t.num_bytes * (max(stages[r] for r in t.readers) - stages[t.source])
+            for t in pieces.tensors
+        )
         best = cost if best is None else min(best, cost)
     return best
 
@@ -56,7 +77,12 @@ def in_order(graph: Graph, stages: tuple[int, ...]) -> bool:
     return all(made.get(v, 0) <= stage[i] for i in forward for v in graph.nodes[i].inputs)
 
 
-CASES = [("unet", (0.5, 0.5)), ("t5", (0.4, 0.3, 0.3)), ("towers", (0.7, 0.3)), ("language", (0.5, 0.3, 0.2))]
+CASES = [
+    ("unet", (0.5, 0.5)),
+    ("t5", (0.4, 0.3, 0.3)),
+    ("towers", (0.7, 0.3)),
+    ("language", (0.5, 0.3, 0.2)),
+]
 
 
 @pytest.mark.parametrize(("name", "shares"), CASES)
@@ -75,16 +101,29 @@ def test_a_unet_forwards_its_skips_and_beats_the_cut_of_its_order() -> None:
     assert found.forwarded, "a skip passes through the stage in the middle"
     pieces, _ = forward_pieces(graph)
     best = None
-    for cuts in itertools.combinations(range(1, len(pieces.flop)), 2):  # stages as runs of the order of capture
+    for cuts in itertools.combinations(
+        range(1, len(pieces.flop)), 2
+    ):  # stages as runs of the order of capture
         stages = [sum(piece >= cut for cut in cuts) for piece in range(len(pieces.flop))]
-        work = [sum(f for f, s in zip(pieces.flop, stages, strict=True) if s == stage) for stage in range(3)]
-        if all(w <= (1 + found.tolerance) * s * sum(work) for w, s in zip(work, (0.34, 0.33, 0.33), strict=True)):
-            cost = sum(t.num_bytes * (max(stages[r] for r in t.readers) - stages[t.source]) for t in pieces.tensors)
+        work = [
+            sum(f for f, s in zip(pieces.flop, stages, strict=True) if s == stage)
+            for stage in range(3)
+        ]
+        if all(
+            w <= (1 + found.tolerance) * s * sum(work)
+            for w, s in zip(work, (0.34, 0.33, 0.33), strict=True)
+        ):
+            cost = sum(
+                t.num_bytes * (max(stages[r] for r in t.readers) - stages[t.source])
+                for t in pieces.tensors
+            )
             best = cost if best is None else min(best, cost)
     assert best is None or found.total_bytes <= best + 1e-6
 
 
 def test_one_huge_operation_cannot_be_balanced() -> None:
-    pieces = Pieces(flop=(1.0, 100.0, 1.0), tensors=(Tensor(source=0, readers=(1,), num_bytes=1.0),))
+    pieces = Pieces(
+        flop=(1.0, 100.0, 1.0), tensors=(Tensor(source=0, readers=(1,), num_bytes=1.0),)
+    )
     with pytest.raises(InfeasibleError, match="one operation alone"):
         cut_pieces(pieces, (0.25, 0.25, 0.25, 0.25))

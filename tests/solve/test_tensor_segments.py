@@ -1,4 +1,5 @@
-"""How tensor-parallel groups share the segments of a captured step, against what is known of models by hand."""
+"""How tensor-parallel groups share the segments of a captured step, against what is known of models
+by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from argosy.dtype import Dtype
-from argosy.solve.tensor_segments import with_tensor_groups
-from argosy.space.segments import chain_of_step
+from argosy.solve.programs.tensor_segments import with_tensor_groups
+from argosy.space.operations.segments import chain_of_step
 from argosy.workload.capture.trace import Build, capture
 from argosy.workload.chain import Chain
 
@@ -42,7 +43,8 @@ def blocks(count: int = 6) -> tuple[nn.Module, object, Tensor]:
 
 
 def test_a_block_is_all_reduced_once_in_its_forward() -> None:
-    """Columns of the first product, rows of the second: one sum of its result, as Megatron-LM does it."""
+    """Columns of the first product, rows of the second: one sum of its result, as Megatron-LM does
+    it."""
     chain = shared(blocks)
     inner = [layer for layer in chain.layers if layer.parameters > WIDTH * WIDTH]
     assert len(inner) >= 6 and all(layer.max_tensor_width == 4 for layer in inner)
@@ -51,7 +53,10 @@ def test_a_block_is_all_reduced_once_in_its_forward() -> None:
 
 
 def test_equal_blocks_stay_equal() -> None:
-    kinds = [{layer.cost_key for layer in shared(lambda count=count: blocks(count)).layers} for count in (3, 6)]
+    kinds = [
+        {layer.cost_key for layer in shared(lambda count=count: blocks(count)).layers}
+        for count in (3, 6)
+    ]
     assert len(kinds[1]) <= len(kinds[0])
 
 
@@ -72,7 +77,11 @@ def test_a_group_cannot_be_wider_than_what_it_cuts() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = self.into(x).view(SAMPLES, 16, 3, 1, 96).permute(2, 0, 3, 1, 4)
-            return self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(SAMPLES, 16, 96))
+            return self.out(
+                functional.scaled_dot_product_attention(q, k, v)
+                .transpose(1, 2)
+                .reshape(SAMPLES, 16, 96)
+            )
 
     def build() -> tuple[nn.Module, object, Tensor]:
         return Heads(), lambda net, x: net(x).square().mean(), torch.randn(SAMPLES, 16, 96)
@@ -85,7 +94,10 @@ def test_tied_weights_are_left_to_one_device() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.body = nn.Embedding(512, WIDTH), nn.Sequential(*(Block() for _ in range(4)))
+            self.table, self.body = (
+                nn.Embedding(512, WIDTH),
+                nn.Sequential(*(Block() for _ in range(4))),
+            )
 
         def forward(self, ids: Tensor) -> Tensor:
             return self.body(self.table(ids)) @ self.table.weight.t()

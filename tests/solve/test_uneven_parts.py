@@ -44,5 +44,7 @@ def test_one_sequence_is_cut_by_speed(runnable: bool) -> None:
 
 def test_slow_links_leave_sequences_whole() -> None:
     chain = load_model("llama-3.2-1b", sequence_length=16384, dtype="bf16")
-    plan = find_plan(chain, unequal(nic=0.01), global_batch=1, settings=Settings(level=1, max_context=2))
+    plan = find_plan(
+        chain, unequal(nic=0.01), global_batch=1, settings=Settings(level=1, max_context=2)
+    )
     assert {stage.context for stage in plan.stages} == {1}

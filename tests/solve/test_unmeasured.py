@@ -1,4 +1,5 @@
-"""Where profiles lack times for every plan that fits: the answer names what to measure, and measuring it helps."""
+"""Where profiles lack times for every plan that fits: the answer names what to measure, and
+measuring it helps."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ CARDS = load_cluster("two-cards")
 
 
 def rows(
-    widths: Sequence[int], samples: Sequence[int], layers: Sequence[str] = LAYERS, dtype: Dtype = Dtype.FP16
+    widths: Sequence[int],
+    samples: Sequence[int],
+    layers: Sequence[str] = LAYERS,
+    dtype: Dtype = Dtype.FP16,
 ) -> tuple[ProfileRow, ...]:
     return tuple(
         ProfileRow(
@@ -61,14 +65,24 @@ def completed(model: ComputeModel, missing: Sequence[MissingTimes]) -> ComputeMo
         profile = profiles[one.kind]
         kept = {(row.layer, row.tensor_width, row.micro_batch, row.dtype) for row in profile.rows}
         asked = rows((one.tensor_width,), sorted({one.fewest, one.most}), one.layers or LAYERS)
-        new = [row for row in asked if (row.layer, row.tensor_width, row.micro_batch, row.dtype) not in kept]
+        new = [
+            row
+            for row in asked
+            if (row.layer, row.tensor_width, row.micro_batch, row.dtype) not in kept
+        ]
         profiles[one.kind] = replace(profile, rows=(*profile.rows, *new))
     return replace(model, profiles=profiles)
 
 
 CASES = {
-    "samples": (measured(rows((1,), (8, 16)), rows((1,), (8, 16))), "tensor width 1 for 8 to 16 samples"),
-    "widths": (measured(rows((4,), (1, 4)), rows((8,), (1, 4))), "has tensor width 4 for 1 to 4 samples"),
+    "samples": (
+        measured(rows((1,), (8, 16)), rows((1,), (8, 16))),
+        "tensor width 1 for 8 to 16 samples",
+    ),
+    "widths": (
+        measured(rows((4,), (1, 4)), rows((8,), (1, 4))),
+        "has tensor width 4 for 1 to 4 samples",
+    ),
     "one kind": (measured(rows((4,), (1, 4)), rows((1,), (8, 16))), "for RTX-A6000 has"),
     "layers": (
         measured(rows((1, 2), (1, 4), ("block",)), rows((1, 2), (1, 4), ("block", "head"))),
@@ -84,20 +98,33 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_named_and_measured_gives_a_plan(case: str) -> None:
     model, part = CASES[case]
-    with pytest.raises(NothingFitsError, match="for want of measured times, not of memory") as caught:
+    with pytest.raises(
+        NothingFitsError, match="for want of measured times, not of memory"
+    ) as caught:
         find_plan(CHAIN, CARDS, global_batch=4, model=model)
     assert part in str(caught.value)
-    assert str(caught.value).endswith("measure them (argosy profile), or plan without the profile, by the roofline")
+    assert str(caught.value).endswith(
+        "measure them (argosy profile), or plan without the profile, by the roofline"
+    )
     prices = Prices(CHAIN, able_pools(CHAIN, CARDS, model), model)
     untimed = find_untimed(prices, 4, Settings())
     assert untimed is not None
     assert all(str(one) in str(caught.value) for one in untimed.missing)
-    assert find_plan(CHAIN, CARDS, global_batch=4, model=completed(model, untimed.missing)).predicted is not None
+    assert (
+        find_plan(CHAIN, CARDS, global_batch=4, model=completed(model, untimed.missing)).predicted
+        is not None
+    )
 
 
 def test_the_diagnosis_has_the_plan_and_the_measurement_first() -> None:
     model, _ = CASES["samples"]
-    why = diagnose(CHAIN, CARDS, global_batch=4, model=model, reload=lambda **options: load_model("gpt2-xl", **options))
+    why = diagnose(
+        CHAIN,
+        CARDS,
+        global_batch=4,
+        model=model,
+        reload=lambda **options: load_model("gpt2-xl", **options),
+    )
     assert [(change.kind, change.value) for change in why.changes] == [
         (ChangeKind.PROFILE, "RTX-A6000 at tensor width 1 for 4 samples"),
         (ChangeKind.GLOBAL_BATCH, 8),
@@ -115,17 +142,25 @@ def big(optimizer: str = "adamw") -> Chain:
 @pytest.mark.parametrize("samples", [(1, 64), (8, 16)])
 def test_where_memory_binds_it_is_still_memory(samples: tuple[int, int]) -> None:
     model = measured(rows((1, 2), samples), rows((1, 2), samples))
-    with pytest.raises(NothingFitsError, match="weights, gradients and optimizer state need 120 GiB, the devices have"):
+    with pytest.raises(
+        NothingFitsError,
+        match="weights, gradients and optimizer state need 120 GiB, the devices have",
+    ):
         find_plan(big(), CARDS, global_batch=4, model=model)
 
 
 def test_without_profiles_times_are_never_what_is_missing() -> None:
     model = ComputeModel()
-    assert find_untimed(Prices(big(), able_pools(big(), CARDS, model), model), 4, Settings()) is None
+    assert (
+        find_untimed(Prices(big(), able_pools(big(), CARDS, model), model), 4, Settings()) is None
+    )
 
 
 def test_kinds_without_a_profile_are_refused_at_once_where_the_model_has_no_flop() -> None:
-    bare = [replace(one, forward_flop=0, backward_flop=0, attention_flop=0, selective_flop=0) for one in CHAIN.layers]
+    bare = [
+        replace(one, forward_flop=0, backward_flop=0, attention_flop=0, selective_flop=0)
+        for one in CHAIN.layers
+    ]
     chain = replace(CHAIN, layers=tuple(bare))
     with pytest.raises(InputError) as caught:
         find_plan(chain, CARDS, global_batch=4)

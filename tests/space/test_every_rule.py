@@ -1,4 +1,5 @@
-"""Rules that no model meets, executed one operation at a time on random shapes: no row of the table is untried."""
+"""Rules that no model meets, executed one operation at a time on random shapes: no row of the table
+is untried."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from row_execution import RATIOS, check_row
 from spmd_models import BUILDS, captured
 from torch import Tensor
 
-from argosy.runtime.calls import RANDOM, drawn, function
-from argosy.space.operations import table
-from argosy.space.rules import Choices
-from argosy.space.sharding import sharded
-from argosy.workload.graph import Argument, Graph, Node, Ref, Role, Symbol, Value
+from argosy.runtime.graphs.calls import RANDOM, drawn, function
+from argosy.space.operations.calls import table
+from argosy.space.operations.rules import StateChoices
+from argosy.space.operations.sharding import sharded
+from argosy.workload.graph import Argument, Graph, GraphNode, Ref, Role, Symbol, Value
 
 ELSEWHERE = {"bert", "vision", "mixtral", "plain"}
 """Models whose rows are executed in the exhaustive run only."""
@@ -78,13 +79,19 @@ def loss_2d(draw: Draw) -> tuple[Any, ...]:
 
 def loss_2d_backward(draw: Draw) -> tuple[Any, ...]:
     grad = torch.randn((), generator=draw.rng, dtype=torch.float64)
-    total = torch.tensor(float(draw.size("n") * draw.size("h") * draw.size("w")), dtype=torch.float64)
+    total = torch.tensor(
+        float(draw.size("n") * draw.size("h") * draw.size("w")), dtype=torch.float64
+    )
     return grad, draw.floats("nchw"), draw.below(draw.size("c"), "nhw"), None, 2, -100, total
 
 
 def parts(draw: Draw) -> tuple[Any, ...]:
     each = draw.size("p")
-    return torch.randn(draw.size("a"), 3 * each, generator=draw.rng, dtype=torch.float64), (each, each, each), 1
+    return (
+        torch.randn(draw.size("a"), 3 * each, generator=draw.rng, dtype=torch.float64),
+        (each, each, each),
+        1,
+    )
 
 
 CASES: dict[str, Case] = {
@@ -101,11 +108,20 @@ CASES: dict[str, Case] = {
     "aten.arange.start": lambda draw: (2, 9),
     "aten.arange.start_step": lambda draw: (2, 12, 2),
     "aten.argmax.default": with_scalar("abc", 2),
-    "aten.baddbmm.default": lambda draw: (draw.floats("bmn"), draw.floats("bmk"), draw.floats("bkn")),
+    "aten.baddbmm.default": lambda draw: (
+        draw.floats("bmn"),
+        draw.floats("bmk"),
+        draw.floats("bkn"),
+    ),
     "aten.bitwise_not.default": lambda draw: (draw.bools("ab"),),
     "aten.bitwise_or.Tensor": lambda draw: (draw.bools("ab"), draw.bools("1b")),
     "argosy.uniform.default": with_scalar("abc", 3),
-    "aten.binary_cross_entropy.default": lambda draw: (draw.chances("ab"), draw.chances("ab"), None, 0),
+    "aten.binary_cross_entropy.default": lambda draw: (
+        draw.chances("ab"),
+        draw.chances("ab"),
+        None,
+        0,
+    ),
     "aten.binary_cross_entropy_backward.default": lambda draw: (
         draw.floats("ab"),
         draw.chances("ab"),
@@ -131,9 +147,18 @@ CASES: dict[str, Case] = {
     "aten.gather.default": lambda draw: (draw.floats("abc"), 1, draw.below(draw.size("b"), "adc")),
     "aten.gt.Tensor": two("abc", "bc"),
     "aten.hardtanh.default": with_scalar("ab", -0.5, 0.5),
-    "aten.hardtanh_backward.default": lambda draw: (draw.floats("ab"), draw.floats("ab"), -0.5, 0.5),
+    "aten.hardtanh_backward.default": lambda draw: (
+        draw.floats("ab"),
+        draw.floats("ab"),
+        -0.5,
+        0.5,
+    ),
     "aten.huber_loss.default": lambda draw: (draw.floats("ab"), draw.floats("ab"), 0, 0.5),
-    "aten.huber_loss_backward.default": lambda draw: (*(draw.floats("ab") for _ in range(3)), 0, 0.5),
+    "aten.huber_loss_backward.default": lambda draw: (
+        *(draw.floats("ab") for _ in range(3)),
+        0,
+        0.5,
+    ),
     "aten.index_put.default": lambda draw: (
         draw.floats("abc"),
         (None, draw.below(draw.size("b"), "d")),
@@ -142,11 +167,20 @@ CASES: dict[str, Case] = {
     ),
     "aten.le.Scalar": with_scalar("ab", 0.1),
     "aten.leaky_relu.default": with_scalar("ab", 0.1),
-    "aten.leaky_relu_backward.default": lambda draw: (draw.floats("ab"), draw.floats("ab"), 0.1, False),
+    "aten.leaky_relu_backward.default": lambda draw: (
+        draw.floats("ab"),
+        draw.floats("ab"),
+        0.1,
+        False,
+    ),
     "aten.logical_and.default": lambda draw: (draw.bools("ab"), draw.bools("ab")),
     "aten.logical_not.default": lambda draw: (draw.bools("abc"),),
     "aten.lt.Tensor": two("ab", "ab"),
-    "aten.masked_fill.Tensor": lambda draw: (draw.floats("abc"), draw.bools("1bc"), draw.floats("")),
+    "aten.masked_fill.Tensor": lambda draw: (
+        draw.floats("abc"),
+        draw.bools("1bc"),
+        draw.floats(""),
+    ),
     "aten.maximum.default": two("abc", "c"),
     "aten.mv.default": two("ab", "b"),
     "aten.ne.Tensor": lambda draw: (draw.below(3, "ab"), draw.below(3, "ab")),
@@ -157,7 +191,12 @@ CASES: dict[str, Case] = {
     "aten.repeat.default": lambda draw: (draw.floats("ab"), (2, 1, 3)),
     "aten.reshape.default": lambda draw: (draw.floats("abc"), (-1, draw.size("c"))),
     "aten.rsub.Scalar": with_scalar("ab", 2.0),
-    "aten.scatter.value": lambda draw: (draw.floats("abc"), 1, draw.below(draw.size("b"), "adc")[:, :2], 3.0),
+    "aten.scatter.value": lambda draw: (
+        draw.floats("abc"),
+        1,
+        draw.below(draw.size("b"), "adc")[:, :2],
+        3.0,
+    ),
     "aten.scatter_add.default": lambda draw: (
         draw.floats("abc"),
         1,
@@ -186,7 +225,11 @@ CASES: dict[str, Case] = {
         False,
     ),
     "aten.smooth_l1_loss.default": lambda draw: (draw.floats("ab"), draw.floats("ab"), 0, 0.5),
-    "aten.smooth_l1_loss_backward.default": lambda draw: (*(draw.floats("ab") for _ in range(3)), 0, 0.5),
+    "aten.smooth_l1_loss_backward.default": lambda draw: (
+        *(draw.floats("ab") for _ in range(3)),
+        0,
+        0.5,
+    ),
     "aten.upsample_nearest2d.default": lambda draw: (draw.floats("nchw"), doubled(draw)),
     "aten.upsample_nearest2d_backward.default": lambda draw: (
         torch.randn(*draw.shape("nc"), *doubled(draw), generator=draw.rng, dtype=torch.float64),
@@ -197,14 +240,18 @@ CASES: dict[str, Case] = {
 """Arguments of one call per operation; the letters of a shape are sizes that are drawn."""
 
 
-def called(op: str, arguments: tuple[Any, ...], **named_ones: Any) -> tuple[Graph, dict[int, Tensor], list[Tensor]]:
+def called(
+    op: str, arguments: tuple[Any, ...], **named_ones: Any
+) -> tuple[Graph, dict[int, Tensor], list[Tensor]]:
     """A graph of one operation, what it reads, and what it makes."""
     values: list[Value] = []
     held: dict[int, Tensor] = {}
 
     def value(tensor: Tensor, role: Role) -> int:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        values.append(Value(name=f"v{len(values)}", role=role, shape=tuple(tensor.shape), dtype=dtype))
+        values.append(
+            Value(name=f"v{len(values)}", role=role, shape=tuple(tensor.shape), dtype=dtype)
+        )
         return len(values) - 1
 
     def named(part: Any) -> Argument:
@@ -222,10 +269,12 @@ def called(op: str, arguments: tuple[Any, ...], **named_ones: Any) -> tuple[Grap
         every = torch.arange(arguments[0].numel()).view(arguments[0].shape)
         made: Any = drawn(op, arguments, every, seed=0, step=0)
     else:
-        made = function(op)(*(list(part) if isinstance(part, tuple) else part for part in arguments), **named_ones)
+        made = function(op)(
+            *(list(part) if isinstance(part, tuple) else part for part in arguments), **named_ones
+        )
     expected = list(made) if isinstance(made, (tuple, list)) else [made]
     outputs = tuple(value(tensor, Role.RESULT) for tensor in expected)
-    node = Node(name="node", op=op, arguments=written, keywords=keywords, outputs=outputs)
+    node = GraphNode(name="node", op=op, arguments=written, keywords=keywords, outputs=outputs)
     graph = Graph(name=op, values=tuple(values), nodes=(node,), loss=None, gradients=())
     return graph, held, expected
 
@@ -239,7 +288,7 @@ def test_every_row_of_an_operation(op: str, seed: int) -> None:
 
 def check_every_row(graph: Graph, held: dict[int, Tensor], expected: list[Tensor]) -> None:
     for ratios in RATIOS:
-        choices = Choices(graph, len(ratios))
+        choices = StateChoices(graph, len(ratios))
         choices.consider(
             (value, sharded(dim, size // outer, outer=outer))
             for value, described in enumerate(graph.values)
@@ -261,17 +310,34 @@ def places(draw: Draw, count: int) -> Tensor:
 OTHERS: dict[str, tuple[str, Case]] = {
     "overwriting": (
         "aten.index_put.default",
-        lambda draw: (draw.floats("abc"), (None, places(draw, 2)), draw.floats("abc")[:, :2], False),
+        lambda draw: (
+            draw.floats("abc"),
+            (None, places(draw, 2)),
+            draw.floats("abc")[:, :2],
+            False,
+        ),
     ),
     "one value for all places": (
         "aten.index_put.default",
         lambda draw: (draw.floats("abc"), (None, places(draw, 2)), draw.floats("c"), True),
     ),
-    "unequal parts": ("aten.split_with_sizes.default", lambda draw: (draw.floats("ab"), (1, draw.size("b") - 1), 1)),
-    "a last part that is smaller": ("aten.split.Tensor", lambda draw: (draw.floats("ab"), draw.size("b") - 1, 1)),
+    "unequal parts": (
+        "aten.split_with_sizes.default",
+        lambda draw: (draw.floats("ab"), (1, draw.size("b") - 1), 1),
+    ),
+    "a last part that is smaller": (
+        "aten.split.Tensor",
+        lambda draw: (draw.floats("ab"), draw.size("b") - 1, 1),
+    ),
     "classes with weights": (
         "aten.nll_loss_forward.default",
-        lambda draw: (draw.floats("nc"), draw.below(draw.size("c"), "n"), draw.positive("c"), 2, -100),
+        lambda draw: (
+            draw.floats("nc"),
+            draw.below(draw.size("c"), "n"),
+            draw.positive("c"),
+            2,
+            -100,
+        ),
     ),
     "a loss for each": (
         "aten.nll_loss_forward.default",
@@ -306,7 +372,7 @@ SPLITTABLE = sorted(op for op in CASES if table()[op].get("family") != "whole")
 @pytest.mark.parametrize("op", SPLITTABLE)
 def test_it_can_be_shared_at_all(op: str) -> None:
     graph, _, _ = called(op, CASES[op](Draw(5)))
-    choices = Choices(graph, 2)
+    choices = StateChoices(graph, 2)
     choices.consider(
         (value, sharded(dim, size))
         for value, described in enumerate(graph.values)

@@ -1,4 +1,5 @@
-"""What ranges of layers hold, as a table, in a stage and in what moves: against weights that are counted one by one."""
+"""What ranges of layers hold, as a table, in a stage and in what moves: against weights that are
+counted one by one."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def tied_chains(draw: st.DrawFn) -> Chain:
     for index in range(count):
         is_tied = homes and index not in homes and draw(st.booleans())
         partner = draw(st.sampled_from(sorted(homes))) if is_tied else None
-        layers.append((own[index], partner, 0 if partner is None else draw(st.integers(0, own[partner]))))
+        layers.append(
+            (own[index], partner, 0 if partner is None else draw(st.integers(0, own[partner])))
+        )
     return chain_of(layers)
 
 
@@ -99,7 +102,9 @@ def test_the_table_of_a_search_is_what_stages_hold(name: str) -> None:
 
 
 @given(tied_chains(), st.data())
-def test_a_move_brings_each_weight_that_a_device_lacks_once(chain: Chain, data: st.DataObject) -> None:
+def test_a_move_brings_each_weight_that_a_device_lacks_once(
+    chain: Chain, data: st.DataObject
+) -> None:
     old, new = (drawn_plan(chain, data) for _ in range(2))
     received = migration(old, new, chain, CLUSTER).received
     for device in CLUSTER.devices:
@@ -117,7 +122,10 @@ def drawn_plan(chain: Chain, data: st.DataObject) -> Plan:
     size = len(chain.layers)
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, size - 1), max_size=3))), size]
     names = [device.name for device in CLUSTER.devices]
-    stages = [stage_of(first, end, data.draw(st.sampled_from(names))) for first, end in itertools.pairwise(cuts)]
+    stages = [
+        stage_of(first, end, data.draw(st.sampled_from(names)))
+        for first, end in itertools.pairwise(cuts)
+    ]
     return Plan(
         model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype),
         cluster=ClusterRef.of(CLUSTER),

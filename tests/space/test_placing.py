@@ -8,13 +8,14 @@ import pytest
 from planning_cases import Case, Recipe, cluster_of, kind_fields, node_fields, random_case
 
 from argosy.plan.plan import Recompute, Replica
-from argosy.space.option import Option, Part
+from argosy.space.option import Option, PoolPart
 from argosy.space.place import can_place, place_stages
 from argosy.space.widths import tensor_widths
 
 
 def some_stages(random: Random, case: Case) -> list[Option]:
-    """Stages that use up the devices of a case, each a part of some pools, in groups of any width that fits."""
+    """Stages that use up the devices of a case, each a part of some pools, in groups of any width
+    that fits."""
     left = list(case.counts)
     stages = []
     while any(left):
@@ -24,13 +25,21 @@ def some_stages(random: Random, case: Case) -> list[Option]:
             if not number:
                 continue
             width = random.choice(list(tensor_widths(pool, number, 4)))
-            parts.append(Part(pool=pool.index, width=width, replicas=number // width, samples=2, extra=0))
+            parts.append(
+                PoolPart(pool=pool.index, width=width, replicas=number // width, samples=2, extra=0)
+            )
             vector[pool.index] = number
             left[pool.index] -= number
         if parts:
             ordered = tuple(sorted(parts, key=lambda part: part.pool))
             stages.append(
-                Option(prices=case.prices, vector=tuple(vector), parts=ordered, recompute=Recompute.NONE, zero=0)
+                Option(
+                    prices=case.prices,
+                    vector=tuple(vector),
+                    parts=ordered,
+                    recompute=Recompute.NONE,
+                    zero=0,
+                )
             )
     return stages
 
@@ -68,7 +77,7 @@ def stages_of(case: Case, *groups: tuple[int, int]) -> list[Option]:
         Option(
             prices=case.prices,
             vector=(width * replicas, *(0,) * (len(case.pools) - 1)),
-            parts=(Part(pool=0, width=width, replicas=replicas, samples=1, extra=0),),
+            parts=(PoolPart(pool=0, width=width, replicas=replicas, samples=1, extra=0),),
             recompute=Recompute.NONE,
             zero=0,
         )
@@ -78,7 +87,9 @@ def stages_of(case: Case, *groups: tuple[int, int]) -> list[Option]:
 
 def two_nodes_of_four() -> Case:
     recipe = Recipe(max_devices=8, max_pools=1, per_node=(4,))
-    return next(case for case in (random_case(seed, recipe) for seed in range(100)) if case.counts == (8,))
+    return next(
+        case for case in (random_case(seed, recipe) for seed in range(100)) if case.counts == (8,)
+    )
 
 
 def test_a_pair_finds_room_behind_two_stages_of_three() -> None:
@@ -96,8 +107,10 @@ def test_a_stage_sits_in_as_few_nodes_as_possible_and_next_to_its_neighbour() ->
 
 def test_samples_of_replicas_are_those_of_the_option() -> None:
     case = two_nodes_of_four()
-    part = Part(pool=0, width=1, replicas=3, samples=2, extra=1)
-    option = Option(prices=case.prices, vector=(3,), parts=(part,), recompute=Recompute.NONE, zero=1)
+    part = PoolPart(pool=0, width=1, replicas=3, samples=2, extra=1)
+    option = Option(
+        prices=case.prices, vector=(3,), parts=(part,), recompute=Recompute.NONE, zero=1
+    )
     assert [replica.samples for replica in place_stages(case.pools, [option])[0]] == [3, 2, 2]
 
 
@@ -105,9 +118,15 @@ def test_groups_that_no_nodes_hold_are_placed_all_the_same() -> None:
     """For the plan that comes closest where nothing fits: three pairs of two nodes of three."""
     kinds, nodes = [kind_fields("a", flops=1, memory=1e9)], [node_fields("a", count=2, per_node=3)]
     chain = random_case(0).chain
-    case = Case(chain=chain, cluster=cluster_of({"name": "three", "kinds": kinds, "nodes": nodes}), global_batch=3)
-    part = Part(pool=0, width=2, replicas=3, samples=1)
-    option = Option(prices=case.prices, vector=(6,), parts=(part,), recompute=Recompute.NONE, zero=0)
+    case = Case(
+        chain=chain,
+        cluster=cluster_of({"name": "three", "kinds": kinds, "nodes": nodes}),
+        global_batch=3,
+    )
+    part = PoolPart(pool=0, width=2, replicas=3, samples=1)
+    option = Option(
+        prices=case.prices, vector=(6,), parts=(part,), recompute=Recompute.NONE, zero=0
+    )
     assert not can_place(case.pools, [option])
     (replicas,) = place_stages(case.pools, [option])
     assert len({name for replica in replicas for name in replica.devices}) == 6

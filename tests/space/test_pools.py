@@ -36,7 +36,9 @@ def test_kinds_stay_apart() -> None:
     assert counts(node_fields("a", count=2), node_fields("b", count=3)) == [2, 3]
 
 
-@pytest.mark.parametrize("change", [{"per_node": 4}, {"intra": 5.0}, {"nic": 0.5}, {"latency": 3.0}])
+@pytest.mark.parametrize(
+    "change", [{"per_node": 4}, {"intra": 5.0}, {"nic": 0.5}, {"latency": 3.0}]
+)
 def test_nodes_that_differ_in_anything_seen_from_outside_stay_apart(change: dict[str, Any]) -> None:
     other = {**node_fields("a", **{"per_node": 2, **change}), "name": "z"}
     assert len(counts(node_fields("a", count=2, per_node=2), other)) == 2
@@ -69,14 +71,21 @@ def test_nodes_at_the_ends_of_different_wires_stay_apart() -> None:
 def shortest(cluster: Cluster, pool: Pool) -> float:
     """Least latency from any node of the pool to any other node."""
     pairs = [
-        (node[0], other.devices[0]) for node in pool.nodes for other in cluster.nodes if node[0] not in other.devices
+        (node[0], other.devices[0])
+        for node in pool.nodes
+        for other in cluster.nodes
+        if node[0] not in other.devices
     ]
-    return min(cluster.latency(route) for one, other in pairs for route in cluster.routes(one, other))
+    return min(
+        cluster.latency(route) for one, other in pairs for route in cluster.routes(one, other)
+    )
 
 
 def racked(uplink: dict[str, str]) -> Cluster:
     """a0 and a2 share a rack; a1, which looks like a2, is further away and comes first."""
-    racks = [{"name": f"rack{i}", "nodes": [f"a{i}", f"a{i + 2}"], "uplink": uplink} for i in range(2)]
+    racks = [
+        {"name": f"rack{i}", "nodes": [f"a{i}", f"a{i + 2}"], "uplink": uplink} for i in range(2)
+    ]
     return cluster(node_fields("a", count=4, latency=1.0), switches=racks)
 
 
@@ -88,7 +97,9 @@ def test_latency_between_nodes_is_the_best_case_also_in_racks() -> None:
 
 
 @pytest.mark.parametrize("uplink", [("1 MB/s", "0 us"), ("100 GB/s", "50 ms")])
-def test_racks_behind_a_narrow_or_far_uplink_are_sites_with_pools_of_their_own(uplink: tuple[str, str]) -> None:
+def test_racks_behind_a_narrow_or_far_uplink_are_sites_with_pools_of_their_own(
+    uplink: tuple[str, str],
+) -> None:
     found = racked({"bandwidth": uplink[0], "latency": uplink[1]})
     pools = find_pools(found)
     assert [(pool.count, pool.site) for pool in pools] == [(2, 0), (2, 1)]

@@ -1,4 +1,5 @@
-"""A captured step as a chain: what its segments compute, keep and hand on, against torch and by hand."""
+"""A captured step as a chain: what its segments compute, keep and hand on, against torch and by
+hand."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from argosy.cost.memory import state_bytes  # noqa: E402
 from argosy.document import Document  # noqa: E402
 from argosy.dtype import Dtype  # noqa: E402
 from argosy.plan.plan import Stage  # noqa: E402
-from argosy.space.segments import chain_of_step  # noqa: E402
+from argosy.space.operations.segments import chain_of_step  # noqa: E402
 from argosy.workload.capture.trace import capture  # noqa: E402
 from argosy.workload.chain import Chain  # noqa: E402
 from argosy.workload.layers_file import layers_of, layers_to_dict  # noqa: E402
@@ -33,7 +34,11 @@ def mean_square(model: nn.Module, x: Tensor) -> Tensor:
 class Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(functional.gelu(self.up(self.norm(x))))
@@ -44,7 +49,11 @@ class Skip(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.blocks, self.last = nn.Linear(width, width), nn.Sequential(), nn.Linear(2 * width, width)
+        self.first, self.blocks, self.last = (
+            nn.Linear(width, width),
+            nn.Sequential(),
+            nn.Linear(2 * width, width),
+        )
         for _ in range(6):
             self.blocks.append(Residual(width))
 
@@ -56,7 +65,10 @@ class Skip(nn.Module):
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.inside = nn.Embedding(50, WIDTH), nn.Sequential(*(Residual(WIDTH) for _ in range(4)))
+        self.words, self.inside = (
+            nn.Embedding(50, WIDTH),
+            nn.Sequential(*(Residual(WIDTH) for _ in range(4))),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(self.inside(self.words(x)), self.words.weight)
@@ -74,7 +86,9 @@ def test_equal_blocks_are_equal_segments_that_hand_on_one_tensor() -> None:
     assert [layer.output_bytes for layer in blocks[:-1]] == [4 * WIDTH] * 7
 
 
-@pytest.mark.parametrize("model", [Skip(WIDTH), nn.Sequential(*(Residual(WIDTH) for _ in range(3)))])
+@pytest.mark.parametrize(
+    "model", [Skip(WIDTH), nn.Sequential(*(Residual(WIDTH) for _ in range(3)))]
+)
 def test_flop_and_weights_are_torchs(model: nn.Module) -> None:
     chain = chain_of(model)
     counter = FlopCounterMode(display=False)
@@ -93,7 +107,11 @@ def test_what_skips_over_segments_is_counted_at_every_cut() -> None:
 
 def test_operations_follow_one_another() -> None:
     chain = chain_of(Skip(WIDTH))
-    assert chain.is_captured and chain.layers[0].operations is not None and chain.layers[0].operations[0] == 0
+    assert (
+        chain.is_captured
+        and chain.layers[0].operations is not None
+        and chain.layers[0].operations[0] == 0
+    )
     for one, other in itertools.pairwise(chain.layers):
         assert one.operations is not None and other.operations is not None
         assert one.operations[1] == other.operations[0] and one.name != other.name
@@ -101,16 +119,23 @@ def test_operations_follow_one_another() -> None:
 
 def test_a_weight_that_two_segments_read_is_tied() -> None:
     words = torch.randint(0, 50, (SAMPLES, 16))
-    chain = chain_of(Tied(), words, lambda model, x: functional.cross_entropy(model(x).flatten(0, 1), x.flatten()))
+    chain = chain_of(
+        Tied(),
+        words,
+        lambda model, x: functional.cross_entropy(model(x).flatten(0, 1), x.flatten()),
+    )
     (shared,) = chain.shared
     assert shared[0][0] == 0 and shared[1] == 50 * WIDTH
     assert chain.parameters == sum(weight.numel() for weight in Tied().parameters())
 
 
 def test_kept_storage_counts_once_however_often_it_is_viewed() -> None:
-    """Of a linear layer and a square: its input and its output, whatever views the backward reads."""
+    """Of a linear layer and a square: its input and its output, whatever views the backward
+    reads."""
     chain = chain_of(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Unflatten(1, (8, 8)), nn.Flatten()))
-    assert sum(layer.activation_bytes for layer in chain.layers) == pytest.approx(4 * WIDTH, rel=0.1)
+    assert sum(layer.activation_bytes for layer in chain.layers) == pytest.approx(
+        4 * WIDTH, rel=0.1
+    )
 
 
 class Adapted(nn.Module):
@@ -136,20 +161,25 @@ def adapted(num_blocks: int, first: int) -> nn.Module:
 
 @pytest.mark.parametrize("first", [0, 3, 5])
 def test_frozen_weights_are_held_and_not_trained(first: int) -> None:
-    """Weights, their bytes and FLOP of a captured program as torch has them; nothing before the first adapter has a
-    backward."""
+    """Weights, their bytes and FLOP of a captured program as torch has them; nothing before the
+    first adapter has a backward."""
     model = adapted(6, first)
     chain = chain_of(model)
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     assert chain.parameters == trained
-    assert chain.frozen_bytes == 4 * (sum(weight.numel() for weight in model.parameters()) - trained)
+    assert chain.frozen_bytes == 4 * (
+        sum(weight.numel() for weight in model.parameters()) - trained
+    )
     with FlopCounterMode(display=False) as counter:
         mean_square(model, torch.randn(SAMPLES, WIDTH)).backward()
     counted = sum(layer.forward_flop + layer.backward_flop for layer in chain.layers) * SAMPLES
     assert counted == pytest.approx(counter.get_total_flops())
     frozen = [layer for layer in chain.layers if not layer.has_backward]
     assert frozen == list(chain.layers[: chain.first_backward])
-    assert len(frozen) >= first - 1 and sum(layer.backward_flop + layer.activation_bytes for layer in frozen) == 0
+    assert (
+        len(frozen) >= first - 1
+        and sum(layer.backward_flop + layer.activation_bytes for layer in frozen) == 0
+    )
     assert all(layer.frozen is not None and layer.frozen.forward_bytes > 0 for layer in frozen)
     stored = json.loads(json.dumps(layers_to_dict(chain.layers)))
     assert layers_of(Document("plan", stored, {})) == chain.layers
@@ -163,17 +193,27 @@ def test_a_tied_table_that_is_frozen_counts_once() -> None:
     words = torch.randint(0, 50, (SAMPLES, 16))
     model = Tied()
     model.words.requires_grad_(False)
-    chain = chain_of(model, words, lambda model, x: functional.cross_entropy(model(x).flatten(0, 1), x.flatten()))
+    chain = chain_of(
+        model, words, lambda model, x: functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+    )
     assert not chain.shared and chain.frozen_parameters == 50 * WIDTH
-    (tied,) = [layer for layer in chain.layers if layer.frozen is not None and layer.frozen.tied_bytes]
-    assert tied.tied_to == 0 and tied.frozen is not None and tied.frozen.tied_bytes == 4 * 50 * WIDTH
+    (tied,) = [
+        layer for layer in chain.layers if layer.frozen is not None and layer.frozen.tied_bytes
+    ]
+    assert (
+        tied.tied_to == 0 and tied.frozen is not None and tied.frozen.tied_bytes == 4 * 50 * WIDTH
+    )
 
 
 def test_models_of_peft_are_captured_with_their_frozen_weights() -> None:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(
-        nn.Sequential(*(Residual(WIDTH) for _ in range(4))), peft.LoraConfig(r=2, target_modules=["up", "down"])
+        nn.Sequential(*(Residual(WIDTH) for _ in range(4))),
+        peft.LoraConfig(r=2, target_modules=["up", "down"]),
     )
     chain = chain_of(model)
     assert chain.parameters == 4 * 2 * 2 * (WIDTH + 4 * WIDTH)
-    assert chain.frozen_parameters == sum(weight.numel() for weight in Residual(WIDTH).parameters()) * 4
+    assert (
+        chain.frozen_parameters
+        == sum(weight.numel() for weight in Residual(WIDTH).parameters()) * 4
+    )

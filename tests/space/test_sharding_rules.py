@@ -1,4 +1,5 @@
-"""Every row of the sharding rules, executed: shards in, the local operation, results joined, equal to the whole."""
+"""Every row of the sharding rules, executed: shards in, the local operation, results joined, equal
+to the whole."""
 
 from __future__ import annotations
 
@@ -15,23 +16,32 @@ from row_execution import CPU, RATIOS, check_row, local_calls
 from spmd_models import BUILDS, built, captured
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from argosy.runtime.calls import filled, tensor_constants, whole_tensors
-from argosy.runtime.shards import take
-from argosy.space.operations import table
-from argosy.space.rules import Choices, only_whole
-from argosy.space.sharding import REPLICATED, fits, flat_cut, from_flat_cut, sharded, unit_counts
-from argosy.workload.graph import Graph, Node
+from argosy.runtime.communication.shards import take
+from argosy.runtime.graphs.calls import filled, tensor_constants, whole_tensors
+from argosy.space.operations.calls import table
+from argosy.space.operations.rules import StateChoices, only_whole
+from argosy.space.operations.sharding import (
+    REPLICATED,
+    fits,
+    flat_cut,
+    from_flat_cut,
+    sharded,
+    unit_counts,
+)
+from argosy.workload.graph import Graph, GraphNode
 
 MANY = {"bert", "vision", "mixtral", "plain"}
 """Models whose operations others have too."""
 
 
-def executed(name: str) -> Iterator[tuple[Graph, Node, int, dict[int, Any], list[Any]]]:
+def executed(name: str) -> Iterator[tuple[Graph, GraphNode, int, dict[int, Any], list[Any]]]:
     """The nodes of a model's step, each with the values around it, every distinct one once."""
     torch.manual_seed(1)
     graph = captured(name)
     model, _, batch = built(name)()
-    named = {key: tensor.detach() for key, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    named = {
+        key: tensor.detach() for key, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
     named |= {keystr(path): leaf for path, leaf in tree_flatten_with_path(batch)[0]}
     held: dict[int, Any] = {**whole_tensors(graph, named), **tensor_constants(graph, CPU)}
     seen: set[Any] = set()
@@ -41,7 +51,9 @@ def executed(name: str) -> Iterator[tuple[Graph, Node, int, dict[int, Any], list
         keywords = {key: filled(part, held.__getitem__, CPU) for key, part in node.keywords}
         out = call.run(*arguments, **keywords)
         expected = list(out) if isinstance(out, (tuple, list)) else [out]
-        held.update({v: part for v, part in zip(node.outputs, expected, strict=True) if v is not None})
+        held.update(
+            {v: part for v, part in zip(node.outputs, expected, strict=True) if v is not None}
+        )
         look = (node.op, tuple(graph.values[v].shape for v in node.inputs), str(call.arguments[1:]))
         if look not in seen:
             seen.add(look)
@@ -49,16 +61,17 @@ def executed(name: str) -> Iterator[tuple[Graph, Node, int, dict[int, Any], list
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] if name in MANY else []) for name in BUILDS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.exhaustive] if name in MANY else []) for name in BUILDS],
 )
 def test_every_row_that_a_model_meets(name: str) -> None:
     torch.manual_seed(0)
-    choices: dict[int, Choices] = {}
+    choices: dict[int, StateChoices] = {}
     count = 0
     for graph, node, index, held, expected in executed(name):
         for ratios in RATIOS[1 - index % 2 :]:  # two devices for every second node
             if len(ratios) not in choices:
-                choices[len(ratios)] = Choices(graph, len(ratios))
+                choices[len(ratios)] = StateChoices(graph, len(ratios))
             for row in choices[len(ratios)].rows(index):
                 check_row(graph, node, row, held, expected, ratios)
                 count += 1
@@ -76,7 +89,9 @@ def test_rounding_loses_no_row(units: int, weights: list[float]) -> None:
     ratios = [weight / sum(weights) for weight in weights]
     counts = unit_counts(units, ratios)
     assert sum(counts) == units and min(counts) >= 1
-    assert all(count <= math.ceil(ratio * units) + 1 for count, ratio in zip(counts, ratios, strict=True))
+    assert all(
+        count <= math.ceil(ratio * units) + 1 for count, ratio in zip(counts, ratios, strict=True)
+    )
 
 
 @settings(max_examples=60)

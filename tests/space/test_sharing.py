@@ -9,7 +9,7 @@ import pytest
 from planning_cases import Recipe, random_case
 
 from argosy.plan.plan import Recompute
-from argosy.space.option import Part
+from argosy.space.option import PoolPart
 from argosy.space.price import Prices
 from argosy.space.shares import share_samples
 from argosy.space.widths import tensor_widths
@@ -26,7 +26,11 @@ def least_of_all(prices: Prices, groups: Groups, micro_batch: int) -> float:
     """Over all integer shares, replica by replica."""
     replicas = [(pool, width) for pool, width, count in groups for _ in range(count)]
     shares = itertools.product(range(1, micro_batch + 1), repeat=len(replicas))
-    times = {(p, w, n): slowest(prices, p, w, n) for p, w in set(replicas) for n in range(1, micro_batch + 1)}
+    times = {
+        (p, w, n): slowest(prices, p, w, n)
+        for p, w in set(replicas)
+        for n in range(1, micro_batch + 1)
+    }
     return min(
         max(times[pool, width, count] for (pool, width), count in zip(replicas, each, strict=True))
         for each in shares
@@ -54,11 +58,13 @@ def test_every_replica_needs_a_sample() -> None:
     prices = random_case(0).prices
     assert share_samples(prices, [(0, 1, 3)], 2, Recompute.NONE) is None
     parts = share_samples(prices, [(0, 1, 3)], 5, Recompute.NONE)
-    assert parts == (Part(pool=0, width=1, replicas=3, samples=1, extra=2),)
+    assert parts == (PoolPart(pool=0, width=1, replicas=3, samples=1, extra=2),)
 
 
 def test_tensor_widths_divide_the_devices_and_a_node_of_four() -> None:
-    pool = next(pool for seed in range(100) for pool in random_case(seed).pools if pool.per_node == 4)
+    pool = next(
+        pool for seed in range(100) for pool in random_case(seed).pools if pool.per_node == 4
+    )
     assert list(tensor_widths(pool, 4, 8)) == [1, 2, 4]
     assert list(tensor_widths(pool, 6, 8)) == [1, 2]
     assert list(tensor_widths(pool, 3, 8)) == [1]

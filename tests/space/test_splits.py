@@ -14,10 +14,10 @@ from argosy.plan.plan import Recompute
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleSpec
 from argosy.sim.simulate import simulate
-from argosy.solve.pipeline import Choice
-from argosy.solve.shape import Shape
+from argosy.solve.search.pipeline import Choice
+from argosy.solve.search.shape import Shape
 from argosy.space.enumerate import LONG_SEQUENCE, Scope, only_runnable, stage_options, with_splits
-from argosy.space.option import Option, Part
+from argosy.space.option import Option, PoolPart
 from argosy.space.place import place_stages
 from argosy.space.pool import find_pools
 from argosy.space.price import Prices
@@ -28,7 +28,9 @@ from argosy.workload.profile import Profile, ProfileRow
 
 
 def prices_of(model: str, cluster: str, *, length: int | None = None) -> Prices:
-    return Prices(load_model(model, sequence_length=length), find_pools(load_cluster(cluster)), ComputeModel())
+    return Prices(
+        load_model(model, sequence_length=length), find_pools(load_cluster(cluster)), ComputeModel()
+    )
 
 
 def default_splits(prices: Prices) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -38,9 +40,18 @@ def default_splits(prices: Prices) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def test_only_long_sequences_are_cut_and_only_experts_shared_out() -> None:
-    assert default_splits(prices_of("llama-3-8b", "mixed-16", length=LONG_SEQUENCE - 1)) == ((1,), (1,))
-    assert default_splits(prices_of("llama-3-8b", "mixed-16", length=LONG_SEQUENCE)) == ((1, 2, 4, 8, 16), (1,))
-    assert default_splits(prices_of("mixtral-8x7b", "mixed-16", length=4096)) == ((1,), (1, 2, 4, 8))
+    assert default_splits(prices_of("llama-3-8b", "mixed-16", length=LONG_SEQUENCE - 1)) == (
+        (1,),
+        (1,),
+    )
+    assert default_splits(prices_of("llama-3-8b", "mixed-16", length=LONG_SEQUENCE)) == (
+        (1, 2, 4, 8, 16),
+        (1,),
+    )
+    assert default_splits(prices_of("mixtral-8x7b", "mixed-16", length=4096)) == (
+        (1,),
+        (1, 2, 4, 8),
+    )
     assert default_splits(prices_of("mixtral-8x7b", "two-cards", length=4096)) == ((1,), (1, 2, 4))
 
 
@@ -48,7 +59,9 @@ def test_splits_keep_to_their_limits() -> None:
     limits = Scope(units=(1, 1), max_context=4, max_expert=2)
     short = with_splits(limits, prices_of("mixtral-8x7b", "mixed-16", length=4096))
     assert (short.context, short.expert) == ((1, 2, 4), (1, 2))
-    whole = with_splits(replace(limits, max_context=1), prices_of("llama-3-8b", "mixed-16", length=LONG_SEQUENCE))
+    whole = with_splits(
+        replace(limits, max_context=1), prices_of("llama-3-8b", "mixed-16", length=LONG_SEQUENCE)
+    )
     assert (whole.context, whole.expert) == ((1,), (1,))
 
 
@@ -69,8 +82,15 @@ def test_what_the_runtime_does_not_execute_is_not_searched() -> None:
     experts = with_splits(scope, prices_of("mixtral-8x7b", "mixed-16", length=65536))
     assert (experts.widths, experts.context, experts.expert) == ((1,), (1,), (1, 2, 4, 8))
     prices = prices_of("llama-3-8b", "mixed-16", length=65536)
-    options = stage_options(prices, 4, replace(scope, mixed=False, zero=(0,), prune=False), Counters())
-    widths = {option.parts[0].tensor_width for row in options.values() for option in row if option.context > 1}
+    options = stage_options(
+        prices, 4, replace(scope, mixed=False, zero=(0,), prune=False), Counters()
+    )
+    widths = {
+        option.parts[0].tensor_width
+        for row in options.values()
+        for option in row
+        if option.context > 1
+    }
     assert widths == {1}
 
 
@@ -83,7 +103,10 @@ def test_replicas_are_parts_of_nodes_or_whole_nodes() -> None:
 
 
 def test_groups_that_share_experts_are_equal() -> None:
-    case = random_case(0, Recipe(max_devices=4, max_pools=1, per_node=(4,), min_devices=4, experts=True, wide=False))
+    case = random_case(
+        0,
+        Recipe(max_devices=4, max_pools=1, per_node=(4,), min_devices=4, experts=True, wide=False),
+    )
     options = case.options(6, case.scope(prune=False))
     degrees = {(o.replicas, o.expert) for row in options.values() for o in row}
     # Six samples go evenly over two or three replicas, and not over four
@@ -92,11 +115,19 @@ def test_groups_that_share_experts_are_equal() -> None:
 
 def test_a_replica_of_several_nodes_takes_them_whole() -> None:
     recipe = Recipe(max_devices=8, max_pools=1, per_node=(2,), min_devices=8)
-    case = next(case for case in (random_case(seed, recipe) for seed in range(100)) if case.counts == (8,))
+    case = next(
+        case for case in (random_case(seed, recipe) for seed in range(100)) if case.counts == (8,)
+    )
 
     def option(width: int, context: int, replicas: int) -> Option:
-        part = Part(pool=0, width=width, replicas=replicas, samples=1, context=context)
-        return Option(prices=case.prices, vector=(width * replicas,), parts=(part,), recompute=Recompute.NONE, zero=0)
+        part = PoolPart(pool=0, width=width, replicas=replicas, samples=1, context=context)
+        return Option(
+            prices=case.prices,
+            vector=(width * replicas,),
+            parts=(part,),
+            recompute=Recompute.NONE,
+            zero=0,
+        )
 
     small, large = place_stages(case.pools, [option(1, 1, 2), option(4, 2, 1)])
     nodes = [{name.partition(".")[0] for name in replica.devices} for replica in (*small, *large)]
@@ -104,7 +135,9 @@ def test_a_replica_of_several_nodes_takes_them_whole() -> None:
     assert not nodes[2] & (nodes[0] | nodes[1])
 
 
-def profile_with(widths: tuple[int, ...], batches: tuple[int, ...], *, partly: tuple[int, ...] = ()) -> Profile:
+def profile_with(
+    widths: tuple[int, ...], batches: tuple[int, ...], *, partly: tuple[int, ...] = ()
+) -> Profile:
     """Of two layers, the second also at some other widths."""
     rows = tuple(
         ProfileRow(
@@ -123,8 +156,14 @@ def profile_with(widths: tuple[int, ...], batches: tuple[int, ...], *, partly: t
 
 
 def measured_case(profile: Profile) -> Case:
-    recipe = Recipe(max_devices=4, max_pools=1, per_node=(4,), min_devices=4, max_layers=1, tight=False)
-    case = next(c for c in (random_case(seed, recipe) for seed in range(50)) if c.chain.layers[0].max_tensor_width == 4)
+    recipe = Recipe(
+        max_devices=4, max_pools=1, per_node=(4,), min_devices=4, max_layers=1, tight=False
+    )
+    case = next(
+        c
+        for c in (random_case(seed, recipe) for seed in range(50))
+        if c.chain.layers[0].max_tensor_width == 4
+    )
     first = case.chain.layers[0]
     layers = (replace(first, name="layer0"), replace(first, name="layer1"))
     model = ComputeModel(profiles={"kind-a": profile})
@@ -136,14 +175,18 @@ def test_a_profile_of_some_widths_limits_the_widths() -> None:
     options = stage_options(case.prices, 4, case.scope(prune=False), counters)
     assert {option.width for row in options.values() for option in row} == {1, 4}
     assert counters.removed["unmeasured"] > 0
-    plan = find_plan(case.chain, case.cluster, global_batch=4, settings=Settings(level=2), model=case.model)
+    plan = find_plan(
+        case.chain, case.cluster, global_batch=4, settings=Settings(level=2), model=case.model
+    )
     assert {replica.width for stage in plan.stages for replica in stage.replicas} <= {1, 4}
 
 
 def test_a_profile_of_some_micro_batches_limits_the_samples() -> None:
     case, counters = measured_case(profile_with((1,), (2, 3))), Counters()
     options = stage_options(case.prices, 4, case.scope(prune=False), counters)
-    samples = {(part.samples, part.most) for row in options.values() for o in row for part in o.parts}
+    samples = {
+        (part.samples, part.most) for row in options.values() for o in row for part in o.parts
+    }
     assert samples == {(2, 2)}
     assert counters.removed["unmeasured"] > 0
 
@@ -187,17 +230,24 @@ SPARSE = replace(
 @pytest.mark.parametrize(
     ("layer", "nodes", "part"),
     [
-        (DENSE, (1, 4), Part(pool=0, width=4, replicas=1, samples=4, context=4)),
-        (DENSE, (1, 4), Part(pool=0, width=4, replicas=1, samples=4, context=2)),
-        (DENSE, (2, 4), Part(pool=0, width=8, replicas=1, samples=4, context=4)),
-        (SPARSE, (1, 4), Part(pool=0, width=1, replicas=4, samples=4, expert=4)),
-        (SPARSE, (1, 4), Part(pool=0, width=1, replicas=4, samples=4, expert=2)),
-        (SPARSE, (1, 4), Part(pool=0, width=2, replicas=2, samples=4, expert=2)),
+        (DENSE, (1, 4), PoolPart(pool=0, width=4, replicas=1, samples=4, context=4)),
+        (DENSE, (1, 4), PoolPart(pool=0, width=4, replicas=1, samples=4, context=2)),
+        (DENSE, (2, 4), PoolPart(pool=0, width=8, replicas=1, samples=4, context=4)),
+        (SPARSE, (1, 4), PoolPart(pool=0, width=1, replicas=4, samples=4, expert=4)),
+        (SPARSE, (1, 4), PoolPart(pool=0, width=1, replicas=4, samples=4, expert=2)),
+        (SPARSE, (1, 4), PoolPart(pool=0, width=2, replicas=2, samples=4, expert=2)),
     ],
-    ids=["parts of a sequence", "of two each", "over two nodes", "all experts", "two groups", "wide groups"],
+    ids=[
+        "parts of a sequence",
+        "of two each",
+        "over two nodes",
+        "all experts",
+        "two groups",
+        "wide groups",
+    ],
 )
 def test_what_splits_send_takes_what_the_exact_engine_says(
-    layer: Layer, nodes: tuple[int, int], part: Part, is_shared: bool
+    layer: Layer, nodes: tuple[int, int], part: PoolPart, is_shared: bool
 ) -> None:
     """Alone on the links; on a bus all devices of a node share one capacity."""
     count, each = nodes
@@ -210,8 +260,12 @@ def test_what_splits_send_takes_what_the_exact_engine_says(
     case = Case(chain=chain, cluster=cluster, global_batch=batch)
     assert case.pools[0].intra_is_shared == is_shared
     vector = (part.width * part.replicas,)
-    option = Option(prices=case.prices, vector=vector, parts=(part,), recompute=Recompute.NONE, zero=0)
+    option = Option(
+        prices=case.prices, vector=vector, parts=(part,), recompute=Recompute.NONE, zero=0
+    )
     shape = Shape(num_micro_batches=1, micro_batch_size=batch, schedules=(ScheduleSpec(),))
     plan = case.placed(shape, (Choice(option, 0, 1),))
     (end,) = simulate(plan, chain, cluster, model=case.model).iteration_ends
-    assert sum(option.seconds(0, 1)) + option.tail(0, 1) == pytest.approx(end, rel=1e-9 if count == 1 else 1e-3)
+    assert sum(option.seconds(0, 1)) + option.tail(0, 1) == pytest.approx(
+        end, rel=1e-9 if count == 1 else 1e-3
+    )

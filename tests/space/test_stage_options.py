@@ -5,7 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from planning_cases import Case, Recipe, cluster_of, complete_plans, kind_fields, node_fields, random_case
+from planning_cases import (
+    Case,
+    Recipe,
+    cluster_of,
+    complete_plans,
+    kind_fields,
+    node_fields,
+    random_case,
+)
 
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
@@ -32,15 +40,23 @@ def tiny(num_layers: int = 2, *, memory: float = 1e12, **nodes: tuple[int, int])
     )
     chain = Chain(name="tiny", layers=(layer,) * num_layers, sequence_length=1, dtype=Dtype.BF16)
     kinds = [kind_fields(name, flops=1, memory=memory) for name in nodes]
-    groups = [node_fields(name, count=count, per_node=each) for name, (count, each) in nodes.items()]
-    return Case(chain=chain, cluster=cluster_of({"name": "tiny", "kinds": kinds, "nodes": groups}), global_batch=4)
+    groups = [
+        node_fields(name, count=count, per_node=each) for name, (count, each) in nodes.items()
+    ]
+    return Case(
+        chain=chain,
+        cluster=cluster_of({"name": "tiny", "kinds": kinds, "nodes": groups}),
+        global_batch=4,
+    )
 
 
 def test_vectors_are_any_number_of_one_or_two_pools_or_everything() -> None:
     case = tiny(a=(1, 2), b=(1, 1), c=(1, 1))
     found = list(vectors(case.pools, case.scope()))
     assert len(found) == len(set(found))
-    two_or_less = {v for v in itertools.product(range(3), range(2), range(2)) if 0 < sum(map(bool, v)) <= 2}
+    two_or_less = {
+        v for v in itertools.product(range(3), range(2), range(2)) if 0 < sum(map(bool, v)) <= 2
+    }
     assert set(found) == two_or_less | {(2, 1, 1)}
     single = set(vectors(case.pools, case.scope(mixed=False)))
     assert single == {(1, 0, 0), (2, 0, 0), (0, 1, 0), (0, 0, 1)}
@@ -85,7 +101,8 @@ def test_what_fits_nowhere_is_counted_and_left_out() -> None:
 
 
 def test_all_plans_of_a_tiny_case() -> None:
-    """Two equal devices and layers, one sample, one schedule: 3 ways for one device, 3 for a pair, 3 x 3 for two."""
+    """Two equal devices and layers, one sample, one schedule: 3 ways for one device, 3 for a pair,
+    3 x 3 for two."""
     case = tiny(a=(1, 2))
     shape = next(shape for shape in case.shapes if shape.micro_batch_size == 1)
     plans = list(complete_plans(case, shape, case.options(1, case.scope(prune=False))))
@@ -94,7 +111,8 @@ def test_all_plans_of_a_tiny_case() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_rules_keep_an_option_as_good_for_every_range_of_layers(seed: int) -> None:
-    """For each option removed there is one kept on the same devices, no slower, that fits wherever it does."""
+    """For each option removed there is one kept on the same devices, no slower, that fits wherever
+    it does."""
     case = random_case(seed, Recipe(max_devices=6, max_layers=4))
     size = case.global_batch
     every, kept = case.options(size, case.scope(prune=False)), case.options(size, case.scope())
@@ -108,12 +126,16 @@ def test_the_rules_keep_an_option_as_good_for_every_range_of_layers(seed: int) -
 
 
 def no_worse(one: Option, other: Option, first: int, end: int) -> bool:
-    mine, its = (*one.seconds(first, end), one.tail(first, end)), (*other.seconds(first, end), other.tail(first, end))
+    mine, its = (
+        (*one.seconds(first, end), one.tail(first, end)),
+        (*other.seconds(first, end), other.tail(first, end)),
+    )
     return all(a <= b + 1e-9 * abs(b) for a, b in zip(mine, its, strict=True))
 
 
 def test_groups_need_not_divide_a_node() -> None:
-    """A node of three has pairs, one at a time; stages of several nodes keep to widths that divide a node."""
+    """A node of three has pairs, one at a time; stages of several nodes keep to widths that divide
+    a node."""
     kinds = [kind_fields("a", flops=1, memory=1e9)]
     for count, most in ((1, {1: [1], 2: [1, 2], 3: [1, 3]}), (2, {4: [1], 6: [1, 3]})):
         nodes = [node_fields("a", count=count, per_node=3)]

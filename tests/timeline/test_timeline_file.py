@@ -1,4 +1,5 @@
-"""``timeline.json``: what is written reads back, and what is wrong with a file is said at its line."""
+"""``timeline.json``: what is written reads back, and what is wrong with a file is said at its
+line."""
 
 from __future__ import annotations
 
@@ -31,7 +32,14 @@ GOOD = {
     "devices": ["a0.0", "a0.10", "a0.9"],
     "spans": [
         {"where": "a0.0", "kind": "forward", "start": 0, "end": 1.5, "micro_batch": 0},
-        {"where": "a0.0>a0.10", "kind": "transfer", "start": 1.5, "end": 2, "bytes": 8, "waited_for": 0},
+        {
+            "where": "a0.0>a0.10",
+            "kind": "transfer",
+            "start": 1.5,
+            "end": 2,
+            "bytes": 8,
+            "waited_for": 0,
+        },
     ],
     "iteration_ends": [2, 4],
     "busy": [1.5, 0, 0],
@@ -153,7 +161,9 @@ def test_a_file_that_is_no_timeline_says_why(case: Case) -> None:
     assert str(caught.value) == case.message
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1', '{"version": 1, "version": 1}', "\ufeff{}"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"version": 1', '{"version": 1, "version": 1}', "\ufeff{}"]
+)
 def test_text_that_is_no_timeline_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"^timeline\.json"):
         loads_timeline(text)
@@ -183,12 +193,16 @@ def contacts(draw: st.DrawFn, devices: st.SearchStrategy[str]) -> Contact:
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    """Timelines in which a span waits for an earlier one and the memory is that of the devices, in their order."""
+    """Timelines in which a span waits for an earlier one and the memory is that of the devices, in
+    their order."""
     devices = draw(st.lists(device_names, min_size=1, max_size=4, unique=True))
     spans: list[Span] = []
     for index in range(draw(st.integers(0, 5))):
         start = draw(seconds)
-        kind, one, other = draw(st.sampled_from(SpanKind)), *draw(st.tuples(*[st.sampled_from(devices)] * 2))
+        kind, one, other = (
+            draw(st.sampled_from(SpanKind)),
+            *draw(st.tuples(*[st.sampled_from(devices)] * 2)),
+        )
         spans.append(
             Span(
                 where=f"{one}>{other}" if kind.is_communication else one,
@@ -210,9 +224,17 @@ def timelines(draw: st.DrawFn) -> Timeline:
         spans=tuple(spans),
         iteration_ends=tuple(sorted(draw(st.lists(seconds, max_size=3)))),
         busy=tuple(draw(seconds) for _ in devices),
-        links=tuple(draw(st.lists(st.builds(LinkUse, link=names, bytes=seconds, utilisation=seconds), max_size=2))),
+        links=tuple(
+            draw(
+                st.lists(
+                    st.builds(LinkUse, link=names, bytes=seconds, utilisation=seconds), max_size=2
+                )
+            )
+        ),
         memory=tuple((device, draw(steps)) for device in devices if draw(st.booleans())),
-        contacts=tuple(draw(contacts(st.sampled_from(devices))) for _ in range(draw(st.integers(0, 3)))),
+        contacts=tuple(
+            draw(contacts(st.sampled_from(devices))) for _ in range(draw(st.integers(0, 3)))
+        ),
         stalled=draw(st.none() | names),
     )
 
@@ -260,7 +282,9 @@ def test_iterations_take_all_the_time_up_to_the_last_end(timeline: Timeline) -> 
 
 @settings(few, max_examples=300)
 @given(timelines(), st.data())
-def test_a_timeline_with_a_random_mistake_is_refused_or_a_timeline(timeline: Timeline, data: st.DataObject) -> None:
+def test_a_timeline_with_a_random_mistake_is_refused_or_a_timeline(
+    timeline: Timeline, data: st.DataObject
+) -> None:
     document = Document("timeline.json", data.draw(mutated_json(timeline_to_dict(timeline))), {})
     assume(isinstance(document.data, dict))
     try:
@@ -273,7 +297,14 @@ def test_a_timeline_with_a_random_mistake_is_refused_or_a_timeline(timeline: Tim
 
 
 def test_a_device_that_is_not_listed_is_told_of_once() -> None:
-    contact = {"where": "b0.0", "kind": "waiting", "start": 0, "end": 1, "stage": 0, "micro_batch": 0}
+    contact = {
+        "where": "b0.0",
+        "kind": "waiting",
+        "start": 0,
+        "end": 1,
+        "stage": 0,
+        "micro_batch": 0,
+    }
     with pytest.raises(InputError) as caught:
         loads_timeline(json.dumps(GOOD | {"contacts": [contact] * 9}))
     assert [problem.path for problem in caught.value.problems] == ["contacts[0].where"]

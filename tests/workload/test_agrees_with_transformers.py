@@ -1,4 +1,5 @@
-"""Parameter counts against transformers' own modules, on the meta device, where nothing is allocated."""
+"""Parameter counts against transformers' own modules, on the meta device, where nothing is
+allocated."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def counted(config: dict[str, Any]) -> int:
     """Unique parameters of the model that transformers builds; buffers are none."""
     keys = {key: value for key, value in config.items() if key != "model_type"}
     hugging = transformers.AutoConfig.for_model(config["model_type"], **keys)
-    model_class = getattr(transformers, MODEL_CLASSES.get(config["model_type"], "AutoModelForCausalLM"))
+    model_class = getattr(
+        transformers, MODEL_CLASSES.get(config["model_type"], "AutoModelForCausalLM")
+    )
     with torch.device("meta"):
         model = model_class.from_config(hugging)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -89,23 +92,44 @@ def random_config(model_type: str, pick: random.Random) -> dict[str, Any]:
             extra |= {"layer_norm_elementwise_affine": pick.random() < 0.5}
         case "bert" | "roberta":
             base = named | wide | {"tie_word_embeddings": True}
-            extra = {"type_vocab_size": pick.randint(1, 3), "max_position_embeddings": pick.randint(8, 64)}
+            extra = {
+                "type_vocab_size": pick.randint(1, 3),
+                "max_position_embeddings": pick.randint(8, 64),
+            }
         case "vit":
             base, extra = (
                 named | wide,
                 {"image_size": pick.randint(16, 40), "patch_size": pick.randint(4, 16)},
             )
-            extra |= {"num_labels": pick.randint(2, 20), "qkv_bias": yes, "num_channels": pick.randint(1, 4)}
+            extra |= {
+                "num_labels": pick.randint(2, 20),
+                "qkv_bias": yes,
+                "num_channels": pick.randint(1, 4),
+            }
         case "t5":
-            base = {"vocab_size": 99, "d_model": 24, "d_kv": pick.randint(3, 9), "d_ff": 40, "num_layers": 3}
+            base = {
+                "vocab_size": 99,
+                "d_model": 24,
+                "d_kv": pick.randint(3, 9),
+                "d_ff": 40,
+                "num_layers": 3,
+            }
             extra = {"num_heads": 4, "num_decoder_layers": pick.randint(1, 4)}
             extra |= {"feed_forward_proj": "gated-gelu" if yes else "relu"}
         case _:
             base = rotary(pick)
             if model_type == "olmoe":
                 base.pop("head_dim", None)  # its norms assume hidden_size / num_attention_heads
-            extra = {"attention_bias": yes, "mlp_bias": pick.random() < 0.5, "qkv_bias": pick.random() < 0.5}
-            extra |= {"num_local_experts" if model_type == "mixtral" else "num_experts": pick.randint(2, 6)}
+            extra = {
+                "attention_bias": yes,
+                "mlp_bias": pick.random() < 0.5,
+                "qkv_bias": pick.random() < 0.5,
+            }
+            extra |= {
+                "num_local_experts" if model_type == "mixtral" else "num_experts": pick.randint(
+                    2, 6
+                )
+            }
             extra |= {
                 "num_experts_per_tok": 2,
                 "moe_intermediate_size": 24,
@@ -127,8 +151,12 @@ def test_random_small_models(model_type: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", preset_names())
 def test_presets(name: str) -> None:
-    config = tomllib.loads((files("argosy") / "data" / "models" / f"{name}.toml").read_text())["config"]
-    config.pop("rope_scaling", None)  # angles have no parameters, and lists of factors are not in presets
+    config = tomllib.loads((files("argosy") / "data" / "models" / f"{name}.toml").read_text())[
+        "config"
+    ]
+    config.pop(
+        "rope_scaling", None
+    )  # angles have no parameters, and lists of factors are not in presets
     assert read_preset(name).config.architecture.parameters == counted(config)
 
 
@@ -142,6 +170,7 @@ def test_a_config_as_transformers_saves_it(model_type: str) -> None:
 
 
 def test_an_untied_t5_has_a_head_of_its_own() -> None:
-    """transformers 5 ties T5's head whatever the config says; checkpoints from T5 1.1 on hold it apart."""
+    """transformers 5 ties T5's head whatever the config says; checkpoints from T5 1.1 on hold it
+    apart."""
     config = random_config("t5", random.Random(0))
     assert ours(config | {"tie_word_embeddings": False}) == counted(config) + 99 * 24

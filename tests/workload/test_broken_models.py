@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from argosy.errors import InputError
-from argosy.workload.dapple import read_dapple
 from argosy.workload.huggingface import FAMILIES
+from argosy.workload.imports.dapple import read_dapple
 from argosy.workload.load import load_model, preset_names
 from argosy.workload.profile_file import read_profile
 
@@ -137,7 +137,11 @@ def test_model_type_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_a_patch_larger_than_the_image(tmp_path: Path) -> None:
-    vit = {key: value for key, value in LLAMA.items() if key not in ("vocab_size", "num_key_value_heads")}
+    vit = {
+        key: value
+        for key, value in LLAMA.items()
+        if key not in ("vocab_size", "num_key_value_heads")
+    }
     path = config(tmp_path, vit | {"model_type": "vit", "image_size": 8, "patch_size": 16})
     assert message(path) == "config.json:8: patch_size: found 16, expected at most image_size (8)"
 
@@ -240,8 +244,13 @@ def test_a_preset_with_problems_in_both_parts(tmp_path: Path) -> None:
 
 def test_a_preset_with_another_count(tmp_path: Path) -> None:
     path = tmp_path / "toy.toml"
-    path.write_text('name = "toy"\nparameters = 5\n[config]\n' + "\n".join(f"{k} = {v!r}" for k, v in LLAMA.items()))
-    assert message(path) == "toy.toml:2: parameters: found 5, expected 202048, the count of its config"
+    path.write_text(
+        'name = "toy"\nparameters = 5\n[config]\n'
+        + "\n".join(f"{k} = {v!r}" for k, v in LLAMA.items())
+    )
+    assert (
+        message(path) == "toy.toml:2: parameters: found 5, expected 202048, the count of its config"
+    )
 
 
 def test_a_preset_without_config(tmp_path: Path) -> None:
@@ -327,14 +336,22 @@ def test_a_profile_without_layers_is_no_model(tmp_path: Path) -> None:
     del content["layers"]
     path.write_text(json.dumps(content))
     assert read_profile(path).forward_seconds("block", 1) == 1
-    assert message(path) == "toy: layers: expected a list of layers: times alone do not make a model"
+    assert (
+        message(path) == "toy: layers: expected a list of layers: times alone do not make a model"
+    )
 
 
 def test_a_measured_model_keeps_its_own_settings(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(PROFILE)
-    assert message(path, sequence_length=7) == "sequence_length: found 7, expected 1, as toy was measured"
-    assert message(path, dtype="fp32") == 'dtype: found "fp32", expected a measured dtype of toy (bf16)'
+    assert (
+        message(path, sequence_length=7)
+        == "sequence_length: found 7, expected 1, as toy was measured"
+    )
+    assert (
+        message(path, dtype="fp32")
+        == 'dtype: found "fp32", expected a measured dtype of toy (bf16)'
+    )
 
 
 NODE = "forward_compute_time=1, backward_compute_time=2, activation_size=3, parameter_size=4"

@@ -1,4 +1,5 @@
-"""A captured step, run operation by operation, is torch's own; initial values are those of a plain build."""
+"""A captured step, run operation by operation, is torch's own; initial values are those of a plain
+build."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch.nn import functional
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from argosy.errors import InputError
-from argosy.runtime.calls import run_whole, whole_tensors
+from argosy.runtime.graphs.calls import run_whole, whole_tensors
 from argosy.workload.capture.initial import build_fake
 from argosy.workload.capture.trace import capture, capture_fake
 from argosy.workload.graph import Graph, Phase
@@ -22,7 +23,10 @@ EXACT = [name for name in BUILDS if name != "dropout"]
 
 
 def contents(model: nn.Module, batch: Any) -> dict[str, Tensor]:
-    named = {name: tensor.detach().clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    named = {
+        name: tensor.detach().clone()
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
     return named | {keystr(path): leaf for path, leaf in tree_flatten_with_path(batch)[0]}
 
 
@@ -41,12 +45,16 @@ def test_the_captured_step_is_the_step(name: str) -> None:
     expected.backward()
     assert torch.allclose(loss, expected.detach(), rtol=0, atol=1e-12)
     named = dict(model.named_parameters())
-    assert {graph.values[index].name for index in gradients} == {key for key in named if named[key].grad is not None}
+    assert {graph.values[index].name for index in gradients} == {
+        key for key in named if named[key].grad is not None
+    }
     for index, gradient in gradients.items():
         assert torch.allclose(gradient, named[graph.values[index].name].grad, rtol=0, atol=1e-12)
     state = dict(model.named_buffers())
     for index, after in buffers.items():
-        assert torch.allclose(after, state[graph.values[index].name].to(after.dtype), rtol=0, atol=1e-12)
+        assert torch.allclose(
+            after, state[graph.values[index].name].to(after.dtype), rtol=0, atol=1e-12
+        )
 
 
 def dropped_share(graph: Graph, step: int) -> float:
@@ -64,19 +72,26 @@ def test_dropout_is_drawn_from_seed_and_step_alone() -> None:
 
 
 def test_a_mask_keeps_the_share_that_it_should() -> None:
-    from argosy.runtime.calls import mask_key, random_mask
+    from argosy.runtime.graphs.calls import mask_key, random_mask
 
     positions = torch.arange(200_000)
-    masks = [random_mask(positions, 0.7, key=mask_key(1, step, 4), dtype=torch.float64) for step in range(2)]
+    masks = [
+        random_mask(positions, 0.7, key=mask_key(1, step, 4), dtype=torch.float64)
+        for step in range(2)
+    ]
     for mask in masks:
         assert abs(float(mask.mean()) - 0.7) < 0.005
-        assert abs(float((mask[1:] * mask[:-1]).mean()) - 0.49) < 0.005, "neighbours are independent"
+        assert abs(float((mask[1:] * mask[:-1]).mean()) - 0.49) < 0.005, (
+            "neighbours are independent"
+        )
     assert abs(float((masks[0] * masks[1]).mean()) - 0.49) < 0.005, "steps are independent"
 
 
 def test_operations_know_the_module_that_ran_them() -> None:
     graph = capture(lambda: language(layers=6), name="language")
-    assert any(node.module == "blocks.3.feed.0" for node in graph.nodes if node.phase is Phase.FORWARD)
+    assert any(
+        node.module == "blocks.3.feed.0" for node in graph.nodes if node.phase is Phase.FORWARD
+    )
 
 
 class PartlyFrozen(nn.Module):
@@ -140,11 +155,14 @@ def test_an_error_of_the_model_itself_is_named_by_its_line() -> None:
 def test_an_error_inside_a_library_also_names_the_line_that_called_it() -> None:
     import transformers
 
-    config = transformers.T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=1, d_kv=16, vocab_size=8)
+    config = transformers.T5Config(
+        d_model=16, d_ff=16, num_layers=1, num_heads=1, d_kv=16, vocab_size=8
+    )
     ids = torch.zeros(2, 4, dtype=torch.int64)
     loss = lambda model, batch: model(input_ids=batch, labels=batch).loss  # noqa: E731
     with pytest.raises(
-        InputError, match=r"decoder_start_token_id'\), called at .*test_capture\.py:\d+, expected a model"
+        InputError,
+        match=r"decoder_start_token_id'\), called at .*test_capture\.py:\d+, expected a model",
     ):
         capture(lambda: (transformers.T5ForConditionalGeneration(config), loss, ids))
 
@@ -157,7 +175,9 @@ def test_what_build_must_return_is_said() -> None:
     def broken() -> Any:
         raise KeyError("width")
 
-    with pytest.raises(InputError, match=r"test_capture\.py:\d+: found KeyError in `raise KeyError\(\"width\"\)`"):
+    with pytest.raises(
+        InputError, match=r"test_capture\.py:\d+: found KeyError in `raise KeyError\(\"width\"\)`"
+    ):
         capture(broken)
 
 

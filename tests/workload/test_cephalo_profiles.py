@@ -11,12 +11,20 @@ import pytest
 from argosy.cluster.catalogue import device_kind
 from argosy.dtype import Dtype
 from argosy.errors import InputError
-from argosy.workload.cephalo import CATALOGUE_NAMES, read_cephalo
+from argosy.workload.imports.cephalo import CATALOGUE_NAMES, read_cephalo
 from argosy.workload.profile_file import dump_profile, parse_profile
 
 CEPHALO = Path(__file__).resolve().parents[3] / "shared" / "data" / "cephalo"
-needs_data = pytest.mark.skipif(not CEPHALO.is_dir(), reason=f"no data of {CEPHALO.name} beside the repository")
-MODELS = ("deepspeedbert_large", "deepspeedgpt_6.7b", "deepspeedllama_13b", "deepspeedllama_7b", "deepspeedvit_e")
+needs_data = pytest.mark.skipif(
+    not CEPHALO.is_dir(), reason=f"no data of {CEPHALO.name} beside the repository"
+)
+MODELS = (
+    "deepspeedbert_large",
+    "deepspeedgpt_6.7b",
+    "deepspeedllama_13b",
+    "deepspeedllama_7b",
+    "deepspeedvit_e",
+)
 NAMES = {"float32": Dtype.FP32, "float16": Dtype.FP16}
 
 
@@ -49,10 +57,15 @@ def test_every_published_time_is_found_again() -> None:
                 for name, entry in dtypes.items():
                     if not isinstance(entry, list) or len(entry) != 4:
                         continue
-                    _, profiles = read_cephalo(CEPHALO, model, sequence_length=int(tokens), dtype=NAMES[name])
+                    _, profiles = read_cephalo(
+                        CEPHALO, model, sequence_length=int(tokens), dtype=NAMES[name]
+                    )
                     profile = profiles[CATALOGUE_NAMES.get(kind, kind)]
                     for samples, times in enumerate(zip(entry[2], entry[3], strict=True), start=1):
-                        found = profile.forward_seconds("block", samples), profile.backward_seconds("block", samples)
+                        found = (
+                            profile.forward_seconds("block", samples),
+                            profile.backward_seconds("block", samples),
+                        )
                         assert found == (times[0] / 1e3, times[1] / 1e3)
                         num_times += 2
     assert num_times == 6352
@@ -60,12 +73,18 @@ def test_every_published_time_is_found_again() -> None:
 
 @needs_data
 def test_spot_values() -> None:
-    chain, profiles = read_cephalo(CEPHALO, "deepspeedllama_13b", sequence_length=1024, dtype=Dtype.FP16)
+    chain, profiles = read_cephalo(
+        CEPHALO, "deepspeedllama_13b", sequence_length=1024, dtype=Dtype.FP16
+    )
     assert profiles["A100-40GB"].forward_seconds("block", 1) == pytest.approx(3.874e-3, abs=5e-7)
     assert chain.layers[5].output_bytes == chain.layers[5].activation_bytes == 1024 * 5120 * 2
     assert chain.layers[-1].output_bytes == 0
-    assert chain.layers[0].parameters - chain.layers[5].parameters == pytest.approx(49152 * 5120, rel=1e-4)
-    assert {(layer.kind, layer.forward_flop, layer.reduced_bytes) for layer in chain.layers} == {("block", 0, 0)}
+    assert chain.layers[0].parameters - chain.layers[5].parameters == pytest.approx(
+        49152 * 5120, rel=1e-4
+    )
+    assert {(layer.kind, layer.forward_flop, layer.reduced_bytes) for layer in chain.layers} == {
+        ("block", 0, 0)
+    }
 
 
 @needs_data
@@ -73,8 +92,12 @@ def test_a_fit_alone_is_its_values_from_1_to_5_samples() -> None:
     _, profiles = read_cephalo(CEPHALO, "deepspeedbert_large")
     (ahead, start), (back, begin) = _entry("deepspeedbert_large", "t4", "512", "float32")
     for samples in (1, 2, 3, 4, 5):
-        assert profiles["T4"].forward_seconds("block", samples) == pytest.approx((ahead * samples + start) / 1e3)
-        assert profiles["T4"].backward_seconds("block", samples) == pytest.approx((back * samples + begin) / 1e3)
+        assert profiles["T4"].forward_seconds("block", samples) == pytest.approx(
+            (ahead * samples + start) / 1e3
+        )
+        assert profiles["T4"].backward_seconds("block", samples) == pytest.approx(
+            (back * samples + begin) / 1e3
+        )
     with pytest.raises(InputError) as caught:
         profiles["T4"].forward_seconds("block", 6)
     assert str(caught.value) == (
@@ -86,16 +109,21 @@ def test_a_fit_alone_is_its_values_from_1_to_5_samples() -> None:
 def test_kinds_without_a_forward_of_their_own_are_named() -> None:
     chain, profiles = read_cephalo(CEPHALO, "deepspeedgpt_1.3b", dtype=Dtype.FP16)
     assert list(profiles) == ["L4", "RTX-A6000", "p100", "p40"]
-    assert chain.source.endswith("forward and backward were not told apart on rtx3090, v100x32: left out")
+    assert chain.source.endswith(
+        "forward and backward were not told apart on rtx3090, v100x32: left out"
+    )
 
 
 @needs_data
 @pytest.mark.parametrize(("model", "hidden"), [("deepspeedvit_g", 1664), ("deepspeedvit_e", 1792)])
 def test_an_image_is_197_tokens(model: str, hidden: int) -> None:
-    """Outside its blocks: patches of 16 x 16 in 3 colours, positions, a class token, a norm and 10 classes."""
+    """Outside its blocks: patches of 16 x 16 in 3 colours, positions, a class token, a norm and 10
+    classes."""
     chain, _ = read_cephalo(CEPHALO, model)
     rest = chain.parameters - len(chain.layers) * chain.layers[1].parameters
-    assert rest == (3 * 16 * 16 + 1) * hidden + 197 * hidden + hidden + 2 * hidden + 10 * hidden + 10
+    assert (
+        rest == (3 * 16 * 16 + 1) * hidden + 197 * hidden + hidden + 2 * hidden + 10 * hidden + 10
+    )
     assert chain.sequence_length == 197
     assert chain.layers[1].output_bytes == 197 * hidden * 4
 
@@ -115,15 +143,17 @@ def test_no_block_beats_its_device(name: str) -> None:
 
 @needs_data
 def test_newer_is_faster() -> None:
-    _, profiles = read_cephalo(CEPHALO, "deepspeedllama_13b", sequence_length=1024, dtype=Dtype.FP16)
+    _, profiles = read_cephalo(
+        CEPHALO, "deepspeedllama_13b", sequence_length=1024, dtype=Dtype.FP16
+    )
     order = ["H100-NVL", "A100-40GB", "RTX-A6000", "A10G", "p40"]
     times = [profiles[kind].forward_seconds("block", 4) for kind in order]
     assert times == sorted(times)
     _, profiles = read_cephalo(CEPHALO, "deepspeedllama_7b")
     for samples in range(1, 6):
-        assert profiles["A100-40GB"].forward_seconds("block", samples) < profiles["V100-16GB"].forward_seconds(
-            "block", samples
-        )
+        assert profiles["A100-40GB"].forward_seconds("block", samples) < profiles[
+            "V100-16GB"
+        ].forward_seconds("block", samples)
 
 
 @needs_data
@@ -175,7 +205,11 @@ def entry(value: object) -> dict[str, object]:
 
 
 def test_a_small_folder(tmp_path: Path) -> None:
-    kinds = {"t4": entry([*FITS, [1.5, 2.5], [3.0, 5.0]]), "tpu": entry(FITS), "l4": {"512": {"float16": FITS}}}
+    kinds = {
+        "t4": entry([*FITS, [1.5, 2.5], [3.0, 5.0]]),
+        "tpu": entry(FITS),
+        "l4": {"512": {"float16": FITS}},
+    }
     chain, profiles = read_cephalo(folder(tmp_path, kinds), "toy")
     assert [layer.parameters for layer in chain.layers] == [121, 100, 120]
     assert list(profiles) == ["T4", "tpu"]
@@ -202,8 +236,14 @@ FORM = "[[slope, intercept], [slope, intercept]] and, per micro-batch, two lists
             {"t4": entry([[1.0, -2.0], [2.0, 1.0]])},
             f"model_latencies.json:5: toy.t4.512.float32: found a list of 2, expected {FORM}",
         ),
-        ({"t4": entry("fast")}, f'model_latencies.json:5: toy.t4.512.float32: found "fast", expected {FORM}'),
-        ({"t4": 3}, "model_latencies.json:3: toy.t4.512: found 3, expected tables: tokens, and in them dtypes"),
+        (
+            {"t4": entry("fast")},
+            f'model_latencies.json:5: toy.t4.512.float32: found "fast", expected {FORM}',
+        ),
+        (
+            {"t4": 3},
+            "model_latencies.json:3: toy.t4.512: found 3, expected tables: tokens, and in them dtypes",
+        ),
         (
             {"v100": entry(FITS), "v100x16": entry(FITS)},
             'model_latencies.json:19: toy.v100x16.512.float32: found "v100x16", expected one entry for V100-16GB',
@@ -232,7 +272,9 @@ def test_broken_statistics(tmp_path: Path) -> None:
     assert message(tmp_path, "toi") == (
         'model_stats.json: model: found "toi", expected a model of this file (toy); did you mean "toy"?'
     )
-    with pytest.raises(InputError, match="sequence_length: found 0, expected a whole number of tokens, at least 1"):
+    with pytest.raises(
+        InputError, match="sequence_length: found 0, expected a whole number of tokens, at least 1"
+    ):
         read_cephalo(tmp_path, "toy", sequence_length=0)
     assert message(tmp_path / "nowhere") == "model_stats.json: expected an existing file"
 

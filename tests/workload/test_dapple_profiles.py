@@ -1,4 +1,5 @@
-"""DAPPLE's text profiles: the three public ones, where they are at hand, and small graphs that branch."""
+"""DAPPLE's text profiles: the three public ones, where they are at hand, and small graphs that
+branch."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from argosy.workload.dapple import read_dapple
+from argosy.workload.imports.dapple import read_dapple
 from argosy.workload.load import load_model
 
 PROFILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "dapple-profiles"
-needs_profiles = pytest.mark.skipif(not PROFILES.is_dir(), reason=f"no {PROFILES.name} beside the repository")
+needs_profiles = pytest.mark.skipif(
+    not PROFILES.is_dir(), reason=f"no {PROFILES.name} beside the repository"
+)
 
 
 @needs_profiles
@@ -22,12 +25,18 @@ needs_profiles = pytest.mark.skipif(not PROFILES.is_dir(), reason=f"no {PROFILES
         ("vgg-19-pbs-32.txt", 26, 32, 51.41, 96.20, 548.0),
     ],
 )
-def test_totals(file: str, layers: int, batch: int, forward_ms: float, backward_ms: float, megabytes: float) -> None:
+def test_totals(
+    file: str, layers: int, batch: int, forward_ms: float, backward_ms: float, megabytes: float
+) -> None:
     chain, profile = read_dapple(PROFILES / file)
     assert len(chain.layers) == layers
     assert {row.micro_batch for row in profile.rows} == {batch}
-    assert sum(row.forward_seconds for row in profile.rows) * 1e3 == pytest.approx(forward_ms, abs=0.005)
-    assert sum(row.backward_seconds for row in profile.rows) * 1e3 == pytest.approx(backward_ms, abs=0.005)
+    assert sum(row.forward_seconds for row in profile.rows) * 1e3 == pytest.approx(
+        forward_ms, abs=0.005
+    )
+    assert sum(row.backward_seconds for row in profile.rows) * 1e3 == pytest.approx(
+        backward_ms, abs=0.005
+    )
     assert chain.parameters * 4 / 1e6 == pytest.approx(megabytes, abs=0.05)
 
 

@@ -1,4 +1,5 @@
-"""Models by their names on the Hugging Face hub: from the local cache, or a message that names the download."""
+"""Models by their names on the Hugging Face hub: from the local cache, or a message that names the
+download."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ def test_without_a_usable_main_revision_any_is_taken(cache: Path, main: str | No
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Qwen/Qwen2.5-14B", 'hf download Qwen/Qwen2.5-14B config.json; "qwen2.5-14b" is the same shape'),
+        (
+            "Qwen/Qwen2.5-14B",
+            'hf download Qwen/Qwen2.5-14B config.json; "qwen2.5-14b" is the same shape',
+        ),
         ("Some/Other", "hf download Some/Other config.json"),
     ],
 )
@@ -66,7 +70,9 @@ def test_names_that_lead_out_of_the_cache_are_none(cache: Path) -> None:
     assert cached_config("a/../../b") is None
 
 
-def test_the_cache_is_where_the_variables_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_is_where_the_variables_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

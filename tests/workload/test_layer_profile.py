@@ -18,9 +18,17 @@ from argosy.workload.profile import Profile, ProfileRow
 from argosy.workload.profile_file import dump_profile, parse_profile, read_profile, write_profile
 
 
-def row(layer: str = "block", micro_batch: int = 1, forward: float = 1.0, **others: object) -> ProfileRow:
-    fixed: dict[str, object] = {"tensor_width": 1, "dtype": Dtype.BF16, "backward_seconds": 2 * forward}
-    return ProfileRow(layer=layer, micro_batch=micro_batch, forward_seconds=forward, **(fixed | others))  # type: ignore[arg-type]
+def row(
+    layer: str = "block", micro_batch: int = 1, forward: float = 1.0, **others: object
+) -> ProfileRow:
+    fixed: dict[str, object] = {
+        "tensor_width": 1,
+        "dtype": Dtype.BF16,
+        "backward_seconds": 2 * forward,
+    }
+    return ProfileRow(
+        layer=layer, micro_batch=micro_batch, forward_seconds=forward, **(fixed | others)
+    )  # type: ignore[arg-type]
 
 
 BLOCK = Layer(
@@ -32,7 +40,9 @@ BLOCK = Layer(
     activation_bytes=8.0,
     output_bytes=4.0,
 )
-HEAD = replace(BLOCK, name="head", kind="head", forward_flop=5.0, parameters=0, tied_to=0, tied_parameters=4)
+HEAD = replace(
+    BLOCK, name="head", kind="head", forward_flop=5.0, parameters=0, tied_to=0, tied_parameters=4
+)
 MEASURED = Profile(
     device="A100-80GB",
     model="toy",
@@ -80,10 +90,15 @@ def test_growing_measurements_give_growing_times(low: int, step: int) -> None:
             ("block", 1, 4),
             "tensor_width: found 4, expected a measured tensor width of block of toy on A100-80GB in bf16 (1, 2)",
         ),
-        (("block", 1, 1, Dtype.FP32), 'dtype: found "fp32", expected a measured dtype of toy (bf16)'),
+        (
+            ("block", 1, 1, Dtype.FP32),
+            'dtype: found "fp32", expected a measured dtype of toy (bf16)',
+        ),
     ],
 )
-def test_what_was_not_measured_is_refused_by_name(question: tuple[object, ...], message: str) -> None:
+def test_what_was_not_measured_is_refused_by_name(
+    question: tuple[object, ...], message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         MEASURED.forward_seconds(*question)  # type: ignore[arg-type]
     assert str(caught.value) == message

@@ -65,7 +65,9 @@ def test_a_preset_file_of_ones_own(tmp_path: Path) -> None:
     assert (chain.name, chain.sequence_length, chain.dtype) == ("mine", 77, Dtype.FP16)
 
 
-def test_a_preset_wins_over_a_folder_of_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_wins_over_a_folder_of_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.rename(folder.parent / "gpt2")
     monkeypatch.chdir(folder.parent)
     assert load_model("gpt2").parameters == 124_439_808
@@ -75,12 +77,16 @@ def test_a_preset_wins_over_a_folder_of_its_name(folder: Path, monkeypatch: pyte
 def test_loading_a_model_imports_neither_torch_nor_transformers() -> None:
     program = "import sys; from argosy.workload.load import load_model; load_model('gpt2')"
     program += "; print({'torch', 'transformers'} & {*sys.modules})"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert shown.stdout == "set()\n"
 
 
 def test_a_model_whose_shape_nobody_knows_has_no_architecture(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text("{}")
-    with pytest.raises(InputError, match=r"expected a model whose shape is known: a preset or a config.json"):
+    with pytest.raises(
+        InputError, match=r"expected a model whose shape is known: a preset or a config.json"
+    ):
         load_architecture(path)

@@ -1,4 +1,5 @@
-"""Parameter counts of every preset against the published ones, restated here from model cards and papers."""
+"""Parameter counts of every preset against the published ones, restated here from model cards and
+papers."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def test_gpt3_rounds_to_what_its_paper_prints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hidden", "count"), [("bert-base", 768, 109_482_240), ("bert-large", 1024, 335_141_888)]
+    ("name", "hidden", "count"),
+    [("bert-base", 768, 109_482_240), ("bert-large", 1024, 335_141_888)],
 )
 def test_bert_without_its_training_heads(name: str, hidden: int, count: int) -> None:
     """The count usually quoted is embedding, blocks and pooler."""
@@ -89,13 +91,20 @@ def test_bert_without_its_training_heads(name: str, hidden: int, count: int) -> 
 
 @pytest.mark.parametrize(
     ("name", "active"),
-    [("mixtral-8x7b", 12_879_925_248), ("qwen3-30b-a3b", 3_353_032_704), ("olmoe-1b-7b", 1_282_017_280)],
+    [
+        ("mixtral-8x7b", 12_879_925_248),
+        ("qwen3-30b-a3b", 3_353_032_704),
+        ("olmoe-1b-7b", 1_282_017_280),
+    ],
 )
 def test_active_parameters_of_mixtures(name: str, active: int) -> None:
     """Every weight but those of the experts that a token does not meet."""
     layers = load_model(name).layers
     assert (
-        sum(layer.parameters if layer.active_parameters is None else layer.active_parameters for layer in layers)
+        sum(
+            layer.parameters if layer.active_parameters is None else layer.active_parameters
+            for layer in layers
+        )
         == active
     )
 
@@ -115,13 +124,26 @@ def test_experts_are_part_of_the_parameters() -> None:
     assert block.parameters - block.expert_parameters == 41_943_040 + 8 * 4096 + 2 * 4096
 
 
-ROTARY = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3", "olmoe", "gemma3_text", "gpt_oss"}
+ROTARY = {
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "phi3",
+    "olmoe",
+    "gemma3_text",
+    "gpt_oss",
+}
 
 
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_state_what_defaults_would_change(name: str) -> None:
     """An export trains the published model only if its angles and norms are the published ones."""
-    config = tomllib.loads((files("argosy") / "data" / "models" / f"{name}.toml").read_text())["config"]
+    config = tomllib.loads((files("argosy") / "data" / "models" / f"{name}.toml").read_text())[
+        "config"
+    ]
     if config["model_type"] in ROTARY:
         assert {"rope_theta", "rms_norm_eps"} <= config.keys()
 
@@ -138,7 +160,9 @@ def test_presets_state_what_defaults_would_change(name: str) -> None:
         ("phi-4", 2.5e5, None, 1e-5),
     ],
 )
-def test_angles_and_norms_are_the_published_ones(name: str, base: float, scaling: float | None, epsilon: float) -> None:
+def test_angles_and_norms_are_the_published_ones(
+    name: str, base: float, scaling: float | None, epsilon: float
+) -> None:
     shape = load_architecture(name)
     assert shape.rotary is not None and (shape.rotary.base, shape.rotary.scaling) == (base, scaling)
     assert shape.norm_epsilon == epsilon

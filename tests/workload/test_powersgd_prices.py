@@ -35,8 +35,8 @@ def sites() -> Cluster:
 
 
 def by_hand() -> int:
-    """Elements that stand for the gradients of gpt2: tables of 50257 and 1024 rows, twelve blocks of four square
-    matrices and two of 768 x 3072; biases and norms as they are."""
+    """Elements that stand for the gradients of gpt2: tables of 50257 and 1024 rows, twelve blocks
+    of four square matrices and two of 768 x 3072; biases and norms as they are."""
     width, inner = 768, 3072
     tables = RANK * (50257 + width) + RANK * (1024 + width)
     block = 4 * RANK * 2 * width + 2 * RANK * (width + inner)
@@ -59,8 +59,15 @@ def test_a_sum_takes_what_its_elements_take_and_errors_take_memory() -> None:
     assert plan.certificate.lower_bound_seconds <= simulate(plan, chain, where).iteration_ends[0]
     whole = load_model("gpt2", dtype="bf16")
     seconds = [simulate(plan, one, where, iterations=1).iteration_ends[0] for one in (chain, whole)]
-    assert plan.predicted is not None and plan.predicted.iteration_seconds == pytest.approx(seconds[0])
-    factors = 8 * 4 * chain.parameters / (where.devices[0].efficiency * where.devices[0].kind.memory_bandwidth)
+    assert plan.predicted is not None and plan.predicted.iteration_seconds == pytest.approx(
+        seconds[0]
+    )
+    factors = (
+        8
+        * 4
+        * chain.parameters
+        / (where.devices[0].efficiency * where.devices[0].kind.memory_bandwidth)
+    )
     saved = (2 * whole.parameters - 4 * by_hand()) / 125e6 - factors
     assert seconds[1] - seconds[0] == pytest.approx(saved, rel=1e-3)
     held, before = (state_bytes(one, plan.stages[0], 1.0).total for one in (chain, whole))

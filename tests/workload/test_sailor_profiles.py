@@ -12,18 +12,20 @@ import pytest
 from argosy.cluster.catalogue import device_kind
 from argosy.dtype import Dtype
 from argosy.errors import InputError
-from argosy.workload.profile import Profile, ProfileRow
-from argosy.workload.profile_file import dump_profile, parse_profile
-from argosy.workload.sailor import (
+from argosy.workload.imports.sailor import (
     CATALOGUE_NAMES,
-    DeviceGroup,
+    SailorGroup,
     read_sailor,
     read_sailor_bandwidths,
 )
-from argosy.workload.sailor_runs import SailorReplica, read_sailor_measured
+from argosy.workload.imports.sailor_runs import SailorReplica, read_sailor_measured
+from argosy.workload.profile import Profile, ProfileRow
+from argosy.workload.profile_file import dump_profile, parse_profile
 
 SAILOR = Path(__file__).resolve().parents[3] / "shared" / "data" / "sailor"
-needs_data = pytest.mark.skipif(not SAILOR.is_dir(), reason=f"no data of {SAILOR.name} beside the repository")
+needs_data = pytest.mark.skipif(
+    not SAILOR.is_dir(), reason=f"no data of {SAILOR.name} beside the repository"
+)
 MODELS = ("OPT-350", "GPT-Neo-2.7", "OPT-30", "LLAMA-3-8")
 RUNS = sorted(SAILOR.glob("measured/*/*.json"))
 
@@ -38,9 +40,15 @@ RUNS = sorted(SAILOR.glob("measured/*/*.json"))
         ("LLAMA-3-8", 35, 8_797_954_048, 8192, 3, 385),
     ],
 )
-def test_totals(model: str, layers: int, parameters: int, length: int, kinds: int, rows: int) -> None:
+def test_totals(
+    model: str, layers: int, parameters: int, length: int, kinds: int, rows: int
+) -> None:
     chain, profiles = read_sailor(SAILOR, model)
-    assert (len(chain.layers), chain.parameters, chain.sequence_length) == (layers, parameters, length)
+    assert (len(chain.layers), chain.parameters, chain.sequence_length) == (
+        layers,
+        parameters,
+        length,
+    )
     assert (chain.dtype, chain.optimizer) == (Dtype.FP32, "adam")
     assert len(profiles) == kinds
     assert sum(len(profile.rows) for profile in profiles.values()) == rows
@@ -66,11 +74,19 @@ def test_spot_values() -> None:
     chain, profiles = read_sailor(SAILOR, "OPT-350")
     assert [layer.name for layer in chain.layers[:2]] == ["embedding.0", "block.1"]
     block, head = chain.layers[1], chain.layers[25]
-    assert (block.parameters, block.activation_bytes, block.output_bytes) == (12_596_224, 360_726_528, 2048 * 1024 * 4)
+    assert (block.parameters, block.activation_bytes, block.output_bytes) == (
+        12_596_224,
+        360_726_528,
+        2048 * 1024 * 4,
+    )
     assert (head.name, head.output_bytes, head.max_tensor_width) == ("head.25", 0, 8)
     assert profiles["A100-40GB"].forward_seconds("block.1", 4, 2) == 0.005044
     assert profiles["GH200-96GB"].backward_seconds("head.25", 128, 4) == 0.102021
-    assert [layer.kind for layer in read_sailor(SAILOR, "LLAMA-3-8")[0].layers[32:]] == ["block", "norm", "head"]
+    assert [layer.kind for layer in read_sailor(SAILOR, "LLAMA-3-8")[0].layers[32:]] == [
+        "block",
+        "norm",
+        "head",
+    ]
 
 
 @needs_data
@@ -82,7 +98,8 @@ def test_names_are_the_catalogues_and_so_is_the_memory() -> None:
 
 @needs_data
 def test_the_rtx_2080_is_a_ti() -> None:
-    """An update reads and writes memory only; a plain RTX 2080 has two thirds of a Titan RTX's speed."""
+    """An update reads and writes memory only; a plain RTX 2080 has two thirds of a Titan RTX's
+    speed."""
     times = json.loads((SAILOR / "layer-times.json").read_text())["OPT-350"]
     measured = times["Titan-RTX"]["1"]["1"]["1"][2] / times["RTX-2080"]["1"]["1"]["1"][2]
     titan = device_kind("Titan-RTX").memory_bandwidth
@@ -126,15 +143,27 @@ def test_blocks_take_longer_with_more_samples(model: str) -> None:
                 continue
             assert one.micro_batch < next_one.micro_batch
             assert one.forward_seconds <= next_one.forward_seconds
-            if (kind, one.layer, one.tensor_width, one.micro_batch) != ("GH200-96GB", "block.1", 4, 1):
+            if (kind, one.layer, one.tensor_width, one.micro_batch) != (
+                "GH200-96GB",
+                "block.1",
+                4,
+                1,
+            ):
                 assert one.backward_seconds < next_one.backward_seconds
 
 
-PEAK = {"GH200-96GB": Dtype.TF32, "A100-40GB": Dtype.TF32, "A100-80GB": Dtype.TF32, "RTX-3090": Dtype.TF32}
+PEAK = {
+    "GH200-96GB": Dtype.TF32,
+    "A100-40GB": Dtype.TF32,
+    "A100-80GB": Dtype.TF32,
+    "RTX-3090": Dtype.TF32,
+}
 
 
 @needs_data
-@pytest.mark.parametrize(("model", "hidden"), [("OPT-350", 1024), ("GPT-Neo-2.7", 2560), ("OPT-30", 7168)])
+@pytest.mark.parametrize(
+    ("model", "hidden"), [("OPT-350", 1024), ("GPT-Neo-2.7", 2560), ("OPT-30", 7168)]
+)
 def test_no_block_beats_its_device(model: str, hidden: int) -> None:
     chain, profiles = read_sailor(SAILOR, model)
     length = chain.sequence_length
@@ -195,11 +224,11 @@ def test_bandwidths() -> None:
     assert found.within_node("A100-40GB", 4) == 243214602913.50012
     assert found.within_node("RTX-3090", 2) == pytest.approx(49.77e9, rel=1e-3)
     for count, gigabytes in ((1, 22.9), (2, 45.7), (4, 92.6)):
-        group = DeviceGroup(kind="GH200-96GB", num_devices=count, zone="us-central1-a")
+        group = SailorGroup(kind="GH200-96GB", num_devices=count, zone="us-central1-a")
         assert found.between_nodes(group, group) == pytest.approx(gigabytes * 1e9, rel=2e-3)
         assert found.between_nodes(group, group) <= count * 25e9
-    titan = DeviceGroup(kind="Titan-RTX", num_devices=2, zone="us-central1-a")
-    ti = DeviceGroup(kind="RTX-2080Ti", num_devices=2, zone="us-central1-a")
+    titan = SailorGroup(kind="Titan-RTX", num_devices=2, zone="us-central1-a")
+    ti = SailorGroup(kind="RTX-2080Ti", num_devices=2, zone="us-central1-a")
     assert found.between_nodes(titan, ti) == pytest.approx(2.858e9, rel=1e-3)
     with pytest.raises(InputError) as caught:
         found.between_nodes(ti, titan)
@@ -214,43 +243,59 @@ def test_leaving_a_node_is_slower_than_staying() -> None:
     found = read_sailor_bandwidths(SAILOR)
     inside = {(node.kind, node.num_devices): node.bandwidth for node in found.nodes}
     for pair in found.pairs:
-        assert pair.bandwidth < inside.get((pair.sender.kind, pair.sender.num_devices), float("inf"))
+        assert pair.bandwidth < inside.get(
+            (pair.sender.kind, pair.sender.num_devices), float("inf")
+        )
 
 
 @needs_data
 def test_measured_runs() -> None:
     assert len(RUNS) == 18
     run = read_sailor_measured(SAILOR / "measured" / "mixed-rtx" / "plan_config_N3_D1.json")
-    assert [(stage.layers[0], stage.layers[-1]) for stage in run.stages] == [(0, 7), (8, 16), (17, 25)]
+    assert [(stage.layers[0], stage.layers[-1]) for stage in run.stages] == [
+        (0, 7),
+        (8, 16),
+        (17, 25),
+    ]
     assert [str(replica.groups[0]) for stage in run.stages for replica in stage.replicas] == [
         "8 x RTX-3090 in us-central1-a",
         "8 x RTX-2080Ti in us-central1-a",
         "8 x Titan-RTX in us-central1-a",
     ]
     assert (run.micro_batch, run.global_batch, run.num_micro_batches) == (2, 144, 72)
-    assert (run.iteration_seconds, run.gradient_seconds, run.peak_bytes) == (59.45533, 5.4637, 6305087488)
+    assert (run.iteration_seconds, run.gradient_seconds, run.peak_bytes) == (
+        59.45533,
+        5.4637,
+        6305087488,
+    )
 
 
 @needs_data
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_no_run_is_much_faster_than_its_layers(path: Path) -> None:
-    """The slowest stage computes all its micro-batches one after the other; measured layers may be a little slow."""
+    """The slowest stage computes all its micro-batches one after the other; measured layers may be
+    a little slow."""
     chain, profiles = read_sailor(SAILOR, "OPT-350")
     run = read_sailor_measured(path)
     assert sum(len(stage.layers) for stage in run.stages) == len(chain.layers)
     computing = max(
-        run.num_micro_batches * _stage_seconds(profiles[replica.groups[0].kind], stage.layers, run.micro_batch, replica)
+        run.num_micro_batches
+        * _stage_seconds(profiles[replica.groups[0].kind], stage.layers, run.micro_batch, replica)
         for stage in run.stages
         for replica in stage.replicas
     )
     assert 0.65 < computing / run.iteration_seconds < 1.2
 
 
-def _stage_seconds(profile: Profile, layers: tuple[int, ...], samples: int, replica: SailorReplica) -> float:
+def _stage_seconds(
+    profile: Profile, layers: tuple[int, ...], samples: int, replica: SailorReplica
+) -> float:
     names = [profile.layers[layer].name for layer in layers]
     width = replica.tensor_width
     return sum(
-        profile.forward_seconds(name, samples, width) + profile.backward_seconds(name, samples, width) for name in names
+        profile.forward_seconds(name, samples, width)
+        + profile.backward_seconds(name, samples, width)
+        for name in names
     )
 
 
@@ -286,7 +331,8 @@ RUN = {
 
 
 def write(path: Path, content: object, place: str = "", value: object = None) -> None:
-    """``content`` as JSON, with ``value`` at ``place``, or without the place where the value is None."""
+    """``content`` as JSON, with ``value`` at ``place``, or without the place where the value is
+    None."""
     content = json.loads(json.dumps(content))
     *path_to, last = place.split("/")
     table: Any = content
@@ -303,11 +349,16 @@ def folder(path: Path, file: str = "", place: str = "", value: object = None) ->
     """A folder of measurements of a small model with a change in one file."""
     contents = {
         "layer-times.json": {
-            "toy": {"A100-40": {"1": {"1": TIMES}, "4": {"1": TIMES, "2": TIMES}}, "TPU": {"8": {"1": TIMES}}}
+            "toy": {
+                "A100-40": {"1": {"1": TIMES}, "4": {"1": TIMES, "2": TIMES}},
+                "TPU": {"8": {"1": TIMES}},
+            }
         },
         "models.json": {"toy": {"1": {str(layer): AMOUNTS for layer in range(3)}}},
         "intra_node_bandwidths.json": {"A100-40": {"2": [[1, 2, 3], 2e11]}},
-        "multizone_bandwidths_het.json": {"a": {"A100-40": {"1": {"b": {"TPU": {"2": [[1, 2, 3], 1e9]}}}}}},
+        "multizone_bandwidths_het.json": {
+            "a": {"A100-40": {"1": {"b": {"TPU": {"2": [[1, 2, 3], 1e9]}}}}}
+        },
     }
     for name, content in contents.items():
         write(path / name, content, *((place, value) if name == file else ()))
@@ -329,7 +380,9 @@ def test_a_small_folder(tmp_path: Path) -> None:
 
 
 def test_a_layer_missing_at_one_micro_batch_is_interpolated(tmp_path: Path) -> None:
-    batches = {batch: {"1": {"0": [0, 0, 0], "1": [time, time, 0]}} for batch, time in (("2", 1), ("6", 5))}
+    batches = {
+        batch: {"1": {"0": [0, 0, 0], "1": [time, time, 0]}} for batch, time in (("2", 1), ("6", 5))
+    }
     folder(tmp_path, "layer-times.json", "toy/A100-40", batches | {"4": {"1": {"0": [0, 0, 0]}}})
     _, profiles = read_sailor(tmp_path, "toy")
     assert profiles["A100-40GB"].forward_seconds("block.1", 4) == 3
@@ -441,7 +494,9 @@ def test_a_training_config_states_the_sequence_length(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_broken_profiles(tmp_path: Path, file: str, place: str, value: object, expected: str) -> None:
+def test_broken_profiles(
+    tmp_path: Path, file: str, place: str, value: object, expected: str
+) -> None:
     with pytest.raises(InputError) as caught:
         read_sailor(folder(tmp_path, file, place, value), "toy")
     assert message(caught, tmp_path) == expected
@@ -464,22 +519,28 @@ def test_unknown_models_and_settings(tmp_path: Path) -> None:
 
 def test_bandwidths_of_a_small_folder(tmp_path: Path) -> None:
     found = read_sailor_bandwidths(folder(tmp_path))
-    sender = DeviceGroup(kind="A100-40GB", num_devices=1, zone="a")
-    receiver = DeviceGroup(kind="TPU", num_devices=2, zone="b")
+    sender = SailorGroup(kind="A100-40GB", num_devices=1, zone="a")
+    receiver = SailorGroup(kind="TPU", num_devices=2, zone="b")
     assert (found.within_node("A100-40GB", 2), found.between_nodes(sender, receiver)) == (2e11, 1e9)
     for question, expected in (
         (
             ("A100-40", 2),
             'kind: found "A100-40", expected a kind that was measured (A100-40GB); did you mean "A100-40GB"?',
         ),
-        (("A100-40GB", 8), "num_devices: found 8, expected a measured number of A100-40GB in a node (2)"),
+        (
+            ("A100-40GB", 8),
+            "num_devices: found 8, expected a measured number of A100-40GB in a node (2)",
+        ),
     ):
         with pytest.raises(InputError) as caught:
             found.within_node(*question)
         assert str(caught.value) == expected
     with pytest.raises(InputError) as caught:
         found.between_nodes(receiver, sender)
-    assert str(caught.value) == 'from 2 x TPU in b: found "1 x A100-40GB in a", expected a measured receiver (none)'
+    assert (
+        str(caught.value)
+        == 'from 2 x TPU in b: found "1 x A100-40GB in a", expected a measured receiver (none)'
+    )
 
 
 @pytest.mark.parametrize(
@@ -506,7 +567,9 @@ def test_bandwidths_of_a_small_folder(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_broken_bandwidths(tmp_path: Path, file: str, place: str, value: object, expected: str) -> None:
+def test_broken_bandwidths(
+    tmp_path: Path, file: str, place: str, value: object, expected: str
+) -> None:
     with pytest.raises(InputError) as caught:
         read_sailor_bandwidths(folder(tmp_path, file, place, value))
     assert message(caught, tmp_path) == expected
@@ -516,7 +579,7 @@ def test_a_small_run(tmp_path: Path) -> None:
     write(tmp_path / "run.json", RUN)
     run = read_sailor_measured(tmp_path / "run.json")
     assert [stage.layers for stage in run.stages] == [(0,), (1, 2)]
-    group = DeviceGroup(kind="GH200-96GB", num_devices=2, zone="here")
+    group = SailorGroup(kind="GH200-96GB", num_devices=2, zone="here")
     assert run.stages[1].replicas == (SailorReplica(groups=(group,), tensor_width=2),) * 2
     assert (run.num_micro_batches, run.iteration_seconds) == (2, 1.5)
 
@@ -528,8 +591,16 @@ REPLICA = "[[[GPU kind, count, zone], ...], tensor width]"
     ("place", "value", "expected"),
     [
         ("real", None, "run.json: real: expected a value: this field is required"),
-        ("gbs", 12, "run.json:67: gbs: found 12, expected a multiple of 8, one micro-batch of each of 2 replicas"),
-        ("pipeline_list", [], "run.json:2: pipeline_list: found a list of 0, expected one pipeline"),
+        (
+            "gbs",
+            12,
+            "run.json:67: gbs: found 12, expected a multiple of 8, one micro-batch of each of 2 replicas",
+        ),
+        (
+            "pipeline_list",
+            [],
+            "run.json:2: pipeline_list: found a list of 0, expected one pipeline",
+        ),
         (
             "pipeline_list/0/dp",
             [2, 1],

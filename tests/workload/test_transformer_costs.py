@@ -55,16 +55,21 @@ def test_attention_flop_are_quadratic_up_to_the_window() -> None:
     assert attention_flop(8192) == 4 * 8192 * 4096 * 4096
 
 
-@pytest.mark.parametrize(("name", "multiply_adds"), [("vit-base", 17.564e9), ("vit-huge", 167.295e9)])
+@pytest.mark.parametrize(
+    ("name", "multiply_adds"), [("vit-base", 17.564e9), ("vit-huge", 167.295e9)]
+)
 def test_vit_has_the_published_multiply_adds(name: str, multiply_adds: float) -> None:
     """As torchvision documents them for vit_b_16 and vit_h_14."""
     assert load_model(name).forward_flop / 2 == pytest.approx(multiply_adds, rel=1e-3)
 
 
 def gpt_like(*, fused_attention: bool = True) -> Chain:
-    """A block to which the formulas of Korthikanti et al. apply: 16-bit, dropout, inner width 4 h."""
+    """A block to which the formulas of Korthikanti et al. apply: 16-bit, dropout, inner width 4
+    h."""
     attention = Attention(heads=16, kv_heads=16, head_dim=64, dropout=True)
-    block = Block(attention=attention, feed_forward=FeedForward(inner=4096), norm=NormKind.LAYER, dropout=True)
+    block = Block(
+        attention=attention, feed_forward=FeedForward(inner=4096), norm=NormKind.LAYER, dropout=True
+    )
     return build_chain(
         Architecture(
             hidden=1024,
@@ -158,7 +163,11 @@ def test_a_shared_expert_keeps_what_a_feed_forward_of_its_width_keeps() -> None:
             head=Head(outputs=100, width=64, norm=NormKind.RMS, tied=True),
             context=128,
         )
-        return build_chain(shape, name="one", sequence_length=128, dtype=Dtype.BF16).layers[1].activation_bytes
+        return (
+            build_chain(shape, name="one", sequence_length=128, dtype=Dtype.BF16)
+            .layers[1]
+            .activation_bytes
+        )
 
     routed = Experts(expert=FeedForward(inner=24, gated=True), count=8, active=2)
     narrow, wide = (FeedForward(inner=inner, gated=True) for inner in (40, 72))

@@ -1,4 +1,5 @@
-"""Models with frozen weights: FLOP and kept bytes against torch's own counts, and what is refused."""
+"""Models with frozen weights: FLOP and kept bytes against torch's own counts, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ CONFIG: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 120, "max_position_embeddings": TOKENS, "tie_word_embeddings": False,
 }  # fmt: skip
-NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj"}
+NAMES = {
+    "q": "q_proj",
+    "k": "k_proj",
+    "v": "v_proj",
+    "o": "o_proj",
+    "gate": "gate_proj",
+    "up": "up_proj",
+}
 NAMES["down"] = "down_proj"
 
 
@@ -57,7 +65,9 @@ def chain_of(tuning: Tuning, folder: Any) -> Chain:
     import json
 
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **CONFIG}))
-    return load_model(folder, sequence_length=TOKENS, dtype="fp32", tuning=tuning, fused_attention=False)
+    return load_model(
+        folder, sequence_length=TOKENS, dtype="fp32", tuning=tuning, fused_attention=False
+    )
 
 
 def flop_of(model: Any) -> tuple[float, float]:
@@ -82,7 +92,8 @@ TUNINGS = [
 
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)
 def test_flop_and_weights_are_those_of_torch(tuning: Tuning, tmp_path: Any) -> None:
-    """Of matrix products, forward and backward, to rounding; trained and frozen weights to the last one."""
+    """Of matrix products, forward and backward, to rounding; trained and frozen weights to the last
+    one."""
     model, chain = torch_model(tuning), chain_of(tuning, tmp_path)
     forward, backward = flop_of(model)
     assert forward == pytest.approx(chain.forward_flop, rel=1e-9)
@@ -98,7 +109,8 @@ def _final_norm(tuning: Tuning) -> int:
 
 
 def test_nf4_takes_its_bits_and_int8_its_bytes() -> None:
-    """4.127 bits per weight with double quantisation (Dettmers et al., QLoRA, 2023); a scale per row for int8."""
+    """4.127 bits per weight with double quantisation (Dettmers et al., QLoRA, 2023); a scale per
+    row for int8."""
     full, nf4, int8 = (
         load_model("llama-3-8b", sequence_length=512, tuning=parse_tuning(lora="", base=base))
         for base in (None, "nf4", "int8")
@@ -124,11 +136,15 @@ def test_tied_tables_are_frozen_together() -> None:
     assert head.frozen.tied_bytes == 50257 * 768 * 2
     assert chain.frozen_parameters == 124_439_808
     for name in ("head", "embedding"):  # one tensor, frozen wherever it is used
-        assert load_model("gpt2", tuning=parse_tuning(freeze=(name,))).frozen_parameters == 39_385_344
+        assert (
+            load_model("gpt2", tuning=parse_tuning(freeze=(name,))).frozen_parameters == 39_385_344
+        )
 
 
 def test_adapters_of_experts_are_as_many_as_experts() -> None:
-    chain = load_model("mixtral-8x7b", sequence_length=128, tuning=parse_tuning(lora="rank=8,targets=q,up"))
+    chain = load_model(
+        "mixtral-8x7b", sequence_length=128, tuning=parse_tuning(lora="rank=8,targets=q,up")
+    )
     block = chain.layers[1]
     assert block.parameters == 8 * (4096 + 4096) + 8 * 8 * (4096 + 14336)
     assert block.expert_parameters == 8 * 8 * (4096 + 14336)
@@ -138,11 +154,17 @@ def test_adapters_of_experts_are_as_many_as_experts() -> None:
     ("options", "message"),
     [
         ({"train": "lra"}, '--train: found "lra", expected one of full, lora'),
-        ({"train": "full", "lora": "rank=8"}, '--lora: found "rank=8", expected --train lora with this option'),
+        (
+            {"train": "full", "lora": "rank=8"},
+            '--lora: found "rank=8", expected --train lora with this option',
+        ),
         ({"lora": "rank=0"}, '--lora rank: found "0", expected a whole number from 1 to 65536'),
         ({"lora": "rank=²"}, '--lora rank: found "²", expected a whole number from 1 to 65536'),
         ({"lora": "rank=" + "9" * 5000}, "expected a whole number from 1 to 65536"),
-        ({"lora": "targets=q,w"}, '--lora targets: found "w", expected one of q, k, v, o, gate, up, down, all'),
+        (
+            {"lora": "targets=q,w"},
+            '--lora targets: found "w", expected one of q, k, v, o, gate, up, down, all',
+        ),
         ({"lora": "alpha=16"}, '--lora: found "alpha=16", expected rank=R,targets=q,v,...'),
         ({"lora": "q,v"}, '--lora: found "q,v", expected rank=R,targets=q,v,...'),
         ({"base": "nf4"}, '--base-weights: found "nf4", expected --train lora or --freeze with it'),
@@ -173,5 +195,8 @@ def test_nothing_left_to_train_is_refused(options: dict[str, Any], message: str)
 
 def test_options_are_what_is_parsed() -> None:
     tuning = parse_tuning(lora="rank=8,targets=v,q", freeze=["block.0"], base="int8")
-    assert tuning.options == "--train lora --lora rank=8,targets=q,v --freeze 'block.0' --base-weights int8"
+    assert (
+        tuning.options
+        == "--train lora --lora rank=8,targets=q,v --freeze 'block.0' --base-weights int8"
+    )
     assert parse_tuning(lora="targets=all").targets == TARGETS

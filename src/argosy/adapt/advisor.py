@@ -1,7 +1,8 @@
 """The controller in a process of its own, so that a job's steps go on while it thinks. No torch.
 
-Rank 0 starts an ``Advisor``, hands it a ``Brief``, and after every step an ``Observation``; it answers each with an
-``Advice``. Observations that arrive during a search are read afterwards, in order, and the newest of them decides.
+Rank 0 starts an ``Advisor``, hands it a ``Brief``, and after every step an ``Observation``; it
+answers each with an ``Advice``. Observations that arrive during a search are read afterwards, in
+order, and the newest of them decides.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
-from argosy.adapt.controller import Controller, Decision, Limits
+from argosy.adapt.controller import Controller, ControllerLimits, Decision
 from argosy.adapt.predictor import plan_key
 from argosy.adapt.watch import World
 from argosy.choose.policy import schedules_that_fit, schedules_to_try
@@ -31,7 +32,8 @@ from argosy.planner import Settings, find_plan
 from argosy.workload.chain import Chain
 
 _NEAR = 0.05
-"""Devices within this of full speed are planned for as full ones, so that equal devices stay equal."""
+"""Devices within this of full speed are planned for as full ones, so that equal devices stay
+equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Brief:
     chain: Chain
     cluster: Cluster
     model: ComputeModel
-    limits: Limits
+    limits: ControllerLimits
     roster: tuple[str, ...]
     """Devices that the run has processes on."""
     level: int = 1
@@ -107,10 +109,13 @@ class Mind:
 
     def _replan(self, believed: Cluster) -> Plan:
         devices = tuple(
-            replace(d, speed=Trace.constant(1.0)) if abs(d.speed.at(0) - 1) < _NEAR else d for d in believed.devices
+            replace(d, speed=Trace.constant(1.0)) if abs(d.speed.at(0) - 1) < _NEAR else d
+            for d in believed.devices
         )
         width = self.brief.max_width
-        settings = Settings(level=self.brief.level, runnable=True, max_width=width, max_context=1, max_expert=1)
+        settings = Settings(
+            level=self.brief.level, runnable=True, max_width=width, max_context=1, max_expert=1
+        )
         brief = self.brief
         plan = find_plan(
             brief.chain,
@@ -122,11 +127,14 @@ class Mind:
         for stage in plan.stages:
             mixing = [layer for layer in brief.undivided if stage.first <= layer < stage.end]
             if mixing and len(stage.replicas) > 1:
-                raise InfeasibleError(f"the best plan divides the samples that layer {mixing[0]} mixes")
+                raise InfeasibleError(
+                    f"the best plan divides the samples that layer {mixing[0]} mixes"
+                )
         return plan
 
     def observe(self, seen: Observation, is_newest: Callable[[], bool] = lambda: True) -> Advice:
-        """Take an observation. If it is not the newest, it shows the world, and a later one decides."""
+        """Take an observation. If it is not the newest, it shows the world, and a later one
+        decides."""
         controller = self.controller
         horizon = min(self.brief.limits.horizon, seen.steps_left)
         controller.limits = replace(self.brief.limits, horizon=horizon)
@@ -158,14 +166,16 @@ class Advisor:
         )
         self._answers: queue.SimpleQueue[Advice] = queue.SimpleQueue()
         self._told: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._write)]
+        self._threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._read, self._write)
+        ]
         for thread in self._threads:
             thread.start()
         self._told.put(brief)
 
     def _write(self) -> None:
-        """All that is told, as fast as the other process reads it: a pipe holds little, and nobody waits for it here.
-        Nothing happens where the process has ended: the job goes on as it is."""
+        """All that is told, as fast as the other process reads it: a pipe holds little, and nobody
+        waits for it here. Nothing happens where the process has ended: the job goes on as it is."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             while (message := self._told.get()) is not None:
@@ -204,7 +214,12 @@ def _messages(stream: IO[bytes]) -> Any:
     while True:
         try:
             yield pickle.load(stream)
-        except (EOFError, OSError, ValueError, pickle.UnpicklingError):  # the other side has ended, be it within one
+        except (
+            EOFError,
+            OSError,
+            ValueError,
+            pickle.UnpicklingError,
+        ):  # the other side has ended, be it within one
             return
 
 
@@ -222,7 +237,8 @@ def main() -> None:
 
 
 def _forward(messages: Iterator[Any], waiting: queue.SimpleQueue[Any]) -> None:
-    """Read messages while the controller decides, so that it can see whether there are newer ones."""
+    """Read messages while the controller decides, so that it can see whether there are newer
+    ones."""
     for message in messages:
         waiting.put(message)
     waiting.put(None)

@@ -1,39 +1,45 @@
-"""Decide after every step: keep on, switch the schedule, change the shares, or move to another plan.
+"""Decide after every step: keep on, switch the schedule, change the shares, or move to another
+plan.
 
-The controller is given how long a step took and what the job measured of links and devices. ``Watch`` turns the
-measurements into two worlds: the *believed* one, which changes when a test with a stated error rate says so, and that
-of the *latest* step, in which samples that contradict a belief replace it. Seconds of a plan are predicted by the exact
-engine and corrected by what was measured:
+The controller is given how long a step took and what the job measured of links and devices.
+``ClusterWatch`` turns the measurements into two worlds: the *believed* one, which changes when a
+test with a stated error rate says so, and that of the *latest* step, in which samples that
+contradict a belief replace it. Seconds of a plan are predicted by the exact engine and corrected by
+what was measured:
 
-    (1)  seconds of p = predicted seconds of p  x  median of measured / predicted over the last ``_REMEMBERED`` steps:
-         under p, if it had as many and all lie above or all below those under the plan in force; else under that
+    (1)  seconds of p = predicted seconds of p x median of measured / predicted over the last
+         ``_REMEMBERED`` steps: under p, if it had as many and all lie above or all below those
+         under the plan in force; else under that
 
-If nothing but chance is at work, five ratios and five others lie apart in 0.8 % of all cases. A change is only made to
-a plan that is faster now. So none is made to a plan that is slower under present conditions, and none for a change that
-is already over:
+If nothing but chance is at work, five ratios and five others lie apart in 0.8 % of all cases. A
+change is only made to a plan that is faster now. So none is made to a plan that is slower under
+present conditions, and none for a change that is already over:
 
-    (2)  seconds of the plan in force > (1 + min_gain) seconds of p in the believed world, and > seconds of p in the
-         world of the latest step's samples alone
+    (2)  seconds of the plan in force > (1 + min_gain) seconds of p in the believed world, and >
+         seconds of p in the world of the latest step's samples alone
 
-Other schedules and other shares of samples move nothing. Of those that fulfil (2) the fastest is taken at once.
+Other schedules and other shares of samples move nothing. Of those that fulfil (2) the fastest is
+taken at once.
 
-A move to another plan has a price: the move, and a second one if the change is undone. What has already been lost by
-not having moved shows when that is worth it, as in the ski rental problem:
+A move to another plan has a price: the move, and a second one if the change is undone. What has
+already been lost by not having moved shows when that is worth it, as in the ski rental problem:
 
-    (3)  regret of p = max(0, regret of p + seconds of the plan in force - seconds of p in the latest world), each step
-    (4)  move to p if regret of p, or its gain times the steps that worlds like this one have lasted beyond the present
-         age, >= moving + min(moving back, what p loses in the world before x n), and n x regret of p / its steps >=
-         moving, with n the steps that are left
+    (3)  regret of p = max(0, regret of p + seconds of the plan in force - seconds of p in the
+         latest world), each step
+    (4)  move to p if regret of p, or its gain times the steps that worlds like this one have lasted
+         beyond the present age, >= moving + min(moving back, what p loses in the world before x n),
+         and n x regret of p / its steps >= moving, with n the steps that are left
 
-With (4) moves cost no more than staying has cost before them. If a change lasts and p gains g seconds a step, the move
-comes price / g steps after the change, but not before the test has found it. Regret of a plan found in a changed
-world starts at its gain times the age of that world. Before the first change the cluster is expected to stay as its
-file says: regret starts at n times the gain. A plan that was left because something was lost is returned to at
-once when it runs again.
+With (4) moves cost no more than staying has cost before them. If a change lasts and p gains g
+seconds a step, the move comes price / g steps after the change, but not before the test has found
+it. Regret of a plan found in a changed world starts at its gain times the age of that world. Before
+the first change the cluster is expected to stay as its file says: regret starts at n times the
+gain. A plan that was left because something was lost is returned to at once when it runs again.
 
-Searching for a plan takes seconds, so plans that were found are kept and compared in every world. A search is made only
-in a world unlike those searched in (``SEARCHED``), on average every ``replan_every`` steps at most, at once if a device
-or link is lost, and never while the latest samples contradict the belief.
+Searching for a plan takes seconds, so plans that were found are kept and compared in every world. A
+search is made only in a world unlike those searched in (``SEARCHED``), on average every
+``replan_every`` steps at most, at once if a device or link is lost, and never while the latest
+samples contradict the belief.
 """
 
 from __future__ import annotations
@@ -48,7 +54,7 @@ from typing import NamedTuple
 
 from argosy.adapt.predictor import PlanKey, Predictor, plan_key
 from argosy.adapt.shares import with_shares
-from argosy.adapt.watch import MEMORY, Watch, World, are_alike, in_world, reason
+from argosy.adapt.watch import MEMORY, ClusterWatch, World, are_alike, in_world, reason
 from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
@@ -59,13 +65,14 @@ from argosy.workload.chain import Chain
 
 # Worlds whose levels differ by no more than this factor share the result of a search.
 SEARCHED = 0.25
-# Steps under a plan whose median ratio of measured to predicted seconds corrects its predictions (1).
+# Steps under a plan whose median ratio of measured to predicted seconds corrects its predictions
+# (1).
 _REMEMBERED = 5
 # Searches that may be made beyond one per ``replan_every`` steps.
 _SPARE = 3
 
 
-class Reach(StrEnum):
+class AdaptationLevel(StrEnum):
     """How far a controller may go: everything up to and with this."""
 
     OFF = "off"
@@ -73,16 +80,16 @@ class Reach(StrEnum):
     SHARES = "shares"
     FULL = "full"
 
-    def allows(self, other: Reach) -> bool:
-        order = list(Reach)
+    def allows(self, other: AdaptationLevel) -> bool:
+        order = list(AdaptationLevel)
         return order.index(other) <= order.index(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ControllerLimits:
     """What a user may set."""
 
-    reach: Reach = Reach.FULL
+    reach: AdaptationLevel = AdaptationLevel.FULL
     horizon: int = 1000
     """Steps that are left, over which a move must pay."""
     min_gain: float = 0.02
@@ -96,7 +103,7 @@ class Decision:
     """What to do before the next step, with the numbers behind it."""
 
     step: int
-    what: Reach
+    what: AdaptationLevel
     """``off``: nothing changes."""
     plan: Plan
     before: float
@@ -110,7 +117,7 @@ class Decision:
 
     @property
     def is_change(self) -> bool:
-        return self.what is not Reach.OFF
+        return self.what is not AdaptationLevel.OFF
 
 
 class Regret(NamedTuple):
@@ -134,21 +141,21 @@ class Controller:
         chain: Chain,
         cluster: Cluster,
         *,
-        limits: Limits | None = None,
+        limits: ControllerLimits | None = None,
         model: ComputeModel | None = None,
         schedules: Sequence[Plan] = (),
         replan: Callable[[Cluster], Plan] | None = None,
         variants: Callable[[Plan], Sequence[Plan]] | None = None,
     ) -> None:
-        """``schedules`` are the plan under those that it may switch to, ``variants`` finds them for another plan;
-        ``replan`` finds a plan for a cluster."""
+        """``schedules`` are the plan under those that it may switch to, ``variants`` finds them for
+        another plan; ``replan`` finds a plan for a cluster."""
         self.plan = plan
         self.chain, self.cluster = chain, cluster
-        self.limits = limits or Limits()
+        self.limits = limits or ControllerLimits()
         self.schedules = tuple(variant.schedule for variant in schedules)
         self.replan, self.variants = replan, variants
         self.predictor = Predictor(chain, cluster, model or ComputeModel())
-        self.watch = Watch(cluster)
+        self.watch = ClusterWatch(cluster)
         self.log: list[Decision] = []
         self.news: dict[str, None] = {}
         """What has changed since something was decided."""
@@ -185,10 +192,10 @@ class Controller:
         in_force: bool = True,
         is_newest: Callable[[], bool] = lambda: True,
     ) -> Decision:
-        """Take what a step measured, and its later half alone (``last``). Returns what to do before the next step.
-        ``in_force``: whether the step was made under the plan of the last decision, which may still be on its way; if
-        not, the step only shows the world. ``is_newest``: whether no later step was measured during a search; if one
-        was, that one decides."""
+        """Take what a step measured, and its later half alone (``last``). Returns what to do before
+        the next step. ``in_force``: whether the step was made under the plan of the last decision,
+        which may still be on its way; if not, the step only shows the world. ``is_newest``: whether
+        no later step was measured during a search; if one was, that one decides."""
         changed = self.watch.observe(bandwidths, speeds, last)
         self.news |= dict.fromkeys(changed)
         self.age += 1
@@ -197,7 +204,9 @@ class Controller:
             if self.past or age < self.age:  # else the cluster never was as its file says
                 self.past = [*self.past, (self.present, self.age - age)][-MEMORY:]
             self.present, self.age = self.watch.world, age
-        stay = Decision(step=step, what=Reach.OFF, plan=self.plan, before=seconds, after=seconds)
+        stay = Decision(
+            step=step, what=AdaptationLevel.OFF, plan=self.plan, before=seconds, after=seconds
+        )
         if not in_force:
             return stay
         self._correct(seconds)
@@ -210,7 +219,7 @@ class Controller:
         return decision
 
     def _take(self, decision: Decision) -> None:
-        if decision.what is Reach.FULL:
+        if decision.what is AdaptationLevel.FULL:
             self.regrets.clear()
             self.forced_from = plan_key(self.plan) if math.isinf(decision.before) else None
             if self.variants is not None:
@@ -226,7 +235,8 @@ class Controller:
             self.moving_ratio *= seconds / predicted
 
     def _correct(self, seconds: float) -> None:
-        """Remember the ratio of measured to predicted seconds, unless samples contradict the believed world (1)."""
+        """Remember the ratio of measured to predicted seconds, unless samples contradict the
+        believed world (1)."""
         predicted = self.predictor.seconds(self.plan, self.watch.world)
         if self.watch.latest != self.watch.world or not 0 < predicted < math.inf:
             return
@@ -239,27 +249,35 @@ class Controller:
     def _seconds(self, plan: Plan, world: World) -> float:
         """Seconds of a step of a plan in a world (1)."""
         ratios, usual = self.ratios.get(plan_key(plan), []), self.usual
-        is_apart = len(ratios) == len(usual) and (min(ratios) > max(usual) or max(ratios) < min(usual))
-        return self.predictor.seconds(plan, world) * statistics.median(ratios if is_apart else usual)
+        is_apart = len(ratios) == len(usual) and (
+            min(ratios) > max(usual) or max(ratios) < min(usual)
+        )
+        return self.predictor.seconds(plan, world) * statistics.median(
+            ratios if is_apart else usual
+        )
 
     def _gain(self, plan: Plan, world: World) -> float:
-        """Seconds that a step of another plan takes less in a world; 0 where the plan in force gets stuck."""
+        """Seconds that a step of another plan takes less in a world; 0 where the plan in force gets
+        stuck."""
         now = self._seconds(self.plan, world)
         return now - self._seconds(plan, world) if math.isfinite(now) else 0.0
 
     def _is_faster(self, plan: Plan) -> bool:
-        """Whether a plan is faster in the believed world and in that of the latest step's samples (2)."""
+        """Whether a plan is faster in the believed world and in that of the latest step's samples
+        (2)."""
         world, sampled = self.watch.world, self.watch.sampled
-        is_gain = self._seconds(self.plan, world) > (1 + self.limits.min_gain) * self._seconds(plan, world)
+        is_gain = self._seconds(self.plan, world) > (1 + self.limits.min_gain) * self._seconds(
+            plan, world
+        )
         return is_gain and self._seconds(self.plan, sampled) > self._seconds(plan, sampled)
 
     def _decide(self, stay: Decision) -> Decision:
         now = self._seconds(self.plan, self.watch.world)
         why = reason([*self.news])
         stay = replace(stay, before=now, after=now, why=why, world=self.watch.world)
-        if self.limits.reach is Reach.OFF:
+        if self.limits.reach is AdaptationLevel.OFF:
             return stay
-        can_move = self.limits.reach is Reach.FULL and self.replan is not None
+        can_move = self.limits.reach is AdaptationLevel.FULL and self.replan is not None
         if can_move:
             self._search(stay.step)
             self._count_regret()
@@ -273,12 +291,19 @@ class Controller:
         return move.moving + self.limits.horizon * move.after
 
     def _free(self, stay: Decision) -> list[Decision]:
-        """Changes that move nothing and are faster: other schedules, other shares of samples, or both."""
-        changes = [(Reach.K, replace(self.plan, schedule=schedule)) for schedule in self.schedules]
-        if self.limits.reach.allows(Reach.SHARES):
+        """Changes that move nothing and are faster: other schedules, other shares of samples, or
+        both."""
+        changes = [
+            (AdaptationLevel.K, replace(self.plan, schedule=schedule))
+            for schedule in self.schedules
+        ]
+        if self.limits.reach.allows(AdaptationLevel.SHARES):
             shared = with_shares(self.plan, self.chain, self.cluster, stay.world)
             schedules = (self.plan.schedule, *self.schedules)
-            changes += [(Reach.SHARES, replace(shared, schedule=schedule)) for schedule in schedules]
+            changes += [
+                (AdaptationLevel.SHARES, replace(shared, schedule=schedule))
+                for schedule in schedules
+            ]
         return [
             replace(stay, what=what, plan=plan, after=self._seconds(plan, stay.world))
             for what, plan in changes
@@ -289,7 +314,9 @@ class Controller:
         """Look for a plan for a world unlike those searched in, where that is due."""
         world = self.watch.world
         gone = _lost(world)
-        is_due = bool(gone - self.lost) or len(self.searched) < _SPARE + step / self.limits.replan_every
+        is_due = (
+            bool(gone - self.lost) or len(self.searched) < _SPARE + step / self.limits.replan_every
+        )
         is_known = any(are_alike(world, searched, SEARCHED) for searched in self.searched)
         if is_known or not is_due or self.watch.latest != world:
             return
@@ -317,11 +344,16 @@ class Controller:
                 moving = self._moving(self.plan, plan, stay.world)
                 if math.isinf(stay.before) or self._is_worth(key, plan, moving):
                     after = self._seconds(plan, stay.world)
-                    moves.append(replace(stay, what=Reach.FULL, plan=plan, after=after, moving=moving))
+                    moves.append(
+                        replace(
+                            stay, what=AdaptationLevel.FULL, plan=plan, after=after, moving=moving
+                        )
+                    )
         return moves
 
     def _is_worth(self, key: PlanKey, plan: Plan, moving: float) -> bool:
-        """Whether regret, or what worlds like this one promise, has reached the price of moving there and back (4)."""
+        """Whether regret, or what worlds like this one promise, has reached the price of moving
+        there and back (4)."""
         regret = self.regrets[key]
         if self.limits.horizon * regret.seconds < moving * max(1, regret.steps):
             return False
@@ -330,12 +362,17 @@ class Controller:
 
     def _remaining(self) -> float:
         """Mean of the steps that worlds like this one have lasted beyond its age."""
-        alike = [steps - self.age for world, steps in self.past if are_alike(world, self.present, SEARCHED)]
+        alike = [
+            steps - self.age
+            for world, steps in self.past
+            if are_alike(world, self.present, SEARCHED)
+        ]
         longer = [steps for steps in alike if steps > 0]
         return min(statistics.fmean(longer), self.limits.horizon) if longer else 0.0
 
     def _back(self, plan: Plan) -> float:
-        """What a plan costs if the last change is undone: a move back, or being slower for the steps that are left."""
+        """What a plan costs if the last change is undone: a move back, or being slower for the
+        steps that are left."""
         if not self.past:
             return 0.0
         before = self.past[-1][0]

@@ -1,11 +1,13 @@
 """The controller against the simulator: hours of a changing cluster, step by step.
 
-A step that begins at t takes what the exact engine says on the cluster from t on. What it saw of links and devices is
-what a job sees (``signals``), the median over what it did: a pause in which nothing was done is none of it. Where a
-step sees no change, its time depends only on the state of the cluster, so it is simulated once for each plan and state.
+A step that begins at t takes what the exact engine says on the cluster from t on. What it saw of
+links and devices is what a job sees (``signals``), the median over what it did: a pause in which
+nothing was done is none of it. Where a step sees no change, its time depends only on the state of
+the cluster, so it is simulated once for each plan and state.
 
-A device or link that goes away holds a step up until it returns, or for ever. Whoever may re-plan notices after
-``NOTICE`` seconds, and, where there is another plan for who is left, gives the step up and repeats it under that.
+A device or link that goes away holds a step up until it returns, or for ever. Whoever may re-plan
+notices after ``NOTICE`` seconds, and, where there is another plan for who is left, gives the step
+up and repeats it under that.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from argosy.adapt.controller import SEARCHED, Controller, Decision, Limits, Reach
+from argosy.adapt.controller import (
+    SEARCHED,
+    AdaptationLevel,
+    Controller,
+    ControllerLimits,
+    Decision,
+)
 from argosy.adapt.predictor import Predictor, plan_key
 from argosy.adapt.watch import in_grains
 from argosy.cluster.lasting import at_moment, from_moment, within_reach
@@ -31,11 +39,12 @@ NOTICE = 10.0
 _PLAYED = 4
 """Plans that whoever knows the future tries for a step, those that were best in a state like it."""
 _STUCK = 3.0
-"""A step that takes so many times longer than the one before, while something is down, is held up."""
+"""A step that takes so many times longer than the one before, while something is down, is held
+up."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class PlayedStep:
     """One step of a course."""
 
     start: float
@@ -46,13 +55,14 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class PolicyRun:
     """What came of a policy."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlayedStep, ...]
     decisions: tuple[Decision, ...]
     end: float
-    """When the last step was done, moves included; where a course got stuck, when it was given up."""
+    """When the last step was done, moves included; where a course got stuck, when it was given
+    up."""
 
     @property
     def samples_per_second(self) -> float:
@@ -60,7 +70,7 @@ class Course:
         return done / self.end if self.end else 0.0
 
 
-class Stage:
+class Playback:
     """A cluster with a future, on which plans are played."""
 
     def __init__(self, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
@@ -88,7 +98,9 @@ class Stage:
             self.known[key] = self.predictor.on(plan, at_moment(self.cluster, time))
         return self.known[key]
 
-    def seen(self, plan: Plan, start: float, end: float) -> tuple[dict[str, float], dict[str, float]]:
+    def seen(
+        self, plan: Plan, start: float, end: float
+    ) -> tuple[dict[str, float], dict[str, float]]:
         """What a job measures while it runs: bandwidths of the links in use, and speeds."""
         used = {self.cluster.device(name).node for name in plan.devices}
         rates = {
@@ -96,11 +108,14 @@ class Stage:
             for link in self.cluster.links
             if link.edge.partition(".")[0] in used or "." not in link.edge
         }
-        speeds = {device.name: seen_level(device.speed, start, end) for device in self.cluster.devices}
+        speeds = {
+            device.name: seen_level(device.speed, start, end) for device in self.cluster.devices
+        }
         return rates, speeds
 
     def gone_after(self, plan: Plan, start: float, end: float) -> float:
-        """When something that a plan uses first went away and was not back ``NOTICE`` seconds later; else infinity."""
+        """When something that a plan uses first went away and was not back ``NOTICE`` seconds
+        later; else infinity."""
         used = set(plan.devices)
         traces = [device.speed for device in self.cluster.devices if device.name in used]
         traces += [link.bandwidth for link in self.cluster.links]
@@ -133,25 +148,36 @@ def seen_level(trace: Trace, start: float, end: float) -> float:
 
 
 def play(
-    stage: Stage,
+    stage: Playback,
     plan: Plan,
     *,
     until: float,
-    limits: Limits,
+    limits: ControllerLimits,
     schedules: Sequence[Plan] = (),
     replan: Callable[[Cluster], Plan] | None = None,
     most_steps: float = math.inf,
-) -> Course:
-    """A policy from time 0 until the first step that would begin after ``until``, or so many steps."""
+) -> PolicyRun:
+    """A policy from time 0 until the first step that would begin after ``until``, or so many
+    steps."""
     controller = Controller(
-        plan, stage.chain, stage.cluster, limits=limits, model=stage.model, schedules=schedules, replan=replan
+        plan,
+        stage.chain,
+        stage.cluster,
+        limits=limits,
+        model=stage.model,
+        schedules=schedules,
+        replan=replan,
     )
-    clock, steps, usual = 0.0, list[Step](), math.inf
+    clock, steps, usual = 0.0, list[PlayedStep](), math.inf
     while clock < until and len(steps) < most_steps:
         current = controller.plan
         seconds = stage.seconds(current, clock)
-        gone = stage.gone_after(current, clock, min(clock + seconds, until)) if seconds > _STUCK * usual else math.inf
-        if limits.reach is Reach.FULL and math.isfinite(gone):
+        gone = (
+            stage.gone_after(current, clock, min(clock + seconds, until))
+            if seconds > _STUCK * usual
+            else math.inf
+        )
+        if limits.reach is AdaptationLevel.FULL and math.isfinite(gone):
             end, lost = _give_up(stage, controller, clock, gone + NOTICE, len(steps))
             if controller.plan is not current:
                 steps.append(lost)
@@ -160,36 +186,43 @@ def play(
         if math.isinf(seconds):
             clock = until
             break
-        steps.append(Step(start=clock, seconds=seconds, plan=current))
+        steps.append(PlayedStep(start=clock, seconds=seconds, plan=current))
         usual = min(usual, seconds)
         rates, speeds = stage.seen(current, clock, clock + seconds)
-        steps_left = min(math.ceil(max(0.0, until - clock - seconds) / seconds), most_steps - len(steps))
+        steps_left = min(
+            math.ceil(max(0.0, until - clock - seconds) / seconds), most_steps - len(steps)
+        )
         controller.limits = replace(limits, horizon=int(min(limits.horizon, steps_left)))
         later = stage.seen(current, clock + seconds / 2, clock + seconds)
-        decision = controller.after_step(len(steps), seconds, rates, speeds, last=later[0] | later[1])
+        decision = controller.after_step(
+            len(steps), seconds, rates, speeds, last=later[0] | later[1]
+        )
         clock += seconds + decision.moving
-    return Course(steps=tuple(steps), decisions=tuple(controller.log), end=clock)
+    return PolicyRun(steps=tuple(steps), decisions=tuple(controller.log), end=clock)
 
 
-def _give_up(stage: Stage, controller: Controller, clock: float, end: float, number: int) -> tuple[float, Step]:
+def _give_up(
+    stage: Playback, controller: Controller, clock: float, end: float, number: int
+) -> tuple[float, PlayedStep]:
     """Re-plan for who is left at ``end``, when it is noticed that a step does not go on."""
-    lost = Step(start=clock, seconds=end - clock, plan=controller.plan, was_lost=True)
+    lost = PlayedStep(start=clock, seconds=end - clock, plan=controller.plan, was_lost=True)
     rates, speeds = stage.seen(controller.plan, end, end)
     decision = controller.after_step(number, end - clock, rates, speeds)
     return end + decision.moving, lost
 
 
 def play_oracle(
-    stage: Stage,
+    stage: Playback,
     plans: Sequence[Plan],
     *,
     until: float,
     replan: Callable[[Cluster], Plan] | None = None,
     most_steps: float = math.inf,
-) -> Course:
-    """Whoever knows the future and moves for nothing: before every step the best plan for what comes, of those given
-    and those found for the states that it sees; states that are alike are searched once."""
-    clock, steps = 0.0, list[Step]()
+) -> PolicyRun:
+    """Whoever knows the future and moves for nothing: before every step the best plan for what
+    comes, of those given and those found for the states that it sees; states that are alike are
+    searched once."""
+    clock, steps = 0.0, list[PlayedStep]()
     candidates = list(plans)
     ranked: dict[tuple[float, ...], list[tuple[float, int]]] = {}
     while clock < until and len(steps) < most_steps:
@@ -207,6 +240,6 @@ def play_oracle(
         if math.isinf(seconds):
             clock = until
             break
-        steps.append(Step(start=clock, seconds=seconds, plan=candidates[best]))
+        steps.append(PlayedStep(start=clock, seconds=seconds, plan=candidates[best]))
         clock += seconds
-    return Course(steps=tuple(steps), decisions=(), end=clock)
+    return PolicyRun(steps=tuple(steps), decisions=(), end=clock)

@@ -7,8 +7,8 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import CollectiveChoice, Plan, Stage
 from argosy.schedule import ScheduleSpec
-from argosy.sim.exact import simulate_exact
-from argosy.sim.graph import TaskGraph
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import TaskGraph
 from argosy.sim.simulate import first_end, iteration_seconds, plays_whole, task_graph
 from argosy.workload.chain import Chain
 
@@ -35,7 +35,8 @@ class Predictor:
         return self.known[key]
 
     def on(self, plan: Plan, cluster: Cluster) -> float:
-        """By the exact engine, on the cluster under other traces; infinite where the plan gets stuck."""
+        """By the exact engine, on the cluster under other traces; infinite where the plan gets
+        stuck."""
         if not plays_whole(plan):
             return iteration_seconds(plan, self.chain, cluster, self.model)
         key = plan_key(plan)

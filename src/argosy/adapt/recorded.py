@@ -1,4 +1,5 @@
-"""Links and devices as a run has shown them: what its measured timeline says, step by step (``signals``).
+"""Links and devices as a run has shown them: what its measured timeline says, step by step
+(``signals``).
 
 (1)  rate of a link, speed of a device = the median over the steps that say something about it
 """
@@ -9,7 +10,13 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from argosy.adapt.signals import Message, Work, bandwidths_seen, speeds_seen, work_of
+from argosy.adapt.signals import (
+    ObservedTransfer,
+    ObservedWork,
+    bandwidths_seen,
+    speeds_seen,
+    work_of,
+)
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import bad_input
@@ -28,19 +35,27 @@ class Seen:
     """By device, relative to what the plan counted with."""
 
 
-def seen_in(timeline: Timeline, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Seen:
+def seen_in(
+    timeline: Timeline, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel
+) -> Seen:
     """(1) from a timeline that a run of ``plan`` has measured."""
     if timeline.clock != "measured":
         raise bad_input("a timeline that a run has measured", timeline.clock)
     strange = [name for name in timeline.devices if name not in cluster.device_index]
     if strange:
-        raise bad_input(f"a timeline of a run on {cluster.name}, whose devices are others", strange[0])
+        raise bad_input(
+            f"a timeline of a run on {cluster.name}, whose devices are others", strange[0]
+        )
     believed = {link.name: link.bandwidth.at(0) for link in cluster.links}
     rates, speeds = defaultdict(list), defaultdict(list)
     for iteration in range(len(timeline.iteration_ends)):
-        for name, rate in bandwidths_seen(_messages(timeline, iteration), cluster, believed).items():
+        for name, rate in bandwidths_seen(
+            _messages(timeline, iteration), cluster, believed
+        ).items():
             rates[name].append(rate)
-        for name, speed in speeds_seen(_works(timeline, iteration), plan, chain, cluster, model).items():
+        for name, speed in speeds_seen(
+            _works(timeline, iteration), plan, chain, cluster, model
+        ).items():
             speeds[name].append(speed)
     return Seen(
         bandwidths={name: statistics.median(found) for name, found in sorted(rates.items())},
@@ -48,7 +63,7 @@ def seen_in(timeline: Timeline, plan: Plan, chain: Chain, cluster: Cluster, mode
     )
 
 
-def _messages(timeline: Timeline, iteration: int) -> list[Message]:
+def _messages(timeline: Timeline, iteration: int) -> list[ObservedTransfer]:
     """A transfer ends where its receiver stops waiting for it."""
     awaited = {
         (one.where, one.micro_batch, one.end): one.start
@@ -57,21 +72,29 @@ def _messages(timeline: Timeline, iteration: int) -> list[Message]:
     }
     messages = []
     for span in timeline.spans:
-        if span.kind is SpanKind.TRANSFER and span.iteration == iteration and span.micro_batch is not None:
+        if (
+            span.kind is SpanKind.TRANSFER
+            and span.iteration == iteration
+            and span.micro_batch is not None
+        ):
             source, _, target = span.where.partition(">")
             began = awaited.get((target, span.micro_batch, span.end))
             if began is not None:
-                messages.append(Message(source, target, span.bytes, span.start, began, span.end))
+                messages.append(
+                    ObservedTransfer(source, target, span.bytes, span.start, began, span.end)
+                )
     return messages
 
 
-def _works(timeline: Timeline, iteration: int) -> dict[tuple[int, str], Work]:
+def _works(timeline: Timeline, iteration: int) -> dict[tuple[int, str], ObservedWork]:
     """By stage and device."""
-    found: dict[tuple[int, str], dict[str, list[Work]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[int, str], dict[str, list[ObservedWork]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for span in timeline.spans:
         if span.stage is None or span.micro_batch is None or span.kind.is_communication:
             continue
         if span.iteration == iteration:
-            work = Work(max(0.0, span.seconds - span.together), span.together)
+            work = ObservedWork(max(0.0, span.seconds - span.together), span.together)
             found[span.stage, span.where][span.kind].append(work)
     return {key: work_of(kinds) for key, kinds in found.items()}

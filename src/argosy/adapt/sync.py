@@ -1,9 +1,12 @@
-"""How many steps islands should train between two exchanges, by what steps and exchanges were measured to take.
+"""How many steps islands should train between two exchanges, by what steps and exchanges were
+measured to take.
 
-    (1)  H = the least with which exchanges add at most ``share`` of the time of steps, within limits
+    (1)  H = the least with which exchanges add at most ``share`` of the time of steps, within
+         limits
     (2)  H changes only if (1) is off by more than ``_HYSTERESIS``, so that noise changes nothing
 
-With steps that go on during exchanges, H is the least with which an exchange ends before its result is due.
+With steps that go on during exchanges, H is the least with which an exchange ends before its result
+is due.
 """
 
 from __future__ import annotations

@@ -1,30 +1,34 @@
-"""Estimate bandwidths and speeds from what a job measures of itself, and detect when one of them changes.
+"""Estimate bandwidths and speeds from what a job measures of itself, and detect when one of them
+changes.
 
-Every link and device has a level, which a ``Tracker`` follows through noisy samples. With x the logarithm of a sample,
-m that of the level, and s the standard deviation of the noise:
+Every link and device has a level, which a ``Tracker`` follows through noisy samples. With x the
+logarithm of a sample, m that of the level, and s the standard deviation of the noise:
 
     (1)  level   m += (x - m, at most s either way) / samples since the last change, counted up to ``MEMORY``
     (2)  noise   s = median of |x - x of the sample before| over the last ``MEMORY`` / 0.954, at least ``NOISE``
     (3)  up      = max(0, up + min(threshold / 2, CHANGE (x - m - CHANGE / 2) / s^2)), and down with m - x for x - m
-    (4)  change  when up or down reaches the threshold; the new level is the mean since that sum was last 0
+    (4)  change when up or down reaches the threshold; the new level is the mean since that sum was
+         last 0
 
-(3) is a CUSUM test: a sum of log-likelihood ratios of "the level has changed by a factor of e^CHANGE" against "it has
-not". With Gaussian noise the probability that a sum reaches the threshold within n samples of an unchanged level is at
-most n e^-threshold (Lorden 1971). So for q levels with two sums each:
+(3) is a CUSUM test: a sum of log-likelihood ratios of "the level has changed by a factor of
+    e^CHANGE" against "it has
+not". With Gaussian noise the probability that a sum reaches the threshold within n samples of an
+unchanged level is at most n e^-threshold (Lorden 1971). So for q levels with two sums each:
 
-    (5)  threshold = log(2 q RUN_LENGTH); the probability of any false alarm within n steps is at most n / RUN_LENGTH
+    (5)  threshold = log(2 q RUN_LENGTH); the probability of any false alarm within n steps is at
+         most n / RUN_LENGTH
     (6)  delay     = 1 + threshold / min(threshold / 2, CHANGE (d - CHANGE / 2) / s^2) samples at most on average, for
                      a change of the logarithm by d > CHANGE / 2
 
-Where s is above ``NOISE`` and has to be estimated, false alarms are up to three times as frequent. Changes so small
-that (6) exceeds ``MEMORY`` are followed by (1) instead. A single sample counts at most half of the threshold: one odd
-sample is never a change, two in a row may be. A level of 0 (a link that is down, a device that is lost) is believed at
-once, because nothing else looks like it.
+Where s is above ``NOISE`` and has to be estimated, false alarms are up to three times as frequent.
+Changes so small that (6) exceeds ``MEMORY`` are followed by (1) instead. A single sample counts at
+most half of the threshold: one odd sample is never a change, two in a row may be. A level of 0 (a
+link that is down, a device that is lost) is believed at once, because nothing else looks like it.
 
-A link that nothing crosses any more, because it was slow, would be believed slow permanently: a level without samples
-for ten steps returns to that of the cluster file, and the next time only after twice as many.
-Beliefs come in steps of ``GRAIN`` and stay while the level is within CHANGE / 2 of them, so that worlds recur and
-predictions made for them can be looked up.
+A link that nothing crosses any more, because it was slow, would be believed slow permanently: a
+level without samples for ten steps returns to that of the cluster file, and the next time only
+after twice as many. Beliefs come in steps of ``GRAIN`` and stay while the level is within CHANGE /
+2 of them, so that worlds recur and predictions made for them can be looked up.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ from argosy.cluster.trace import Trace
 RUN_LENGTH = 10_000
 # Natural logarithm of the smallest factor between two levels that the test is made for: about 10 %.
 CHANGE = 0.1
-# Least standard deviation of the logarithm of a sample. It holds until there are samples to estimate it from.
+# Least standard deviation of the logarithm of a sample. It holds until there are samples to
+# estimate it from.
 NOISE = 0.05
 # Samples over which noise and level are estimated.
 MEMORY = 30
@@ -90,7 +95,8 @@ class Tracker:
         return max(NOISE, statistics.median(self.differences) / 0.954)
 
     def observe(self, value: float) -> int:
-        """Take a sample. Returns for how many samples the level has been another one, 0 where it has not changed."""
+        """Take a sample. Returns for how many samples the level has been another one, 0 where it
+        has not changed."""
         if value == 0:
             return self._restart([-math.inf]) if self.level > 0 else 0
         logarithm = math.log(value)
@@ -120,9 +126,14 @@ class Tracker:
         return self.shown
 
     def miss(self, nominal: float) -> bool:
-        """Count a step without a sample. Returns whether the level was given up for the nominal one."""
+        """Count a step without a sample. Returns whether the level was given up for the nominal
+        one."""
         self.unseen += 1
-        if self.unseen < self.forget or self.level == 0 or abs(math.log(self.level / nominal)) <= CHANGE:
+        if (
+            self.unseen < self.forget
+            or self.level == 0
+            or abs(math.log(self.level / nominal)) <= CHANGE
+        ):
             return False
         self.unseen, self.forget = 0, 2 * self.forget
         self._restart([math.log(nominal)])
@@ -171,12 +182,13 @@ def in_world(cluster: Cluster, world: World) -> Cluster:
         for link in cluster.links
     )
     devices = tuple(
-        replace(device, speed=Trace.constant(speeds.get(device.name, device.speed.at(0)))) for device in cluster.devices
+        replace(device, speed=Trace.constant(speeds.get(device.name, device.speed.at(0))))
+        for device in cluster.devices
     )
     return replace(cluster, links=links, devices=devices)
 
 
-class Watch:
+class ClusterWatch:
     """Trackers for all links and devices of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -187,13 +199,17 @@ class Watch:
         self.links = {name: Tracker(level, threshold) for name, level in links.items()}
         self.devices = {name: Tracker(level, threshold) for name, level in devices.items()}
         self.world = self.latest = self.sampled = self._world({})
-        """The believed world; that with the samples of the latest step that contradict it; that with all of them."""
+        """The believed world; that with the samples of the latest step that contradict it; that
+        with all of them."""
 
     def observe(
-        self, bandwidths: Mapping[str, float], speeds: Mapping[str, float], last: Mapping[str, float] | None = None
+        self,
+        bandwidths: Mapping[str, float],
+        speeds: Mapping[str, float],
+        last: Mapping[str, float] | None = None,
     ) -> dict[str, int]:
-        """Take the samples of a step, and those of its later half alone. Returns what has changed, each with the number
-        of steps since it changed."""
+        """Take the samples of a step, and those of its later half alone. Returns what has changed,
+        each with the number of steps since it changed."""
         samples = {**bandwidths, **speeds}
         changed, odd, newest = {}, {}, {}
         for name, tracker in (*self.links.items(), *self.devices.items()):
@@ -209,7 +225,9 @@ class Watch:
             newest[name] = in_grains(sample)
             if tracker.is_at_odds_with(sample):
                 odd[name] = newest[name]
-        self.world, self.latest, self.sampled = (self._world(levels) for levels in ({}, odd, newest))
+        self.world, self.latest, self.sampled = (
+            self._world(levels) for levels in ({}, odd, newest)
+        )
         return changed
 
     def _world(self, levels: Mapping[str, float]) -> World:
@@ -220,7 +238,8 @@ class Watch:
 
 
 def are_alike(one: World, other: World, grain: float) -> bool:
-    """Whether no level differs by more than a factor of 1 + ``grain``: then the same plans are good.
+    """Whether no level differs by more than a factor of 1 + ``grain``: then the same plans are
+    good.
 
     >>> slow, slower = (World(speeds=(("a", level),)) for level in (0.5, 0.45))
     >>> are_alike(slow, slower, 0.25), are_alike(slow, slower, 0.05), are_alike(slow, World(speeds=(("a", 0.0),)), 0.25)
@@ -239,7 +258,11 @@ def in_grains(level: float, grain: float = GRAIN) -> float:
     >>> in_grains(0.0), in_grains(1.0), round(in_grains(3.1e9) / 3.1e9, 1)
     (0.0, 1.0, 1.0)
     """
-    return math.exp(round(math.log(level) / math.log1p(grain)) * math.log1p(grain)) if level > 0 else 0.0
+    return (
+        math.exp(round(math.log(level) / math.log1p(grain)) * math.log1p(grain))
+        if level > 0
+        else 0.0
+    )
 
 
 def reason(news: Sequence[str]) -> str:

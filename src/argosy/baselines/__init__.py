@@ -1,15 +1,15 @@
-"""The plans others would make: one file per planner, each a function from a ``Job`` to a ``Plan`` or why there is
-none.
+"""The plans others would make: one file per planner, each a function from a ``PlanningJob`` to a
+``Plan`` or why there is none.
 
-They are written from the published descriptions of these planners, decide by their own rules and cost formulas, and
-are then judged by the same exact simulator as ours (``explain.contest``).
+They are written from the published descriptions of these planners, decide by their own rules and
+cost formulas, and are then judged by the same exact simulator as ours (``explain.contest``).
 """
 
 from argosy.baselines.dapple import dapple_plan
 from argosy.baselines.data_parallel import even_batches, proportional_batches, sharded
 from argosy.baselines.even import even_on_one_kind, even_plan
 from argosy.baselines.gpipe import gpipe_plan
-from argosy.baselines.job import Baseline, Job, NoPlan
+from argosy.baselines.job import Baseline, NoPlan, PlanningJob
 from argosy.baselines.metis import metis_plan
 from argosy.baselines.pipedream import pipedream_plan
 
@@ -26,4 +26,4 @@ BASELINES: dict[str, Baseline] = {
 }
 """By the name that ``argosy compare`` shows."""
 
-__all__ = ["BASELINES", "Baseline", "Job", "NoPlan"]
+__all__ = ["BASELINES", "Baseline", "NoPlan", "PlanningJob"]

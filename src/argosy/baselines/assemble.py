@@ -1,11 +1,13 @@
-"""From what a baseline decides to a plan: stages on devices, whether they fit, and the fastest of several.
+"""From what a baseline decides to a plan: stages on devices, whether they fit, and the fastest of
+several.
 
-A device fits its stage if, with n samples of a micro-batch in its replica of width w and d micro-batches in flight,
+A device fits its stage if, with n samples of a micro-batch in its replica of width w and d
+micro-batches in flight,
 
     (1)  state + n / w (d kept + recomputed + 3 largest output) <= 0.92 of its memory
 
-which is the rule of our own search (``space.option``): three receive buffers, and a margin for workspace and
-fragmentation. So no planner is allowed what another is refused.
+which is the rule of our own search (``space.option``): three receive buffers, and a margin for
+workspace and fragmentation. So no planner is allowed what another is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from argosy.baselines.job import RECOMPUTE, Job, NoPlan
+from argosy.baselines.job import RECOMPUTE, NoPlan, PlanningJob
 from argosy.cost.memory import USABLE, activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -30,7 +32,8 @@ _PLAYED_WHOLE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """A stage as a baseline sees it: layers, and tensor-parallel groups of devices with their samples."""
+    """A stage as a baseline sees it: layers, and tensor-parallel groups of devices with their
+    samples."""
 
     first: int
     end: int
@@ -52,7 +55,7 @@ class Shortage:
 
 
 def assemble(
-    job: Job,
+    job: PlanningJob,
     stages: Sequence[Groups],
     *,
     schedule: ScheduleSpec = ONE_F_ONE_B,
@@ -91,7 +94,7 @@ def assemble(
     )
 
 
-def shortage(job: Job, plan: Plan) -> Shortage | None:
+def shortage(job: PlanningJob, plan: Plan) -> Shortage | None:
     """(1): None where the plan fits."""
     depths = depth_of(plan.schedule, len(plan.stages), plan.num_micro_batches)
     buffers = 3 * max((layer.output_bytes for layer in job.chain.layers[:-1]), default=0.0)
@@ -100,14 +103,19 @@ def shortage(job: Job, plan: Plan) -> Shortage | None:
         for name, samples, share in _unlike_members(job, stage):
             kept = depth * activation_bytes(job.chain, stage, samples, share)
             passing = passing_bytes(job.chain, stage, samples, share, backward=True)
-            needed = state_bytes(job.chain, stage, share).total + kept + passing + samples * share * buffers
+            needed = (
+                state_bytes(job.chain, stage, share).total
+                + kept
+                + passing
+                + samples * share * buffers
+            )
             usable = USABLE * job.device(name).kind.memory
             if needed > usable and (worst is None or needed - usable > worst.needed - worst.usable):
                 worst = Shortage(device=name, needed=needed, usable=usable)
     return worst
 
 
-def _unlike_members(job: Job, stage: Stage) -> Iterator[tuple[str, int, float]]:
+def _unlike_members(job: PlanningJob, stage: Stage) -> Iterator[tuple[str, int, float]]:
     """One device of every memory, samples and share in a stage."""
     seen = set()
     for replica in stage.replicas:
@@ -118,11 +126,15 @@ def _unlike_members(job: Job, stage: Stage) -> Iterator[tuple[str, int, float]]:
                 yield name, replica.samples, share
 
 
-def lightest(job: Job, plan: Plan, *, recompute: Iterable[Recompute] = RECOMPUTE) -> Plan | Shortage:
+def lightest(
+    job: PlanningJob, plan: Plan, *, recompute: Iterable[Recompute] = RECOMPUTE
+) -> Plan | Shortage:
     """The plan with the least recomputation with which it fits, the same in all stages."""
     lacks: Shortage | None = None
     for choice in recompute:
-        lighter = replace(plan, stages=tuple(replace(stage, recompute=choice) for stage in plan.stages))
+        lighter = replace(
+            plan, stages=tuple(replace(stage, recompute=choice) for stage in plan.stages)
+        )
         lacks = shortage(job, lighter)
         if lacks is None:
             return lighter
@@ -153,9 +165,9 @@ def shared_by(weights: Sequence[float], samples: int) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def even_cuts(job: Job, stages: int) -> list[tuple[int, int]]:
-    """Layers of each stage: blocks as equal in number as they can be, the embedding with the first, the head with the
-    last."""
+def even_cuts(job: PlanningJob, stages: int) -> list[tuple[int, int]]:
+    """Layers of each stage: blocks as equal in number as they can be, the embedding with the first,
+    the head with the last."""
     layers = job.chain.layers
     usual = max((layer.kind for layer in layers), key=[layer.kind for layer in layers].count)
     blocks = [index for index, layer in enumerate(layers) if layer.kind == usual]
@@ -166,14 +178,17 @@ def even_cuts(job: Job, stages: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise([*starts, len(layers)]))
 
 
-def played(job: Job, plan: Plan, *, whole: bool = False) -> float:
-    """Seconds of an iteration in the exact engine, folded along its symmetries or whole; infinite if it never ends."""
+def played(job: PlanningJob, plan: Plan, *, whole: bool = False) -> float:
+    """Seconds of an iteration in the exact engine, folded along its symmetries or whole; infinite
+    if it never ends."""
     return iteration_seconds(plan, job.chain, job.cluster, job.model, whole=whole)
 
 
-def fastest(job: Job, plans: Iterable[Plan], estimate: Callable[[Job, Plan], float]) -> Plan | None:
-    """The plan that the exact engine finds fastest, of the most promising by a closed form: what somebody would end up
-    with who tries them all."""
+def fastest(
+    job: PlanningJob, plans: Iterable[Plan], estimate: Callable[[PlanningJob, Plan], float]
+) -> Plan | None:
+    """The plan that the exact engine finds fastest, of the most promising by a closed form: what
+    somebody would end up with who tries them all."""
     ranked = sorted(plans, key=lambda plan: estimate(job, plan))[:_PLAYED_FOLDED]
     ranked.sort(key=lambda plan: played(job, plan))
     few = ranked[:_PLAYED_WHOLE]
@@ -183,13 +198,14 @@ def fastest(job: Job, plans: Iterable[Plan], estimate: Callable[[Job, Plan], flo
 
 
 def fastest_fitting(
-    job: Job,
+    job: PlanningJob,
     plans: Iterable[Plan],
-    estimate: Callable[[Job, Plan], float],
+    estimate: Callable[[PlanningJob, Plan], float],
     *,
     recompute: Iterable[Recompute] = RECOMPUTE,
 ) -> Plan | NoPlan:
-    """The fastest of those that fit, each with the least recomputation; or what the best of the others lacks."""
+    """The fastest of those that fit, each with the least recomputation; or what the best of the
+    others lacks."""
     fitting, lacking = [], []
     for plan in plans:
         light = lightest(job, plan, recompute=tuple(recompute))
@@ -201,5 +217,7 @@ def fastest_fitting(
     if best is not None:
         return best
     if not lacking:
-        return NoPlan(reason=f"no way to cut {counted(job.global_batch, 'sample')} over its {len(job.devices)} devices")
+        return NoPlan(
+            reason=f"no way to cut {counted(job.global_batch, 'sample')} over its {len(job.devices)} devices"
+        )
     return NoPlan(reason=str(min(lacking, key=lambda one: one.needed - one.usable)))

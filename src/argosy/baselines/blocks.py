@@ -1,10 +1,12 @@
 """The partition programme of DAPPLE's planner: stages and devices with the least largest block.
 
-    (1)  A[j, u] = min over k, taken  max( A[k, u - taken],  (F + B)(k..j-1) on |taken| replicas,  2 x_k / bandwidth )
+    (1)  A[j, u] = min over k, taken max( A[k, u - taken], (F + B)(k..j-1) on |taken| replicas, 2
+         x_k / bandwidth )
 
-for the first j layers on devices u (how many of every machine), where ``taken`` is what one of the three policies gives
-when u - taken is in use, and x_k crosses the cut in front of the stage: inside a machine if all devices so far sit in
-one, between machines otherwise. Machines of one size are interchangeable: u is kept sorted.
+for the first j layers on devices u (how many of every machine), where ``taken`` is what one of the
+three policies gives when u - taken is in use, and x_k crosses the cut in front of the stage: inside
+a machine if all devices so far sit in one, between machines otherwise. Machines of one size are
+interchangeable: u is kept sorted.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ Stages = list[tuple[int, int, Counts]]
 """(first layer, end, devices of every machine)."""
 
 
-def least_largest_block(view: EqualDevices, micro_batch: int, unit: int, *, straight: bool = False) -> Stages | None:
-    """(1) over all devices, ``unit`` or (unless ``straight``) a multiple of it to a stage; None where no partition
-    has enough layers or samples."""
+def least_largest_block(
+    view: EqualDevices, micro_batch: int, unit: int, *, straight: bool = False
+) -> Stages | None:
+    """(1) over all devices, ``unit`` or (unless ``straight``) a multiple of it to a stage; None
+    where no partition has enough layers or samples."""
     table = block_table(view, micro_batch, unit, straight=straight)
     end, used = view.num_layers, view.sizes
     if used not in table or not np.isfinite(table[used][0][end]):
@@ -40,7 +44,11 @@ def _on_machines(view: EqualDevices, stages: Stages) -> Stages:
     used = [0] * len(view.sizes)
     placed: Stages = []
     for first, end, taken in stages:
-        order = sorted(range(len(used)), key=lambda at: -used[at]) if _are_alike(view) else range(len(used))
+        order = (
+            sorted(range(len(used)), key=lambda at: -used[at])
+            if _are_alike(view)
+            else range(len(used))
+        )
         mine = [0] * len(used)
         for machine, number in zip(order, taken, strict=True):
             mine[machine] = number
@@ -55,18 +63,22 @@ def _are_alike(view: EqualDevices) -> bool:
 
 
 Row = tuple[Floats, NDArray[np.intp], list[tuple[Counts, Counts]]]
-"""Per number of layers: the least largest block, the cut in front of the last stage, and the devices in use before that
-stage with those it takes."""
+"""Per number of layers: the least largest block, the cut in front of the last stage, and the
+devices in use before that stage with those it takes."""
 
 
-def block_table(view: EqualDevices, micro_batch: int, unit: int, *, straight: bool = False) -> dict[Counts, Row]:
+def block_table(
+    view: EqualDevices, micro_batch: int, unit: int, *, straight: bool = False
+) -> dict[Counts, Row]:
     """(1) for all devices that the policies can reach."""
     size, alike = view.num_layers + 1, _are_alike(view)
     empty = (0,) * len(view.sizes)
     chunk = unit if all(size % unit == 0 for size in view.sizes) else 1
     start = np.full(size, np.inf)
     start[0] = 0.0
-    table: dict[Counts, Row] = {empty: (start, np.zeros(size, dtype=np.intp), [(empty, empty)] * size)}
+    table: dict[Counts, Row] = {
+        empty: (start, np.zeros(size, dtype=np.intp), [(empty, empty)] * size)
+    }
     waiting = [{empty}, *(set[Counts]() for _ in range(view.count))]
     for total, states in enumerate(waiting):
         for used in sorted(states):
@@ -83,7 +95,12 @@ def block_table(view: EqualDevices, micro_batch: int, unit: int, *, straight: bo
 
 
 def _extend(
-    view: EqualDevices, micro_batch: int, table: dict[Counts, Row], used: Counts, taken: Counts, after: Counts
+    view: EqualDevices,
+    micro_batch: int,
+    table: dict[Counts, Row],
+    used: Counts,
+    taken: Counts,
+    after: Counts,
 ) -> None:
     """One more stage behind the best of ``used``."""
     size = view.num_layers + 1
@@ -93,7 +110,11 @@ def _extend(
     cuts = blocks.argmin(axis=0)
     values = blocks[cuts, np.arange(size)]
     if after not in table:
-        table[after] = (np.full(size, np.inf), np.zeros(size, dtype=np.intp), [(used, taken)] * size)
+        table[after] = (
+            np.full(size, np.inf),
+            np.zeros(size, dtype=np.intp),
+            [(used, taken)] * size,
+        )
     best, best_cuts, origins = table[after]
     for end in np.nonzero(values < best)[0]:
         best[end], best_cuts[end], origins[end] = values[end], cuts[end], (used, taken)

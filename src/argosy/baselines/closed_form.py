@@ -1,39 +1,43 @@
 """The time of a plan in closed form, as planners for 1F1B write it down.
 
-With L_s = F_s + B_s of the slowest replica of stage s (tensor-parallel reductions included), M micro-batches:
+With L_s = F_s + B_s of the slowest replica of stage s (tensor-parallel reductions included), M
+micro-batches:
 
     (1)  T = (M - 1) max L_s + sum L_s + 2 sum p2p_s + max AR_s + max update_s
     (2)  p2p = bytes of a micro-batch / bandwidth + latency        between the first devices of neighbouring stages
     (3)  AR  = 2 (n - 1) / n  bytes of the gradients / the slowest link of the ring
 
-An estimate and no bound (those are in ``solve.bounds``): what the first and the last stage overlap is counted twice.
-Metis chooses by it (source: its public ``cost_estimator.py``, form only); here it also ranks what the
-exact engine then plays.
+An estimate and no bound (those are in ``solve.search.bounds``): what the first and the last stage
+overlap is counted twice. Metis chooses by it (source: its public ``cost_estimator.py``, form only);
+here it also ranks what the exact engine then plays.
 """
 
 from __future__ import annotations
 
-from argosy.baselines.job import Job
+from argosy.baselines.job import PlanningJob
 from argosy.cost.communicate import ring_seconds
 from argosy.cost.memory import optimizer_bytes
 from argosy.plan.plan import Plan, Replica, Stage
 
 
-def closed_form_seconds(job: Job, plan: Plan) -> float:
+def closed_form_seconds(job: PlanningJob, plan: Plan) -> float:
     """(1)"""
     times = [slowest_replica(job, stage) for stage in plan.stages]
-    hops = sum(hand_over_seconds(job, one, other) for one, other in zip(plan.stages, plan.stages[1:], strict=False))
+    hops = sum(
+        hand_over_seconds(job, one, other)
+        for one, other in zip(plan.stages, plan.stages[1:], strict=False)
+    )
     exchange = max(exchange_seconds(job, stage) for stage in plan.stages)
     update = max(_update(job, stage) for stage in plan.stages)
     return (plan.num_micro_batches - 1) * max(times) + sum(times) + 2 * hops + exchange + update
 
 
-def slowest_replica(job: Job, stage: Stage) -> float:
+def slowest_replica(job: PlanningJob, stage: Stage) -> float:
     """L_s: forward and backward of one micro-batch."""
     return max(replica_seconds(job, stage, replica) for replica in stage.replicas)
 
 
-def replica_seconds(job: Job, stage: Stage, replica: Replica) -> float:
+def replica_seconds(job: PlanningJob, stage: Stage, replica: Replica) -> float:
     """Of one micro-batch; members share evenly."""
     samples, width = replica.samples, replica.width
     sums = [job.running_seconds(name, samples, width, stage.recompute) for name in replica.devices]
@@ -46,14 +50,14 @@ def replica_seconds(job: Job, stage: Stage, replica: Replica) -> float:
     return seconds + 2 * (around + 2 * (width - 1) * (after[1] - before[1]) * latency)
 
 
-def hand_over_seconds(job: Job, one: Stage, other: Stage) -> float:
+def hand_over_seconds(job: PlanningJob, one: Stage, other: Stage) -> float:
     """(2), one way."""
     samples = sum(replica.samples for replica in one.replicas)
     bandwidth, latency = job.between(one.devices[-1], other.devices[0])
     return samples * job.chain.layers[one.end - 1].output_bytes / bandwidth + latency
 
 
-def exchange_seconds(job: Job, stage: Stage) -> float:
+def exchange_seconds(job: PlanningJob, stage: Stage) -> float:
     """(3)"""
     count = len(stage.replicas)
     if count < 2:
@@ -66,10 +70,15 @@ def exchange_seconds(job: Job, stage: Stage) -> float:
     return 2 * ring_seconds(weights, count, bandwidth, latency)
 
 
-def _update(job: Job, stage: Stage) -> float:
+def _update(job: PlanningJob, stage: Stage) -> float:
     """The optimizer reads and writes all it keeps, less what ZeRO leaves to the other replicas."""
     one = stage.replicas[0]
     device = job.device(one.devices[0])
     state = optimizer_bytes(job.chain) / (len(stage.replicas) if stage.zero else 1)
     held = (job.parameters[stage.end] - job.parameters[stage.first]) / one.width
-    return 2 * held * (2 * job.chain.dtype.bytes + state) / (device.efficiency * device.kind.memory_bandwidth)
+    return (
+        2
+        * held
+        * (2 * job.chain.dtype.bytes + state)
+        / (device.efficiency * device.kind.memory_bandwidth)
+    )

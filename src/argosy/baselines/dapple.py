@@ -1,27 +1,32 @@
-"""DAPPLE's planner: data and pipeline parallelism together, by the latency of a synchronous pipeline.
+"""DAPPLE's planner: data and pipeline parallelism together, by the latency of a synchronous
+pipeline.
 
-Source: Fan et al. (PPoPP'21; arXiv 2007.01045), its slides and its public planner. For equal devices. The network
-between two stages counts as a stage of its own. With F, B forward and backward of a micro-batch, AR the all-reduce of a
-stage's gradients, M micro-batches, Q the pivot (from the last stage on to the front, s takes over if (M - 1)(F_s + B_s)
-exceeds (M - 1)(F_Q + B_Q) and all that lies between):
+Source: Fan et al. (PPoPP'21; arXiv 2007.01045), its slides and its public planner. For equal
+devices. The network between two stages counts as a stage of its own. With F, B forward and backward
+of a micro-batch, AR the all-reduce of a stage's gradients, M micro-batches, Q the pivot (from the
+last stage on to the front, s takes over if (M - 1)(F_s + B_s) exceeds (M - 1)(F_Q + B_Q) and all
+that lies between):
 
     (1)  latency   = sum_{s <= Q} F_s  +  (M - 1) (F_Q + B_Q)  +  max over s of ending_s
     (2)  ending_s  = AR_s + sum_{a = s..Q} B_a            for s <= Q
                      AR_s + B_Q - sum_{a = Q..s-1} B_a    for s > Q
     (3)  AR        = 2 (n - 1) / n  bytes / (bandwidth between machines, or inside one: floor(n / 2) times that)
-    (4)  transfer  = bytes of the micro-batch / (bandwidth between machines, or inside if both stages sit in one)
+    (4)  transfer = bytes of the micro-batch / (bandwidth between machines, or inside if both stages
+         sit in one)
 
 Candidates, of which the one with the least latency that fits in memory is taken:
 
-    (5)  for every r that divides the devices, stages of multiples of r devices with the least largest block, a block
-         being a stage's F + B or both transfers of a cut: a programme over (layers placed, devices taken of every
-         machine), devices chosen by the three policies of ``placement``
+    (5)  for every r that divides the devices, stages of multiples of r devices with the least
+         largest block, a block being a stage's F + B or both transfers of a cut: a programme over
+         (layers placed, devices taken of every machine), devices chosen by the three policies of
+         ``placement``
     (6)  straight pipelines: as (5), with exactly r devices a stage
     (7)  every cut into two stages, every split of the devices, every pair of policies
     (8)  data parallelism on all devices
 
-Above 16 devices r is at least a sixteenth of them and in step with the machines, and so are the splits of (7). The plan
-runs under 1F1B with its usual depth or DAPPLE's deeper one (2 (S - s) - 1 forwards ahead), whichever is faster.
+Above 16 devices r is at least a sixteenth of them and in step with the machines, and so are the
+splits of (7). The plan runs under 1F1B with its usual depth or DAPPLE's deeper one (2 (S - s) - 1
+forwards ahead), whichever is faster.
 """
 
 from __future__ import annotations
@@ -35,11 +40,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.baselines.assemble import ONE_F_ONE_B, Groups, assemble, fastest, lightest, shared_evenly
+from argosy.baselines.assemble import (
+    ONE_F_ONE_B,
+    Groups,
+    assemble,
+    fastest,
+    lightest,
+    shared_evenly,
+)
 from argosy.baselines.blocks import least_largest_block
 from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.equal_devices import EqualDevices, Floats
-from argosy.baselines.job import Job, NoPlan
+from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.baselines.placement import Counts, placements
 from argosy.plan.plan import Plan, Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -63,7 +75,7 @@ Pipeline = tuple[Placed, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class DapplePipeline:
     """A pipeline, the micro-batch size it was planned with, and (1)."""
 
     latency: float
@@ -71,34 +83,44 @@ class Candidate:
     stages: Pipeline
 
 
-def dapple_plan(job: Job) -> Plan | NoPlan:
-    """The candidate with the least latency that fits; with recomputation only where nothing fits without."""
+def dapple_plan(job: PlanningJob) -> Plan | NoPlan:
+    """The candidate with the least latency that fits; with recomputation only where nothing fits
+    without."""
     view = EqualDevices(job)
     found = [one for size in job.batches for one in dapple_candidates(view, size)]
     found.sort(key=lambda one: one.latency)
     reason = ""
     for recompute in (Recompute.NONE, Recompute.FULL):
         for candidate in found[:_MOST_TRIED]:
-            plans = [_placed(job, candidate, kind) for kind in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER)]
+            plans = [
+                _placed(job, candidate, kind)
+                for kind in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER)
+            ]
             lighter = [lightest(job, plan, recompute=(recompute,)) for plan in plans]
-            best = fastest(job, [plan for plan in lighter if isinstance(plan, Plan)], closed_form_seconds)
+            best = fastest(
+                job, [plan for plan in lighter if isinstance(plan, Plan)], closed_form_seconds
+            )
             if best is not None:
                 return best
             reason = reason or str(lighter[0])
     return NoPlan(
-        reason=reason or f"no way to cut {counted(job.global_batch, 'sample')} over {len(job.devices)} devices"
+        reason=reason
+        or f"no way to cut {counted(job.global_batch, 'sample')} over {len(job.devices)} devices"
     )
 
 
-def dapple_candidates(view: EqualDevices, micro_batch: int) -> list[Candidate]:
+def dapple_candidates(view: EqualDevices, micro_batch: int) -> list[DapplePipeline]:
     """(5) to (8) for one micro-batch size, those with a sample for every device."""
     count = view.job.global_batch // micro_batch
     found = []
     for stages in dict.fromkeys([*_blocks(view, micro_batch), *_whole(view)]):
         if max(sum(stage.taken) for stage in stages) <= micro_batch:
-            groups, ends = [stage.taken for stage in stages], np.array([[stage.end] for stage in stages])
+            groups, ends = (
+                [stage.taken for stage in stages],
+                np.array([[stage.end] for stage in stages]),
+            )
             time = float(latency(view, micro_batch, count, groups, ends)[0])
-            found.append(Candidate(latency=time, micro_batch=micro_batch, stages=stages))
+            found.append(DapplePipeline(latency=time, micro_batch=micro_batch, stages=stages))
     return [*found, *_bipartitions(view, micro_batch, count)]
 
 
@@ -108,11 +130,14 @@ def _blocks(view: EqualDevices, micro_batch: int) -> Iterator[Pipeline]:
         for straight in (False, True):
             stages = least_largest_block(view, micro_batch, unit, straight=straight)
             if stages is not None:
-                yield tuple(Placed(first=first, end=end, taken=taken) for first, end, taken in stages)
+                yield tuple(
+                    Placed(first=first, end=end, taken=taken) for first, end, taken in stages
+                )
 
 
 def _is_unit(view: EqualDevices, unit: int) -> bool:
-    """Whether stages may be of multiples of so many devices; on many devices in step with the machines."""
+    """Whether stages may be of multiples of so many devices; on many devices in step with the
+    machines."""
     if view.count % unit:
         return False
     aligned = all(size % unit == 0 or unit % size == 0 for size in view.sizes)
@@ -124,7 +149,7 @@ def _whole(view: EqualDevices) -> Iterator[Pipeline]:
     yield (Placed(first=0, end=view.num_layers, taken=view.sizes),)
 
 
-def _bipartitions(view: EqualDevices, micro_batch: int, count: int) -> Iterator[Candidate]:
+def _bipartitions(view: EqualDevices, micro_batch: int, count: int) -> Iterator[DapplePipeline]:
     """(7): the best cut of every split and pair of placements."""
     step = math.ceil(view.count / _MOST_UNITS)
     empty, last = (0,) * len(view.sizes), view.num_layers
@@ -136,14 +161,24 @@ def _bipartitions(view: EqualDevices, micro_batch: int, count: int) -> Iterator[
             for back in placements(view.sizes, front, view.count - first):
                 latencies = latency(view, micro_batch, count, (front, back), ends)
                 cut = 1 + int(latencies.argmin())
-                stages = (Placed(first=0, end=cut, taken=front), Placed(first=cut, end=last, taken=back))
-                yield Candidate(latency=float(latencies[cut - 1]), micro_batch=micro_batch, stages=stages)
+                stages = (
+                    Placed(first=0, end=cut, taken=front),
+                    Placed(first=cut, end=last, taken=back),
+                )
+                yield DapplePipeline(
+                    latency=float(latencies[cut - 1]), micro_batch=micro_batch, stages=stages
+                )
 
 
 def latency(
-    view: EqualDevices, micro_batch: int, count: int, groups: Sequence[Counts], ends: NDArray[np.intp]
+    view: EqualDevices,
+    micro_batch: int,
+    count: int,
+    groups: Sequence[Counts],
+    ends: NDArray[np.intp],
 ) -> Floats:
-    """(1) of pipelines on the same devices with different ends of their stages: ``ends`` is (stages, pipelines)."""
+    """(1) of pipelines on the same devices with different ends of their stages: ``ends`` is
+    (stages, pipelines)."""
     forward: list[Floats] = []
     backward: list[Floats] = []
     exchange: list[Floats] = []
@@ -170,7 +205,9 @@ def pipeline_latency(forward: Floats, backward: Floats, exchange: Floats, count:
     at = np.arange(columns)
     for stage in range(num_stages - 2, -1, -1):
         between = before[pivot, at] - before[stage + 1]
-        pivot = np.where((count - 1) * both[stage] > (count - 1) * both[pivot, at] + between, stage, pivot)
+        pivot = np.where(
+            (count - 1) * both[stage] > (count - 1) * both[pivot, at] + between, stage, pivot
+        )
     returned = np.concatenate([np.zeros((1, columns)), np.cumsum(backward, axis=0)])
     filled = np.concatenate([np.zeros((1, columns)), np.cumsum(forward, axis=0)])[pivot + 1, at]
     stages = np.arange(num_stages)[:, None]
@@ -186,7 +223,13 @@ def all_reduce(view: EqualDevices, taken: Counts, num_bytes: Floats) -> Floats:
     if count == 1:
         return np.zeros_like(num_bytes)
     spans = sum(number > 0 for number in taken) > 1
-    return 2 * (count - 1) / count * num_bytes / (view.between if spans else view.inside * (count // 2))
+    return (
+        2
+        * (count - 1)
+        / count
+        * num_bytes
+        / (view.between if spans else view.inside * (count // 2))
+    )
 
 
 def _rate(view: EqualDevices, groups: Iterable[Counts]) -> float:
@@ -195,7 +238,7 @@ def _rate(view: EqualDevices, groups: Iterable[Counts]) -> float:
     return view.between if len(machines) > 1 else view.inside
 
 
-def _placed(job: Job, candidate: Candidate, kind: ScheduleKind) -> Plan:
+def _placed(job: PlanningJob, candidate: DapplePipeline, kind: ScheduleKind) -> Plan:
     free = [iter(node) for node in job.nodes]
     layout = []
     for stage in candidate.stages:
@@ -203,7 +246,12 @@ def _placed(job: Job, candidate: Candidate, kind: ScheduleKind) -> Plan:
         names = [name for devices, number in taken for name in itertools.islice(devices, number)]
         samples = shared_evenly(candidate.micro_batch, len(names))
         layout.append(
-            Groups(first=stage.first, end=stage.end, groups=tuple((name,) for name in names), samples=samples)
+            Groups(
+                first=stage.first,
+                end=stage.end,
+                groups=tuple((name,) for name in names),
+                samples=samples,
+            )
         )
     schedule = ONE_F_ONE_B if kind is ScheduleKind.ONE_F_ONE_B else ScheduleSpec(kind=kind)
     return assemble(job, layout, schedule=schedule)

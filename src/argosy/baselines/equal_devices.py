@@ -1,7 +1,9 @@
-"""The cluster as a planner for equal devices sees it: one profile, one bandwidth inside machines, one between them.
+"""The cluster as a planner for equal devices sees it: one profile, one bandwidth inside machines,
+one between them.
 
-The profile is measured on the kind of device that there are most of. Times of a range of layers are differences of
-running sums; a micro-batch of b samples on m replicas costs what ceil(b / m) samples cost.
+The profile is measured on the kind of device that there are most of. Times of a range of layers are
+differences of running sums; a micro-batch of b samples on m replicas costs what ceil(b / m) samples
+cost.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.baselines.job import Job
+from argosy.baselines.job import PlanningJob
 
 Floats = NDArray[np.float64]
 
@@ -22,7 +24,7 @@ Floats = NDArray[np.float64]
 class EqualDevices:
     """A job in which all devices count for the same."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PlanningJob) -> None:
         self.job = job
         self.sizes = tuple(map(len, job.nodes))
         """Devices of every machine."""
@@ -66,13 +68,15 @@ class EqualDevices:
 
     @cached_property
     def inside(self) -> float:
-        """Bytes/s between two devices of a machine, the slowest; infinite where no machine has two."""
+        """Bytes/s between two devices of a machine, the slowest; infinite where no machine has
+        two."""
         pairs = [node[:2] for node in self.job.nodes if len(node) > 1]
         return min((self.job.between(*pair)[0] for pair in pairs), default=math.inf)
 
     @cached_property
     def between(self) -> float:
-        """Bytes/s between two machines, the slowest neighbours; infinite where there is one machine."""
+        """Bytes/s between two machines, the slowest neighbours; infinite where there is one
+        machine."""
         pairs = itertools.pairwise(node[0] for node in self.job.nodes)
         return min((self.job.between(*pair)[0] for pair in pairs), default=math.inf)
 

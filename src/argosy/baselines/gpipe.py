@@ -1,9 +1,10 @@
 """GPipe: a pipeline of equal work, all forwards of a batch before the first backward.
 
-Source: Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism" (NeurIPS'19): K
-devices in a row, layers cut so that the cells cost as nearly the same as they can, estimated for equal devices; the
-batch in M micro-batches; activations computed again in the backward where memory asks for it. With n devices there are
-n / K such pipelines side by side. The best over all K and M, in our simulator.
+Source: Huang et al., "GPipe: efficient training of giant neural networks using pipeline
+parallelism" (NeurIPS'19): K devices in a row, layers cut so that the cells cost as nearly the same
+as they can, estimated for equal devices; the batch in M micro-batches; activations computed again
+in the backward where memory asks for it. With n devices there are n / K such pipelines side by
+side. The best over all K and M, in our simulator.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ from collections.abc import Iterator
 
 from argosy.baselines.assemble import Groups, assemble, fastest_fitting, shared_evenly
 from argosy.baselines.closed_form import closed_form_seconds
-from argosy.baselines.job import Job, NoPlan
+from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.solve.chain import cut_chain
+from argosy.solve.search.chain import cut_chain
 
 
-def gpipe_plan(job: Job) -> Plan | NoPlan:
+def gpipe_plan(job: PlanningJob) -> Plan | NoPlan:
     """The fastest that fits."""
     return fastest_fitting(job, _plans(job), closed_form_seconds)
 
 
-def _plans(job: Job) -> Iterator[Plan]:
-    times = [forward + backward for forward, backward in job.layer_times(job.usual, job.typical_samples)]
+def _plans(job: PlanningJob) -> Iterator[Plan]:
+    times = [
+        forward + backward for forward, backward in job.layer_times(job.usual, job.typical_samples)
+    ]
     schedule = ScheduleSpec(kind=ScheduleKind.GPIPE)
     for stages in range(1, min(len(job.devices), len(times)) + 1):
         if len(job.devices) % stages:
@@ -40,5 +43,8 @@ def _plans(job: Job) -> Iterator[Plan]:
         for size in job.batches:
             if size >= copies:
                 samples = shared_evenly(size, copies)
-                groups = [Groups(first=first, end=end, groups=on, samples=samples) for first, end, on in layout]
+                groups = [
+                    Groups(first=first, end=end, groups=on, samples=samples)
+                    for first, end, on in layout
+                ]
                 yield assemble(job, groups, schedule=schedule)

@@ -25,8 +25,9 @@ class NoPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """The question. ``cluster`` is taken as it is at time 0: none of these planners knows of changes."""
+class PlanningJob:
+    """The question. ``cluster`` is taken as it is at time 0: none of these planners knows of
+    changes."""
 
     chain: Chain
     cluster: Cluster
@@ -35,7 +36,8 @@ class Job:
 
     @cached_property
     def nodes(self) -> tuple[tuple[str, ...], ...]:
-        """Devices that are there and have the chain's dtype, node by node in the order of the file."""
+        """Devices that are there and have the chain's dtype, node by node in the order of the
+        file."""
         able = (tuple(filter(self._can_run, node.devices)) for node in self.cluster.nodes)
         return tuple(names for names in able if names)
 
@@ -51,15 +53,22 @@ class Job:
 
     @cached_property
     def usual(self) -> Device:
-        """A device of the kind that there are most of: what a planner for equal devices measures its profile on."""
+        """A device of the kind that there are most of: what a planner for equal devices measures
+        its profile on."""
         counts = Counter(self.device(name).kind.name for name in self.devices)
         most = max(counts, key=lambda kind: counts[kind])
-        return next(self.device(name) for name in self.devices if self.device(name).kind.name == most)
+        return next(
+            self.device(name) for name in self.devices if self.device(name).kind.name == most
+        )
 
     @cached_property
     def batches(self) -> tuple[int, ...]:
         """Sizes of micro-batches that the global batch can be cut into, the smallest first."""
-        small = [size for size in range(1, math.isqrt(self.global_batch) + 1) if self.global_batch % size == 0]
+        small = [
+            size
+            for size in range(1, math.isqrt(self.global_batch) + 1)
+            if self.global_batch % size == 0
+        ]
         return tuple(sorted({*small, *(self.global_batch // size for size in small)}))
 
     @cached_property
@@ -72,16 +81,21 @@ class Job:
 
     def pace(self, name: str) -> float:
         """Seconds that a device needs for the whole model, forward and backward, per sample."""
-        return self.running_seconds(name, self.typical_samples, 1, Recompute.NONE)[-1] / self.typical_samples
+        return (
+            self.running_seconds(name, self.typical_samples, 1, Recompute.NONE)[-1]
+            / self.typical_samples
+        )
 
     @cached_property
     def typical_samples(self) -> int:
         """With which a device is measured: its even share of the global batch."""
         return max(1, self.global_batch // len(self.devices))
 
-    def running_seconds(self, name: str, samples: int, width: int, recompute: Recompute) -> list[float]:
-        """Running sum over the layers of forward + backward on one of ``width`` devices that share them, without what
-        they tell each other."""
+    def running_seconds(
+        self, name: str, samples: int, width: int, recompute: Recompute
+    ) -> list[float]:
+        """Running sum over the layers of forward + backward on one of ``width`` devices that share
+        them, without what they tell each other."""
         device = self.device(name)
         key = (device.kind.name, device.efficiency, device.speed.at(0), samples, width, recompute)
         if key not in self._sums:
@@ -89,7 +103,9 @@ class Job:
             sums = [0.0]
             for layer in self.chain.layers:
                 forward, backward = layer_seconds(self.model, self.chain, layer, portion)
-                again = recompute_seconds(self.model, self.chain, layer, portion, recompute, forward)
+                again = recompute_seconds(
+                    self.model, self.chain, layer, portion, recompute, forward
+                )
                 sums.append(sums[-1] + (forward + backward + again) / device.speed.at(0))
             self._sums[key] = sums
         return self._sums[key]
@@ -100,7 +116,8 @@ class Job:
 
     @cached_property
     def reductions(self) -> list[tuple[float, int]]:
-        """Running sums of the bytes per sample, and of the number, of reductions in a tensor-parallel forward."""
+        """Running sums of the bytes per sample, and of the number, of reductions in a
+        tensor-parallel forward."""
         sums = [(0.0, 0)]
         for layer in self.chain.layers:
             sums.append((sums[-1][0] + layer.reduced_bytes, sums[-1][1] + num_reductions(layer)))
@@ -116,7 +133,9 @@ class Job:
         """Forward and backward of every layer on one device alone."""
         portion = Portion(device=device, samples=samples)
         speed = device.speed.at(0)
-        pairs = (layer_seconds(self.model, self.chain, layer, portion) for layer in self.chain.layers)
+        pairs = (
+            layer_seconds(self.model, self.chain, layer, portion) for layer in self.chain.layers
+        )
         return tuple((forward / speed, backward / speed) for forward, backward in pairs)
 
     def between(self, source: str, target: str) -> tuple[float, float]:
@@ -133,7 +152,8 @@ class Job:
 
     @cached_property
     def looks(self) -> dict[str, tuple[str, float]]:
-        """The node that a device sits in, and its pace: neighbours with the same may form a tensor-parallel group."""
+        """The node that a device sits in, and its pace: neighbours with the same may form a
+        tensor-parallel group."""
         return {name: (self.device(name).node, self.pace(name)) for name in self.devices}
 
     def _can_run(self, name: str) -> bool:
@@ -141,7 +161,7 @@ class Job:
         return device.speed.at(0) > 0 and self.model.can_run(self.chain, device)
 
 
-Baseline = Callable[[Job], Plan | NoPlan]
+Baseline = Callable[[PlanningJob], Plan | NoPlan]
 
 RECOMPUTE = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 """From the fastest to the one that needs least memory."""

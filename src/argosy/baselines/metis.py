@@ -1,20 +1,23 @@
 """A search in the manner of Metis: uneven stages for uneven devices, by a closed form.
 
-Source: Um et al., "Metis: fast automatic distributed training on heterogeneous GPUs" (USENIX ATC'24); its rules in our
-own words.
+Source: Um et al., "Metis: fast automatic distributed training on heterogeneous GPUs" (USENIX
+ATC'24); its rules in our own words.
 
     (1)  the nodes stand in a row, kind after kind, in every order of the kinds
     (2)  the row is cut into S device groups whose sizes are powers of two, none below half of n / S
-    (3)  a group of g devices runs d = g / t replicas of width t, t = 1 at first; then, step by step, on the stage with
-         least free memory t is doubled, as long as equal devices of one node can form the groups
-    (4)  layers: a share proportional to the group's speed, then boundaries move by one layer while the slowest stage
-         gets faster; a stage that lacks memory has its share cut to 0.9 capacity / demand of itself, up to 3 times
-    (5)  samples of a replica proportional to its speed, rounded down, the rest to the largest fractions
+    (3)  a group of g devices runs d = g / t replicas of width t, t = 1 at first; then, step by
+         step, on the stage with least free memory t is doubled, as long as equal devices of one
+         node can form the groups
+    (4)  layers: a share proportional to the group's speed, then boundaries move by one layer while
+         the slowest stage gets faster; a stage that lacks memory has its share cut to 0.9 capacity
+         / demand of itself, up to 3 times
+    (5)  samples of a replica proportional to its speed, rounded down, the rest to the largest
+         fractions
     (6)  the plan with the least estimate of ``closed_form``, over all micro-batch sizes
 
-Metis caps how many groups it permutes, and takes minutes for some dozens of devices; here at most 16 groups, 4
-arrangements of one set of sizes, 6 orders of kinds, and 400 plans, those first that would be fastest if every stage
-were perfectly balanced and no byte sent:
+Metis caps how many groups it permutes, and takes minutes for some dozens of devices; here at most
+16 groups, 4 arrangements of one set of sizes, 6 orders of kinds, and 400 plans, those first that
+would be fastest if every stage were perfectly balanced and no byte sent:
 
     (7)  (M + S - 1) b      for micro-batches of b samples and S stages
 """
@@ -27,7 +30,7 @@ from dataclasses import dataclass
 
 from argosy.baselines.assemble import Groups, Shortage, assemble, lightest, shared_by, shortage
 from argosy.baselines.closed_form import closed_form_seconds
-from argosy.baselines.job import Job, NoPlan
+from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan, Recompute
 from argosy.units import counted
 
@@ -54,15 +57,21 @@ class _Grouping:
         return tuple(group[at : at + width] for at in range(0, len(group), width))
 
 
-def metis_plan(job: Job) -> Plan | NoPlan:
+def metis_plan(job: PlanningJob) -> Plan | NoPlan:
     """(6)"""
     best: tuple[float, Plan] | None = None
     lacking: Shortage | None = None
     speeds = {name: 1 / job.pace(name) for name in job.devices}
-    work = [forward + backward for forward, backward in job.layer_times(job.usual, job.typical_samples)]
+    work = [
+        forward + backward for forward, backward in job.layer_times(job.usual, job.typical_samples)
+    ]
     for plan in itertools.islice(_plans(job, speeds, work), _MOST_PLANS):
         if isinstance(plan, Shortage):
-            lacking = plan if lacking is None else min(lacking, plan, key=lambda one: one.needed - one.usable)
+            lacking = (
+                plan
+                if lacking is None
+                else min(lacking, plan, key=lambda one: one.needed - one.usable)
+            )
             continue
         seconds = closed_form_seconds(job, plan)
         if best is None or seconds < best[0]:
@@ -73,7 +82,9 @@ def metis_plan(job: Job) -> Plan | NoPlan:
     return NoPlan(reason=str(lacking) if lacking else few)
 
 
-def _plans(job: Job, speeds: dict[str, float], work: Sequence[float]) -> Iterator[Plan | Shortage]:
+def _plans(
+    job: PlanningJob, speeds: dict[str, float], work: Sequence[float]
+) -> Iterator[Plan | Shortage]:
     """In the order of (7)."""
     most = min(job.widest, max(map(len, job.nodes)))
     pairs = [
@@ -87,10 +98,16 @@ def _plans(job: Job, speeds: dict[str, float], work: Sequence[float]) -> Iterato
         yield from _widened(job, grouping, size, speeds, work)
 
 
-def _groupings(job: Job) -> Iterator[_Grouping]:
+def _groupings(job: PlanningJob) -> Iterator[_Grouping]:
     """(1) and (2)."""
     for order in itertools.islice(itertools.permutations(job.kinds), _MOST_ORDERS):
-        row = [name for kind in order for node in job.nodes for name in node if job.device(name).kind.name == kind]
+        row = [
+            name
+            for kind in order
+            for node in job.nodes
+            for name in node
+            if job.device(name).kind.name == kind
+        ]
         for sizes in group_sizes(len(row), min(_MOST_GROUPS, len(job.chain.layers))):
             devices = iter(row)
             groups = tuple(tuple(itertools.islice(devices, size)) for size in sizes)
@@ -98,13 +115,18 @@ def _groupings(job: Job) -> Iterator[_Grouping]:
 
 
 def group_sizes(count: int, most: int) -> Iterator[tuple[int, ...]]:
-    """(2): every number of groups up to ``most``, every multiset of sizes, some of its arrangements.
+    """(2): every number of groups up to ``most``, every multiset of sizes, some of its
+    arrangements.
 
     >>> list(group_sizes(6, 3))
     [(2, 4), (4, 2), (2, 2, 2), (1, 1, 4), (1, 4, 1), (4, 1, 1)]
     """
     for stages in range(1, min(count, most) + 1):
-        powers = [2**power for power in range(count.bit_length()) if 2**power >= _VARIANCE * count / stages]
+        powers = [
+            2**power
+            for power in range(count.bit_length())
+            if 2**power >= _VARIANCE * count / stages
+        ]
         for sizes in _multisets(count, stages, powers):
             distinct = dict.fromkeys(itertools.islice(_arrangements(sizes), _MOST_ARRANGEMENTS))
             yield from distinct
@@ -135,7 +157,11 @@ def _arrangements(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _widened(
-    job: Job, grouping: _Grouping, size: int, speeds: dict[str, float], work: Sequence[float]
+    job: PlanningJob,
+    grouping: _Grouping,
+    size: int,
+    speeds: dict[str, float],
+    work: Sequence[float],
 ) -> Iterator[Plan | Shortage]:
     """(3): plans from width 1 on."""
     while True:
@@ -147,16 +173,19 @@ def _widened(
         wider = [stage for stage in range(len(grouping.groups)) if _can_widen(job, grouping, stage)]
         if not wider:
             return
-        stage = min(wider, key=lambda at: (len(grouping.groups[at]) * _memory(job, grouping.groups[at][0]), at))
+        stage = min(
+            wider,
+            key=lambda at: (len(grouping.groups[at]) * _memory(job, grouping.groups[at][0]), at),
+        )
         widths = [width * (2 if at == stage else 1) for at, width in enumerate(grouping.widths)]
         grouping = _Grouping(groups=grouping.groups, widths=tuple(widths))
 
 
-def _memory(job: Job, name: str) -> float:
+def _memory(job: PlanningJob, name: str) -> float:
     return job.device(name).kind.memory
 
 
-def _can_widen(job: Job, grouping: _Grouping, stage: int) -> bool:
+def _can_widen(job: PlanningJob, grouping: _Grouping, stage: int) -> bool:
     """Whether pairs of neighbouring replicas are equal devices of one node."""
     width = 2 * grouping.widths[stage]
     group = grouping.groups[stage]
@@ -167,7 +196,11 @@ def _can_widen(job: Job, grouping: _Grouping, stage: int) -> bool:
 
 
 def _plan(
-    job: Job, grouping: _Grouping, size: int, speeds: dict[str, float], work: Sequence[float]
+    job: PlanningJob,
+    grouping: _Grouping,
+    size: int,
+    speeds: dict[str, float],
+    work: Sequence[float],
 ) -> Plan | Shortage | None:
     """(4) and (5)."""
     capacity = [sum(speeds[name] for name in group) for group in grouping.groups]
@@ -186,11 +219,15 @@ def _plan(
     return lacks
 
 
-def _assembled(job: Job, grouping: _Grouping, size: int, speeds: dict[str, float], ends: Sequence[int]) -> Plan | None:
+def _assembled(
+    job: PlanningJob, grouping: _Grouping, size: int, speeds: dict[str, float], ends: Sequence[int]
+) -> Plan | None:
     layout = []
     for stage, (first, end) in enumerate(itertools.pairwise((0, *ends))):
         replicas = grouping.replicas(stage)
-        samples = shared_by([len(group) * min(speeds[name] for name in group) for group in replicas], size)
+        samples = shared_by(
+            [len(group) * min(speeds[name] for name in group) for group in replicas], size
+        )
         if min(samples) == 0:
             return None
         layout.append(Groups(first=first, end=end, groups=replicas, samples=samples))
@@ -198,7 +235,8 @@ def _assembled(job: Job, grouping: _Grouping, size: int, speeds: dict[str, float
 
 
 def proportional_ends(work: Sequence[float], capacity: Sequence[float]) -> list[int]:
-    """Ends of stages with a share of the work proportional to their capacity, a layer each at least.
+    """Ends of stages with a share of the work proportional to their capacity, a layer each at
+    least.
 
     >>> proportional_ends([1.0] * 8, [3.0, 1.0])
     [6, 8]

@@ -1,16 +1,19 @@
-"""PipeDream's planner: contiguous stages with replication, so that the slowest stage is as fast as possible.
+"""PipeDream's planner: contiguous stages with replication, so that the slowest stage is as fast as
+possible.
 
-Source: Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training" (SOSP'19), section 3.1. For
-equal devices, level by level: machines of g devices first, then the machines. With t the time of layers, w their
-weights, a what crosses a cut, B the bandwidth of the level, T_0 the time on one device:
+Source: Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training" (SOSP'19),
+section 3.1. For equal devices, level by level: machines of g devices first, then the machines. With
+t the time of layers, w their weights, a what crosses a cut, B the bandwidth of the level, T_0 the
+time on one device:
 
     (1)  T_k(i..j, m) = 1/m max( A_{k-1}(i..j, g_{k-1}),  2 (m - 1) w(i..j) / B_k )      replicated over m components
-    (2)  A_k(i..j, m) = min( T_k(i..j, m),  min over s, m'  max( A_k(i..s, m - m'),  2 a_s / B_k,  T_k(s+1..j, m') ) )
+    (2)  A_k(i..j, m) = min( T_k(i..j, m), min over s, m' max( A_k(i..s, m - m'), 2 a_s / B_k,
+         T_k(s+1..j, m') ) )
 
-with A_0 = t on a single device. Machines of unequal size are one level at the bandwidth between machines. PipeDream
-trains asynchronously; here, as in the comparison of DAPPLE, its partition runs under synchronous 1F1B. It is planned
-with the profile of a few samples a device; of these partitions and of the micro-batch sizes that fit, the fastest in
-the simulator counts.
+with A_0 = t on a single device. Machines of unequal size are one level at the bandwidth between
+machines. PipeDream trains asynchronously; here, as in the comparison of DAPPLE, its partition runs
+under synchronous 1F1B. It is planned with the profile of a few samples a device; of these
+partitions and of the micro-batch sizes that fit, the fastest in the simulator counts.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import numpy as np
 from argosy.baselines.assemble import Groups, assemble, fastest_fitting, shared_evenly
 from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.equal_devices import EqualDevices, Floats
-from argosy.baselines.job import Job, NoPlan
+from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan
 
 _PROFILES = 5
@@ -54,7 +57,7 @@ class Amounts:
     """Bytes across the cut before each layer."""
 
 
-def pipedream_plan(job: Job) -> Plan | NoPlan:
+def pipedream_plan(job: PlanningJob) -> Plan | NoPlan:
     """The partition on real devices, under the micro-batch size that is fastest."""
     view = EqualDevices(job)
     partitions: dict[Partition, None] = {}
@@ -71,8 +74,9 @@ def pipedream_plan(job: Job) -> Plan | NoPlan:
     return fastest_fitting(job, plans, closed_form_seconds)
 
 
-def _profiled(job: Job) -> list[int]:
-    """Samples with which a device may be profiled: powers of two up to its even share of the batch."""
+def _profiled(job: PlanningJob) -> list[int]:
+    """Samples with which a device may be profiled: powers of two up to its even share of the
+    batch."""
     return [2**power for power in range(job.typical_samples.bit_length())][-_PROFILES:]
 
 
@@ -91,7 +95,9 @@ def pipedream_partition(amounts: Amounts, levels: list[Level]) -> tuple[float, P
     alone = amounts.seconds[None, :] - amounts.seconds[:, None]
     tables: list[_Table] = []
     for level in levels:
-        tables.append(_Table(amounts, level, tables[-1].cost[tables[-1].level.count] if tables else alone))
+        tables.append(
+            _Table(amounts, level, tables[-1].cost[tables[-1].level.count] if tables else alone)
+        )
     top = tables[-1]
     value = float(top.cost[top.level.count][0, last])
     return value, tuple(_stages(tables, 0, last, [_components(levels)]))
@@ -104,7 +110,8 @@ def _components(levels: list[Level]) -> list[Component]:
 
 
 class _Table:
-    """A_k of one level for all ranges, by the number of components, with where each minimum came from."""
+    """A_k of one level for all ranges, by the number of components, with where each minimum came
+    from."""
 
     def __init__(self, amounts: Amounts, level: Level, below: Floats) -> None:
         self.level = level
@@ -119,7 +126,9 @@ class _Table:
         crossing = 2 * amounts.outputs / level.bandwidth
         size = len(crossing)
         for count in range(1, level.count + 1):
-            best = np.where(np.arange(size)[None, :] > np.arange(size)[:, None], whole[count - 1], np.inf)
+            best = np.where(
+                np.arange(size)[None, :] > np.arange(size)[:, None], whole[count - 1], np.inf
+            )
             cuts, taken = np.full((size, size), -1), np.full((size, size), count)
             for last, cut in itertools.product(range(1, count), range(1, size - 1)):
                 before = np.maximum(self.cost[count - last][:cut, cut], crossing[cut])[:, None]
@@ -135,8 +144,8 @@ class _Table:
 def _stages(
     tables: list[_Table], first: int, end: int, copies: list[list[Component]]
 ) -> list[tuple[int, int, tuple[int, ...]]]:
-    """The stages of A for layers first..end-1 on the components of the last table's level, in equal copies that train
-    data-parallel."""
+    """The stages of A for layers first..end-1 on the components of the last table's level, in equal
+    copies that train data-parallel."""
     if not tables:
         return [(first, end, tuple(sorted(itertools.chain(*itertools.chain(*copies)))))]
     cuts, taken = tables[-1].choice[len(copies[0]) - 1]
@@ -157,7 +166,7 @@ def _parts(component: Component, below: list[_Table]) -> list[Component]:
     return [component[at : at + each] for at in range(0, len(component), each)]
 
 
-def _placed(job: Job, partition: Partition, size: int) -> Plan:
+def _placed(job: PlanningJob, partition: Partition, size: int) -> Plan:
     layout = [
         Groups(
             first=first,

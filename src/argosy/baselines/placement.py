@@ -1,7 +1,7 @@
 """DAPPLE's three ways to choose the devices of a stage, by how many of each machine are taken.
 
-Source: Fan et al., "DAPPLE: a pipelined data parallel approach for training large models" (PPoPP'21), and its public
-planner.
+Source: Fan et al., "DAPPLE: a pipelined data parallel approach for training large models"
+(PPoPP'21), and its public planner.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 Counts = tuple[int, ...]
 """Devices of every machine."""
 Policy = Callable[[Sequence[int], Sequence[int], int], Counts]
-"""From the sizes of the machines, how many of each are taken, and how many devices to take (there are enough)."""
+"""From the sizes of the machines, how many of each are taken, and how many devices to take (there
+are enough)."""
 
 
 def fresh_first(sizes: Sequence[int], used: Sequence[int], count: int) -> Counts:
@@ -29,7 +30,9 @@ def append_first(sizes: Sequence[int], used: Sequence[int], count: int) -> Count
     >>> append_first((4, 4), (1, 0), 5)
     (3, 2)
     """
-    return _filled(sizes, used, count, sorted(range(len(sizes)), key=lambda at: (used[at] == 0, at)))
+    return _filled(
+        sizes, used, count, sorted(range(len(sizes)), key=lambda at: (used[at] == 0, at))
+    )
 
 
 def scatter_first(sizes: Sequence[int], used: Sequence[int], count: int) -> Counts:
@@ -60,15 +63,21 @@ def _filled(sizes: Sequence[int], used: Sequence[int], count: int, order: Sequen
 POLICIES: tuple[Policy, ...] = (fresh_first, append_first, scatter_first)
 
 
-def placements(sizes: Sequence[int], used: Sequence[int], count: int, chunk: int = 1) -> list[Counts]:
-    """What the policies give, each once; none where there are too few devices. Devices are taken ``chunk`` at a time,
-    of which all these numbers are multiples.
+def placements(
+    sizes: Sequence[int], used: Sequence[int], count: int, chunk: int = 1
+) -> list[Counts]:
+    """What the policies give, each once; none where there are too few devices. Devices are taken
+    ``chunk`` at a time, of which all these numbers are multiples.
 
     >>> placements((4, 4), (0, 0), 4, chunk=2)
     [(4, 0), (2, 2)]
     """
     if count > sum(sizes) - sum(used):
         return []
-    parts = [number // chunk for number in sizes], [number // chunk for number in used], count // chunk
+    parts = (
+        [number // chunk for number in sizes],
+        [number // chunk for number in used],
+        count // chunk,
+    )
     found = dict.fromkeys(policy(*parts) for policy in POLICIES)
     return [tuple(number * chunk for number in taken) for taken in found]

@@ -3,16 +3,18 @@
     {version, source?, blocking?, prefetch?, profiles?: [file, ...],
      runs: [{name?, plan: file, SETTINGS, seconds | timeline: file, peak_bytes?}
             {name?, model, cluster, sequence_length?, dtype?, optimizer?, tensor?, data?, pipeline?, context?, expert?,
-             virtual_stages?, schedule?, cuts?: [blocks of each stage, ...], micro_batch, global_batch, recompute?,
-             zero?, shard?, fused_attention?, SETTINGS, seconds | timeline, peak_bytes?}]}
+             virtual_stages?, schedule?, cuts?: [blocks of each stage, ...], micro_batch,
+             global_batch, recompute?, zero?, shard?, fused_attention?, SETTINGS, seconds |
+             timeline, peak_bytes?}]}
 
     SETTINGS: compiled?, fused_loss?, sequence_parallel?, async_tensor?, selective?, gradient_dtype?, reduce_dtype?
 
-A run names the plan that ran, or the degrees of an even plan as Megatron-LM counts them, with ``micro_batch`` per
-replica. ``shard`` is the number of replicas over which ZeRO shards; hybrid sharding, over fewer than all, is not
-modelled and refused. What SETTINGS mean: ``cost.calibration.Calibration``. In place of ``seconds`` a run may name the
-timeline that ``argosy run`` ended with: the median of its steps counts, without the first, which also prepares
-everything, where there are others (``Timeline.usual_seconds``). Files are looked for beside the file itself.
+A run names the plan that ran, or the degrees of an even plan as Megatron-LM counts them, with
+``micro_batch`` per replica. ``shard`` is the number of replicas over which ZeRO shards; hybrid
+sharding, over fewer than all, is not modelled and refused. What SETTINGS mean:
+``cost.calibration.Calibration``. In place of ``seconds`` a run may name the timeline that ``argosy
+run`` ended with: the median of its steps counts, without the first, which also prepares everything,
+where there are others (``Timeline.usual_seconds``). Files are looked for beside the file itself.
 """
 
 from __future__ import annotations
@@ -108,7 +110,9 @@ def read_measured(source: Path | str) -> Measurements:
     """Runs from a file of this form, a published table (CSV), or a folder of Sailor's."""
     path = Path(source)
     if not is_there(path):
-        expected = "a file of measured runs (JSON, or a published table as CSV) or a folder of Sailor's"
+        expected = (
+            "a file of measured runs (JSON, or a published table as CSV) or a folder of Sailor's"
+        )
         raise InputError([Problem(file=str(path), expected=expected)])
     if path.is_dir():
         return sailor.read_sailor_runs(path)
@@ -134,7 +138,15 @@ def _read_table(path: Path) -> Measurements:
             return read(path)
     nearest = min(_TABLES, key=lambda table: len(set(table[0]) - columns))[0]
     missing = [name for name in nearest if name not in columns]
-    raise InputError([Problem(file=str(path), line=1, expected=f"the columns {', '.join(missing)} beside the others")])
+    raise InputError(
+        [
+            Problem(
+                file=str(path),
+                line=1,
+                expected=f"the columns {', '.join(missing)} beside the others",
+            )
+        ]
+    )
 
 
 def read_runs(path: Path | str) -> Measurements:
@@ -145,7 +157,9 @@ def read_runs(path: Path | str) -> Measurements:
     profiles = [read_profile(path.parent / name) for name in content.profiles]
     return Measurements(
         source=content.source or path.stem,
-        runs=tuple(_run(document, index, run, path.parent) for index, run in enumerate(content.runs)),
+        runs=tuple(
+            _run(document, index, run, path.parent) for index, run in enumerate(content.runs)
+        ),
         profiles={profile.device: profile for profile in profiles},
         blocking=content.blocking,
         prefetch=content.prefetch,
@@ -154,8 +168,12 @@ def read_runs(path: Path | str) -> Measurements:
 
 def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun:
     if (run.seconds is None) == (run.timeline is None):
-        raise document.error(("runs", index, "seconds"), 'given, or a "timeline" in its place, and not both')
-    seconds, peak = (run.seconds, None) if run.timeline is None else _measured(folder / run.timeline)
+        raise document.error(
+            ("runs", index, "seconds"), 'given, or a "timeline" in its place, and not both'
+        )
+    seconds, peak = (
+        (run.seconds, None) if run.timeline is None else _measured(folder / run.timeline)
+    )
     assert seconds is not None
     peak = run.peak_bytes if run.peak_bytes is not None else peak
     plan, chain, cluster, name = _what_ran(document, index, run, folder)
@@ -172,7 +190,8 @@ def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun
 
 
 def _measured(path: Path) -> tuple[float, float | None]:
-    """Seconds of a step, and the highest memory in use where the timeline knows, from a run's own timeline."""
+    """Seconds of a step, and the highest memory in use where the timeline knows, from a run's own
+    timeline."""
     timeline = load_timeline(path)
     seconds = timeline.usual_seconds
     if timeline.clock != "measured" or seconds is None:
@@ -183,10 +202,16 @@ def _measured(path: Path) -> tuple[float, float | None]:
     return seconds, max(peaks, default=0.0) or None
 
 
-def _what_ran(document: Document, index: int, run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
+def _what_ran(
+    document: Document, index: int, run: _Run, folder: Path
+) -> tuple[Plan, Chain, Cluster, str]:
     if run.plan is not None:
         return _planned(run, folder)
-    missing = [name for name in ("model", "cluster", "micro_batch", "global_batch") if getattr(run, name) is None]
+    missing = [
+        name
+        for name in ("model", "cluster", "micro_batch", "global_batch")
+        if getattr(run, name) is None
+    ]
     if missing:
         raise document.error(("runs", index, missing[0]), 'given, or a "plan" in place of degrees')
     assert run.model and run.cluster and run.micro_batch and run.global_batch
@@ -206,7 +231,11 @@ def _what_ran(document: Document, index: int, run: _Run, folder: Path) -> tuple[
         recompute=Recompute(run.recompute),
         zero=run.zero,
     )
-    settings: dict[str, Any] = {"sequence_length": run.sequence_length, "dtype": run.dtype, "optimizer": run.optimizer}
+    settings: dict[str, Any] = {
+        "sequence_length": run.sequence_length,
+        "dtype": run.dtype,
+        "optimizer": run.optimizer,
+    }
     named = run.model if run.model in preset_names() else folder / run.model
     chain = load_model(named, fused_attention=run.fused_attention, **settings)
     cluster = _cluster(run.cluster, folder)
@@ -220,7 +249,11 @@ def _planned(run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
     path = folder / run.plan
     document = read_plan(str(path) if is_there(path) else run.plan)
     plan = plan_from_document(document)
-    cluster = cluster_from_content(plan.cluster.content) if run.cluster is None else _cluster(run.cluster, folder)
+    cluster = (
+        cluster_from_content(plan.cluster.content)
+        if run.cluster is None
+        else _cluster(run.cluster, folder)
+    )
     chain = planned_chain(plan.model)
     check_plan(plan, chain, cluster, document=document)
     return plan, chain, cluster, run.name or Path(run.plan).stem

@@ -1,24 +1,29 @@
 """Fitting constants of the cost model to measured runs, and saying how far off the others are.
 
     (1)  error of a run    = | predicted / measured - 1 |
-    (2)  what is minimised = the mean of | log predicted - log measured | over the runs to fit on, by the simplex of
-                             Nelder and Mead over the logarithms of the constants: no derivatives, no step size to
-                             choose, and a kink in the floor of a layer does not disturb it
-    (3)  rank correlation  = Spearman's: how far the order of the predictions is that of the measurements
+    (2)  what is minimised = the mean of | log predicted - log measured | over the runs to fit on,
+         by the simplex of
+                             Nelder and Mead over the logarithms of the constants: no derivatives,
+                             no step size to choose, and a kink in the floor of a layer does not
+                             disturb it
+    (3)  rank correlation = Spearman's: how far the order of the predictions is that of the
+         measurements
 
-    (4)  to few runs many constants fit about as well. So (2) is weighed against what was known before: errors of 5 %
-         are usual, and so are changes by 10 % of a constant that the catalogue has, or by a factor e of others. What is
-         minimised is the sum of the errors over 0.05 and of half the squares of the constants' changes, in logarithms,
-         over 0.1 or 1; with many runs the errors alone count
-    (5)  a constant is *identified* by runs if doubling it would change their predictions by 1 % at least, root mean
-         square, beyond what the other fitted constants can undo. One that is not stays as it was
-    (6)  with few runs each is left out in turn. Constants that predict such a run no better than those before the fit
-         are dropped
+    (4)  to few runs many constants fit about as well. So (2) is weighed against what was known
+         before: errors of 5 % are usual, and so are changes by 10 % of a constant that the
+         catalogue has, or by a factor e of others. What is minimised is the sum of the errors over
+         0.05 and of half the squares of the constants' changes, in logarithms, over 0.1 or 1; with
+         many runs the errors alone count
+    (5)  a constant is *identified* by runs if doubling it would change their predictions by 1 % at
+         least, root mean square, beyond what the other fitted constants can undo. One that is not
+         stays as it was
+    (6)  with few runs each is left out in turn. Constants that predict such a run no better than
+         those before the fit are dropped
 
-In closed form a prediction is off by what it leaves out. Before a fit every run is played once in the exact engine,
-and the closed form is scaled by what that gives at the start. A constant is kept inside what is physically possible
-(``LIMITS``). Runs are split by a seed; with few runs every one is left out in turn (``leave_one_out``), so that no
-figure is of a run that was fitted on.
+In closed form a prediction is off by what it leaves out. Before a fit every run is played once in
+the exact engine, and the closed form is scaled by what that gives at the start. A constant is kept
+inside what is physically possible (``LIMITS``). Runs are split by a seed; with few runs every one
+is left out in turn (``leave_one_out``), so that no figure is of a run that was fitted on.
 """
 
 from __future__ import annotations
@@ -57,20 +62,32 @@ LIMITS = {
     "process_bytes": (1e6, 3e10),
     "activation_factor": (0.5, 4.0),
 }
-"""Constants that can be fitted, and what is possible. ``peak`` stands for both shares of the peak, forward and
-backward, in their usual ratio: whole iterations do not tell them apart."""
+"""Constants that can be fitted, and what is possible. ``peak`` stands for both shares of the peak,
+forward and backward, in their usual ratio: whole iterations do not tell them apart."""
 ABOUT_MEMORY = ("process_bytes", "activation_factor")
 """Those that are fitted to peak bytes; the others are fitted to seconds."""
 
 MOST = 5
 """Constants about seconds at a time: more would be a regression, not a calibration."""
 
-_USUAL = {"gathered": 1.0, "forward_start": 5e-4, "backward_start": 5e-4, "latency": 1e-4, "process_bytes": 1e9}
+_USUAL = {
+    "gathered": 1.0,
+    "forward_start": 5e-4,
+    "backward_start": 5e-4,
+    "latency": 1e-4,
+    "process_bytes": 1e9,
+}
 """Of what is 0 until something is fitted, where to begin."""
 _MOST_LEFT_OUT = 16
 """Runs of which each is left out in turn, (6)."""
 _USUAL_ERROR = 0.05
-_USUAL_CHANGE = {"peak": 0.1, "forward_peak": 0.1, "backward_peak": 0.1, "attention_peak": 0.1, "passes": 0.1}
+_USUAL_CHANGE = {
+    "peak": 0.1,
+    "forward_peak": 0.1,
+    "backward_peak": 0.1,
+    "attention_peak": 0.1,
+    "passes": 0.1,
+}
 _ANY_CHANGE = 1.0
 """Of the logarithm of a constant, (4): of those that the catalogue has by kind, and of others."""
 _PROBE = -0.05
@@ -118,7 +135,11 @@ def rank_correlation(one: FloatArray, other: FloatArray) -> float:
         return 1.0
     first, second = _ranks(one), _ranks(other)
     spread = float(np.std(first) * np.std(second))
-    return float(np.mean((first - first.mean()) * (second - second.mean()))) / spread if spread else 0.0
+    return (
+        float(np.mean((first - first.mean()) * (second - second.mean()))) / spread
+        if spread
+        else 0.0
+    )
 
 
 def _ranks(values: FloatArray) -> FloatArray:
@@ -142,7 +163,8 @@ def leave_one_out(measured: Measurements, names: Sequence[str], start: Calibrati
     """Per run, the constants fitted on all the others."""
     runs = measured.runs
     return [
-        fit_to(measured, runs[:index] + runs[index + 1 :], names, start, leave_out=False) for index in range(len(runs))
+        fit_to(measured, runs[:index] + runs[index + 1 :], names, start, leave_out=False)
+        for index in range(len(runs))
     ]
 
 
@@ -154,7 +176,8 @@ class Fitted:
     unidentified: tuple[str, ...] = ()
     """(5): constants that the runs do not tell, left as they were."""
     left_out: float | None = None
-    """(6): mean error of the seconds of each run with constants fitted on the others; None if runs are many."""
+    """(6): mean error of the seconds of each run with constants fitted on the others; None if runs
+    are many."""
     before: float | None = None
     """The same without any fit."""
 
@@ -172,7 +195,8 @@ def fit_to(
     *,
     leave_out: bool = True,
 ) -> Fitted:
-    """(2) to (5), for seconds and for bytes apart: no constant is about both; (6) if ``leave_out``."""
+    """(2) to (5), for seconds and for bytes apart: no constant is about both; (6) if
+    ``leave_out``."""
     check_names(names)
     weighed = [run for run in runs if run.peak_bytes is not None]
     exact = np.array([exact_seconds(measured, run, start) for run in runs])
@@ -186,10 +210,21 @@ def fit_to(
 
     about_time = [name for name in names if name not in ABOUT_MEMORY]
     about_memory = [name for name in names if name in ABOUT_MEMORY]
-    first = _fitted(seconds, runs, np.array([run.seconds for run in runs]), about_time, start, leave_out=leave_out)
+    first = _fitted(
+        seconds,
+        runs,
+        np.array([run.seconds for run in runs]),
+        about_time,
+        start,
+        leave_out=leave_out,
+    )
     weights = np.array([run.peak_bytes for run in weighed], dtype=float)
     second = _fitted(memory, weighed, weights, about_memory, first.calibration, leave_out=False)
-    return replace(first, calibration=second.calibration, unidentified=(*first.unidentified, *second.unidentified))
+    return replace(
+        first,
+        calibration=second.calibration,
+        unidentified=(*first.unidentified, *second.unidentified),
+    )
 
 
 Prediction = Callable[[Calibration], FloatArray]
@@ -214,7 +249,10 @@ def _fitted(
         return Fitted(calibration=start, unidentified=unidentified)
     truth, begin = np.log(measured), np.log([usual[name] for name in told])
     everything = np.ones(len(truth), dtype=bool)
-    found = Fitted(calibration=_minimised(predict, truth, everything, told, start, begin), unidentified=unidentified)
+    found = Fitted(
+        calibration=_minimised(predict, truth, everything, told, start, begin),
+        unidentified=unidentified,
+    )
     if not leave_out or len(truth) > _MOST_LEFT_OUT:
         return found
     off = []
@@ -246,8 +284,11 @@ def _minimised(
     return _at(start, names, nelder_mead(loss, begin))
 
 
-def _identified(predict: Prediction, names: Sequence[str], start: Calibration, usual: Mapping[str, float]) -> list[str]:
-    """(5): drop the constant that the runs tell least of, until they tell enough of all that are left."""
+def _identified(
+    predict: Prediction, names: Sequence[str], start: Calibration, usual: Mapping[str, float]
+) -> list[str]:
+    """(5): drop the constant that the runs tell least of, until they tell enough of all that are
+    left."""
     left = list(names)
     begin = {name: np.log(value) for name, value in usual.items()}
     base = np.log(predict(_at(start, left, np.array([begin[name] for name in left]))))
@@ -277,11 +318,14 @@ def check_names(names: Sequence[str]) -> None:
             raise bad_input(expected, name, where="fit", suggestion=closest(name, LIMITS))
     about_time = [name for name in names if name not in ABOUT_MEMORY]
     if len(about_time) > MOST or len(set(names)) < len(names):
-        raise bad_input(f"different constants, at most {MOST} about seconds", f"{', '.join(names)}", where="fit")
+        raise bad_input(
+            f"different constants, at most {MOST} about seconds", f"{', '.join(names)}", where="fit"
+        )
 
 
 def _value(calibration: Calibration, name: str, runs: Sequence[MeasuredRun]) -> float:
-    """Where the simplex begins; nothing has no logarithm, and what is by kind begins as the first run's kind has it."""
+    """Where the simplex begins; nothing has no logarithm, and what is by kind begins as the first
+    run's kind has it."""
     begin = None if name == "peak" else getattr(calibration, name)
     if begin is None:
         kind = runs[0].cluster.device(runs[0].plan.devices[0]).kind
@@ -301,7 +345,9 @@ def _value(calibration: Calibration, name: str, runs: Sequence[MeasuredRun]) -> 
 
 def _at(start: Calibration, names: Sequence[str], point: FloatArray) -> Calibration:
     """``start`` with the constants at a point of the simplex, kept inside their limits."""
-    values = {name: float(np.clip(np.exp(x), *LIMITS[name])) for name, x in zip(names, point, strict=True)}
+    values = {
+        name: float(np.clip(np.exp(x), *LIMITS[name])) for name, x in zip(names, point, strict=True)
+    }
     if "peak" in values:
         share = values.pop("peak")
         values["forward_peak"] = min(1.0, FORWARD_OVER_MEAN * share)
@@ -310,7 +356,11 @@ def _at(start: Calibration, names: Sequence[str], point: FloatArray) -> Calibrat
 
 
 def nelder_mead(
-    loss: Callable[[FloatArray], float], start: FloatArray, *, tolerance: float = 1e-5, steps: int = 200
+    loss: Callable[[FloatArray], float],
+    start: FloatArray,
+    *,
+    tolerance: float = 1e-5,
+    steps: int = 200,
 ) -> FloatArray:
     """A point near ``start`` where ``loss`` is least: reflect, expand, contract, shrink.
 
@@ -343,7 +393,8 @@ def _better(
     second: float,
     most: float,
 ) -> tuple[FloatArray, float] | None:
-    """A point to put in place of the worst, beyond the centre or on the way to it; None: shrink the simplex."""
+    """A point to put in place of the worst, beyond the centre or on the way to it; None: shrink the
+    simplex."""
     reflected = 2 * centre - worst
     value = loss(reflected)
     if value < least:

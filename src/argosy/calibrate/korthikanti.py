@@ -1,8 +1,10 @@
-"""Megatron-LM's times published by Korthikanti et al. (arXiv:2205.05198): GPT of 22 to 1,000 billion weights on A100.
+"""Megatron-LM's times published by Korthikanti et al. (arXiv:2205.05198): GPT of 22 to 1,000
+billion weights on A100.
 
-A row is two runs: everything recomputed and no sequence parallelism, and selective recomputation with sequence
-parallelism. fp16, 2,048 tokens, unfused attention, fused kernels, 51,200 words, gradients kept in fp32. Published
-beside it and not read here: parameter, optimizer and activation bytes of the first pipeline stage.
+A row is two runs: everything recomputed and no sequence parallelism, and selective recomputation
+with sequence parallelism. fp16, 2,048 tokens, unfused attention, fused kernels, 51,200 words,
+gradients kept in fp32. Published beside it and not read here: parameter, optimizer and activation
+bytes of the first pipeline stage.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
-from argosy.calibrate.table import Table, machines, read_table
+from argosy.calibrate.table import PublishedTable, machines, read_table
 from argosy.document import Document
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
@@ -52,7 +54,9 @@ def read_korthikanti(path: Path | str) -> Measurements:
     return Measurements(source=Path(path).stem, runs=runs)
 
 
-def _run(table: Table, line: int, row: Mapping[str, str], column: str, recompute: Recompute) -> MeasuredRun:
+def _run(
+    table: PublishedTable, line: int, row: Mapping[str, str], column: str, recompute: Recompute
+) -> MeasuredRun:
     shape = [table.count(line, row, name) for name in ("hidden", "heads", "layers")]
     devices, tensor, pipeline = (table.count(line, row, name) for name in ("gpus", "tp", "pp"))
     chain = _gpt(row["model"].strip(), *shape)

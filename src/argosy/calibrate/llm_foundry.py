@@ -1,9 +1,11 @@
-"""Throughputs published with LLM Foundry: MPT models of many sizes and lengths, fully sharded over 8 to 512 devices.
+"""Throughputs published with LLM Foundry: MPT models of many sizes and lengths, fully sharded over
+8 to 512 devices.
 
-A row is one run: tokens per second of the whole job, samples of a device's micro-batch, and how often gradients are
-accumulated. ``FULL_SHARD`` is ZeRO 3, ``SHARD_GRAD_OP`` ZeRO 2. Activations are checkpointed block by block or not at
-all. ``amp_fp8`` runs the projections of blocks in fp8. Taken from elsewhere: the shapes of the models (their
-configurations), positions learned for the row's length, 50,368 words, biases, flash attention, a fused loss.
+A row is one run: tokens per second of the whole job, samples of a device's micro-batch, and how
+often gradients are accumulated. ``FULL_SHARD`` is ZeRO 3, ``SHARD_GRAD_OP`` ZeRO 2. Activations are
+checkpointed block by block or not at all. ``amp_fp8`` runs the projections of blocks in fp8. Taken
+from elsewhere: the shapes of the models (their configurations), positions learned for the row's
+length, 50,368 words, biases, flash attention, a fused loss.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
-from argosy.calibrate.table import Table, kind_named, machines, read_table
+from argosy.calibrate.table import PublishedTable, kind_named, machines, read_table
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch, bad_input
 from argosy.plan.plan import Recompute
@@ -56,7 +58,8 @@ _SHAPES = {
     "30b": (7168, 48, 56),
     "70b": (8192, 80, 64),
 }
-"""Hidden width, blocks, heads: the configurations in LLM Foundry's ``scripts/train/yamls/pretrain``."""
+"""Hidden width, blocks, heads: the configurations in LLM Foundry's
+``scripts/train/yamls/pretrain``."""
 _WORDS = 50_368
 _ZERO = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
 
@@ -68,17 +71,22 @@ def read_llm_foundry(path: Path | str) -> Measurements:
     return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
 
 
-def _run(table: Table, line: int, row: Mapping[str, str]) -> MeasuredRun:
+def _run(table: PublishedTable, line: int, row: Mapping[str, str]) -> MeasuredRun:
     kind = table.value(line, row, "GPU", kind_named)
     devices, tokens = table.count(line, row, "# GPUs"), table.count(line, row, "SeqLen (T)")
-    batch, accumulated = table.count(line, row, "GlobalBatchSize"), table.count(line, row, "GradAccum")
+    batch, accumulated = (
+        table.count(line, row, "GlobalBatchSize"),
+        table.count(line, row, "GradAccum"),
+    )
     micro = table.count(line, row, "MicroBatchSize")
     if micro * accumulated * devices != batch:
         expected = f"MicroBatchSize x GradAccum x # GPUs = {micro * accumulated * devices}"
         raise bad_input(expected, batch, where=f"{table.file}:{line}: GlobalBatchSize")
     name = row["Model"].strip()
     checkpoints = table.value(line, row, "Activation Checkpointing", _is_true)
-    chain = mpt(name, tokens, table.value(line, row, "Precision", _dtype), file=f"{table.file}:{line}")
+    chain = mpt(
+        name, tokens, table.value(line, row, "Precision", _dtype), file=f"{table.file}:{line}"
+    )
     degrees = Degrees(
         data=devices,
         micro_batch=micro,
@@ -99,7 +107,11 @@ def _run(table: Table, line: int, row: Mapping[str, str]) -> MeasuredRun:
 
 def _is_true(text: str) -> bool:
     """True or False."""
-    return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _refuse(text)
+    return (
+        {"true": True, "false": False}[text.lower()]
+        if text.lower() in ("true", "false")
+        else _refuse(text)
+    )
 
 
 def _refuse(text: str) -> bool:
@@ -127,7 +139,9 @@ def mpt(name: str, tokens: int, dtype: Dtype, *, file: str = "") -> Chain:
         raise bad_input(f"one of the MPT sizes {', '.join(_SHAPES)}", name, where=f"{file}: Model")
     hidden, blocks, heads = _SHAPES[name]
     block = Block(
-        attention=Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, qkv_bias=True, output_bias=True),
+        attention=Attention(
+            heads=heads, kv_heads=heads, head_dim=hidden // heads, qkv_bias=True, output_bias=True
+        ),
         feed_forward=FeedForward(inner=4 * hidden, bias=True),
         norm=NormKind.LAYER,
     )
@@ -139,4 +153,6 @@ def mpt(name: str, tokens: int, dtype: Dtype, *, file: str = "") -> Chain:
         context=tokens,
         length=Length.AT_MOST,
     )
-    return build_chain(architecture, name=f"mpt-{name}", sequence_length=tokens, dtype=dtype, optimizer="adamw")
+    return build_chain(
+        architecture, name=f"mpt-{name}", sequence_length=tokens, dtype=dtype, optimizer="adamw"
+    )

@@ -1,9 +1,11 @@
-"""What the cost model says of measured runs: in closed form for fitting, by the exact engine for judging.
+"""What the cost model says of measured runs: in closed form for fitting, by the exact engine for
+judging.
 
-In closed form a run is a bare pipeline (``sim.constant``), all runs of one shape at once, every transfer alone on its
-route:
+In closed form a run is a bare pipeline (``sim.constant``), all runs of one shape at once, every
+transfer alone on its route:
 
-    (1)  forward, backward of a stage = its slowest device, and the reductions of its tensor-parallel groups as rings
+    (1)  forward, backward of a stage = its slowest device, and the reductions of its
+         tensor-parallel groups as rings
     (2)  transfer between stages      = what leaves the busiest node, or device inside a node, for a whole micro-batch
     (3)  tail of a stage              = twice around the ring of its replicas, and the update
     (4)  blocking                     = that share of (2) is part of the forwards and backwards at both ends instead
@@ -13,8 +15,8 @@ route:
     (7)  peak memory                  = what the process takes, and of the fullest device its state and activations
                                         (``cost.planned``)
 
-The exact engine plays the same plan with its links shared (``sim.exact``), folded along its symmetries where it is
-large.
+The exact engine plays the same plan with its links shared (``sim.engine.exact``), folded along its
+symmetries where it is large.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ from argosy.cluster.topology import Cluster, Route
 from argosy.cluster.trace import FloatArray
 from argosy.cost.calibration import Calibration
 from argosy.cost.communicate import num_reductions, ring_seconds
-from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds, waiting
+from argosy.cost.compute import (
+    ComputeModel,
+    Portion,
+    layer_seconds,
+    recompute_seconds,
+    update_seconds,
+    waiting,
+)
 from argosy.cost.memory import stage_parameters
 from argosy.cost.planned import planned_memory
 from argosy.plan.plan import Plan, Replica, Stage
@@ -57,7 +66,9 @@ class _Columns:
     tail: list[float]
 
 
-def quick_seconds(measured: Measurements, runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatArray:
+def quick_seconds(
+    measured: Measurements, runs: Sequence[MeasuredRun], calibration: Calibration
+) -> FloatArray:
     """(1) to (6): seconds of an iteration of each run."""
     pricings: dict[Calibration, _Pricing] = {}
     columns = []
@@ -92,7 +103,10 @@ def _interleaved(columns: _Columns, plan: Plan) -> float:
     """(6)"""
     chunks = plan.schedule.chunks
     workers = len(plan.stages) // chunks
-    work = [sum(columns.forward[at::workers]) + sum(columns.backward[at::workers]) for at in range(workers)]
+    work = [
+        sum(columns.forward[at::workers]) + sum(columns.backward[at::workers])
+        for at in range(workers)
+    ]
     bubble = (sum(work) - max(work)) / chunks + 2 * sum(columns.transfer[: workers - 1])
     return plan.num_micro_batches * max(work) + bubble + max(columns.tail)
 
@@ -103,11 +117,14 @@ def peak_bytes(runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatAr
 
 
 def _peak(run: MeasuredRun, calibration: Calibration) -> float:
-    return calibration.process_bytes + max(planned_memory(run.plan, calibration.chain(run.chain)).values())
+    return calibration.process_bytes + max(
+        planned_memory(run.plan, calibration.chain(run.chain)).values()
+    )
 
 
 def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibration) -> float:
-    """Seconds of an iteration in the exact engine; of a large interleaved plan, which cannot be folded, (6)."""
+    """Seconds of an iteration in the exact engine; of a large interleaved plan, which cannot be
+    folded, (6)."""
     own = run.under(calibration)
     size = len(run.plan.devices) * run.plan.num_micro_batches
     if run.plan.schedule.kind is ScheduleKind.INTERLEAVED and size > _LARGE:
@@ -143,13 +160,23 @@ class _Pricing:
                     forward[end] += share * hop
                     backward[end] += share * hop
             hops = [(1 - share) * hop for hop in hops]
-        return _Columns(forward=forward, backward=backward, transfer=[*hops, 0.0], tail=[t for _, _, t in priced])
+        return _Columns(
+            forward=forward,
+            backward=backward,
+            transfer=[*hops, 0.0],
+            tail=[t for _, _, t in priced],
+        )
 
-    def _known_stage(self, chain: Chain, stage: Stage, cluster: Cluster) -> tuple[float, float, float]:
+    def _known_stage(
+        self, chain: Chain, stage: Stage, cluster: Cluster
+    ) -> tuple[float, float, float]:
         """(1) and (3); the same stage recurs in many runs."""
         key = (id(chain), id(cluster), stage)
         if key not in self.stages:
-            self.stages[key] = (*self._stage(chain, stage, cluster), self._tail(chain, stage, cluster))
+            self.stages[key] = (
+                *self._stage(chain, stage, cluster),
+                self._tail(chain, stage, cluster),
+            )
         return self.stages[key]
 
     def _stage(self, chain: Chain, stage: Stage, cluster: Cluster) -> tuple[float, float]:
@@ -165,22 +192,48 @@ class _Pricing:
                 context=stage.context,
                 expert=stage.expert,
             )
-            times = [self._layer(chain, layer, stage, portion) for layer in chain.layers[stage.first : stage.end]]
+            times = [
+                self._layer(chain, layer, stage, portion)
+                for layer in chain.layers[stage.first : stage.end]
+            ]
             reduce = self._reduce(chain, stage, replica, cluster)
             late = waiting(self.model.spread, stage.num_devices)
-            forward, backward = late * sum(f for f, _ in times) + reduce, late * sum(b for _, b in times) + reduce
+            forward, backward = (
+                late * sum(f for f, _ in times) + reduce,
+                late * sum(b for _, b in times) + reduce,
+            )
             if self.calibration.prefetch and stage.zero == 3 and stage.num_holders > 1:  # (5)
                 around = self._around(chain, stage, cluster)
                 forward, backward = max(forward, around), max(backward, 2 * around)
             pairs.append((forward, backward))
         return max(f for f, _ in pairs), max(b for _, b in pairs)
 
-    def _layer(self, chain: Chain, layer: Layer, stage: Stage, portion: Portion) -> tuple[float, float]:
+    def _layer(
+        self, chain: Chain, layer: Layer, stage: Stage, portion: Portion
+    ) -> tuple[float, float]:
         device = portion.device
-        look = (layer.kind, layer.forward_flop, layer.parameters, layer.tied_parameters, stage.recompute)
+        look = (
+            layer.kind,
+            layer.forward_flop,
+            layer.parameters,
+            layer.tied_parameters,
+            stage.recompute,
+        )
         name = layer.name if self.model.profile_for(device) else ""
-        where = (device.kind.name, device.efficiency, portion.samples, portion.share, portion.width, portion.context)
-        key = (id(chain), name, *look, *where)  # a model's name may stand for several lengths and dtypes
+        where = (
+            device.kind.name,
+            device.efficiency,
+            portion.samples,
+            portion.share,
+            portion.width,
+            portion.context,
+        )
+        key = (
+            id(chain),
+            name,
+            *look,
+            *where,
+        )  # a model's name may stand for several lengths and dtypes
         if key not in self.layers:
             forward, backward = layer_seconds(self.model, chain, layer, portion)
             again = recompute_seconds(self.model, chain, layer, portion, stage.recompute, forward)
@@ -215,7 +268,9 @@ class _Pricing:
         """(3)"""
         first, count = stage.replicas[0], len(stage.replicas)
         device = cluster.device(first.devices[0])
-        portion = Portion(device=device, samples=first.samples, share=max(first.shares), width=first.width)
+        portion = Portion(
+            device=device, samples=first.samples, share=max(first.shares), width=first.width
+        )
         update = update_seconds(chain, stage, portion)
         if count < 2 or (self.calibration.prefetch and stage.zero == 3):
             return update
@@ -226,13 +281,21 @@ class _Pricing:
         first, count = stage.replicas[0], len(stage.replicas)
         if count < 2:
             return 0.0
-        payload = stage_parameters(chain, stage) * chain.exchanged_bytes(stage.zero) / self.calibration.reduction
+        payload = (
+            stage_parameters(chain, stage)
+            * chain.exchanged_bytes(stage.zero)
+            / self.calibration.reduction
+        )
         ends = [replica.devices[0] for replica in stage.replicas]
         routes = [cluster.fastest(ends[i - 1], ends[i], payload) for i in range(count)]
-        inside = all(cluster.node_of[ends[i - 1]][0] is cluster.node_of[ends[i]][0] for i in range(count))
+        inside = all(
+            cluster.node_of[ends[i - 1]][0] is cluster.node_of[ends[i]][0] for i in range(count)
+        )
         lanes = first.width if inside else 1
         bandwidth = min(self._bandwidth(cluster, route) for route in routes) * lanes
-        return ring_seconds(payload, count, bandwidth, 0.0) + (count - 1) * self._latency(cluster, routes[0])
+        return ring_seconds(payload, count, bandwidth, 0.0) + (count - 1) * self._latency(
+            cluster, routes[0]
+        )
 
     def _bandwidth(self, cluster: Cluster, route: Route) -> float:
         """Bytes/s that the program sees."""

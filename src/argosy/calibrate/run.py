@@ -1,4 +1,5 @@
-"""A run that somebody measured: the plan that ran, what it ran on, and how long an iteration took."""
+"""A run that somebody measured: the plan that ran, what it ran on, and how long an iteration
+took."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class MeasuredRun:
     peak_bytes: float | None = None
     """Highest memory in use on any device; None: not measured."""
     settings: Settings = field(default_factory=dict)
-    """Constants that this run states and no fit may change: ``compiled``, ``sequence_parallel``, ``selective``,
-    ``gradient_dtype``, ``reduce_dtype``."""
+    """Constants that this run states and no fit may change: ``compiled``, ``sequence_parallel``,
+    ``selective``, ``gradient_dtype``, ``reduce_dtype``."""
     row: int | None = None
     """Its row in the table that it was read from, where a row has several runs."""
 
@@ -45,14 +46,16 @@ class MeasuredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """Runs of one piece of software on one kind of machine, which one set of constants should explain."""
+    """Runs of one piece of software on one kind of machine, which one set of constants should
+    explain."""
 
     source: str
     runs: tuple[MeasuredRun, ...]
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     """Measured layer times by device kind, in place of the roofline."""
     blocking: float = False
-    """For which share of transfers between stages that software waits instead of overlapping them."""
+    """For which share of transfers between stages that software waits instead of overlapping
+    them."""
     prefetch: bool = False
     """Whether that software exchanges what ZeRO shards layer by layer, beside compute."""
 
@@ -90,15 +93,23 @@ class Degrees:
         return self.pipeline * self.chunks
 
     def __repr__(self) -> str:
-        degrees = {"t": self.tensor, "d": self.data, "p": self.pipeline, "c": self.context, "e": self.expert}
-        shown = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1 or name in "tdp"]
+        degrees = {
+            "t": self.tensor,
+            "d": self.data,
+            "p": self.pipeline,
+            "c": self.context,
+            "e": self.expert,
+        }
+        shown = [
+            f"{name}{degree}" for name, degree in degrees.items() if degree > 1 or name in "tdp"
+        ]
         shown += [f"v{self.chunks}"] if self.chunks > 1 else []
         return " ".join([*shown, f"mb{self.micro_batch}", f"gb{self.global_batch}"])
 
 
 def even_plan(degrees: Degrees, chain: Chain, cluster: Cluster) -> Plan:
-    """Ranks in Megatron's order: tensor-parallel neighbours first, then parts of the sequence, then data-parallel ones,
-    then stages."""
+    """Ranks in Megatron's order: tensor-parallel neighbours first, then parts of the sequence, then
+    data-parallel ones, then stages."""
     if degrees.num_devices > len(cluster.devices):
         expected = f"at most {len(cluster.devices)} devices, those of {cluster.name}"
         raise bad_input(expected, degrees.num_devices, where="tensor x context x data x pipeline")
@@ -117,7 +128,9 @@ def even_plan(degrees: Degrees, chain: Chain, cluster: Cluster) -> Plan:
             Stage(
                 first=first,
                 end=end,
-                replicas=tuple(Replica(devices=tuple(group), samples=degrees.micro_batch) for group in groups),
+                replicas=tuple(
+                    Replica(devices=tuple(group), samples=degrees.micro_batch) for group in groups
+                ),
                 recompute=degrees.recompute,
                 zero=degrees.zero,
                 context=degrees.context,
@@ -137,13 +150,18 @@ def even_plan(degrees: Degrees, chain: Chain, cluster: Cluster) -> Plan:
 
 
 def _ranges(chain: Chain, degrees: Degrees) -> list[tuple[int, int]]:
-    """Layers of each stage; what comes before the blocks is with the first stage, what comes after with the last."""
+    """Layers of each stage; what comes before the blocks is with the first stage, what comes after
+    with the last."""
     kinds = Counter(layer.kind for layer in chain.layers)
     block = max(kinds, key=lambda kind: kinds[kind])
     places = [index for index, layer in enumerate(chain.layers) if layer.kind == block]
     count = degrees.num_stages
     if count > len(places):
-        raise bad_input(f"at most {len(places)} stages, one for each block of {chain.name}", count, where="pipeline")
+        raise bad_input(
+            f"at most {len(places)} stages, one for each block of {chain.name}",
+            count,
+            where="pipeline",
+        )
     fewest, more = divmod(len(places), count)
     counts = degrees.cuts or tuple(fewest + (stage >= count - more) for stage in range(count))
     if len(counts) != count or sum(counts) != len(places) or min(counts) < 1:

@@ -1,12 +1,14 @@
-"""Real runs published with Sailor as measured runs: each plan on the cluster that its own bandwidths describe.
+"""Real runs published with Sailor as measured runs: each plan on the cluster that its own
+bandwidths describe.
 
-The cluster of a run has a node for each of its groups of GPUs. Its links are Sailor's saturated bandwidths: within a
-node among its GPUs, between nodes those of all GPUs of one to all of the other, for every pair of nodes on its own.
-Latencies were not published and are 0. The runs are DeepSpeed's, whose pipeline engine does not overlap transfers with
-compute (``Calibration.blocking``), and whose tensor-parallel groups do not split the sequence.
+The cluster of a run has a node for each of its groups of GPUs. Its links are Sailor's saturated
+bandwidths: within a node among its GPUs, between nodes those of all GPUs of one to all of the
+other, for every pair of nodes on its own. Latencies were not published and are 0. The runs are
+DeepSpeed's, whose pipeline engine does not overlap transfers with compute
+(``Calibration.blocking``), and whose tensor-parallel groups do not split the sequence.
 
-Of the mixed RTX runs a table says which figures cannot be: peaks below what the weights take, and a run that is a copy
-of another (``read_mixed``).
+Of the mixed RTX runs a table says which figures cannot be: peaks below what the weights take, and a
+run that is a copy of another (``read_mixed``).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.calibrate.run import MeasuredRun, Measurements
-from argosy.calibrate.table import Table, read_table, whole_number
+from argosy.calibrate.table import PublishedTable, read_table, whole_number
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document
@@ -27,8 +29,19 @@ from argosy.errors import InputError, Problem
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import ScheduleSpec
 from argosy.workload.chain import Chain
-from argosy.workload.sailor import DeviceGroup, SailorBandwidths, device_group, read_sailor, read_sailor_bandwidths
-from argosy.workload.sailor_runs import SailorReplica, SailorRun, SailorStage, read_sailor_measured
+from argosy.workload.imports.sailor import (
+    SailorBandwidths,
+    SailorGroup,
+    device_group,
+    read_sailor,
+    read_sailor_bandwidths,
+)
+from argosy.workload.imports.sailor_runs import (
+    SailorReplica,
+    SailorRun,
+    SailorStage,
+    read_sailor_measured,
+)
 
 _ZONE = "us-central1-a"
 """The only one that the published bandwidths of these kinds have."""
@@ -45,21 +58,43 @@ def read_sailor_runs(folder: Path | str, *, model: str = "OPT-350") -> Measureme
     chain, profiles = read_sailor(home, model)
     bandwidths = read_sailor_bandwidths(home)
     runs = tuple(_run(path, chain, bandwidths) for path in paths)
-    return Measurements(source=f"Sailor, {folder.name}", runs=runs, profiles=profiles, blocking=True)
+    return Measurements(
+        source=f"Sailor, {folder.name}", runs=runs, profiles=profiles, blocking=True
+    )
 
 
-COLUMNS = frozenset({"run", "layers_per_stage", "kinds", "tp", "mbs", "gbs", "seconds", "max_mem_bytes", "judgement"})
+COLUMNS = frozenset(
+    {
+        "run",
+        "layers_per_stage",
+        "kinds",
+        "tp",
+        "mbs",
+        "gbs",
+        "seconds",
+        "max_mem_bytes",
+        "judgement",
+    }
+)
 _NOT_A_RUN = "not a run"
 """In a judgement, of a row whose figures are another run's."""
 
 
 def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
-    """The rows of a table of mixed runs whose figures can be; a folder ``sailor`` beside or above has layer times."""
+    """The rows of a table of mixed runs whose figures can be; a folder ``sailor`` beside or above
+    has layer times."""
     table = read_table(path)
     places = (parent / "sailor" for parent in Path(path).resolve().parents)
     home = next((place for place in places if (place / "layer-times.json").exists()), None)
     if home is None:
-        raise InputError([Problem(file=str(path), expected="a folder sailor with layer-times.json beside or above it")])
+        raise InputError(
+            [
+                Problem(
+                    file=str(path),
+                    expected="a folder sailor with layer-times.json beside or above it",
+                )
+            ]
+        )
     chain, profiles = read_sailor(home, model)
     bandwidths = read_sailor_bandwidths(home)
     runs = []
@@ -73,15 +108,22 @@ def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
     return Measurements(source=Path(path).stem, runs=tuple(runs), profiles=profiles, blocking=True)
 
 
-def _mixed_run(table: Table, line: int, row: Mapping[str, str], num_layers: int) -> SailorRun:
+def _mixed_run(
+    table: PublishedTable, line: int, row: Mapping[str, str], num_layers: int
+) -> SailorRun:
     """Stages are separated by semicolons, the replicas of a stage by plus signs."""
     width = table.count(line, row, "tp")
     texts = row["layers_per_stage"].split("/")
-    counts = [table.value(line, {"layers_per_stage": text}, "layers_per_stage", whole_number) for text in texts]
+    counts = [
+        table.value(line, {"layers_per_stage": text}, "layers_per_stage", whole_number)
+        for text in texts
+    ]
     kinds = [stage.split("+") for stage in row["kinds"].split(";")]
     if sum(counts) != num_layers or len(kinds) != len(counts):
         expected = f"layers of {len(kinds)} stages, {num_layers} together"
-        problem = Problem(file=table.file, line=line, found=row["layers_per_stage"], expected=expected)
+        problem = Problem(
+            file=table.file, line=line, found=row["layers_per_stage"], expected=expected
+        )
         raise InputError([problem])
     ends = list(itertools.accumulate(counts))
     stages = []
@@ -107,12 +149,18 @@ def _run(path: Path, chain: Chain, bandwidths: SailorBandwidths) -> MeasuredRun:
     return _measured(read_sailor_measured(path), path.stem, chain, bandwidths, file=str(path))
 
 
-def _measured(run: SailorRun, name: str, chain: Chain, bandwidths: SailorBandwidths, *, file: str) -> MeasuredRun:
+def _measured(
+    run: SailorRun, name: str, chain: Chain, bandwidths: SailorBandwidths, *, file: str
+) -> MeasuredRun:
     num_layers = run.stages[-1].layers[-1] + 1
     if num_layers != len(chain.layers):
         expected = f"the {len(chain.layers)} layers of {chain.name}"
-        raise InputError([Problem(file=file, path="layers_per_stage", found=str(num_layers), expected=expected)])
-    groups = [group for stage in run.stages for replica in stage.replicas for group in replica.groups]
+        raise InputError(
+            [Problem(file=file, path="layers_per_stage", found=str(num_layers), expected=expected)]
+        )
+    groups = [
+        group for stage in run.stages for replica in stage.replicas for group in replica.groups
+    ]
     cluster = sailor_cluster(groups, bandwidths, name=name.replace("_", "-"))
     return MeasuredRun(
         name=name.removeprefix("plan_config_"),
@@ -124,7 +172,9 @@ def _measured(run: SailorRun, name: str, chain: Chain, bandwidths: SailorBandwid
     )
 
 
-def sailor_cluster(groups: Iterable[DeviceGroup], bandwidths: SailorBandwidths, *, name: str) -> Cluster:
+def sailor_cluster(
+    groups: Iterable[SailorGroup], bandwidths: SailorBandwidths, *, name: str
+) -> Cluster:
     """A node for each group of GPUs."""
     counts = Counter(groups)
     nodes: list[dict[str, Any]] = []
@@ -152,7 +202,9 @@ def sailor_cluster(groups: Iterable[DeviceGroup], bandwidths: SailorBandwidths, 
     return build_cluster(Document(name, content, {}), folder=Path())
 
 
-def _widest(group: DeviceGroup, others: Iterable[DeviceGroup], bandwidths: SailorBandwidths) -> float:
+def _widest(
+    group: SailorGroup, others: Iterable[SailorGroup], bandwidths: SailorBandwidths
+) -> float:
     return max(bandwidths.between_nodes(group, other) for other in others)
 
 
@@ -172,7 +224,9 @@ def sailor_plan(run: SailorRun, chain: Chain, cluster: Cluster) -> Plan:
         for replica in stage.replicas:
             names = [name for group in replica.groups for name in devices[free[group.kind].pop(0)]]
             replicas.append(Replica(devices=tuple(names), samples=run.micro_batch))
-        stages.append(Stage(first=stage.layers[0], end=stage.layers[-1] + 1, replicas=tuple(replicas)))
+        stages.append(
+            Stage(first=stage.layers[0], end=stage.layers[-1] + 1, replicas=tuple(replicas))
+        )
     size = run.micro_batch * len(run.stages[0].replicas)
     return Plan(
         model=ModelRef.of(chain),

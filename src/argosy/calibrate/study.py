@@ -1,9 +1,9 @@
-"""One study of measured runs: which constants were fitted on which runs, and how far off the predictions are on the
-others.
+"""One study of measured runs: which constants were fitted on which runs, and how far off the
+predictions are on the others.
 
-Runs that were fitted on are never judged: either a random share is held out, or, where runs are few, each is predicted
-with constants that were fitted on all the others. The calibration that a study ends with is fitted on the runs that the
-figures allow: the share, or all of them.
+Runs that were fitted on are never judged: either a random share is held out, or, where runs are
+few, each is predicted with constants that were fitted on all the others. The calibration that a
+study ends with is fitted on the runs that the figures allow: the share, or all of them.
 """
 
 from __future__ import annotations
@@ -94,12 +94,16 @@ def _columns(pairs: Sequence[tuple[float, float | None]]) -> tuple[np.ndarray, n
 
 
 def default_names(measured: Measurements) -> tuple[str, ...]:
-    """What is worth fitting: no constant of the roofline where layer times were measured, nothing on a handful of runs,
-    nothing about memory that nobody weighed."""
+    """What is worth fitting: no constant of the roofline where layer times were measured, nothing
+    on a handful of runs, nothing about memory that nobody weighed."""
     if len(measured.runs) < LEAST:
         return ()
     kinds = {device.kind.name for run in measured.runs for device in run.cluster.devices}
-    names = () if kinds <= measured.profiles.keys() else ("peak", "attention_peak", "passes", "forward_floor")
+    names = (
+        ()
+        if kinds <= measured.profiles.keys()
+        else ("peak", "attention_peak", "passes", "forward_floor")
+    )
     if any(len(run.plan.devices) > 1 for run in measured.runs):
         names = (*names, "bandwidth")
     if sum(run.peak_bytes is not None for run in measured.runs) >= LEAST:
@@ -107,7 +111,9 @@ def default_names(measured: Measurements) -> tuple[str, ...]:
     return names
 
 
-def study(measured: Measurements, names: Sequence[str] | None = None, *, share: float = 0.5, seed: int = 0) -> Study:
+def study(
+    measured: Measurements, names: Sequence[str] | None = None, *, share: float = 0.5, seed: int = 0
+) -> Study:
     """Fit ``names`` (by default what is worth fitting) and judge what was not fitted on."""
     names = default_names(measured) if names is None else tuple(names)
     check_names(names)
@@ -125,7 +131,10 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
         raise bad_input(f"at least {LEAST} runs to fit on", len(runs), where=measured.source)
     if len(runs) < FEW:
         found = fit_to(measured, runs, names, start)
-        constants = [one.calibration if found.is_kept else start for one in leave_one_out(measured, names, start)]
+        constants = [
+            one.calibration if found.is_kept else start
+            for one in leave_one_out(measured, names, start)
+        ]
         return Study(
             measured=measured,
             names=names,
@@ -133,7 +142,9 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
             calibration=found.calibration,
             unidentified=found.unidentified,
             dropped=_dropped(found),
-            judged=tuple(_judged(measured, run, one) for run, one in zip(runs, constants, strict=True)),
+            judged=tuple(
+                _judged(measured, run, one) for run, one in zip(runs, constants, strict=True)
+            ),
         )
     fitted, held_out = split_runs(runs, share, seed)
     found = fit_to(measured, fitted, names, start)

@@ -1,8 +1,10 @@
-"""Published tables of measured runs: a CSV whose first line may name its source, and the machines that they ran on.
+"""Published tables of measured runs: a CSV whose first line may name its source, and the machines
+that they ran on.
 
-A table says little about the machines. Here they are nodes of eight devices, joined inside by NVLink at the rate of the
-device's generation and outside by the rate that its datasheet or the table's source states. Of NVLink's stated rate
-collectives are taken to reach 0.79, as fitted on every second row of torchtitan's reports.
+A table says little about the machines. Here they are nodes of eight devices, joined inside by
+NVLink at the rate of the device's generation and outside by the rate that its datasheet or the
+table's source states. Of NVLink's stated rate collectives are taken to reach 0.79, as fitted on
+every second row of torchtitan's reports.
 """
 
 from __future__ import annotations
@@ -26,7 +28,16 @@ from argosy.units import SIZE
 Value = TypeVar("Value")
 
 PER_NODE = 8
-_INSIDE = {"V100": 150, "A100": 300, "A800": 200, "H100": 450, "H800": 200, "H200": 450, "B200": 900, "GB200": 900}
+_INSIDE = {
+    "V100": 150,
+    "A100": 300,
+    "A800": 200,
+    "H100": 450,
+    "H800": 200,
+    "H200": 450,
+    "B200": 900,
+    "GB200": 900,
+}
 """NVLink of a device, one way, in GB/s: datasheets of NVIDIA's SXM modules."""
 _OUTSIDE = {"V100": 100, "A100": 1600, "A800": 1600}
 """NICs of a node together, in Gbit/s; all others: one 400 Gbit/s NIC for each device."""
@@ -37,20 +48,24 @@ _PCIE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PublishedTable:
     """The rows of a published table, each by its columns' names, with the line it stands on."""
 
     file: str
     rows: tuple[tuple[int, Mapping[str, str]], ...]
 
-    def value(self, line: int, row: Mapping[str, str], column: str, parse: Callable[[str], Value]) -> Value:
+    def value(
+        self, line: int, row: Mapping[str, str], column: str, parse: Callable[[str], Value]
+    ) -> Value:
         """Parse a cell; one that cannot be parsed is an error that names line and column."""
         text = row[column].strip()
         try:
             return parse(text)
         except (ValueError, Mismatch) as error:
             expected = error.expected if isinstance(error, Mismatch) else _expected(parse)
-            problem = Problem(file=self.file, line=line, path=column, found=show(text), expected=expected)
+            problem = Problem(
+                file=self.file, line=line, path=column, found=show(text), expected=expected
+            )
             raise InputError([problem]) from None
 
     def count(self, line: int, row: Mapping[str, str], column: str) -> int:
@@ -85,11 +100,13 @@ def gibibytes(text: str) -> float | None:
     return SIZE.parse(f"{positive(text)} GiB") if text else None
 
 
-def read_table(path: Path | str) -> Table:
+def read_table(path: Path | str) -> PublishedTable:
     """Read a CSV with a head line, without the lines in front of it that name its source."""
     text = read_text(path).lstrip("\ufeff")
     lines = text.splitlines()
-    skipped = next((at for at, line in enumerate(lines) if line.strip() and not _is_source(line)), len(lines))
+    skipped = next(
+        (at for at, line in enumerate(lines) if line.strip() and not _is_source(line)), len(lines)
+    )
     reader = csv.reader(io.StringIO("\n".join(lines[skipped:]), newline=""), strict=True)
     rows: list[tuple[int, dict[str, str]]] = []
     head: list[str] = []
@@ -102,11 +119,18 @@ def read_table(path: Path | str) -> Table:
                 rows.append((line, dict(zip(head, cells, strict=True))))
             elif cells:
                 expected = f"a row of {len(head)} cells, as the head has"
-                raise InputError([Problem(file=str(path), line=line, found=str(len(cells)), expected=expected)])
+                raise InputError(
+                    [Problem(file=str(path), line=line, found=str(len(cells)), expected=expected)]
+                )
     except csv.Error as error:
-        problem = Problem(file=str(path), line=skipped + reader.line_num, found=str(error), expected="a row of a CSV")
+        problem = Problem(
+            file=str(path),
+            line=skipped + reader.line_num,
+            found=str(error),
+            expected="a row of a CSV",
+        )
         raise InputError([problem]) from None
-    return Table(file=str(path), rows=tuple(rows))
+    return PublishedTable(file=str(path), rows=tuple(rows))
 
 
 def _is_source(line: str) -> bool:
@@ -140,6 +164,9 @@ def machines(kind: str, count: int) -> Cluster:
     if count > PER_NODE:
         if count % PER_NODE:
             raise Mismatch(count, f"a multiple of {PER_NODE} devices")
-        node |= {"count": count // PER_NODE, "nic": {"bandwidth": f"{outside} Gbit/s", "latency": "5 us"}}
+        node |= {
+            "count": count // PER_NODE,
+            "nic": {"bandwidth": f"{outside} Gbit/s", "latency": "5 us"},
+        }
     content = {"name": f"{kind.lower()}-x{count}", "nodes": [node]}
     return build_cluster(Document("table", content, {}), folder=Path())

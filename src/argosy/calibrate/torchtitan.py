@@ -1,10 +1,12 @@
-"""Throughputs published with torchtitan: Llama 3 under FSDP, tensor, pipeline and context parallelism.
+"""Throughputs published with torchtitan: Llama 3 under FSDP, tensor, pipeline and context
+parallelism.
 
-A row is one run: tokens per second of a device, ``local_batch`` samples of each data-parallel group. FSDP shards
-weights (ZeRO 3), under pipeline parallelism without gathering them again for every micro-batch (ZeRO 1), with as many
-micro-batches as pipeline stages, torchtitan's default. *selective op* checkpointing keeps the results of every second
-matrix product, *selective layer* recomputes every second block; both are taken for the former here. Weights are fp32
-shards, gathered in bf16; gradients are kept and summed in fp32.
+A row is one run: tokens per second of a device, ``local_batch`` samples of each data-parallel
+group. FSDP shards weights (ZeRO 3), under pipeline parallelism without gathering them again for
+every micro-batch (ZeRO 1), with as many micro-batches as pipeline stages, torchtitan's default.
+*selective op* checkpointing keeps the results of every second matrix product, *selective layer*
+recomputes every second block; both are taken for the former here. Weights are fp32 shards, gathered
+in bf16; gradients are kept and summed in fp32.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
-from argosy.calibrate.table import Table, gibibytes, kind_named, machines, read_table
+from argosy.calibrate.table import PublishedTable, gibibytes, kind_named, machines, read_table
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch
 from argosy.plan.plan import Recompute
@@ -59,11 +61,13 @@ def read_torchtitan(path: Path | str) -> Measurements:
     return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
 
 
-def _run(table: Table, line: int, row: Mapping[str, str]) -> MeasuredRun:
+def _run(table: PublishedTable, line: int, row: Mapping[str, str]) -> MeasuredRun:
     devices, tokens, pipeline = (table.count(line, row, name) for name in ("gpus", "seq", "pp"))
     local, data = table.count(line, row, "local_batch"), table.count(line, row, "fsdp")
     chain = _llama(
-        table.value(line, row, "model", _one_of(_MODELS)), tokens, table.value(line, row, "precision", _one_of(_DTYPES))
+        table.value(line, row, "model", _one_of(_MODELS)),
+        tokens,
+        table.value(line, row, "precision", _one_of(_DTYPES)),
     )
     degrees = Degrees(
         tensor=table.count(line, row, "tp"),
@@ -106,4 +110,6 @@ def _one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
 
 @cache
 def _llama(name: str, tokens: int, dtype: Dtype) -> Chain:
-    return build_chain(load_architecture(name), name=name, sequence_length=tokens, dtype=dtype, optimizer="adamw")
+    return build_chain(
+        load_architecture(name), name=name, sequence_length=tokens, dtype=dtype, optimizer="adamw"
+    )

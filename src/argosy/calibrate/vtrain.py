@@ -1,10 +1,12 @@
-"""Iteration times published with vTrain: Megatron-DeepSpeed on one node of 8 A100, over all even degrees.
+"""Iteration times published with vTrain: Megatron-DeepSpeed on one node of 8 A100, over all even
+degrees.
 
-The CSV has a row per run: GPUs, global batch, micro-batch, hidden size, heads, layers, sequence length, the three
-degrees, milliseconds. What its authors' configurations say beside it: GPT with 50,257 tokens and tied embeddings, fp16,
-1F1B, activations recomputed in full, fused kernels, weights summed after the last backward. Not said, and taken from
-elsewhere: the node's links (NVLink of an A100: 300 GB/s each way; ``bandwidth`` is fitted on it) and that attention is
-unfused, as in Megatron-LM before 2023.
+The CSV has a row per run: GPUs, global batch, micro-batch, hidden size, heads, layers, sequence
+length, the three degrees, milliseconds. What its authors' configurations say beside it: GPT with
+50,257 tokens and tied embeddings, fp16, 1F1B, activations recomputed in full, fused kernels,
+weights summed after the last backward. Not said, and taken from elsewhere: the node's links (NVLink
+of an A100: 300 GB/s each way; ``bandwidth`` is fitted on it) and that attention is unfused, as in
+Megatron-LM before 2023.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
-from argosy.calibrate.table import Table, read_table
+from argosy.calibrate.table import PublishedTable, read_table
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document
@@ -55,13 +57,15 @@ def read_vtrain(path: Path | str) -> Measurements:
     """Every row as a run on the same node."""
     table = read_table(path)
     if table.rows and not set(COLUMNS) <= set(table.rows[0][1]):
-        raise InputError([Problem(file=str(path), line=1, expected=f"the columns {', '.join(COLUMNS)}")])
+        raise InputError(
+            [Problem(file=str(path), line=1, expected=f"the columns {', '.join(COLUMNS)}")]
+        )
     cluster = build_cluster(Document("vtrain", _NODE, {}), folder=Path())
     runs = tuple(_run(table, line, row, cluster) for line, row in table.rows)
     return Measurements(source="vTrain, 8 x A100", runs=runs)
 
 
-def _run(table: Table, line: int, row: Mapping[str, str], cluster: Cluster) -> MeasuredRun:
+def _run(table: PublishedTable, line: int, row: Mapping[str, str], cluster: Cluster) -> MeasuredRun:
     _, batch, micro, hidden, heads, layers, tokens, tensor, data, pipeline = (
         table.count(line, row, column) for column in COLUMNS[:-1]
     )

@@ -1,1 +1,5 @@
-"""Which plan is best when the network changes, or when money counts."""
+"""Choose between plans when the network changes, when money counts, or when links are very slow.
+
+Belongs here: scenarios, robust choices, re-planning policies, prices, and plans of islands.
+May import everything up to ``explain``. Start reading at ``scenario``.
+"""

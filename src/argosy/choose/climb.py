@@ -1,9 +1,9 @@
-"""Plans for a judge of somebody else's: the finalists of a search, improved by small steps in whatever figure they are
-judged by.
+"""Plans for a judge of somebody else's: the finalists of a search, improved by small steps in
+whatever figure they are judged by.
 
-A search leads by our own costs. Another system's simulator may order plans within a percent or two differently
-(Sailor's lets no transfer overlap and sums gradients at the pace of one GPU), so the best plan for it may be near ours
-and not among them. From each of the best finalists:
+A search leads by our own costs. Another system's simulator may order plans within a percent or two
+differently (Sailor's lets no transfer overlap and sums gradients at the pace of one GPU), so the
+best plan for it may be near ours and not among them. From each of the best finalists:
 
     (1)  steps    a layer across a cut; micro-batches twice or half as large; two neighbouring stages of one kind in
                   groups of twice the tensor width, or a stage as two of half the width
@@ -63,24 +63,35 @@ def _with(plan: Plan, at: int, count: int, *stages: Stage) -> Plan:
 
 
 def _merged(one: Stage, other: Stage, cluster: Cluster) -> Stage | None:
-    """Two stages as one with groups of twice the width, each inside a node; None where that cannot be."""
+    """Two stages as one with groups of twice the width, each inside a node; None where that cannot
+    be."""
     if len(one.replicas) != len(other.replicas) or not (_is_even(one) and _is_even(other)):
         return None
-    if one.replicas[0].width != other.replicas[0].width or one.replicas[0].samples != other.replicas[0].samples:
+    if (
+        one.replicas[0].width != other.replicas[0].width
+        or one.replicas[0].samples != other.replicas[0].samples
+    ):
         return None
     both = {*one.devices, *other.devices}
     names = [device.name for device in cluster.devices if device.name in both]
     width = 2 * one.replicas[0].width
     groups = [tuple(names[at : at + width]) for at in range(0, len(names), width)]
     homes = [{cluster.device(name).node for name in group} for group in groups]
-    if len({cluster.device(name).kind.name for name in names}) > 1 or any(len(home) > 1 for home in homes):
+    if len({cluster.device(name).kind.name for name in names}) > 1 or any(
+        len(home) > 1 for home in homes
+    ):
         return None
     samples = one.replicas[0].samples
-    return replace(one, end=other.end, replicas=tuple(Replica(devices=group, samples=samples) for group in groups))
+    return replace(
+        one,
+        end=other.end,
+        replicas=tuple(Replica(devices=group, samples=samples) for group in groups),
+    )
 
 
 def _halves(stage: Stage) -> tuple[Stage, Stage] | None:
-    """A stage as two, each with half of every group; None where groups or layers cannot be halved."""
+    """A stage as two, each with half of every group; None where groups or layers cannot be
+    halved."""
     width, layers = stage.replicas[0].width, stage.end - stage.first
     if width % 2 or layers < 2 or not _is_even(stage):
         return None
@@ -108,7 +119,10 @@ def _other_batches(plan: Plan) -> Iterator[Plan]:
 
 def _scaled(plan: Plan, times: int, parts: int) -> Plan:
     stages = tuple(
-        replace(stage, replicas=tuple(replace(r, samples=r.samples * times // parts) for r in stage.replicas))
+        replace(
+            stage,
+            replicas=tuple(replace(r, samples=r.samples * times // parts) for r in stage.replicas),
+        )
         for stage in plan.stages
     )
     return replace(

@@ -5,11 +5,12 @@
     (2)  samples   b[i] proportional to b[i] / T[i], with T[i] the time of island i's plan for b[i] samples
                    (``planner.find_plan`` on the island's devices), until the slowest island gets no faster
     (3)  H         the least number of steps with which the exchange e adds at most ``EXCHANGE_SHARE`` of the time:
-                   e <= share H max T[i]; at most the limit. Overlapped by tau steps: the least H with
-                   e <= tau max T[i] and tau < H / fragments
+                   e <= share H max T[i]; at most the limit. Overlapped by tau steps: the least H
+                   with e <= tau max T[i] and tau < H / fragments
 
-Larger H is faster and changes training more, so H is no larger than (3) needs. The certificate holds for the algorithm
-with these islands, samples and H: no step takes less than the slowest island's lower bound and its part of an exchange.
+Larger H is faster and changes training more, so H is no larger than (3) needs. The certificate
+holds for the algorithm with these islands, samples and H: no step takes less than the slowest
+island's lower bound and its part of an exchange.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _MOST_ISLANDS = 8
 _MOST_ROUNDS = 4
 """Times that samples are shared out again (2)."""
 _PARTS_OF_BATCH = 64
-"""Shares are multiples of a power of two that is at least the global batch over twice this number."""
+"""Shares are multiples of a power of two that is at least the global batch over twice this
+number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +61,17 @@ class IslandOptions:
     compression: Compression = Compression.NONE
 
     def __post_init__(self) -> None:
-        """Raise an ``InputError`` for numbers of steps that fragments cannot divide, or with no time to overlap in."""
+        """Raise an ``InputError`` for numbers of steps that fragments cannot divide, or with no
+        time to overlap in."""
         every, parts = self.sync_every, self.fragments
         least = 2 * parts if self.overlaps else parts
         why = f"{counted(parts, 'fragment')}{' and --overlap' if self.overlaps else ''}"
         if every is not None and (every % parts or every < least):
-            expected = f"a multiple of the {parts} fragments" if every % parts else f"at least {least} with {why}"
+            expected = (
+                f"a multiple of the {parts} fragments"
+                if every % parts
+                else f"at least {least} with {why}"
+            )
             raise bad_input(expected, every, where="--sync-every")
         if every is None and self.limit < least:
             raise bad_input(f"at least {least} with {why}", self.limit, where="--max-sync-every")
@@ -89,7 +96,8 @@ def find_island_plan(
     model: ComputeModel | None = None,
     synchronous: Plan | None = None,
 ) -> IslandPlan:
-    """Return the fastest island plan; ``synchronous`` is the plan whose time it carries for comparison."""
+    """Return the fastest island plan; ``synchronous`` is the plan whose time it carries for
+    comparison."""
     still = at_time_zero(cluster)
     task = _Task(
         chain=chain,
@@ -148,7 +156,8 @@ def _planned(division: Division, task: _Task, options: IslandOptions) -> IslandP
 
 
 def _able(division: Division, task: _Task) -> tuple[Division, list[float]]:
-    """The parts on which the model fits and runs, with samples per second of equal shares; others are left out."""
+    """The parts on which the model fits and runs, with samples per second of equal shares; others
+    are left out."""
     able: list[tuple[str, ...]] = []
     rates: list[float] = []
     reason = ""
@@ -166,11 +175,14 @@ def _able(division: Division, task: _Task) -> tuple[Division, list[float]]:
 
 def _find(part: tuple[str, ...], samples: int, task: _Task) -> Plan:
     where = with_only(task.cluster, part)
-    return find_plan(task.chain, where, global_batch=samples, settings=task.settings, model=task.model)
+    return find_plan(
+        task.chain, where, global_batch=samples, settings=task.settings, model=task.model
+    )
 
 
 def _shared_out(division: Division, rates: list[float], task: _Task) -> tuple[Plan, ...]:
-    """Plans of islands that take about equally long (2), from these samples per second of each on."""
+    """Plans of islands that take about equally long (2), from these samples per second of each
+    on."""
     unit = 2 ** int(math.log2(max(1.0, task.global_batch / _PARTS_OF_BATCH)))
     known: dict[tuple[int, int], Plan] = {}
     best: tuple[Plan, ...] = ()
@@ -191,7 +203,8 @@ def _shared_out(division: Division, rates: list[float], task: _Task) -> tuple[Pl
 
 
 def proportional(total: int, rates: list[float], unit: int) -> tuple[int, ...]:
-    """``total`` in whole multiples of ``unit``, at least one each, in proportion to rates; the fastest takes the rest.
+    """``total`` in whole multiples of ``unit``, at least one each, in proportion to rates; the
+    fastest takes the rest.
 
     >>> proportional(64, [3.0, 1.0], 8)
     (48, 16)
@@ -206,7 +219,10 @@ def proportional(total: int, rates: list[float], unit: int) -> tuple[int, ...]:
         at = max(range(len(rates)), key=lambda at: (exact[at] - shares[at], rates[at], -at))
         shares[at] += 1
     while sum(shares) > units:
-        at = max((at for at in range(len(rates)) if shares[at] > 1), key=lambda at: (shares[at] - exact[at], -at))
+        at = max(
+            (at for at in range(len(rates)) if shares[at] > 1),
+            key=lambda at: (shares[at] - exact[at], -at),
+        )
         shares[at] -= 1
     result = [share * unit for share in shares]
     result[max(range(len(rates)), key=lambda at: (rates[at], -at))] += total - units * unit
@@ -236,8 +252,11 @@ def _multiple(steps: int, options: IslandOptions) -> int:
     return min(max(1, -(-steps // parts)), options.limit // parts) * parts
 
 
-def certified(plan: IslandPlan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> IslandPlan:
-    """The plan with what it is predicted to do on a cluster that does not change, and its certificate."""
+def certified(
+    plan: IslandPlan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
+) -> IslandPlan:
+    """The plan with what it is predicted to do on a cluster that does not change, and its
+    certificate."""
     course = play_islands(plan, chain, cluster, model, steps=2 * plan.sync_every)
     exchange = exchange_seconds(plan, chain, cluster)
     count = len(plan.islands)
@@ -259,7 +278,9 @@ def _certificate(plan: IslandPlan, predicted: IslandPrediction) -> Certificate |
     proofs = [island.certificate for island in plan.islands if island.certificate is not None]
     if len(proofs) < len(plan.islands):
         return None
-    exchanged = 0.0 if plan.overlap else plan.fragments * predicted.exchange_seconds / plan.sync_every
+    exchanged = (
+        0.0 if plan.overlap else plan.fragments * predicted.exchange_seconds / plan.sync_every
+    )
     bound = max(proof.lower_bound_seconds for proof in proofs) + exchanged
     shares = ", ".join(str(island.global_batch) for island in plan.islands)
     scopes = " and ".join(dict.fromkeys(proof.scope for proof in proofs))

@@ -1,13 +1,15 @@
-"""Plans kept ready: which of hundreds is fastest now that an edge carries more or less, in microseconds.
+"""Plans kept ready: which of hundreds is fastest now that an edge carries more or less, in
+microseconds.
 
-Let x be the seconds per byte of an edge. For every plan the time of an iteration is convex and piecewise linear in x
-(``steady`` (3)):
+Let x be the seconds per byte of an edge. For every plan the time of an iteration is convex and
+piecewise linear in x (``steady`` (3)):
 
     (1)  T(x) = max over lines of (a + c x)
 
-The lines are found ahead: T and its line at some x, then at every x where two neighbouring lines meet, until no new
-line turns up. Ranking after a change is one vector expression over all plans. Exact between the least and the greatest
-x that were prepared, everything else as in the cluster; beyond, and where links are shared, a lower bound.
+The lines are found ahead: T and its line at some x, then at every x where two neighbouring lines
+meet, until no new line turns up. Ranking after a change is one vector expression over all plans.
+Exact between the least and the greatest x that were prepared, everything else as in the cluster;
+beyond, and where links are shared, a lower bound.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from argosy.choose.steady import Network, SteadyGraph
+from argosy.choose.steady import SteadyGraph, SteadyNetwork
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel
 from argosy.errors import bad_input, closest
 from argosy.plan.plan import Plan
-from argosy.sim.compile import compile_plan
+from argosy.sim.tasks.compile import compile_plan
 from argosy.workload.chain import Chain
 
 _SAMPLES = 16
@@ -65,7 +67,8 @@ def keep(
     low: float | None = None,
     high: float | None = None,
 ) -> KeptPlans:
-    """Prepare plans for changes of an edge, by default from a hundredth of its bandwidth at time 0 to four times it."""
+    """Prepare plans for changes of an edge, by default from a hundredth of its bandwidth at time 0
+    to four times it."""
     if edge not in cluster.edges:
         suggestion = closest(edge, sorted(cluster.edges))
         raise bad_input(f"an edge of {cluster.name}", edge, where="edge", suggestion=suggestion)
@@ -74,11 +77,19 @@ def keep(
     if not now and (low is None or high is None):
         raise bad_input("an edge that is not down at time 0, or its bandwidths", edge, where="edge")
     low, high = low or now / 100, high or 4 * now
-    lines = [edge_lines(plan, chain, cluster, links, model or ComputeModel(), low, high) for plan in plans]
+    lines = [
+        edge_lines(plan, chain, cluster, links, model or ComputeModel(), low, high)
+        for plan in plans
+    ]
     most = max(len(one) for one in lines)
     padded = np.array([[*one, *[one[0]] * (most - len(one))] for one in lines])
     return KeptPlans(
-        plans=tuple(plans), edge=edge, low=low, high=high, intercepts=padded[:, :, 0], slopes=padded[:, :, 1]
+        plans=tuple(plans),
+        edge=edge,
+        low=low,
+        high=high,
+        intercepts=padded[:, :, 0],
+        slopes=padded[:, :, 1],
     )
 
 
@@ -101,7 +112,9 @@ def edge_lines(
         before = len(found)
         for x, time, slope in zip(asked.tolist(), seconds.tolist(), slopes.tolist(), strict=True):
             if np.isfinite(time):
-                found.setdefault((round(slope), float(f"{time - slope * x:.9e}")), (time - slope * x, slope))
+                found.setdefault(
+                    (round(slope), float(f"{time - slope * x:.9e}")), (time - slope * x, slope)
+                )
         if len(found) == before or not found:
             break
         asked = _crossings(_envelope(list(found.values())), 1 / high, 1 / low)
@@ -110,12 +123,12 @@ def edge_lines(
     return _envelope(list(found.values())) or [(float("inf"), 0.0)]
 
 
-def _with_edge(calm: Network, links: frozenset[int], inverse: FloatArray) -> Network:
+def _with_edge(calm: SteadyNetwork, links: frozenset[int], inverse: FloatArray) -> SteadyNetwork:
     """As many states as values, in which the links have them and all else is as it was."""
     width = len(inverse)
     rows = np.repeat(calm.inverse, width, axis=1)
     rows[sorted(links)] = inverse
-    return Network(rows, np.repeat(calm.slow, width, axis=1))
+    return SteadyNetwork(rows, np.repeat(calm.slow, width, axis=1))
 
 
 def _envelope(lines: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -1,13 +1,14 @@
 """A plan that stays good if the cost model is wrong: chosen by the slow end of its interval.
 
-    (1)  candidates  = the best unlike plans of the whole cluster, of plans without tensor-parallel groups, and of the
+    (1)  candidates = the best unlike plans of the whole cluster, of plans without tensor-parallel
+         groups, and of the
                        cluster without the device kinds that least is known of
     (2)  prediction  = the first iteration in the exact engine on the whole cluster
     (3)  choice      = the least seconds x (1 + e), e as ``cost.uncertainty`` (2) has it for the plan
 
-So a plan that is predicted a little faster loses if it rests on a less certain kind or on collectives of
-tensor-parallel groups. The plan that is predicted to be fastest is always among the candidates. Only that plan has a
-certificate.
+So a plan that is predicted a little faster loses if it rests on a less certain kind or on
+collectives of tensor-parallel groups. The plan that is predicted to be fastest is always among the
+candidates. Only that plan has a certificate.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SMALL = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class UncertainPlan:
     """A plan with its prediction, and how far off that may be."""
 
     plan: Plan
@@ -62,12 +63,17 @@ def find_plan_within_error(
     plans = {_key(fastest): fastest}
     for where, given in _views(cluster, settings):
         try:
-            found = kept_plans(chain, where, global_batch=global_batch, settings=given, model=model, most=_KEPT)
+            found = kept_plans(
+                chain, where, global_batch=global_batch, settings=given, model=model, most=_KEPT
+            )
         except NothingFitsError:
             continue
         for plan in found:
             plans.setdefault(_key(plan), replace(plan, cluster=ClusterRef.of(cluster)))
-    ranked = sorted((_candidate(plan, chain, calm, model) for plan in plans.values()), key=lambda one: one.at_worst)
+    ranked = sorted(
+        (_candidate(plan, chain, calm, model) for plan in plans.values()),
+        key=lambda one: one.at_worst,
+    )
     return _finished(ranked, fastest, cluster)
 
 
@@ -81,21 +87,25 @@ def _views(cluster: Cluster, settings: Settings) -> Iterator[tuple[Cluster, Sett
     yield cluster, replace(settings, max_width=1)
     errors = {device.kind.reached.error for device in cluster.devices}
     if len(errors) > 1:
-        kept = [device.name for device in cluster.devices if device.kind.reached.error < max(errors)]
+        kept = [
+            device.name for device in cluster.devices if device.kind.reached.error < max(errors)
+        ]
         yield with_only(cluster, kept), settings
 
 
-def _candidate(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Candidate:
+def _candidate(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> UncertainPlan:
     """(2)."""
     if plan.predicted is None:
         is_small = len(plan.devices) * plan.num_micro_batches <= _SMALL
         played = play_once(plan, chain, cluster, model, whole=is_small)
         plan = replace(plan, predicted=prediction(plan, played, chain))
     assert plan.predicted is not None
-    return Candidate(plan=plan, seconds=plan.predicted.iteration_seconds, error=relative_error(plan, cluster))
+    return UncertainPlan(
+        plan=plan, seconds=plan.predicted.iteration_seconds, error=relative_error(plan, cluster)
+    )
 
 
-def _finished(ranked: list[Candidate], fastest: Plan, cluster: Cluster) -> Plan:
+def _finished(ranked: list[UncertainPlan], fastest: Plan, cluster: Cluster) -> Plan:
     """(3), with what the others lost by; search effort is that of the fastest plan's search."""
     best = ranked[0]
     if _key(best.plan) == _key(fastest):
@@ -103,7 +113,9 @@ def _finished(ranked: list[Candidate], fastest: Plan, cluster: Cluster) -> Plan:
     used = set(best.plan.devices)
     lost = sorted(ranked[1:], key=lambda one: _key(one.plan) != _key(fastest))  # the fastest first
     others = [
-        RunnerUp(description=repr(other.plan), iteration_seconds=other.seconds, reason=_why(other, best))
+        RunnerUp(
+            description=repr(other.plan), iteration_seconds=other.seconds, reason=_why(other, best)
+        )
         for other in lost[:_RUNNER_UPS]
     ]
     unused = [device.name for device in cluster.devices if device.name not in used]
@@ -117,6 +129,6 @@ def _finished(ranked: list[Candidate], fastest: Plan, cluster: Cluster) -> Plan:
     )
 
 
-def _why(other: Candidate, best: Candidate) -> str:
+def _why(other: UncertainPlan, best: UncertainPlan) -> str:
     both = " against ".join(TIME.apart(other.at_worst, best.at_worst))
     return f"may take {both}: its predictions are within {100 * other.error:.0f} %"

@@ -2,12 +2,14 @@
 
     (1)  price of a plan    = sum over its devices of their price per second
     (2)  cost of a step     = price x iteration time + sum over links of bytes x price per byte
-    (3)  a plan on exactly u devices of each pool takes at least T(u) = M / sum u_p r_p, and costs T(u) price(u)
+    (3)  a plan on exactly u devices of each pool takes at least T(u) = M / sum u_p r_p, and costs
+         T(u) price(u)
 
-Leaving devices out is how cost falls, so every vector u of a granularity is a problem of its own: the fastest plan on a
-part of the cluster. Vectors are taken in the order of (3); one is skipped only where a plan is known that is no slower
-than T(u) and no dearer than T(u) price(u): such a vector cannot add to the front. Bytes with a price are counted in (2)
-but not searched for: of each vector it is the fastest plan that is priced.
+Leaving devices out is how cost falls, so every vector u of a granularity is a problem of its own:
+the fastest plan on a part of the cluster. Vectors are taken in the order of (3); one is skipped
+only where a plan is known that is no slower than T(u) and no dearer than T(u) price(u): such a
+vector cannot add to the front. Bytes with a price are counted in (2) but not searched for: of each
+vector it is the fastest plan that is priced.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import LeftOut, Plan, Search
 from argosy.planner import Settings, find_plan
-from argosy.sim.compile import compile_plan
+from argosy.sim.tasks.compile import compile_plan
 from argosy.solve.feasible import batch_shapes
 from argosy.space.granularity import granularities
 from argosy.space.option import Vector
@@ -55,7 +57,7 @@ class Priced:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class MoneyLimits:
     """What a plan may cost."""
 
     price_per_hour: float = math.inf
@@ -68,7 +70,12 @@ def priced(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> P
     seconds = plan.predicted.iteration_seconds
     per_hour = sum(cluster.device(name).price_per_hour for name in plan.devices)
     moved = moved_cost(plan, chain, cluster, model)
-    return Priced(plan=plan, seconds=seconds, price_per_hour=per_hour, cost_per_step=seconds * per_hour / _HOUR + moved)
+    return Priced(
+        plan=plan,
+        seconds=seconds,
+        price_per_hour=per_hour,
+        cost_per_step=seconds * per_hour / _HOUR + moved,
+    )
 
 
 def moved_cost(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> float:
@@ -98,25 +105,31 @@ def find_front(
     cluster: Cluster,
     *,
     global_batch: int,
-    limits: Limits | None = None,
+    limits: MoneyLimits | None = None,
     settings: Settings | None = None,
     model: ComputeModel | None = None,
 ) -> list[Priced]:
     """The front between time and cost among plans within the price per hour, fastest first."""
     if not any(device.price_per_hour for device in cluster.devices):
         raise bad_input("devices with a price_per_hour in the cluster file", "none", where="price")
-    limits = limits or Limits()
-    search = _FrontSearch(chain, cluster, global_batch, limits, settings or Settings(), model or ComputeModel())
+    limits = limits or MoneyLimits()
+    search = _FrontSearch(
+        chain, cluster, global_batch, limits, settings or Settings(), model or ComputeModel()
+    )
     return search.run()
 
 
-def choose(front: Sequence[Priced], *, cheapest: bool, limits: Limits) -> Priced:
+def choose(front: Sequence[Priced], *, cheapest: bool, limits: MoneyLimits) -> Priced:
     """The cheapest step, or the fastest that costs no more than allowed."""
     allowed = [point for point in front if point.cost_per_step <= limits.cost_per_step]
     if not allowed:
         least = min((point.cost_per_step for point in front), default=math.inf)
-        raise InfeasibleError(f"no plan costs at most {limits.cost_per_step:g} a step: the cheapest costs {least:.4g}")
-    return min(allowed, key=lambda one: (one.cost_per_step, one.seconds) if cheapest else (one.seconds,))
+        raise InfeasibleError(
+            f"no plan costs at most {limits.cost_per_step:g} a step: the cheapest costs {least:.4g}"
+        )
+    return min(
+        allowed, key=lambda one: (one.cost_per_step, one.seconds) if cheapest else (one.seconds,)
+    )
 
 
 class _FrontSearch:
@@ -125,7 +138,7 @@ class _FrontSearch:
         chain: Chain,
         cluster: Cluster,
         global_batch: int,
-        limits: Limits,
+        limits: MoneyLimits,
         settings: Settings,
         model: ComputeModel,
     ) -> None:
@@ -145,7 +158,9 @@ class _FrontSearch:
         possible = [vector for vector in self._vectors() if math.isfinite(bounds(vector))]
         for vector in sorted(possible, key=lambda one: (bounds(one) * self._price(one), one)):
             least = bounds(vector)
-            if self._price(vector) <= self.limits.price_per_hour and not self._is_beaten(vector, least):
+            if self._price(vector) <= self.limits.price_per_hour and not self._is_beaten(
+                vector, least
+            ):
                 looked += 1
                 try:
                     self._look(vector)
@@ -156,7 +171,9 @@ class _FrontSearch:
         if not self.found:
             if math.isinf(self.limits.price_per_hour):
                 raise NothingFitsError(f"no plan of {self.chain.name} fits on {self.cluster!r}")
-            raise InfeasibleError(f"no plan fits on devices for at most {self.limits.price_per_hour:g} an hour")
+            raise InfeasibleError(
+                f"no plan fits on devices for at most {self.limits.price_per_hour:g} an hour"
+            )
         front = pareto_front(self.found)
         effort = Search(cpu_seconds=time.process_time() - began, candidates=looked, pruned=())
         return [replace(point, plan=replace(point.plan, search=effort)) for point in front]
@@ -166,29 +183,44 @@ class _FrontSearch:
         levels = [self.settings.units] if self.settings.units else list(granularities(self.pools))
         few = [units for units in levels if self._number(units) <= _MOST_VECTORS]
         units = few[-1] if few else levels[0]
-        ranges = [range(0, pool.count + 1, unit) for pool, unit in zip(self.pools, units, strict=True)]
+        ranges = [
+            range(0, pool.count + 1, unit) for pool, unit in zip(self.pools, units, strict=True)
+        ]
         return (vector for vector in product(*ranges) if any(vector))
 
     def _number(self, units: Vector) -> int:
-        return math.prod(pool.count // unit + 1 for pool, unit in zip(self.pools, units, strict=True))
+        return math.prod(
+            pool.count // unit + 1 for pool, unit in zip(self.pools, units, strict=True)
+        )
 
     def _price(self, vector: Vector) -> float:
         """Per hour."""
-        return sum(count * pool.device.price_per_hour for count, pool in zip(vector, self.pools, strict=True))
+        return sum(
+            count * pool.device.price_per_hour
+            for count, pool in zip(vector, self.pools, strict=True)
+        )
 
     def _bounds(self) -> Callable[[Vector], float]:
         """T(u) of (3); infinite where nothing was measured with so few samples."""
         shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
         alone = [Prices(self.chain, (replace(pool, index=0),), self.model) for pool in self.pools]
         rates = [
-            [1 / (pool.count * throughput_bound(prices, shape.micro_batch_size)) for shape in shapes]
+            [
+                1 / (pool.count * throughput_bound(prices, shape.micro_batch_size))
+                for shape in shapes
+            ]
             for pool, prices in zip(self.pools, alone, strict=True)
         ]
 
         def least(vector: Vector) -> float:
             taken = [(count, rate) for count, rate in zip(vector, rates, strict=True) if count]
-            pairs = ((shape, sum(count * rate[at] for count, rate in taken)) for at, shape in enumerate(shapes))
-            return min((shape.num_micro_batches / rate for shape, rate in pairs if rate), default=math.inf)
+            pairs = (
+                (shape, sum(count * rate[at] for count, rate in taken))
+                for at, shape in enumerate(shapes)
+            )
+            return min(
+                (shape.num_micro_batches / rate for shape, rate in pairs if rate), default=math.inf
+            )
 
         return least
 
@@ -198,10 +230,20 @@ class _FrontSearch:
 
     def _look(self, vector: Vector) -> None:
         part = part_of(self.cluster, self.pools, vector)
-        units = tuple(1 for _ in able_pools(self.chain, part, self.model)) if self.settings.units else None
+        units = (
+            tuple(1 for _ in able_pools(self.chain, part, self.model))
+            if self.settings.units
+            else None
+        )
         settings = replace(self.settings, units=units, ends_early=False)
         try:
-            plan = find_plan(self.chain, part, global_batch=self.global_batch, settings=settings, model=self.model)
+            plan = find_plan(
+                self.chain,
+                part,
+                global_batch=self.global_batch,
+                settings=settings,
+                model=self.model,
+            )
         except InfeasibleError:
             return
         plan = _on_whole(plan, self.cluster)
@@ -209,7 +251,8 @@ class _FrontSearch:
 
 
 def part_of(cluster: Cluster, pools: Sequence[Pool], vector: Vector) -> Cluster:
-    """The cluster with only so many devices of each pool, whole nodes first; the others are lost."""
+    """The cluster with only so many devices of each pool, whole nodes first; the others are
+    lost."""
     kept = {
         name
         for count, pool in zip(vector, pools, strict=True)
@@ -225,5 +268,7 @@ def _on_whole(plan: Plan, cluster: Cluster) -> Plan:
         plan,
         certificate=None,  # it speaks of time, and of a part of the cluster
         runner_ups=(),
-        left_out=tuple(LeftOut(device=name, reason="left out for the price of the plan") for name in left),
+        left_out=tuple(
+            LeftOut(device=name, reason="left out for the price of the plan") for name in left
+        ),
     )

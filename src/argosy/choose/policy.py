@@ -1,11 +1,11 @@
 """Which schedule for which bandwidth, computed ahead.
 
-A plan can change its schedule between two iterations for nothing. For every edge that may change, the time of each
-schedule that fits in memory is known as a function of the edge's bandwidth (``kept``); where another schedule than the
-one above is clearly faster, a rule says so:
+A plan can change its schedule between two iterations for nothing. For every edge that may change,
+the time of each schedule that fits in memory is known as a function of the edge's bandwidth
+(``kept``); where another schedule than the one above is clearly faster, a rule says so:
 
-    (1)  at bandwidth b the schedule is that of the rule with the lowest threshold above b, or else the plan's own
-         (``Plan.schedule_at``)
+    (1)  at bandwidth b the schedule is that of the rule with the lowest threshold above b, or else
+         the plan's own (``Plan.schedule_at``)
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MORE_SCHEDULES = (*SCHEDULES, ScheduleSpec(kind=ScheduleKind.KFKB, k=8))
 
 
 def schedules_to_try(settings: Settings, model: ComputeModel) -> tuple[ScheduleSpec, ...]:
-    """What a plan may switch between: the schedules that were asked for, or else more than are searched. An
-    interleaved one has other stages, and where transfers block there is 1f1b alone."""
+    """What a plan may switch between: the schedules that were asked for, or else more than are
+    searched. An interleaved one has other stages, and where transfers block there is 1f1b alone."""
     chosen = without_deadlock(settings, model).schedules
     found = MORE_SCHEDULES if chosen == SCHEDULES else chosen
     return tuple(schedule for schedule in found if not schedule.kind.is_chunked)
@@ -66,8 +66,8 @@ def with_policy(
     model: ComputeModel | None = None,
     schedules: Iterable[ScheduleSpec] = MORE_SCHEDULES,
 ) -> Plan:
-    """The plan with rules (1) for changes of each of these edges alone; none for an edge that is down at time 0, from
-    whose bandwidth then nothing can be counted."""
+    """The plan with rules (1) for changes of each of these edges alone; none for an edge that is
+    down at time 0, from whose bandwidth then nothing can be counted."""
     variants = schedules_that_fit(plan, chain, cluster, schedules)
     if len(variants) == 1:
         return replace(plan, policy=())

@@ -1,14 +1,18 @@
-"""Whether re-planning pays over a trace: one plan for all, a plan for each change, and what hindsight would do.
+"""Whether re-planning pays over a trace: one plan for all, a plan for each change, and what
+hindsight would do.
 
-Between two changes of the network, a *segment* of length l, plan p does l / T(p) iterations (``steady``). Going from p
-to q at the start of a segment first takes the migration's seconds (``cost.moving``).
+Between two changes of the network, a *segment* of length l, plan p does l / T(p) iterations
+(``steady``). Going from p to q at the start of a segment first takes the migration's seconds
+(``cost.moving``).
 
     (1)  static      one plan throughout
-    (2)  re-planned  at a change, the plan that is best now, if what it gains while the network stays so for as long as
+    (2)  re-planned at a change, the plan that is best now, if what it gains while the network stays
+         so for as long as
                      it has stayed on average is more than the migration costs
     (3)  oracle      most iterations over the whole trace, by a programme over segments and plans that knows the future
                      (migrations that end within their segment, and the other courses)
-    (4)  a switch pays back once the new state has lasted  migration x T(old) / (T(old) - T(new))  seconds
+    (4)  a switch pays back once the new state has lasted migration x T(old) / (T(old) - T(new))
+         seconds
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ class Switch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class TraceRun:
     """One way to go through the trace."""
 
     name: str
@@ -69,12 +73,13 @@ class Courses:
 
     horizon: float
     plans: int
-    courses: tuple[Course, ...]
+    courses: tuple[TraceRun, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
-    """Plans to go through a trace with: found for time 0, for the average, for better and for worse."""
+class CandidatePlans:
+    """Plans to go through a trace with: found for time 0, for the average, for better and for
+    worse."""
 
     plans: tuple[Plan, ...]
     for_time_0: int
@@ -97,9 +102,15 @@ def compare_courses(
 
 
 def plans_for_trace(
-    chain: Chain, cluster: Cluster, global_batch: int, horizon: float, settings: Settings, model: ComputeModel
-) -> Choices:
-    """Search the network of time 0, of the average, of better and worse times, and what never changes."""
+    chain: Chain,
+    cluster: Cluster,
+    global_batch: int,
+    horizon: float,
+    settings: Settings,
+    model: ComputeModel,
+) -> CandidatePlans:
+    """Search the network of time 0, of the average, of better and worse times, and what never
+    changes."""
     views = [at_time_zero(cluster), lasting(cluster, [cluster], horizon)]
     views += [lasting(cluster, [cluster], horizon, quantile) for quantile in _QUANTILES]
     views += [without_what_changes(cluster, [cluster])]
@@ -110,10 +121,16 @@ def plans_for_trace(
         if not any(_is_same(plan, other) for other in plans):
             plans.append(plan)
     average = found[1][0] if found[1] else found[0][0]
-    return Choices(plans=tuple(plans), for_time_0=_index(plans, found[0][0]), for_the_average=_index(plans, average))
+    return CandidatePlans(
+        plans=tuple(plans),
+        for_time_0=_index(plans, found[0][0]),
+        for_the_average=_index(plans, average),
+    )
 
 
-def courses_with(choices: Choices, chain: Chain, cluster: Cluster, horizon: float, model: ComputeModel) -> Courses:
+def courses_with(
+    choices: CandidatePlans, chain: Chain, cluster: Cluster, horizon: float, model: ComputeModel
+) -> Courses:
     """(1) to (3) with these plans, over the cluster's traces."""
     journey = _Journey(choices.plans, chain, cluster, model, horizon)
     courses = [
@@ -122,7 +139,9 @@ def courses_with(choices: Choices, chain: Chain, cluster: Cluster, horizon: floa
         journey.replanned(choices.for_time_0),
     ]
     best = max((journey.oracle(), *courses), key=lambda course: course.iterations)
-    return Courses(horizon=horizon, plans=len(choices.plans), courses=(*courses, replace(best, name="oracle")))
+    return Courses(
+        horizon=horizon, plans=len(choices.plans), courses=(*courses, replace(best, name="oracle"))
+    )
 
 
 def _is_same(one: Plan, other: Plan) -> bool:
@@ -137,7 +156,12 @@ class _Journey:
     """The trace cut into segments, with every plan's pace in each."""
 
     def __init__(
-        self, plans: Sequence[Plan], chain: Chain, cluster: Cluster, model: ComputeModel, horizon: float
+        self,
+        plans: Sequence[Plan],
+        chain: Chain,
+        cluster: Cluster,
+        model: ComputeModel,
+        horizon: float,
     ) -> None:
         self.plans = plans
         self.chain = chain
@@ -145,7 +169,10 @@ class _Journey:
         self.starts = moments(cluster, horizon)
         self.lengths = np.diff([*self.starts, horizon])
         links = list(enumerate(cluster.links))
-        self.down = [frozenset(at for at, link in links if link.bandwidth.at(time) == 0) for time in self.starts]
+        self.down = [
+            frozenset(at for at, link in links if link.bandwidth.at(time) == 0)
+            for time in self.starts
+        ]
         """Per segment."""
         paces = [pace(plan, chain, cluster, model, horizon) for plan in plans]
         self.rates = np.array([[trace.at(start) for start in self.starts] for trace in paces])
@@ -158,14 +185,18 @@ class _Journey:
             return 0.0
         time, key = self.starts[segment], (old, new, self.down[segment])
         if key not in self.known:
-            self.known[key] = migration(self.plans[old], self.plans[new], self.chain, self.cluster, time)
+            self.known[key] = migration(
+                self.plans[old], self.plans[new], self.chain, self.cluster, time
+            )
         return self.known[key].seconds(self.cluster, time)
 
-    def static(self, name: str, plan: int) -> Course:
+    def static(self, name: str, plan: int) -> TraceRun:
         """(1)."""
-        return Course(name=name, iterations=float(self.rates[plan] @ self.lengths), migrating=0.0, switches=())
+        return TraceRun(
+            name=name, iterations=float(self.rates[plan] @ self.lengths), migrating=0.0, switches=()
+        )
 
-    def replanned(self, plan: int) -> Course:
+    def replanned(self, plan: int) -> TraceRun:
         """(2)."""
         first, path = plan, []
         for segment in range(len(self.starts)):
@@ -177,7 +208,7 @@ class _Journey:
             path.append(plan)
         return self._course("re-planned", path, first)
 
-    def oracle(self) -> Course:
+    def oracle(self) -> TraceRun:
         """(3)."""
         value: FloatArray = self.rates[:, 0] * self.lengths[0]
         back: list[list[int]] = []
@@ -190,7 +221,8 @@ class _Journey:
         return self._course("oracle", path[::-1], path[-1])
 
     def _arrive(self, value: FloatArray, segment: int) -> tuple[list[int], FloatArray]:
-        """For each plan of a segment the best plan before it, and what is done by the segment's end.
+        """For each plan of a segment the best plan before it, and what is done by the segment's
+        end.
 
         A plan that would not be better even if it moved for nothing is not asked what moving takes.
         """
@@ -206,7 +238,7 @@ class _Journey:
                     came_from[new], best[new] = old, value[old] + left * rate
         return came_from, best
 
-    def _course(self, name: str, path: Sequence[int], now: int) -> Course:
+    def _course(self, name: str, path: Sequence[int], now: int) -> TraceRun:
         """Count what a sequence of plans does, one for each segment, after the plan ``now``."""
         iterations = migrating = owed = 0.0
         switches = []
@@ -214,11 +246,15 @@ class _Journey:
             if plan != now:
                 switches.append(self._switch(now, plan, segment, self.moving(now, plan, segment)))
                 owed += switches[-1].migration
-            spent = min(owed, float(self.lengths[segment]))  # what is left goes on in the next segment
+            spent = min(
+                owed, float(self.lengths[segment])
+            )  # what is left goes on in the next segment
             owed, migrating = owed - spent, migrating + spent
             iterations += float((self.lengths[segment] - spent) * self.rates[plan, segment])
             now = plan
-        return Course(name=name, iterations=iterations, migrating=migrating, switches=tuple(switches))
+        return TraceRun(
+            name=name, iterations=iterations, migrating=migrating, switches=tuple(switches)
+        )
 
     def _switch(self, old: int, new: int, segment: int, moving: float) -> Switch:
         slow, fast = self.rates[old, segment], self.rates[new, segment]

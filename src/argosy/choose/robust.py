@@ -2,15 +2,16 @@
 
     (1)  views       = the cluster on average, at time 0, at its lowest tenth, and without the nodes that change: each
                        searched
-    (2)  candidates  = the best unlike plans of each view, each under every schedule with which it fits; of those that
+    (2)  candidates = the best unlike plans of each view, each under every schedule with which it
+         fits; of those that
                        were asked for, where some were
     (3)  rank        = by the fluid estimate of the objective over all scenarios (``scenario`` (1), (2))
     (4)  judge       = the few best, and the best for the average, by the exact engine over the same scenarios; one that
                        waits for ever for what is lost in one of them comes after all that go on, whatever it did before
 
-The plan for the average is always among the judged, so the choice is never worse than it by the exact engine's measure
-of the objective, unless that plan does not go on. The certificate of a search holds for its own view only and is
-dropped.
+The plan for the average is always among the judged, so the choice is never worse than it by the
+exact engine's measure of the objective, unless that plan does not go on. The certificate of a
+search holds for its own view only and is dropped.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ _EQUAL = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Iteration times of a plan over all scenarios, seconds, by the exact engine; of the iterations that end, where
-    each scenario has any."""
+    """Iteration times of a plan over all scenarios, seconds, by the exact engine; of the iterations
+    that end, where each scenario has any."""
 
     plan: Plan
     mean: float
@@ -112,26 +113,46 @@ def find_robust_plan(
     began = time.process_time()
     settings, model = replace(settings or Settings(), ends_early=False), model or ComputeModel()
     horizon = last_change(scenarios)
-    views = [lasting(cluster, scenarios, horizon), at_time_zero(cluster), lasting(cluster, scenarios, horizon, _LOW)]
+    views = [
+        lasting(cluster, scenarios, horizon),
+        at_time_zero(cluster),
+        lasting(cluster, scenarios, horizon, _LOW),
+    ]
     views += [without_what_changes(cluster, scenarios)]
     search = partial(kept_plans, chain, global_batch=global_batch, settings=settings, model=model)
     found = plans_of_views(search, views, _PLANS_PER_VIEW)
-    estimate = partial(_estimate, chain=chain, scenarios=scenarios, model=model, robust=robust, horizon=horizon)
+    estimate = partial(
+        _estimate, chain=chain, scenarios=scenarios, model=model, robust=robust, horizon=horizon
+    )
     plain = _ranked({_key(plan): plan for view in found for plan in view}.values(), estimate)
     schedules = schedules_to_try(settings, model)
     fitting = (schedules_that_fit(plan, chain, cluster, schedules) for _, plan in plain[:_PLANS])
     variants = [variant for each in fitting for variant in each]
     average = found[0][0]
     ranked = _ranked({_key(plan): plan for plan in (average, *variants)}.values(), estimate)
-    finalists = [*ranked[:_FINALISTS], *((value, plan) for value, plan in ranked[_FINALISTS:] if plan == average)]
+    finalists = [
+        *ranked[:_FINALISTS],
+        *((value, plan) for value, plan in ranked[_FINALISTS:] if plan == average),
+    ]
     limit = Horizon(seconds=max(horizon, _LEAST_HORIZON * ranked[0][0]), iterations=iterations)
     judged = [_figures(plan, value, chain, scenarios, model, limit) for value, plan in finalists]
     judged.sort(key=lambda one: (one.never_ends, float(getattr(one, robust))))
     if math.isinf(judged[0].mean):
-        raise InfeasibleError(f"no plan of {chain.name} on {cluster!r} ends an iteration in every scenario")
+        raise InfeasibleError(
+            f"no plan of {chain.name} on {cluster!r} ends an iteration in every scenario"
+        )
     calm, edges = at_time_zero(cluster), _edges(scenarios)
-    plan = with_policy(_finished(judged, chain, cluster, robust), chain, calm, edges, model=model, schedules=schedules)
-    effort = Search(cpu_seconds=time.process_time() - began, candidates=len(plain) + len(ranked), pruned=())
+    plan = with_policy(
+        _finished(judged, chain, cluster, robust),
+        chain,
+        calm,
+        edges,
+        model=model,
+        schedules=schedules,
+    )
+    effort = Search(
+        cpu_seconds=time.process_time() - began, candidates=len(plain) + len(ranked), pruned=()
+    )
     return RobustChoice(
         plan=replace(plan, search=effort),
         robust=robust,
@@ -151,7 +172,12 @@ def _ranked(plans: Iterable[Plan], estimate: partial[float]) -> list[tuple[float
 
 
 def _estimate(
-    plan: Plan, chain: Chain, scenarios: Sequence[Cluster], model: ComputeModel, robust: Robust, horizon: float
+    plan: Plan,
+    chain: Chain,
+    scenarios: Sequence[Cluster],
+    model: ComputeModel,
+    robust: Robust,
+    horizon: float,
 ) -> float:
     """(3)."""
     rates = [pace(plan, chain, scenario, model, max(horizon, 1e-9)) for scenario in scenarios]
@@ -159,23 +185,40 @@ def _estimate(
 
 
 def _figures(
-    plan: Plan, value: float, chain: Chain, scenarios: Sequence[Cluster], model: ComputeModel, limit: Horizon
+    plan: Plan,
+    value: float,
+    chain: Chain,
+    scenarios: Sequence[Cluster],
+    model: ComputeModel,
+    limit: Horizon,
 ) -> Figures:
     """(4)."""
-    times: list[FloatArray] = [exact_times(plan, chain, scenario, model, limit) for scenario in scenarios]
+    times: list[FloatArray] = [
+        exact_times(plan, chain, scenario, model, limit) for scenario in scenarios
+    ]
     never_ends = any(np.isinf(one[-1]) for one in times)
     times = [one[np.isfinite(one)] if np.isfinite(one[0]) else one for one in times]
     mean, p95, worst = (objective(times, robust) for robust in Robust)
-    return Figures(plan=plan, mean=mean, p95=p95, worst=worst, estimate=value, never_ends=never_ends)
+    return Figures(
+        plan=plan, mean=mean, p95=p95, worst=worst, estimate=value, never_ends=never_ends
+    )
 
 
 def _edges(scenarios: Sequence[Cluster]) -> list[str]:
     """Those whose bandwidth changes in any scenario."""
-    return sorted({link.edge for scenario in scenarios for link in scenario.links if not link.bandwidth.is_constant})
+    return sorted(
+        {
+            link.edge
+            for scenario in scenarios
+            for link in scenario.links
+            if not link.bandwidth.is_constant
+        }
+    )
 
 
 def _finished(judged: Sequence[Figures], chain: Chain, cluster: Cluster, robust: Robust) -> Plan:
-    """The best of the judged with its mean as the prediction, why the others lost, and what it leaves out."""
+    """The best of the judged with its mean as the prediction, why the others lost, and what it
+    leaves out."""
     best, used = judged[0], set(judged[0].plan.devices)
     predicted = Predicted(
         iteration_seconds=best.mean,
@@ -184,7 +227,11 @@ def _finished(judged: Sequence[Figures], chain: Chain, cluster: Cluster, robust:
         bottleneck="",
     )
     runner_ups = [
-        RunnerUp(description=repr(other.plan), iteration_seconds=other.mean, reason=_why(other, best, robust))
+        RunnerUp(
+            description=repr(other.plan),
+            iteration_seconds=other.mean,
+            reason=_why(other, best, robust),
+        )
         for other in judged[1:4]
         if np.isfinite(other.mean)
     ]
@@ -195,7 +242,10 @@ def _finished(judged: Sequence[Figures], chain: Chain, cluster: Cluster, robust:
         certificate=None,
         runner_ups=tuple(runner_ups),
         left_out=tuple(
-            LeftOut(device=device.name, reason=f"no plan with it has a better {robust} over the scenarios")
+            LeftOut(
+                device=device.name,
+                reason=f"no plan with it has a better {robust} over the scenarios",
+            )
             for device in cluster.devices
             if device.name not in used
         ),

@@ -1,12 +1,13 @@
-"""How a plan fares while the network changes: iteration times over a trace, and what is made of them.
+"""How a plan fares while the network changes: iteration times over a trace, and what is made of
+them.
 
-While nothing changes an iteration takes T(state); when the state changes in mid-iteration, the part that is left
-goes on at the new pace:
+While nothing changes an iteration takes T(state); when the state changes in mid-iteration, the part
+that is left goes on at the new pace:
 
     (1)  done(t) = integral of 1 / T(state) from 0 to t,    the n-th iteration ends where done(t) = n
 
-This fluid estimate ranks; the exact engine, which plays every byte, judges. Of the iterations of all scenarios within
-the horizon the objective is
+This fluid estimate ranks; the exact engine, which plays every byte, judges. Of the iterations of
+all scenarios within the horizon the objective is
 
     (2)  mean (of each scenario, then of all), 95th percentile, or the worst
 """
@@ -52,9 +53,12 @@ class Horizon:
 
 
 def moments(cluster: Cluster, horizon: float) -> list[float]:
-    """When the state changes within a horizon, 0 first; evenly many of them where there are too many."""
+    """When the state changes within a horizon, 0 first; evenly many of them where there are too
+    many."""
     knots = {0.0}
-    for trace in {link.bandwidth for link in cluster.links} | {device.speed for device in cluster.devices}:
+    for trace in {link.bandwidth for link in cluster.links} | {
+        device.speed for device in cluster.devices
+    }:
         knots.update(trace.knots_between(0.0, horizon))
     ordered = sorted(knots)
     step = math.ceil(len(ordered) / MOST_STATES)
@@ -62,7 +66,8 @@ def moments(cluster: Cluster, horizon: float) -> list[float]:
 
 
 def pace(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: float) -> Trace:
-    """1 / T(state) over time; 0 while the plan cannot go on. Of what comes after the horizon only that counts."""
+    """1 / T(state) over time; 0 while the plan cannot go on. Of what comes after the horizon only
+    that counts."""
     steady = SteadyGraph(*task_graph(plan, chain, cluster, model, whole=False))
     times = [*moments(steady.cluster, horizon), horizon]
     seconds = steady.seconds(steady.at(times))
@@ -73,7 +78,8 @@ def pace(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizo
 
 
 def fluid_times(rate: Trace, horizon: float) -> FloatArray:
-    """(1): seconds of each iteration that begins within the horizon; the last may end long after it, or never."""
+    """(1): seconds of each iteration that begins within the horizon; the last may end long after
+    it, or never."""
     done = rate.integral(0.0, horizon)
     count = max(1, math.ceil(done - 1e-9))
     times, sums = rate.knots
@@ -81,9 +87,11 @@ def fluid_times(rate: Trace, horizon: float) -> FloatArray:
     return np.diff([0.0, *ends, rate.advance(ends[-1] if ends else 0.0, 1.0)])
 
 
-def exact_times(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: Horizon) -> FloatArray:
-    """Seconds of each iteration that begins within the horizon, by the exact engine; infinite where the last of them
-    never ends."""
+def exact_times(
+    plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: Horizon
+) -> FloatArray:
+    """Seconds of each iteration that begins within the horizon, by the exact engine; infinite where
+    the last of them never ends."""
     count, end = horizon.iterations, horizon.seconds
     played = play(plan, chain, cluster, model, whole=False, iterations=count, record=0, until=end)
     never = [] if played.stalled is None else [math.inf]
@@ -102,10 +110,12 @@ def objective(times: Sequence[FloatArray], robust: Robust) -> float:
             return float(np.concatenate(list(times)).max())
 
 
-def lasting(cluster: Cluster, scenarios: Sequence[Cluster], horizon: float, quantile: float | None = None) -> Cluster:
-    """The cluster with every link and device for ever as it is on average over all scenarios, or at a quantile over
-    time and scenarios. A device that is lost for more than that share of the time counts as lost at a quantile, and so
-    does one that a link which is down for as long cuts off."""
+def lasting(
+    cluster: Cluster, scenarios: Sequence[Cluster], horizon: float, quantile: float | None = None
+) -> Cluster:
+    """The cluster with every link and device for ever as it is on average over all scenarios, or at
+    a quantile over time and scenarios. A device that is lost for more than that share of the time
+    counts as lost at a quantile, and so does one that a link which is down for as long cuts off."""
 
     def value(traces: Sequence[Trace]) -> Trace:
         if all(trace.is_constant for trace in traces) and len(set(traces)) == 1:
@@ -131,9 +141,12 @@ def lasting(cluster: Cluster, scenarios: Sequence[Cluster], horizon: float, quan
     return within_reach(replace(cluster, links=tuple(links), devices=tuple(devices)))
 
 
-def plans_of_views(search: Callable[[Cluster], list[Plan]], views: Sequence[Cluster], most: int) -> list[list[Plan]]:
-    """The ``most`` best plans that a search finds for each view of a cluster: for the first some, or there is no point;
-    for another none where nothing fits on what is left of the cluster there."""
+def plans_of_views(
+    search: Callable[[Cluster], list[Plan]], views: Sequence[Cluster], most: int
+) -> list[list[Plan]]:
+    """The ``most`` best plans that a search finds for each view of a cluster: for the first some,
+    or there is no point; for another none where nothing fits on what is left of the cluster
+    there."""
     found = [search(views[0])[:most]]
     for view in views[1:]:
         try:
@@ -144,7 +157,8 @@ def plans_of_views(search: Callable[[Cluster], list[Plan]], views: Sequence[Clus
 
 
 def without_what_changes(cluster: Cluster, scenarios: Sequence[Cluster]) -> Cluster:
-    """The cluster at time 0 with every device lost that changes itself, or whose node's own links do."""
+    """The cluster at time 0 with every device lost that changes itself, or whose node's own links
+    do."""
     moving = {
         index
         for scenario in scenarios
@@ -154,9 +168,14 @@ def without_what_changes(cluster: Cluster, scenarios: Sequence[Cluster]) -> Clus
     nodes = {
         node.name
         for node in cluster.nodes
-        if not moving.isdisjoint({*(node.nic or ()), *(link for m in node.media for link in (*m.outward, *m.inward))})
+        if not moving.isdisjoint(
+            {*(node.nic or ()), *(link for m in node.media for link in (*m.outward, *m.inward))}
+        )
     }
-    lost = {device.name for scenario in scenarios for device in scenario.devices if not device.speed.is_constant} | {
-        device.name for device in cluster.devices if device.node in nodes
-    }
+    lost = {
+        device.name
+        for scenario in scenarios
+        for device in scenario.devices
+        if not device.speed.is_constant
+    } | {device.name for device in cluster.devices if device.node in nodes}
     return with_only(at_time_zero(cluster), {device.name for device in cluster.devices} - lost)

@@ -1,13 +1,15 @@
 """Seconds of an iteration in many states of the network at once, each taken as lasting.
 
-A task graph has a static order, so its time is a longest path; with every rate constant it is a recurrence over the
-tasks, evaluated for a whole vector of states per numpy call:
+A task graph has a static order, so its time is a longest path; with every rate constant it is a
+recurrence over the tasks, evaluated for a whole vector of states per numpy call:
 
-    (1)  over(i) = max(over of what i waits for, left of what it queues behind) + amount(i) / rate(i) + latency(i)
+    (1)  over(i) = max(over of what i waits for, left of what it queues behind) + amount(i) /
+         rate(i) + latency(i)
     (2)  T = max over tasks of over(i), and never less than any shared link needs for all its bytes
 
-Every channel has its route to itself here, so T is a lower bound if links are shared. Carried along with (1), the
-derivative of the path by the seconds per byte x of one edge turns T into a piece of a convex function:
+Every channel has its route to itself here, so T is a lower bound if links are shared. Carried along
+with (1), the derivative of the path by the seconds per byte x of one edge turns T into a piece of a
+convex function:
 
     (3)  T(x) = max over paths of (a + c x)
 """
@@ -22,7 +24,7 @@ import numpy as np
 
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
-from argosy.sim.graph import TaskGraph
+from argosy.sim.engine.graph import TaskGraph
 
 
 class _Leg(NamedTuple):
@@ -39,8 +41,9 @@ class _Row(NamedTuple):
     legs: tuple[_Leg, ...]
 
 
-class Network(NamedTuple):
-    """States side by side: seconds per byte of every link, seconds per second of work of every device."""
+class SteadyNetwork(NamedTuple):
+    """States side by side: seconds per byte of every link, seconds per second of work of every
+    device."""
 
     inverse: FloatArray
     """(links, states)."""
@@ -77,23 +80,27 @@ class SteadyGraph:
                     loads[link] += flow.bytes
         return {link: load for link, load in loads.items() if len(pairs[link]) > 1}
 
-    def at(self, times: Sequence[float]) -> Network:
+    def at(self, times: Sequence[float]) -> SteadyNetwork:
         """The states of the cluster's own traces at these moments."""
         with np.errstate(divide="ignore"):
-            inverse = 1 / np.array([[link.bandwidth.at(time) for time in times] for link in self.cluster.links])
+            inverse = 1 / np.array(
+                [[link.bandwidth.at(time) for time in times] for link in self.cluster.links]
+            )
             speeds = [self.cluster.device(name).speed for name in self.graph.devices]
             slow = 1 / np.array([[speed.at(time) for time in times] for speed in speeds])
-        return Network(inverse.reshape(len(self.cluster.links), -1), slow)
+        return SteadyNetwork(inverse.reshape(len(self.cluster.links), -1), slow)
 
-    def seconds(self, network: Network) -> FloatArray:
+    def seconds(self, network: SteadyNetwork) -> FloatArray:
         """(2) per state."""
         return self._run(network, None)[0]
 
-    def lines(self, network: Network, links: frozenset[int]) -> tuple[FloatArray, FloatArray]:
+    def lines(self, network: SteadyNetwork, links: frozenset[int]) -> tuple[FloatArray, FloatArray]:
         """(3): per state T, and c for the seconds per byte that ``links`` have in common."""
         return self._run(network, links)
 
-    def _run(self, network: Network, links: frozenset[int] | None) -> tuple[FloatArray, FloatArray]:
+    def _run(
+        self, network: SteadyNetwork, links: frozenset[int] | None
+    ) -> tuple[FloatArray, FloatArray]:
         """(1), with or without the derivative."""
         width = network.inverse.shape[1]
         zero = np.zeros(width)
@@ -108,7 +115,10 @@ class SteadyGraph:
             if row.behind >= 0:
                 here = _later(here, left[row.behind], links)
             if row.legs:
-                sent = [(_plus(here, self._leg(leg, network, links, known), links), leg) for leg in row.legs]
+                sent = [
+                    (_plus(here, self._leg(leg, network, links, known), links), leg)
+                    for leg in row.legs
+                ]
                 gone, done = sent[0][0], _delayed(*sent[0])
                 for end, leg in sent[1:]:
                     gone, done = _later(gone, end, links), _later(done, _delayed(end, leg), links)
@@ -119,14 +129,17 @@ class SteadyGraph:
             left.append(gone)
             worst = _later(worst, done, links)
         for link, load in self.shared.items():
-            needed = (load * network.inverse[link], np.full(width, load if links and link in links else 0.0))
+            needed = (
+                load * network.inverse[link],
+                np.full(width, load if links and link in links else 0.0),
+            )
             worst = _later(worst, needed, links)
         return worst
 
     def _leg(
         self,
         leg: _Leg,
-        network: Network,
+        network: SteadyNetwork,
         links: frozenset[int] | None,
         known: dict[_Leg, tuple[FloatArray, FloatArray]],
     ) -> tuple[FloatArray, FloatArray]:
@@ -143,7 +156,9 @@ class SteadyGraph:
 
 
 def _later(
-    one: tuple[FloatArray, FloatArray], other: tuple[FloatArray, FloatArray], links: frozenset[int] | None
+    one: tuple[FloatArray, FloatArray],
+    other: tuple[FloatArray, FloatArray],
+    links: frozenset[int] | None,
 ) -> tuple[FloatArray, FloatArray]:
     if links is None:
         return np.maximum(one[0], other[0]), one[1]
@@ -152,7 +167,9 @@ def _later(
 
 
 def _plus(
-    one: tuple[FloatArray, FloatArray], more: tuple[FloatArray, FloatArray], links: frozenset[int] | None
+    one: tuple[FloatArray, FloatArray],
+    more: tuple[FloatArray, FloatArray],
+    links: frozenset[int] | None,
 ) -> tuple[FloatArray, FloatArray]:
     return one[0] + more[0], one[1] if links is None else one[1] + more[1]
 

@@ -1,4 +1,5 @@
-"""The command line: one module per subcommand. Here errors become messages and exit codes, and nowhere else."""
+"""The command line: one module per subcommand. Here errors become messages and exit codes, and
+nowhere else."""
 
 from __future__ import annotations
 
@@ -24,12 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a bar that a terminal cannot show is no reason to fail
+            stream.reconfigure(
+                errors="replace"
+            )  # a bar that a terminal cannot show is no reason to fail
     sys.exit(_run(arguments))
 
 
 def _open_what_is_closed() -> None:
-    """Whoever closed a stream wants none of it; in their place a file that we write could get a stream's number."""
+    """Whoever closed a stream wants none of it; in their place a file that we write could get a
+    stream's number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (until the end)
@@ -66,7 +70,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     except MemoryError as error:
         found = str(error) or "not enough of it"
         return _tell(
-            InputError([Problem(path="memory", found=found, expected="a task that this machine has room for")])
+            InputError(
+                [
+                    Problem(
+                        path="memory", found=found, expected="a task that this machine has room for"
+                    )
+                ]
+            )
         )
     except OSError as error:
         if error.errno in NO_ROOM:
@@ -75,11 +85,17 @@ def _run(arguments: Sequence[str] | None) -> int:
         if error.errno in FORBIDDEN and error.filename:
             found = str(error.strerror).lower()
             expected = "a file or folder that this user may use"
-            return _tell(InputError([Problem(file=str(error.filename), found=found, expected=expected)]))
+            return _tell(
+                InputError([Problem(file=str(error.filename), found=found, expected=expected)])
+            )
         if error.errno != errno.ENAMETOOLONG:
             raise
         name = str(error.filename)
-        return _tell(bad_input("a name that a file can have", f"{len(name)} characters that begin with {name[:40]}"))
+        return _tell(
+            bad_input(
+                "a name that a file can have", f"{len(name)} characters that begin with {name[:40]}"
+            )
+        )
     return code if isinstance(code, int) else 0
 
 

@@ -7,27 +7,27 @@ from typing import Annotated
 import typer
 
 from argosy import __version__
-from argosy.cli.calibrate import calibrate
-from argosy.cli.cluster import cluster_app
-from argosy.cli.compare import compare
+from argosy.cli.catalogue.calibrate import calibrate
+from argosy.cli.catalogue.cluster import cluster_app
+from argosy.cli.catalogue.devices import devices
+from argosy.cli.catalogue.importing import import_cluster
+from argosy.cli.catalogue.init import init
+from argosy.cli.catalogue.models import models
 from argosy.cli.completion import completion
-from argosy.cli.demo import demo
-from argosy.cli.devices import devices
-from argosy.cli.doctor import doctor
-from argosy.cli.explain import explain
-from argosy.cli.export import export
-from argosy.cli.importing import import_cluster
-from argosy.cli.init import init
-from argosy.cli.lab import lab_app
-from argosy.cli.models import models
-from argosy.cli.nbody import nbody_app
-from argosy.cli.plan import plan
-from argosy.cli.probe import probe
-from argosy.cli.profile import profile
-from argosy.cli.report import report
-from argosy.cli.run import run
-from argosy.cli.simulate import simulate
-from argosy.cli.trace import trace
+from argosy.cli.gravity.commands import nbody_app
+from argosy.cli.planning.compare import compare
+from argosy.cli.planning.explain import explain
+from argosy.cli.planning.export import export
+from argosy.cli.planning.plan import plan
+from argosy.cli.planning.report import report
+from argosy.cli.planning.simulate import simulate
+from argosy.cli.planning.trace import trace
+from argosy.cli.running.demo import demo
+from argosy.cli.running.doctor import doctor
+from argosy.cli.running.lab import lab_app
+from argosy.cli.running.probe import probe
+from argosy.cli.running.profile import profile
+from argosy.cli.running.run import run
 
 app = typer.Typer(
     help="Parallel training on unequal devices over a changing network: which plan, and why?",
@@ -48,7 +48,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Parallel training on unequal devices over a changing network: which plan, and why?

@@ -23,7 +23,8 @@ def completion(
 ) -> None:
     """Tab completion for bash, zsh or fish.
 
-    Prints what a shell has to read. Commands, options, and names of models, clusters, plans and profiles complete.
+    Prints what a shell has to read. Commands, options, and names of models, clusters, plans and
+    profiles complete.
 
     \b
     Examples:

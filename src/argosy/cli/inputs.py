@@ -16,7 +16,7 @@ from argosy.cli.names import known_name
 from argosy.cluster.file import build_cluster, cluster_from_content, load_cluster, with_changes
 from argosy.cluster.fitted import fitted
 from argosy.cluster.schema import ChangeSchema
-from argosy.cluster.topology import Cluster, Fit, is_meant
+from argosy.cluster.topology import CalibrationFactors, Cluster, is_meant
 from argosy.cluster.tracefile import column_names
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import read_calibration
@@ -38,7 +38,8 @@ from argosy.workload.profile import Profile
 
 _NONE = "none"
 MOST_ITERATIONS = 10**6
-"""That a simulation plays, also where most of them repeat others: each has its own time in the result."""
+"""That a simulation plays, also where most of them repeat others: each has its own time in the
+result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,8 @@ def load_scenario(
     calibration: str | None = None,
     quiet: bool = False,
 ) -> Scenario:
-    """The plan in a document, on its own cluster or another, under other changes or another schedule."""
+    """The plan in a document, on its own cluster or another, under other changes or another
+    schedule."""
     plan = plan_from_document(document)
     plan = replace(plan, schedule=_schedule(plan.schedule, schedule, k))
     where = cluster_from_content(plan.cluster.content) if cluster is None else load_cluster(cluster)
@@ -73,18 +75,23 @@ def load_scenario(
     if not traces:
         _warn_of_another_cluster(plan, where)
     costs = cost_model_for(plan, document, chain, profiles=profiles, calibration=calibration)
-    scenario = Scenario(plan=plan, chain=costs.chain(chain), cluster=costs.cluster(where), model=costs.compute_model)
+    scenario = Scenario(
+        plan=plan, chain=costs.chain(chain), cluster=costs.cluster(where), model=costs.compute_model
+    )
     if profiles and not quiet:
         note_of_other_kinds(costs.profiles, where)
     return replace(scenario, plan=_with_what_holds(scenario))
 
 
 def _shortened(plan: Plan, cluster: Cluster, *, quiet: bool) -> Plan:
-    """Return what of a plan can be played in seconds, with a note on stderr if that is not all of it."""
+    """Return what of a plan can be played in seconds, with a note on stderr if that is not all of
+    it."""
     short = shortened(plan, cluster)
     if short is not plan and not quiet:
         counts = f"{short.num_micro_batches:,} of {plan.num_micro_batches:,} micro-batches"
-        sys.stderr.write(f"note: {counts} are played, which the others repeat; all times are of these\n")
+        sys.stderr.write(
+            f"note: {counts} are played, which the others repeat; all times are of these\n"
+        )
     return short
 
 
@@ -96,7 +103,8 @@ def cost_model_for(
     profiles: Sequence[str] = (),
     calibration: str | None = None,
 ) -> CostModel:
-    """Return the cost model of a plan, with what the options give in place of its profiles or its constants."""
+    """Return the cost model of a plan, with what the options give in place of its profiles or its
+    constants."""
     costs = remembered(plan, document)
     if profiles:
         costs = replace(costs, profiles=_profiles_of(profiles, chain))
@@ -106,8 +114,8 @@ def cost_model_for(
 
 
 def _with_what_holds(scenario: Scenario) -> Plan:
-    """Return the plan; with a warning on stderr and without prediction, certificate and runner-ups if these were made
-    under another cost model."""
+    """Return the plan; with a warning on stderr and without prediction, certificate and runner-ups
+    if these were made under another cost model."""
     plan = scenario.plan
     difference = another_cost_model(plan, scenario.chain, scenario.cluster.fit, scenario.model)
     if difference is None:
@@ -117,7 +125,9 @@ def _with_what_holds(scenario: Scenario) -> Plan:
     return replace(plan, predicted=None, certificate=None, runner_ups=())
 
 
-def another_cost_model(plan: Plan, chain: Chain, fit: Fit, model: ComputeModel) -> str | None:
+def another_cost_model(
+    plan: Plan, chain: Chain, fit: CalibrationFactors, model: ComputeModel
+) -> str | None:
     """Return how the cost model in use differs from the plan's; None if it is the same."""
     made_for = replace(cluster_from_content(plan.cluster.content), fit=fit)
     used = cost_model_ref(chain, made_for, model)
@@ -128,8 +138,9 @@ def another_cost_model(plan: Plan, chain: Chain, fit: Fit, model: ComputeModel) 
 
 
 def model_of(plan: Plan, document: Document, *, suggestion: str | None = None) -> str | None:
-    """The preset or file that a plan names; None if the plan holds the layers of a program itself. A file is looked for
-    from here, as it was named, then from beside the plan, so that a folder with both can be used from anywhere."""
+    """The preset or file that a plan names; None if the plan holds the layers of a program itself.
+    A file is looked for from here, as it was named, then from beside the plan, so that a folder
+    with both can be used from anywhere."""
     if plan.model.content:
         return None
     found = _model_of(plan, document)
@@ -148,8 +159,8 @@ def _model_of(plan: Plan, document: Document) -> str | None:
 
 
 def costs_of_run(plan: Plan, document: Document, given: str | None, *, needed: bool) -> str | None:
-    """Where a run finds its model's costs, if not by the name in the plan: what is ``given``, or beside the plan. An
-    ``InputError`` where they are ``needed`` and nowhere to be found."""
+    """Where a run finds its model's costs, if not by the name in the plan: what is ``given``, or
+    beside the plan. An ``InputError`` where they are ``needed`` and nowhere to be found."""
     if given is None and needed:
         given = model_of(plan, document, suggestion="--model says where its costs are")
     found = given or _model_of(plan, document)
@@ -173,7 +184,9 @@ def _profiles_of(paths: Sequence[str], chain: Chain | None) -> tuple[Profile, ..
 def _warn_of_another_cluster(plan: Plan, cluster: Cluster) -> None:
     """On stderr, where a cluster is not, byte for byte, the one that the plan was made for."""
     if plan.cluster.hash != cluster.hash:
-        made_for = f"the plan was made for {plan.cluster.name} as it was (hash {plan.cluster.hash[:8]})"
+        made_for = (
+            f"the plan was made for {plan.cluster.name} as it was (hash {plan.cluster.hash[:8]})"
+        )
         told = f"{made_for}; {cluster.name} is not the same (hash {cluster.hash[:8]})"
         sys.stderr.write(f"warning: {told}: what the plan predicts may not hold here\n")
 
@@ -204,7 +217,8 @@ def note_of_other_kinds(profiles: Sequence[Profile], cluster: Cluster) -> None:
 
 
 def _check_same_model(profile: Profile, chain: Chain) -> None:
-    """Layers of models have the same names: times of one are not those of another, nor of another length."""
+    """Layers of models have the same names: times of one are not those of another, nor of another
+    length."""
     names = preset_names()
     if profile.model in names and chain.name in names and profile.model != chain.name:
         raise bad_input(f"a profile of {chain.name}", profile.model, where="--profile")
@@ -237,20 +251,30 @@ def _parse(quantity: Quantity, where: str, text: str) -> float:
     try:
         return quantity.parse(text)
     except Mismatch as error:
-        problem = Problem(path=where, found=error.found, expected=error.expected, suggestion=error.suggestion)
+        problem = Problem(
+            path=where, found=error.found, expected=error.expected, suggestion=error.suggestion
+        )
         raise InputError([problem]) from None
 
 
 def refuse_options(given: Mapping[str, object], why: str) -> None:
-    """Raise ``InputError`` for the first option that was given and means nothing here; False is a flag left out."""
+    """Raise ``InputError`` for the first option that was given and means nothing here; False is a
+    flag left out."""
     for option, value in given.items():
         if value is not None and value is not False:
-            found = None if value is True else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            found = (
+                None
+                if value is True
+                else ", ".join(map(str, value))
+                if isinstance(value, list)
+                else str(value)
+            )
             raise bad_input(f"no such option {why}", found, where=option)
 
 
 def whole_number(text: str) -> int | None:
-    """None where it is none that Python reads: ``²`` is a digit and no number, and thousands of them are too many."""
+    """None where it is none that Python reads: ``²`` is a digit and no number, and thousands of
+    them are too many."""
     try:
         return int(text) if text.strip().isdecimal() else None
     except ValueError:
@@ -273,7 +297,9 @@ def check_iterations(count: int) -> int:
 
 def too_long(until: str | None) -> InputError:
     """For a time in which more iterations begin than can be played and told."""
-    return bad_input(f"a time in which fewer than {MOST_ITERATIONS:,} iterations begin", until, where="--until")
+    return bad_input(
+        f"a time in which fewer than {MOST_ITERATIONS:,} iterations begin", until, where="--until"
+    )
 
 
 def _schedule(planned: ScheduleSpec, name: str | None, k: int | None) -> ScheduleSpec:
@@ -318,7 +344,8 @@ def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--tra
 
 
 def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
-    """``link`` or ``device``: what ``target`` matches; the columns of its file decide where it matches both."""
+    """``link`` or ``device``: what ``target`` matches; the columns of its file decide where it
+    matches both."""
     columns = column_names(file)
     edges = sorted(cluster.edges)
     devices = [device.name for device in cluster.devices]
@@ -326,7 +353,9 @@ def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
     is_device = any(is_meant(device, target) for device in devices)
     if not is_link and not is_device:
         expected = f"a link or device of {cluster.name}, such as {edges[0]} or {devices[0]}"
-        raise bad_input(expected, target, where=option, suggestion=closest(target, [*edges, *devices]))
+        raise bad_input(
+            expected, target, where=option, suggestion=closest(target, [*edges, *devices])
+        )
     if is_link and is_device:
         is_device = "speed" in columns
     return "device" if is_device else "link"
@@ -342,4 +371,6 @@ def _add_changes(cluster: Cluster, document: Document, folder: Path) -> Cluster:
         if len(place) > 1
     }
     combined = {**content, "changes": [*earlier, *document.data["changes"]]}
-    return fitted(build_cluster(Document(document.file, combined, lines), folder=folder), cluster.fit)
+    return fitted(
+        build_cluster(Document(document.file, combined, lines), folder=folder), cluster.fit
+    )

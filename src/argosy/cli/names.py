@@ -1,4 +1,5 @@
-"""Names: those that the tab key completes (what comes with Argosy, and files), and what is said of one that is none."""
+"""Names: those that the tab key completes (what comes with Argosy, and files), and what is said of
+one that is none."""
 
 from __future__ import annotations
 
@@ -47,11 +48,14 @@ def calibrations(incomplete: str) -> list[str]:
 
 
 def _beginning(incomplete: str, names: list[str]) -> list[str]:
-    """Bundled names, and files as the shell would offer them: an own list takes the place of the shell's."""
+    """Bundled names, and files as the shell would offer them: an own list takes the place of the
+    shell's."""
     from glob import escape
     from pathlib import Path
 
     folder, _, begin = incomplete.rpartition("/")
     place = Path(folder or ("/" if incomplete.startswith("/") else "."))
     entries = sorted(place.glob(f"{escape(begin)}*")) if incomplete else []
-    return [name for name in names if name.startswith(incomplete)] + [str(entry) for entry in entries]
+    return [name for name in names if name.startswith(incomplete)] + [
+        str(entry) for entry in entries
+    ]

@@ -17,16 +17,22 @@ _MOST_CELLS = 65_536
 
 
 def no_nan(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    """For options that take a number: not every version of typer knows that NaN lies within no limits."""
+    """For options that take a number: not every version of typer knows that NaN lies within no
+    limits."""
     if value is not None and math.isnan(value):
         raise bad_input("a number", value, where=parameter.opts[0])
     return value
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead, with a version in it.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead, with a version in it.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Width = Annotated[
-    int | None, typer.Option("--width", min=40, max=10_000, help="Columns to use; by default those of the terminal.")
+    int | None,
+    typer.Option(
+        "--width", min=40, max=10_000, help="Columns to use; by default those of the terminal."
+    ),
 ]
 PlanSource = Annotated[
     str,
@@ -84,9 +90,15 @@ ScheduleName = Annotated[
 ]
 GroupSize = Annotated[int | None, typer.Option("--k", help="Group size of the kfkb schedule.")]
 Iterations = Annotated[
-    int | None, typer.Option("--iterations", "-n", help="How many to play; 1, or with --until as many as begin.")
+    int | None,
+    typer.Option(
+        "--iterations", "-n", help="How many to play; 1, or with --until as many as begin."
+    ),
 ]
-Until = Annotated[str | None, typer.Option("--until", help='No iteration begins after this time, such as "2 min".')]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", help='No iteration begins after this time, such as "2 min".'),
+]
 ModelSource = Annotated[
     str,
     typer.Option(
@@ -97,7 +109,10 @@ ModelSource = Annotated[
     ),
 ]
 TargetCluster = Annotated[
-    str, typer.Option("--cluster", "-c", help="A cluster file, or a bundled name.", autocompletion=names.clusters)
+    str,
+    typer.Option(
+        "--cluster", "-c", help="A cluster file, or a bundled name.", autocompletion=names.clusters
+    ),
 ]
 OptionalModel = Annotated[
     str | None,
@@ -108,16 +123,22 @@ OptionalModel = Annotated[
         autocompletion=names.models,
     ),
 ]
-OptionalBatch = Annotated[int | None, typer.Option("--global-batch", "-b", help="Samples per iteration.")]
+OptionalBatch = Annotated[
+    int | None, typer.Option("--global-batch", "-b", help="Samples per iteration.")
+]
 ProgramSource = Annotated[
     str | None,
-    typer.Option("--program", metavar="FILE.py:build", help="A torch program to share, in place of a model."),
+    typer.Option(
+        "--program", metavar="FILE.py:build", help="A torch program to share, in place of a model."
+    ),
 ]
 SequenceLength = Annotated[
-    int | None, typer.Option("--sequence-length", help="Tokens per sample, in place of the model's.")
+    int | None,
+    typer.Option("--sequence-length", help="Tokens per sample, in place of the model's."),
 ]
 DtypeName = Annotated[
-    str | None, typer.Option("--dtype", help="fp32, tf32, fp16, bf16 or fp8, in place of the model's.")
+    str | None,
+    typer.Option("--dtype", help="fp32, tf32, fp16, bf16 or fp8, in place of the model's."),
 ]
 OptimizerName = Annotated[
     str | None,
@@ -128,7 +149,8 @@ OptimizerName = Annotated[
     ),
 ]
 TrainName = Annotated[
-    str | None, typer.Option("--train", help="full: all weights. lora: adapters beside frozen weights.")
+    str | None,
+    typer.Option("--train", help="full: all weights. lora: adapters beside frozen weights."),
 ]
 LoraSettings = Annotated[
     str | None,
@@ -140,17 +162,33 @@ LoraSettings = Annotated[
 ]
 FreezePatterns = Annotated[
     list[str] | None,
-    typer.Option("--freeze", metavar="PATTERN", help="Layers that are not trained, such as 'block.[0-7]'. Repeatable."),
+    typer.Option(
+        "--freeze",
+        metavar="PATTERN",
+        help="Layers that are not trained, such as 'block.[0-7]'. Repeatable.",
+    ),
 ]
 BaseWeights = Annotated[
-    str | None, typer.Option("--base-weights", help="Format of frozen matrices in blocks: int8 or nf4.")
+    str | None,
+    typer.Option("--base-weights", help="Format of frozen matrices in blocks: int8 or nf4."),
 ]
 Level = Annotated[
-    int, typer.Option("--level", min=1, max=2, help="1: a good plan in seconds. 2: search on until --gap is proven.")
+    int,
+    typer.Option(
+        "--level",
+        min=1,
+        max=2,
+        help="1: a good plan in seconds. 2: search on until --gap is proven.",
+    ),
 ]
 Gap = Annotated[
     float,
-    typer.Option("--gap", min=0, help="Level 2 ends when no plan can be faster by more than this.", callback=no_nan),
+    typer.Option(
+        "--gap",
+        min=0,
+        help="Level 2 ends when no plan can be faster by more than this.",
+        callback=no_nan,
+    ),
 ]
 TimeBudget = Annotated[
     str | None,
@@ -160,7 +198,10 @@ TimeBudget = Annotated[
     ),
 ]
 MemoryBudget = Annotated[
-    str, typer.Option("--memory-budget", help="Memory at which the search ends with the best plan so far.")
+    str,
+    typer.Option(
+        "--memory-budget", help="Memory at which the search ends with the best plan so far."
+    ),
 ]
 Schedules = Annotated[
     list[str] | None,
@@ -174,10 +215,15 @@ Schedules = Annotated[
         "zero-bubble-v and dualpipe-v are tried on the best plans, without a bound of their own.",
     ),
 ]
-NoPrune = Annotated[bool, typer.Option("--no-prune", help="Remove nothing before it is looked at; slow.")]
+NoPrune = Annotated[
+    bool, typer.Option("--no-prune", help="Remove nothing before it is looked at; slow.")
+]
 EvenShares = Annotated[
     bool,
-    typer.Option("--even-shares", help="Every replica takes as many samples: for systems that cannot share unevenly."),
+    typer.Option(
+        "--even-shares",
+        help="Every replica takes as many samples: for systems that cannot share unevenly.",
+    ),
 ]
 MaxWidth = Annotated[
     int | None,
@@ -191,12 +237,18 @@ MaxWidth = Annotated[
 MaxContext = Annotated[
     int | None,
     typer.Option(
-        "--max-context", min=1, help="Cut sequences into at most so many parts; by default only long ones are cut."
+        "--max-context",
+        min=1,
+        help="Cut sequences into at most so many parts; by default only long ones are cut.",
     ),
 ]
 MaxExpert = Annotated[
     int | None,
-    typer.Option("--max-expert", min=1, help="Split experts over at most so many holders; by default any number."),
+    typer.Option(
+        "--max-expert",
+        min=1,
+        help="Split experts over at most so many holders; by default any number.",
+    ),
 ]
 NoMixed = Annotated[bool, typer.Option("--no-mixed", help="No stage on several kinds of device.")]
 Scenarios = Annotated[
@@ -233,13 +285,20 @@ ForTrace = Annotated[
         help="Compare one plan for all, re-planning at every change, and hindsight, over this way to change.",
     ),
 ]
-Objective = Annotated[str, typer.Option("--objective", help="throughput, or cost: the cheapest step.")]
+Objective = Annotated[
+    str, typer.Option("--objective", help="throughput, or cost: the cheapest step.")
+]
 MaxPrice = Annotated[
     float | None,
-    typer.Option("--max-price-per-hour", min=0, help="Devices for at most so much an hour.", callback=no_nan),
+    typer.Option(
+        "--max-price-per-hour", min=0, help="Devices for at most so much an hour.", callback=no_nan
+    ),
 ]
 MaxCost = Annotated[
-    float | None, typer.Option("--max-cost-per-step", min=0, help="Steps for at most so much each.", callback=no_nan)
+    float | None,
+    typer.Option(
+        "--max-cost-per-step", min=0, help="Steps for at most so much each.", callback=no_nan
+    ),
 ]
 Islands = Annotated[
     str,
@@ -253,23 +312,38 @@ Islands = Annotated[
 SyncEvery = Annotated[
     str,
     typer.Option(
-        "--sync-every", metavar="H|auto", help="With --islands: steps between exchanges. auto: as few as are cheap."
+        "--sync-every",
+        metavar="H|auto",
+        help="With --islands: steps between exchanges. auto: as few as are cheap.",
     ),
 ]
 MaxSyncEvery = Annotated[
-    int, typer.Option("--max-sync-every", min=1, help="With --islands: the most that --sync-every auto chooses.")
+    int,
+    typer.Option(
+        "--max-sync-every", min=1, help="With --islands: the most that --sync-every auto chooses."
+    ),
 ]
 Fragments = Annotated[
-    int, typer.Option("--fragments", min=1, help="With --islands: parts of the model that are exchanged in turn.")
+    int,
+    typer.Option(
+        "--fragments", min=1, help="With --islands: parts of the model that are exchanged in turn."
+    ),
 ]
-Overlap = Annotated[bool, typer.Option("--overlap", help="With --islands: steps go on during exchanges.")]
+Overlap = Annotated[
+    bool, typer.Option("--overlap", help="With --islands: steps go on during exchanges.")
+]
 Compress = Annotated[
-    str, typer.Option("--compress", help="With --islands: none, bf16 or int8, the numbers that are exchanged.")
+    str,
+    typer.Option(
+        "--compress", help="With --islands: none, bf16 or int8, the numbers that are exchanged."
+    ),
 ]
 OuterRates = Annotated[
     str,
     typer.Option(
-        "--outer", metavar="RATE,MOMENTUM", help="With --islands: the outer optimizer; 1,0 is a plain average."
+        "--outer",
+        metavar="RATE,MOMENTUM",
+        help="With --islands: the outer optimizer; 1,0 is a plain average.",
     ),
 ]
 OffloadKinds = Annotated[
@@ -293,25 +367,44 @@ PowerRank = Annotated[
     ),
 ]
 Runnable = Annotated[
-    bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")
+    bool,
+    typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are."),
 ]
 Workers = Annotated[
-    int, typer.Option("--workers", min=1, max=256, help="How many simulate the finalists side by side.")
+    int,
+    typer.Option("--workers", min=1, max=256, help="How many simulate the finalists side by side."),
 ]
 ExecutorName = Annotated[
-    str, typer.Option("--executor", help="What the workers are: process, thread or ray (needs argosy[ray]).")
+    str,
+    typer.Option(
+        "--executor", help="What the workers are: process, thread or ray (needs argosy[ray])."
+    ),
 ]
 MeshCells = Annotated[
     int | None,
-    typer.Option("--mesh", min=4, max=_MOST_CELLS, help="Cells per side; by default twice the particles of a side."),
+    typer.Option(
+        "--mesh",
+        min=4,
+        max=_MOST_CELLS,
+        help="Cells per side; by default twice the particles of a side.",
+    ),
 ]
 Clip = Annotated[
-    float | None, typer.Option("--clip", min=0, help="Most that the gradient's norm may be.", callback=no_nan)
+    float | None,
+    typer.Option("--clip", min=0, help="Most that the gradient's norm may be.", callback=no_nan),
 ]
 Patience = Annotated[
-    float, typer.Option("--patience", min=1, max=1e9, help="Seconds to wait for a silent rank.", callback=no_nan)
+    float,
+    typer.Option(
+        "--patience", min=1, max=1e9, help="Seconds to wait for a silent rank.", callback=no_nan
+    ),
 ]
 LostAfter = Annotated[
     float,
-    typer.Option("--lost-after", min=0.5, help="Seconds of silence after which a node is lost.", callback=no_nan),
+    typer.Option(
+        "--lost-after",
+        min=0.5,
+        help="Seconds of silence after which a node is lost.",
+        callback=no_nan,
+    ),
 ]

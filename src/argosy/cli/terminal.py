@@ -25,15 +25,20 @@ _LEAST_COLUMNS = 80
 
 
 def stdout_console(width: int | None = None, *, beside: Path | None = None) -> Console:
-    """For results; on stderr where stdout is for the file ``beside`` them. Without colour where NO_COLOR is set or
-    there is no terminal. Square brackets in a user's names are no markup. Where a terminal is too narrow for the
-    tables, it breaks their lines: no figure is left out."""
+    """For results; on stderr where stdout is for the file ``beside`` them. Without colour where
+    NO_COLOR is set or there is no terminal. Square brackets in a user's names are no markup. Where
+    a terminal is too narrow for the tables, it breaks their lines: no figure is left out."""
     from rich.console import Console
 
     plain = bool(os.environ.get("NO_COLOR"))
     colours: Literal["auto"] | None = None if plain else "auto"
     console = Console(
-        width=width, highlight=False, emoji=False, markup=False, color_system=colours, stderr=beside == STDOUT
+        width=width,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        color_system=colours,
+        stderr=beside == STDOUT,
     )
     if width is None:
         console.width = max(console.width, _LEAST_COLUMNS)
@@ -107,14 +112,18 @@ def say_written(text: str, output: Path) -> None:
 
 
 def no_stdout(path: Path, what: str, *, option: str = "--output") -> None:
-    """An ``InputError`` where something that stdout cannot take, such as a folder, is to be written there."""
+    """An ``InputError`` where something that stdout cannot take, such as a folder, is to be written
+    there."""
     if path == STDOUT:
         raise bad_input(f"the name of {what}, which cannot go to stdout", "-", where=option)
 
 
-def check_output(path: Path, *sources: str | Path | None, json: bool = False, option: str = "--output") -> None:
-    """An ``InputError`` where an output cannot be written for want of a folder, or would take the place of one of the
-    ``sources`` that the command reads, or of the ``json`` that it prints: worth knowing before a long search."""
+def check_output(
+    path: Path, *sources: str | Path | None, json: bool = False, option: str = "--output"
+) -> None:
+    """An ``InputError`` where an output cannot be written for want of a folder, or would take the
+    place of one of the ``sources`` that the command reads, or of the ``json`` that it prints: worth
+    knowing before a long search."""
     from argosy.document import is_there
 
     if path == STDOUT:
@@ -122,15 +131,24 @@ def check_output(path: Path, *sources: str | Path | None, json: bool = False, op
             raise bad_input("the name of a file: --json has stdout to itself", "-", where=option)
         return
     if path.is_dir():
-        raise InputError([Problem(file=str(path), expected="the name of a file to write", found="a folder")])
-    if path.is_file() and any(source and is_there(source) and path.samefile(source) for source in sources):
-        raise InputError([Problem(file=str(path), expected="another file to write", found="a file that is read")])
+        raise InputError(
+            [Problem(file=str(path), expected="the name of a file to write", found="a folder")]
+        )
+    if path.is_file() and any(
+        source and is_there(source) and path.samefile(source) for source in sources
+    ):
+        raise InputError(
+            [Problem(file=str(path), expected="another file to write", found="a file that is read")]
+        )
     if not path.parent.exists():
-        raise InputError([Problem(file=str(path), expected=f"an existing folder {path.parent} to write into")])
+        raise InputError(
+            [Problem(file=str(path), expected=f"an existing folder {path.parent} to write into")]
+        )
 
 
 def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None:
-    """Write a result; an ``InputError`` where that cannot be done. Only an option that asks for a folder makes it."""
+    """Write a result; an ``InputError`` where that cannot be done. Only an option that asks for a
+    folder makes it."""
     if path == STDOUT:
         typer.echo(content, nl=False)  # its bytes, whatever the encoding of a terminal
         return
@@ -141,11 +159,14 @@ def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None
             path.parent.mkdir(parents=True)
         _replace(path, content)
     except OSError as error:
-        raise InputError([Problem(file=str(path), expected="a writable file", found=error.strerror)]) from None
+        raise InputError(
+            [Problem(file=str(path), expected="a writable file", found=error.strerror)]
+        ) from None
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: what was there stays until all of the new content is on the disk."""
+    """Write a file whole or not at all: what was there stays until all of the new content is on the
+    disk."""
     target = path.resolve()
     if target.is_fifo():
         _feed(target, content)
@@ -169,7 +190,9 @@ def _feed(pipe: Path, content: bytes) -> None:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         found = "a named pipe that nobody reads" if error.errno == errno.ENXIO else error.strerror
-        raise InputError([Problem(file=str(pipe), expected="a writable file", found=found)]) from None
+        raise InputError(
+            [Problem(file=str(pipe), expected="a writable file", found=found)]
+        ) from None
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

@@ -1,7 +1,9 @@
-"""A command line that cannot be read, as a problem like any other: which option, what was found, what was expected.
+"""A command line that cannot be read, as a problem like any other: which option, what was found,
+what was expected.
 
-Typer says these things in the words of whichever library checks its values, and not always with the value. What an
-option takes is read from its declaration; what was found is looked up among the arguments.
+Typer says these things in the words of whichever library checks its values, and not always with the
+value. What an option takes is read from its declaration; what was found is looked up among the
+arguments.
 """
 
 from __future__ import annotations
@@ -33,13 +35,21 @@ def as_input_error(error: Any, arguments: Sequence[str]) -> InputError:
             return bad_input(expected, _Bare("nothing"), where=name, suggestion=see)
         return bad_input(expected, _found(parameter, arguments), where=name)
     if hasattr(error, "possibilities"):
-        known = {name for one in error.ctx.command.params for name in one.opts} if error.ctx is not None else set()
+        known = (
+            {name for one in error.ctx.command.params for name in one.opts}
+            if error.ctx is not None
+            else set()
+        )
         suggestion = closest(str(option), sorted(known)) or see
         return bad_input("one of its options", str(option), where=command, suggestion=suggestion)
     if option is not None:
         takes_none = "not take" in error.message
-        values: list[object] = list(_values([option], arguments)) if takes_none else [_Bare("nothing")]
-        return bad_input("no value" if takes_none else "a value", values[-1] if values else None, where=option)
+        values: list[object] = (
+            list(_values([option], arguments)) if takes_none else [_Bare("nothing")]
+        )
+        return bad_input(
+            "no value" if takes_none else "a value", values[-1] if values else None, where=option
+        )
     if named := re.search(r"No such command ['\"](.*?)['\"]\.", error.message):
         names = list(error.ctx.command.commands)
         expected = f"one of the commands {', '.join(names)}"
@@ -74,9 +84,13 @@ def _name(parameter: Any) -> str:
 def _expected(context: Any, parameter: Any) -> str:
     """From the annotation of the function that is the command."""
     function = context.command.callback
-    hint = get_type_hints(getattr(function, "__wrapped__", function), include_extras=True)[parameter.name]
+    hint = get_type_hints(getattr(function, "__wrapped__", function), include_extras=True)[
+        parameter.name
+    ]
     annotation, info = get_args(hint)[:2]
-    kinds = {kind for part in (annotation, *get_args(annotation)) for kind in (part, *get_args(part))}
+    kinds = {
+        kind for part in (annotation, *get_args(annotation)) for kind in (part, *get_args(part))
+    }
     choices = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, StrEnum)]
     if choices:
         return f"one of {', '.join(choices[0])}"
@@ -116,7 +130,11 @@ def _values(options: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
                 yield from arguments[at + 1 : at + 2]
             elif option.startswith("--") and argument.startswith(f"{option}="):
                 yield argument.removeprefix(f"{option}=")
-            elif not option.startswith("--") and argument.startswith(option) and not argument.startswith("--"):
+            elif (
+                not option.startswith("--")
+                and argument.startswith(option)
+                and not argument.startswith("--")
+            ):
                 yield argument.removeprefix(option)
 
 

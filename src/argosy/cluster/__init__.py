@@ -1,1 +1,5 @@
-"""On what it is computed: devices, multi-edge links, and how both change over time."""
+"""The cluster: device kinds, nodes, links, routes, and how they change over time.
+
+Belongs here: the topology, traces, and readers and writers of cluster files. May import
+``document``, ``units`` and ``errors``. Start reading at ``topology``, then ``trace``.
+"""

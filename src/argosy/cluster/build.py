@@ -1,4 +1,5 @@
-"""From the fields of a cluster file to a ``Cluster``: names expanded, references resolved, every wrong one reported."""
+"""From the fields of a cluster file to a ``Cluster``: names expanded, references resolved, every
+wrong one reported."""
 
 from __future__ import annotations
 
@@ -47,9 +48,14 @@ class Builder:
         }
 
     def build(self) -> Cluster:
-        num_devices = sum(node.num_nodes * sum(group.count for group in node.devices) for node in self.schema.nodes)
+        num_devices = sum(
+            node.num_nodes * sum(group.count for group in node.devices)
+            for node in self.schema.nodes
+        )
         if num_devices > _MOST_DEVICES:
-            raise self.document.error(("nodes",), f"at most {_MOST_DEVICES} devices in all", num_devices)
+            raise self.document.error(
+                ("nodes",), f"at most {_MOST_DEVICES} devices in all", num_devices
+            )
         conflicts: list[tuple[frozenset[int], ...]] = []
         for index, node in enumerate(self.schema.nodes):
             conflicts += self._add_nodes(node, ("nodes", index))
@@ -58,7 +64,10 @@ class Builder:
         shared = self._add_shared()
         for index, names in enumerate(self.schema.conflicts):
             place: Location = ("conflicts", index)
-            sides = [frozenset(self._edge(name, (*place, position))) for position, name in enumerate(names)]
+            sides = [
+                frozenset(self._edge(name, (*place, position)))
+                for position, name in enumerate(names)
+            ]
             if len(sides) < 2 or sum(map(len, sides)) > len(frozenset().union(*sides)):
                 self._report(place, "two different edges or more that conflict", names)
             conflicts.append(tuple(sides))
@@ -80,7 +89,10 @@ class Builder:
     def _add_nodes(self, schema: NodeSchema, place: Location) -> list[tuple[frozenset[int], ...]]:
         num_devices = sum(group.count for group in schema.devices)
         if num_devices > 1 and not schema.intra:
-            self._report((*place, "intra"), f"at least one medium between the {num_devices} devices of a node")
+            self._report(
+                (*place, "intra"),
+                f"at least one medium between the {num_devices} devices of a node",
+            )
         names = [f"{schema.name}{index}" for index in range(schema.num_nodes)]
         taken = [name for name in names if name in self.names]
         if taken:
@@ -95,7 +107,8 @@ class Builder:
             for group in schema.conflicts:
                 if all(medium in by_medium for medium in group):
                     conflicts += [
-                        _sides([by_medium[medium] for medium in group], at) for at in range(len(node.devices))
+                        _sides([by_medium[medium] for medium in group], at)
+                        for at in range(len(node.devices))
                     ]
         return conflicts
 
@@ -121,7 +134,9 @@ class Builder:
             where = (*place, "conflicts", position)
             for index, name in enumerate(names):
                 if name not in media:
-                    expected = f"one of the media {', '.join(media)}" if media else "media under intra"
+                    expected = (
+                        f"one of the media {', '.join(media)}" if media else "media under intra"
+                    )
                     self._report((*where, index), expected, name, closest(name, media))
             if len(set(names)) < max(len(names), 2):
                 self._report(where, "two different media or more that conflict", names)
@@ -154,13 +169,18 @@ class Builder:
                 devices.append(device.name)
                 gres.append(group.gres)
         media = tuple(
-            self._add_medium(name, devices, medium.medium, medium.bandwidth, medium.latency, medium.shared)
+            self._add_medium(
+                name, devices, medium.medium, medium.bandwidth, medium.latency, medium.shared
+            )
             for medium in schema.intra
         )
         nic = None
         if schema.nic is not None:
             nic = self._add_edge(
-                f"{name}.nic", ("out", "in"), schema.nic.bandwidth * schema.nic.count, schema.nic.latency
+                f"{name}.nic",
+                ("out", "in"),
+                schema.nic.bandwidth * schema.nic.count,
+                schema.nic.latency,
             )
         machine = Machine(**schema.hosts[index].model_dump()) if index < len(schema.hosts) else None
         node = Node(
@@ -178,18 +198,33 @@ class Builder:
         return node
 
     def _add_medium(
-        self, node: str, devices: list[str], medium: str, bandwidth: float, latency: float, is_shared: bool
+        self,
+        node: str,
+        devices: list[str],
+        medium: str,
+        bandwidth: float,
+        latency: float,
+        is_shared: bool,
     ) -> Medium:
         edge = f"{node}.{medium}"
         if is_shared:
             link = self._add_link(edge, edge, bandwidth, latency)
-            return Medium(name=medium, outward=(link,) * len(devices), inward=(link,) * len(devices))
+            return Medium(
+                name=medium, outward=(link,) * len(devices), inward=(link,) * len(devices)
+            )
         # Out and in are crossed one after the other, so each carries half of the medium's latency.
         pairs = [
-            [self._add_link(f"{device}.{medium}.{way}", edge, bandwidth, latency / 2) for way in ("out", "in")]
+            [
+                self._add_link(f"{device}.{medium}.{way}", edge, bandwidth, latency / 2)
+                for way in ("out", "in")
+            ]
             for device in devices
         ]
-        return Medium(name=medium, outward=tuple(out for out, _ in pairs), inward=tuple(into for _, into in pairs))
+        return Medium(
+            name=medium,
+            outward=tuple(out for out, _ in pairs),
+            inward=tuple(into for _, into in pairs),
+        )
 
     def _add_switches(self) -> None:
         names = {switch.name: switch for switch in self.schema.switches}
@@ -198,18 +233,28 @@ class Builder:
         for index, switch in enumerate(self.schema.switches):
             place: Location = ("switches", index)
             if switch.name in uplinks or switch.name in self.names:
-                self._report((*place, "name"), "a name that no other switch or node has", switch.name)
+                self._report(
+                    (*place, "name"), "a name that no other switch or node has", switch.name
+                )
             uplink = switch.uplink
             uplinks[switch.name] = self._add_edge(
                 f"{switch.name}.uplink", ("out", "in"), uplink.bandwidth, uplink.latency
             )
             if switch.parent is not None and switch.parent not in names:
                 expected = f"one of the switches {', '.join(sorted(names))}"
-                self._report((*place, "parent"), expected, switch.parent, closest(switch.parent, names))
+                self._report(
+                    (*place, "parent"), expected, switch.parent, closest(switch.parent, names)
+                )
             elif len(self._above(switch.parent, names)) > _MOST_LEVELS:
-                self._report((*place, "parent"), f"at most {_MOST_LEVELS} switches above one another", switch.parent)
+                self._report(
+                    (*place, "parent"),
+                    f"at most {_MOST_LEVELS} switches above one another",
+                    switch.parent,
+                )
             elif switch.name in self._above(switch.parent, names):
-                self._report((*place, "parent"), f"a switch that is not below {switch.name}", switch.parent)
+                self._report(
+                    (*place, "parent"), f"a switch that is not below {switch.name}", switch.parent
+                )
             for position, pattern in enumerate(switch.nodes):
                 for node in self._nodes(pattern, (*place, "nodes", position)):
                     if node in home:
@@ -223,7 +268,12 @@ class Builder:
     def _above(self, switch: str | None, known: Mapping[str, SwitchSchema]) -> list[str]:
         """``switch`` and the switches above it, nearest first, as far as a tree may be high."""
         chain: dict[str, None] = {}
-        while switch is not None and switch in known and switch not in chain and len(chain) <= _MOST_LEVELS:
+        while (
+            switch is not None
+            and switch in known
+            and switch not in chain
+            and len(chain) <= _MOST_LEVELS
+        ):
             chain[switch] = None
             switch = known[switch].parent
         return list(chain)
@@ -232,19 +282,26 @@ class Builder:
         wires = []
         for index, link in enumerate(self.schema.links):
             place: Location = ("links", index)
-            one, other = (self._nodes(pattern, (*place, "between", at)) for at, pattern in enumerate(link.between))
+            one, other = (
+                self._nodes(pattern, (*place, "between", at))
+                for at, pattern in enumerate(link.between)
+            )
             both = sorted(set(one) & set(other))
             if both and link.between[0] != link.between[1]:
                 expected = f"two groups that do not share {_some(both)}"
                 self._report((*place, "between"), expected, " and ".join(link.between))
             elif both and len(one) == 1:
                 self._report((*place, "between"), "two nodes or more", one[0])
-            name = link.name or (link.medium if link.medium not in self.edges else f"{link.medium}-{index}")
+            name = link.name or (
+                link.medium if link.medium not in self.edges else f"{link.medium}-{index}"
+            )
             if name in self.edges:
                 self._report((*place, "name"), "a name that no other edge has", name)
             forward, back = self._add_edge(name, ("forward", "back"), link.bandwidth, link.latency)
             for added in (forward, back):
-                self.links[added] = replace(self.links[added], price_per_byte=link.price_per_gb / 1e9)
+                self.links[added] = replace(
+                    self.links[added], price_per_byte=link.price_per_gb / 1e9
+                )
             wires.append(
                 Wire(
                     name=name,
@@ -267,17 +324,26 @@ class Builder:
             ]
             if group.name in self.edges:
                 self._report(("shared", index, "name"), "a name that no other edge has", group.name)
-            shared.append((frozenset(members), self._add_link(group.name, group.name, group.bandwidth, 0.0)))
+            shared.append(
+                (frozenset(members), self._add_link(group.name, group.name, group.bandwidth, 0.0))
+            )
         return shared
 
-    def _add_edge(self, edge: str, ways: tuple[str, str], bandwidth: float, latency: float) -> tuple[int, int]:
+    def _add_edge(
+        self, edge: str, ways: tuple[str, str], bandwidth: float, latency: float
+    ) -> tuple[int, int]:
         one, other = (self._add_link(f"{edge}.{way}", edge, bandwidth, latency) for way in ways)
         return one, other
 
     def _add_link(self, name: str, edge: str, bandwidth: float, latency: float) -> int:
         index = len(self.links)
         self.links.append(
-            Link(name=name, edge=edge, bandwidth=Trace.constant(bandwidth), latency=Trace.constant(latency))
+            Link(
+                name=name,
+                edge=edge,
+                bandwidth=Trace.constant(bandwidth),
+                latency=Trace.constant(latency),
+            )
         )
         self.edges.setdefault(edge, []).append(index)
         return index
@@ -288,16 +354,27 @@ class Builder:
         names = list(self.names)
         found = [name for name in names if is_meant(name, pattern)]
         if not found:
-            self._report(place, f'a node ({_some(names)}) or a pattern such as "a*"', pattern, closest(pattern, names))
+            self._report(
+                place,
+                f'a node ({_some(names)}) or a pattern such as "a*"',
+                pattern,
+                closest(pattern, names),
+            )
         return found
 
     def _edge(self, pattern: str, place: Location) -> list[int]:
-        found = [link for edge, links in self.edges.items() if is_meant(edge, pattern) for link in links]
+        found = [
+            link for edge, links in self.edges.items() if is_meant(edge, pattern) for link in links
+        ]
         if not found:
-            self._report(place, f"an edge such as {_some(self.edges)}", pattern, closest(pattern, self.edges))
+            self._report(
+                place, f"an edge such as {_some(self.edges)}", pattern, closest(pattern, self.edges)
+            )
         return found
 
-    def _report(self, place: Location, expected: str, found: object = None, suggestion: str | None = None) -> None:
+    def _report(
+        self, place: Location, expected: str, found: object = None, suggestion: str | None = None
+    ) -> None:
         self.problems.append(self.document.problem(place, expected, found, suggestion=suggestion))
 
 

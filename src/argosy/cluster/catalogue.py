@@ -104,7 +104,8 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def _suggest(name: str) -> str | None:
-    """Kinds whose name contains ``name`` (there are several "A100"), or else the one it misspells."""
+    """Kinds whose name contains ``name`` (there are several "A100"), or else the one it
+    misspells."""
     names = [kind.name for kind in catalogue()]
     variants = [known for known in names if name and name.lower() in known.lower()][:4]
     if variants:

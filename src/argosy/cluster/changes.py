@@ -39,16 +39,25 @@ def _knots(trace: Trace, values: Iterable[object]) -> list[list[object]]:
 
 
 def apply_change(
-    cluster: Cluster, change: ChangeSchema, document: Document, place: Location, *, stated: Cluster, folder: Path
+    cluster: Cluster,
+    change: ChangeSchema,
+    document: Document,
+    place: Location,
+    *,
+    stated: Cluster,
+    folder: Path,
 ) -> tuple[Cluster, list[dict[str, Any]]]:
     """The cluster after one [[changes]] entry, and the entry written out as steps.
 
-    ``stated`` is the cluster before any change: its values hold before a first step, and a generator scales them.
+    ``stated`` is the cluster before any change: its values hold before a first step, and a
+    generator scales them.
     """
     problems = list(_contradictions(change, document, place))
     if problems:
         raise InputError(problems)
-    if change.trace is not None and not (is_there(trace := folder / change.trace) and trace.is_file()):
+    if change.trace is not None and not (
+        is_there(trace := folder / change.trace) and trace.is_file()
+    ):
         raise document.error((*place, "trace"), f"a file at {trace}", change.trace)
     apply = _change_devices if change.link is None else _change_links
     try:
@@ -62,26 +71,41 @@ def _contradictions(change: ChangeSchema, document: Document, place: Location) -
     if (change.link is None) == (change.device is None):
         found = "neither" if change.link is None else "both"
         yield replace(document.problem(place, 'either "link" or "device"'), found=found)
-    ways = [way for way in ("steps", "latency_steps", "trace", "generator") if getattr(change, way) is not None]
+    ways = [
+        way
+        for way in ("steps", "latency_steps", "trace", "generator")
+        if getattr(change, way) is not None
+    ]
     if len(ways) != 1 and ways != ["steps", "latency_steps"]:
         expected = 'exactly one of "steps" (and "latency_steps"), "trace", "generator"'
         found = " and ".join(f'"{way}"' for way in ways) or "none"
         yield replace(document.problem(place, expected), found=found)
     if change.device is not None and change.latency_steps is not None:
-        yield document.problem((*place, "latency_steps"), 'only "steps" for a device, which has no latency')
+        yield document.problem(
+            (*place, "latency_steps"), 'only "steps" for a device, which has no latency'
+        )
     for field in ("parameters", "seed", "horizon"):
         if field in change.model_fields_set and change.generator is None:
             yield document.problem((*place, field), 'a "generator" beside it')
 
 
 def _change_links(
-    cluster: Cluster, change: ChangeSchema, document: Document, place: Location, stated: Cluster, folder: Path
+    cluster: Cluster,
+    change: ChangeSchema,
+    document: Document,
+    place: Location,
+    stated: Cluster,
+    folder: Path,
 ) -> tuple[Cluster, list[dict[str, Any]]]:
     pattern, edges = change.link or "", stated.edges
-    matches = [pattern] if pattern in edges else sorted(edge for edge in edges if is_meant(edge, pattern))
+    matches = (
+        [pattern] if pattern in edges else sorted(edge for edge in edges if is_meant(edge, pattern))
+    )
     if not matches:
         expected = f"an edge of the cluster, such as {', '.join(sorted(edges)[:4])}"
-        raise document.error((*place, "link"), expected, pattern, suggestion=closest(pattern, edges))
+        raise document.error(
+            (*place, "link"), expected, pattern, suggestion=closest(pattern, edges)
+        )
     columns = _columns(change, len(matches), document, place, folder)
     if columns is not None and "speed" in columns.values:
         expected = "a trace with a bandwidth or latency column for a link"
@@ -92,7 +116,13 @@ def _change_links(
         first = stated.links[edges[edge][0]]
         parts = 2 if edges[edge][0] in stated.halved else 1
         bandwidth, latency = _link_traces(
-            change, columns, first.bandwidth.at(0), first.latency.at(0) * parts, document, place, offset
+            change,
+            columns,
+            first.bandwidth.at(0),
+            first.latency.at(0) * parts,
+            document,
+            place,
+            offset,
         )
         latency_of_part = latency.scaled(1 / parts) if latency else None
         for index in edges[edge]:
@@ -120,22 +150,39 @@ def _link_traces(
         return traces.bandwidth, traces.latency
     if change.generator is not None:
         return _generated(change, bandwidth, document, place, offset), None
-    first = _steps(change.steps, RATE.parse, bandwidth, document, (*place, "steps")) if change.steps else None
+    first = (
+        _steps(change.steps, RATE.parse, bandwidth, document, (*place, "steps"))
+        if change.steps
+        else None
+    )
     second = None
     if change.latency_steps:
-        second = _steps(change.latency_steps, TIME.parse, latency, document, (*place, "latency_steps"))
+        second = _steps(
+            change.latency_steps, TIME.parse, latency, document, (*place, "latency_steps")
+        )
     return first, second
 
 
 def _change_devices(
-    cluster: Cluster, change: ChangeSchema, document: Document, place: Location, stated: Cluster, folder: Path
+    cluster: Cluster,
+    change: ChangeSchema,
+    document: Document,
+    place: Location,
+    stated: Cluster,
+    folder: Path,
 ) -> tuple[Cluster, list[dict[str, Any]]]:
     pattern, known = change.device or "", stated.device_index
-    matches = [known[pattern]] if pattern in known else [at for name, at in known.items() if is_meant(name, pattern)]
+    matches = (
+        [known[pattern]]
+        if pattern in known
+        else [at for name, at in known.items() if is_meant(name, pattern)]
+    )
     if not matches:
         names = [device.name for device in cluster.devices]
         expected = f"a device of the cluster, such as {', '.join(names[:4])}"
-        raise document.error((*place, "device"), expected, pattern, suggestion=closest(pattern, names))
+        raise document.error(
+            (*place, "device"), expected, pattern, suggestion=closest(pattern, names)
+        )
     columns = _columns(change, len(matches), document, place, folder)
     devices = list(cluster.devices)
     for offset, index in enumerate(matches):
@@ -143,7 +190,9 @@ def _change_devices(
         if columns is not None:
             speed = columns.traces(speed=full).speed
             if speed is None:
-                raise document.error((*place, "trace"), "a trace with a speed column for a device", change.trace)
+                raise document.error(
+                    (*place, "trace"), "a trace with a speed column for a device", change.trace
+                )
         elif change.generator is not None:
             speed = _generated(change, full, document, place, offset)
         else:
@@ -158,7 +207,8 @@ def _change_devices(
 def _columns(
     change: ChangeSchema, followers: int, document: Document, place: Location, folder: Path
 ) -> TraceColumns | None:
-    """The trace file of a change that so many edges or devices follow, each with rows of its own."""
+    """The trace file of a change that so many edges or devices follow, each with rows of its
+    own."""
     if change.trace is None:
         return None
     columns = read_columns(folder / change.trace)
@@ -169,7 +219,9 @@ def _columns(
     return columns
 
 
-def _generated(change: ChangeSchema, nominal: float, document: Document, place: Location, offset: int) -> Trace:
+def _generated(
+    change: ChangeSchema, nominal: float, document: Document, place: Location, offset: int
+) -> Trace:
     """Edges and devices that one pattern matches get seeds of their own, in name order."""
     try:
         return generate(
@@ -180,7 +232,9 @@ def _generated(change: ChangeSchema, nominal: float, document: Document, place: 
             horizon=change.horizon,
         )
     except BadParameter as error:
-        raise InputError([document.mismatch((*place, "parameters", error.parameter), error)]) from None
+        raise InputError(
+            [document.mismatch((*place, "parameters", error.parameter), error)]
+        ) from None
     except Mismatch as error:
         raise InputError([document.mismatch((*place, "generator"), error)]) from None
 
@@ -197,13 +251,19 @@ def _speed(value: object) -> float:
 
 
 def _steps(
-    steps: list[Any], read: Callable[[object], float], initial: float, document: Document, place: Location
+    steps: list[Any],
+    read: Callable[[object], float],
+    initial: float,
+    document: Document,
+    place: Location,
 ) -> Trace:
     problems: list[Problem] = []
     knots: list[tuple[float, float]] = []
     for index, step in enumerate(steps):
         if not isinstance(step, list) or len(step) != 2:
-            problems.append(document.problem((*place, index), 'a pair such as ["30 s", value]', step))
+            problems.append(
+                document.problem((*place, index), 'a pair such as ["30 s", value]', step)
+            )
             continue
         pair: list[float] = []
         for position, reader in enumerate((_MOMENT.parse, read)):
@@ -213,7 +273,9 @@ def _steps(
                 problems.append(document.mismatch((*place, index, position), error))
         if len(pair) == 2:
             if knots and pair[0] <= knots[-1][0]:
-                problems.append(document.problem((*place, index, 0), "times that increase", step[0]))
+                problems.append(
+                    document.problem((*place, index, 0), "times that increase", step[0])
+                )
             knots.append((pair[0], pair[1]))
     if problems:
         raise InputError(problems)

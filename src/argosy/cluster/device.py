@@ -16,10 +16,12 @@ FULL_SPEED = Trace.constant(1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """What training steps reach of a device's peaks; the defaults are for a kind that nobody has measured."""
+    """What training steps reach of a device's peaks; the defaults are for a kind that nobody has
+    measured."""
 
     products: tuple[tuple[Dtype, float], ...] = ()
-    """Share of the peak that large matrix products reach, per dtype; a dtype that is missing reaches ``USUAL``."""
+    """Share of the peak that large matrix products reach, per dtype; a dtype that is missing
+    reaches ``USUAL``."""
     attention: float = 0.5
     """Share of the peak for 16-bit numbers that attention proper reaches."""
     passes: float = 2.5
@@ -50,7 +52,8 @@ class DeviceKind:
     memory_bandwidth: float
     """Bytes/s."""
     flops: tuple[tuple[Dtype, float], ...]
-    """Dense matrix FLOP/s per dtype, without structured sparsity; a dtype that is missing is not supported."""
+    """Dense matrix FLOP/s per dtype, without structured sparsity; a dtype that is missing is not
+    supported."""
     source: str
     """Where the figures come from."""
     reached: Reached = Reached()

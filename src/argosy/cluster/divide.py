@@ -1,7 +1,9 @@
-"""Parts of a cluster between which links are slower than inside: candidates for sites that train on their own.
+"""Parts of a cluster between which links are slower than inside: candidates for sites that train on
+their own.
 
-With b(x, y) the bandwidth between two nodes at time 0, the parts of level b are the connected components of the graph
-of nodes with an edge wherever b(x, y) >= b. Every bandwidth that occurs gives a division.
+With b(x, y) the bandwidth between two nodes at time 0, the parts of level b are the connected
+components of the graph of nodes with an edge wherever b(x, y) >= b. Every bandwidth that occurs
+gives a division.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _PROBE_BYTES = 1e6
 
 
 def divisions(cluster: Cluster) -> list[Division]:
-    """Every division of at least two parts that follows from the bandwidths between nodes, coarsest first."""
+    """Every division of at least two parts that follows from the bandwidths between nodes, coarsest
+    first."""
     nodes = _live(cluster)
     edges: dict[float, list[tuple[int, int]]] = {}
     for one, other in itertools.combinations(range(len(nodes)), 2):
@@ -39,11 +42,14 @@ def divisions(cluster: Cluster) -> list[Division]:
 
 
 def division_into(cluster: Cluster, count: int) -> Division:
-    """The division into so many parts: the coarsest that has at least as many, with its slowest parts joined."""
+    """The division into so many parts: the coarsest that has at least as many, with its slowest
+    parts joined."""
     most = len(_live(cluster))
     if most < 2:
         raise bad_input(
-            f"off, because {cluster.name} has one node, and an island has at least one", count, where=_ASKED
+            f"off, because {cluster.name} has one node, and an island has at least one",
+            count,
+            where=_ASKED,
         )
     if not 2 <= count <= most:
         expected = "2, for its two nodes" if most == 2 else f"2 to {most}, the number of its nodes"
@@ -54,12 +60,21 @@ def division_into(cluster: Cluster, count: int) -> Division:
         parts.sort(key=lambda part: (_speed(cluster, part), part))
         parts = [parts[0] + parts[1], *parts[2:]]
     order = cluster.device_index
-    return tuple(sorted((tuple(sorted(part, key=order.__getitem__)) for part in parts), key=lambda p: order[p[0]]))
+    return tuple(
+        sorted(
+            (tuple(sorted(part, key=order.__getitem__)) for part in parts),
+            key=lambda p: order[p[0]],
+        )
+    )
 
 
 def _live(cluster: Cluster) -> list[Node]:
     """The nodes with a device that is not lost at time 0."""
-    return [node for node in cluster.nodes if any(cluster.device(name).speed.at(0) > 0 for name in node.devices)]
+    return [
+        node
+        for node in cluster.nodes
+        if any(cluster.device(name).speed.at(0) > 0 for name in node.devices)
+    ]
 
 
 def _bandwidth(cluster: Cluster, one: Node, other: Node) -> float:
@@ -77,11 +92,15 @@ def _bandwidth(cluster: Cluster, one: Node, other: Node) -> float:
 def _parts(cluster: Cluster, nodes: list[Node], part_of: list[int]) -> Division:
     parts: dict[int, list[str]] = {}
     for node, part in zip(nodes, part_of, strict=True):
-        parts.setdefault(part, []).extend(name for name in node.devices if cluster.device(name).speed.at(0) > 0)
+        parts.setdefault(part, []).extend(
+            name for name in node.devices if cluster.device(name).speed.at(0) > 0
+        )
     return tuple(tuple(devices) for devices in parts.values())
 
 
 def _speed(cluster: Cluster, devices: list[str]) -> float:
     """FLOP/s of devices at time 0, each in the format in which it is fastest."""
     found = [cluster.device(name) for name in devices]
-    return math.fsum(device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in found)
+    return math.fsum(
+        device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in found
+    )

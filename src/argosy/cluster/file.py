@@ -26,7 +26,9 @@ def load_cluster(source: str | Path) -> Cluster:
     if not is_there(source):
         names = bundled_clusters()
         if str(source) in names:
-            text = (resources.files("argosy") / "data" / "clusters" / f"{source}.toml").read_text(encoding="utf-8")
+            text = (resources.files("argosy") / "data" / "clusters" / f"{source}.toml").read_text(
+                encoding="utf-8"
+            )
             return build_cluster(parse_toml(text, file=f"{source}.toml"), folder=Path())
         if Path(source).suffix != ".toml":
             expected = f"a cluster file or one of the bundled clusters {', '.join(names)}"
@@ -53,7 +55,9 @@ def build_cluster(document: Document, *, folder: Path) -> Cluster:
     problems: list[Problem] = []
     for index, change in enumerate(schema.changes):
         try:
-            cluster, steps = apply_change(cluster, change, document, ("changes", index), stated=stated, folder=folder)
+            cluster, steps = apply_change(
+                cluster, change, document, ("changes", index), stated=stated, folder=folder
+            )
             written += steps
         except InputError as error:
             problems += error.problems
@@ -63,11 +67,17 @@ def build_cluster(document: Document, *, folder: Path) -> Cluster:
     if problems:
         raise InputError(problems)
     content = {name: value for name, value in document.data.items() if name != "changes"}
-    return replace(cluster, content=canonical({**content, "changes": written} if written else content))
+    return replace(
+        cluster, content=canonical({**content, "changes": written} if written else content)
+    )
 
 
 def with_changes(
-    cluster: Cluster, changes: Sequence[dict[str, Any]], *, file: str = "changes", folder: Path = Path()
+    cluster: Cluster,
+    changes: Sequence[dict[str, Any]],
+    *,
+    file: str = "changes",
+    folder: Path = Path(),
 ) -> Cluster:
     """The cluster with ``changes``, as in a cluster file, in place of its own."""
     content = {**json.loads(cluster.content), "changes": list(changes)}

@@ -5,22 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from argosy.cluster.device import Device
-from argosy.cluster.topology import Cluster, Fit, Link
+from argosy.cluster.topology import CalibrationFactors, Cluster, Link
 from argosy.cluster.trace import Trace
 from argosy.errors import bad_input
 from argosy.units import SIZE
 
 
-def fitted(cluster: Cluster, fit: Fit) -> Cluster:
-    """Return the cluster with slower links and smaller devices. Its file stays as it is, so that a plan still names
-    the cluster it was made for."""
-    assert cluster.fit == Fit(), "a calibration is applied once"
+def fitted(cluster: Cluster, fit: CalibrationFactors) -> Cluster:
+    """Return the cluster with slower links and smaller devices. Its file stays as it is, so that a
+    plan still names the cluster it was made for."""
+    assert cluster.fit == CalibrationFactors(), "a calibration is applied once"
     if fit.bandwidth != 1 or fit.nic_bandwidth is not None or fit.latency:
         inside = inside_links(cluster)
         links = (_slower(link, fit, inside=at in inside) for at, link in enumerate(cluster.links))
         cluster = replace(cluster, links=tuple(links))
     if fit.process_bytes:
-        cluster = replace(cluster, devices=tuple(_smaller(device, fit) for device in cluster.devices))
+        cluster = replace(
+            cluster, devices=tuple(_smaller(device, fit) for device in cluster.devices)
+        )
     return replace(cluster, fit=fit)
 
 
@@ -30,16 +32,24 @@ def inside_links(cluster: Cluster) -> frozenset[int]:
     return frozenset(link for medium in media for link in (*medium.outward, *medium.inward))
 
 
-def _slower(link: Link, fit: Fit, *, inside: bool) -> Link:
-    """Most routes have two links, out of one end and into the other, and each takes half of the latency."""
-    late = Trace(link.latency.times, tuple(value + fit.latency / 2 for value in link.latency.values))
+def _slower(link: Link, fit: CalibrationFactors, *, inside: bool) -> Link:
+    """Most routes have two links, out of one end and into the other, and each takes half of the
+    latency."""
+    late = Trace(
+        link.latency.times, tuple(value + fit.latency / 2 for value in link.latency.values)
+    )
     share = fit.bandwidth if inside or fit.nic_bandwidth is None else fit.nic_bandwidth
     return replace(link, bandwidth=link.bandwidth.scaled(share), latency=late)
 
 
-def _smaller(device: Device, fit: Fit) -> Device:
+def _smaller(device: Device, fit: CalibrationFactors) -> Device:
     left = device.kind.memory - fit.process_bytes
     if left <= 0:
-        taken, memory = SIZE.format(fit.process_bytes, digits=3), SIZE.format(device.kind.memory, digits=3)
-        raise bad_input(f"a process that takes less than the {memory} of {device}", taken, where="process_bytes")
+        taken, memory = (
+            SIZE.format(fit.process_bytes, digits=3),
+            SIZE.format(device.kind.memory, digits=3),
+        )
+        raise bad_input(
+            f"a process that takes less than the {memory} of {device}", taken, where="process_bytes"
+        )
     return replace(device, kind=replace(device.kind, memory=left))

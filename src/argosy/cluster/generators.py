@@ -1,13 +1,15 @@
-"""Seeded traces: links that are preempted, sway, wander, burst or flap, and devices that lag behind.
+"""Seeded traces: links that are preempted, sway, wander, burst or flap, and devices that lag
+behind.
 
-A generator is a function of a random source and its parameters that yields *steps* for ever: time in seconds
-and the share of the nominal value from then on, in time order, the first at 0. ``generate`` reads the
-parameters, cuts the steps at a horizon and scales them:
+A generator is a function of a random source and its parameters that yields *steps* for ever: time
+in seconds and the share of the nominal value from then on, in time order, the first at 0.
+``generate`` reads the parameters, cuts the steps at a horizon and scales them:
 
     (1)  value(t) = nominal * share(t)  for t < horizon,  value(t) = nominal  from the horizon on.
 
-The nominal value returns at the horizon so that no trace ends in an outage that lasts for ever. Same
-parameters and seed, same trace. ``GENERATORS`` lists all; ``docs/traces.md`` shows the same table.
+The nominal value returns at the horizon so that no trace ends in an outage that lasts for ever.
+Same parameters and seed, same trace. ``GENERATORS`` lists all; ``docs/traces.md`` shows the same
+table.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ class BadParameter(Mismatch):
     def __init__(self, parameter: str, mismatch: Mismatch) -> None:
         ValueError.__init__(self, f"{parameter}: {mismatch}")
         self.parameter = parameter
-        self.found, self.expected, self.suggestion = mismatch.found, mismatch.expected, mismatch.suggestion
+        self.found, self.expected, self.suggestion = (
+            mismatch.found,
+            mismatch.expected,
+            mismatch.suggestion,
+        )
 
 
 def on_off(random: Random, *, on: float, off: float, low: float, durations: str) -> Iterator[Step]:
@@ -46,17 +52,27 @@ def on_off(random: Random, *, on: float, off: float, low: float, durations: str)
     return _alternate(lambda: draw(on), lambda: draw(off), low)
 
 
-def periodic(_: Random, *, period: float, depth: float, phase: float, shape: str, samples: int) -> Iterator[Step]:
-    """Full at the start of a period, ``1 - depth`` half a period later; a sample holds its middle value."""
+def periodic(
+    _: Random, *, period: float, depth: float, phase: float, shape: str, samples: int
+) -> Iterator[Step]:
+    """Full at the start of a period, ``1 - depth`` half a period later; a sample holds its middle
+    value."""
     steps = 2 if shape == "square" else samples
     for index in itertools.count(math.floor(phase * steps)):
         position = (index % steps + 0.5) / steps
-        drop = float(position > 0.5) if shape == "square" else (1 - math.cos(2 * math.pi * position)) / 2
+        drop = (
+            float(position > 0.5)
+            if shape == "square"
+            else (1 - math.cos(2 * math.pi * position)) / 2
+        )
         yield max((index / steps - phase) * period, 0.0), 1 - depth * drop
 
 
-def random_walk(random: Random, *, step: float, volatility: float, low: float, high: float) -> Iterator[Step]:
-    """From 1, times exp(volatility * a standard normal number) every ``step``, kept within [low, high]."""
+def random_walk(
+    random: Random, *, step: float, volatility: float, low: float, high: float
+) -> Iterator[Step]:
+    """From 1, times exp(volatility * a standard normal number) every ``step``, kept within [low,
+    high]."""
     if low > high:
         raise BadParameter("low", Mismatch(low, f"at most high = {high}"))
     share = min(max(1.0, low), high)
@@ -66,9 +82,14 @@ def random_walk(random: Random, *, step: float, volatility: float, low: float, h
 
 
 def markov(
-    random: Random, *, levels: Sequence[float], dwell: float, transitions: Sequence[Sequence[float]] | None
+    random: Random,
+    *,
+    levels: Sequence[float],
+    dwell: float,
+    transitions: Sequence[Sequence[float]] | None,
 ) -> Iterator[Step]:
-    """Exponential stays of mean ``dwell``, first at the first level; after each a jump by ``transitions``."""
+    """Exponential stays of mean ``dwell``, first at the first level; after each a jump by
+    ``transitions``."""
     rows = _uniform_jumps(len(levels)) if transitions is None else transitions
     if len(rows) != len(levels) or any(len(row) != len(levels) for row in rows):
         expected = f"{len(levels)} rows of {len(levels)}, one for each level"
@@ -85,9 +106,10 @@ def token_bucket(
 ) -> Iterator[Step]:
     """Burst credits of a cloud: full while credits last, ``baseline`` once they are spent.
 
-    The bucket starts full, with ``burst`` seconds of full-rate traffic in it, and refills at ``baseline``. It
-    is used at ``demand`` for ``busy`` seconds, then left alone for ``idle`` seconds, in turns: it lasts for
-    level / (demand - baseline) of a busy spell. Once it is empty, ``baseline`` holds until the next spell.
+    The bucket starts full, with ``burst`` seconds of full-rate traffic in it, and refills at
+    ``baseline``. It is used at ``demand`` for ``busy`` seconds, then left alone for ``idle``
+    seconds, in turns: it lasts for level / (demand - baseline) of a busy spell. Once it is empty,
+    ``baseline`` holds until the next spell.
     """
     time, level = 0.0, burst
     while True:
@@ -105,11 +127,16 @@ def flap(random: Random, *, every: float, outage: float) -> Iterator[Step]:
 
 
 def straggler(random: Random, *, every: float, duration: float, slowdown: float) -> Iterator[Step]:
-    """A device that is ``slowdown`` times slower for about ``duration``, about ``every`` so often."""
-    return _alternate(lambda: random.exponential(every), lambda: random.exponential(duration), 1 / slowdown)
+    """A device that is ``slowdown`` times slower for about ``duration``, about ``every`` so
+    often."""
+    return _alternate(
+        lambda: random.exponential(every), lambda: random.exponential(duration), 1 / slowdown
+    )
 
 
-def _alternate(full: Callable[[], float], reduced: Callable[[], float], low: float) -> Iterator[Step]:
+def _alternate(
+    full: Callable[[], float], reduced: Callable[[], float], low: float
+) -> Iterator[Step]:
     time = 0.0
     while True:
         yield time, 1.0
@@ -122,7 +149,9 @@ def _uniform_jumps(count: int) -> list[list[float]]:
     """To every other state with equal chance; a single state stays."""
     if count == 1:
         return [[1.0]]
-    return [[0.0 if to == state else 1 / (count - 1) for to in range(count)] for state in range(count)]
+    return [
+        [0.0 if to == state else 1 / (count - 1) for to in range(count)] for state in range(count)
+    ]
 
 
 def _duration(value: object) -> float:
@@ -134,7 +163,11 @@ def _duration(value: object) -> float:
 
 def _number(low: float, high: float, expected: str) -> Callable[[object], float]:
     def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
+        ):
             raise Mismatch(value, expected)
         return float(value)
 
@@ -226,7 +259,9 @@ GENERATORS: Mapping[str, Generator] = {
         random_walk,
         {
             "step": Parameter(_duration, "1 s", "time between changes"),
-            "volatility": Parameter(_volatility, 0.1, "standard deviation of the logarithm of one change"),
+            "volatility": Parameter(
+                _volatility, 0.1, "standard deviation of the logarithm of one change"
+            ),
             "low": Parameter(_level, 0.1, "lowest share"),
             "high": Parameter(_level, 1.0, "highest share"),
         },
@@ -234,15 +269,21 @@ GENERATORS: Mapping[str, Generator] = {
     "markov": Generator(
         markov,
         {
-            "levels": Parameter(_levels, [1.0, 0.5, 0.1], "shares to move between, from the first one"),
+            "levels": Parameter(
+                _levels, [1.0, 0.5, 0.1], "shares to move between, from the first one"
+            ),
             "dwell": Parameter(_duration, "10 s", "mean time before a jump"),
-            "transitions": Parameter(_transitions, None, "chance of a jump, row by row; else to any other level alike"),
+            "transitions": Parameter(
+                _transitions, None, "chance of a jump, row by row; else to any other level alike"
+            ),
         },
     ),
     "token-bucket": Generator(
         token_bucket,
         {
-            "burst": Parameter(_duration, "60 s", "time of full-rate traffic that a full bucket holds"),
+            "burst": Parameter(
+                _duration, "60 s", "time of full-rate traffic that a full bucket holds"
+            ),
             "baseline": Parameter(_share, 0.2, "share without credits, and rate of refill"),
             "demand": Parameter(_share, 1.0, "share that is used while busy"),
             "busy": Parameter(_duration, "120 s", "time in use"),
@@ -267,23 +308,31 @@ GENERATORS: Mapping[str, Generator] = {
 }
 
 
-def generate(name: str, parameters: Mapping[str, object], *, nominal: float, seed: int, horizon: float) -> Trace:
-    """The trace (1) of the generator ``name``; ``nominal`` in the unit of the trace, ``horizon`` in seconds.
+def generate(
+    name: str, parameters: Mapping[str, object], *, nominal: float, seed: int, horizon: float
+) -> Trace:
+    """The trace (1) of the generator ``name``; ``nominal`` in the unit of the trace, ``horizon`` in
+    seconds.
 
-    Raises ``Mismatch`` for an unknown name and ``BadParameter`` for a parameter that is unknown or wrong.
+    Raises ``Mismatch`` for an unknown name and ``BadParameter`` for a parameter that is unknown or
+    wrong.
 
     >>> generate("on-off", {"on": "4 s", "off": "1 s", "durations": "fixed"}, nominal=10, seed=0, horizon=10)
     Trace(10 until 4 s, 1 until 5 s, 10 until 9 s, 1 until 10 s, then 10)
     """
     generator = GENERATORS.get(name)
     if generator is None:
-        raise Mismatch(name, f"one of the generators {', '.join(GENERATORS)}", closest(name, GENERATORS))
+        raise Mismatch(
+            name, f"one of the generators {', '.join(GENERATORS)}", closest(name, GENERATORS)
+        )
     arguments = _read(generator.parameters, parameters)
     shares = generator.steps(np.random.default_rng(seed), **arguments)
     steps: list[Step] = []
     for time, share in itertools.takewhile(lambda step: step[0] < horizon, shares):
         if len(steps) == _MOST_STEPS:
-            raise Mismatch(name, f"at most {_MOST_STEPS:,} changes before the horizon", "make durations longer")
+            raise Mismatch(
+                name, f"at most {_MOST_STEPS:,} changes before the horizon", "make durations longer"
+            )
         steps.append((time, nominal * share))
     return Trace.from_steps([*steps, (horizon, nominal)], initial=nominal)
 

@@ -1,12 +1,14 @@
-"""The host memory of nodes and the links that lead there, for plans that keep something outside their devices.
+"""The host memory of nodes and the links that lead there, for plans that keep something outside
+their devices.
 
 What a cluster file leaves open is filled in:
 
     (1)  size       as much as the devices of the node have together, at least 32 GiB
-    (2)  bandwidth  that of the device's kind (``data/devices.toml``), in each direction; if ``shared``, the largest one
+    (2)  bandwidth that of the device's kind (``data/devices.toml``), in each direction; if
+         ``shared``, the largest one
 
-A plan may use ``USABLE_HOST`` of (1), every device an equal share. Links to host memory are not among those of a
-``Cluster``: ``with_host_links`` adds them for the exact engine.
+A plan may use ``USABLE_HOST`` of (1), every device an equal share. Links to host memory are not
+among those of a ``Cluster``: ``with_host_links`` adds them for the exact engine.
 """
 
 from __future__ import annotations
@@ -50,14 +52,21 @@ def host_bandwidth(cluster: Cluster, name: str) -> float:
     node, _ = cluster.node_of[name]
     if node.host_memory.bandwidth is not None:
         return node.host_memory.bandwidth
-    kinds = [cluster.device(other).kind for other in (node.devices if node.host_memory.shared else (name,))]
+    kinds = [
+        cluster.device(other).kind
+        for other in (node.devices if node.host_memory.shared else (name,))
+    ]
     return max(kind.host_bandwidth for kind in kinds)
 
 
 def tier_bandwidth(cluster: Cluster, name: str, tier: Tier) -> float:
     """Bytes/s that a device reaches alone, in each direction; 0 without a drive."""
     rate = host_bandwidth(cluster, name)
-    return min(rate, cluster.node_of[name][0].host_memory.nvme_bandwidth) if tier is Tier.NVME else rate
+    return (
+        min(rate, cluster.node_of[name][0].host_memory.nvme_bandwidth)
+        if tier is Tier.NVME
+        else rate
+    )
 
 
 def tier_name(node: str, tier: Tier) -> str:
@@ -66,12 +75,20 @@ def tier_name(node: str, tier: Tier) -> str:
 
 
 def with_host_links(cluster: Cluster) -> Cluster:
-    """The same cluster with links and routes between every device and the memory and drive of its node."""
+    """The same cluster with links and routes between every device and the memory and drive of its
+    node."""
     links: list[Link] = []
     routes: dict[tuple[str, str], tuple[Route, ...]] = {}
 
     def add(name: str, edge: str, bandwidth: float) -> int:
-        links.append(Link(name=name, edge=edge, bandwidth=Trace.constant(bandwidth), latency=Trace.constant(0.0)))
+        links.append(
+            Link(
+                name=name,
+                edge=edge,
+                bandwidth=Trace.constant(bandwidth),
+                latency=Trace.constant(0.0),
+            )
+        )
         return len(cluster.links) + len(links) - 1
 
     for node in cluster.nodes:
@@ -83,7 +100,10 @@ def with_host_links(cluster: Cluster) -> Cluster:
         drive = None
         if node.host_memory.nvme_size is not None:
             there = tier_name(node.name, Tier.NVME)
-            drive = tuple(add(f"{there}.{way}", there, node.host_memory.nvme_bandwidth) for way in ("out", "in"))
+            drive = tuple(
+                add(f"{there}.{way}", there, node.host_memory.nvme_bandwidth)
+                for way in ("out", "in")
+            )
         for name in node.devices:
             rate = host_bandwidth(cluster, name)
             own = common or tuple(add(f"{name}.host.{way}", edge, rate) for way in ("out", "in"))

@@ -1,4 +1,5 @@
-"""A cluster at one moment, and from one moment on: as it is then for ever, or with what is left of its future."""
+"""A cluster at one moment, and from one moment on: as it is then for ever, or with what is left of
+its future."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from argosy.cluster.trace import Trace
 
 def last_change(clusters: Sequence[Cluster]) -> float:
     """The last knot of any trace; 0 where nothing changes."""
-    traces = [trace for cluster in clusters for link in cluster.links for trace in (link.bandwidth, link.latency)]
+    traces = [
+        trace
+        for cluster in clusters
+        for link in cluster.links
+        for trace in (link.bandwidth, link.latency)
+    ]
     traces += [device.speed for cluster in clusters for device in cluster.devices]
     return max((trace.times[-1] for trace in traces), default=0.0)
 
@@ -33,20 +39,25 @@ def from_moment(cluster: Cluster, time: float) -> Cluster:
 
 
 def _with_traces(cluster: Cluster, change: Callable[[Trace], Trace]) -> Cluster:
-    links = [replace(link, bandwidth=change(link.bandwidth), latency=change(link.latency)) for link in cluster.links]
+    links = [
+        replace(link, bandwidth=change(link.bandwidth), latency=change(link.latency))
+        for link in cluster.links
+    ]
     devices = [replace(device, speed=change(device.speed)) for device in cluster.devices]
     return replace(cluster, links=tuple(links), devices=tuple(devices))
 
 
 def with_only(cluster: Cluster, names: Collection[str]) -> Cluster:
     """The cluster with every device lost for ever but those of these names."""
-    devices = [d if d.name in names else replace(d, speed=Trace.constant(0.0)) for d in cluster.devices]
+    devices = [
+        d if d.name in names else replace(d, speed=Trace.constant(0.0)) for d in cluster.devices
+    ]
     return replace(cluster, devices=tuple(devices))
 
 
 def within_reach(cluster: Cluster) -> Cluster:
-    """The cluster without the devices that a link which is down at time 0 cuts off from the rest: of the parts into
-    which it falls the one with most speed stays."""
+    """The cluster without the devices that a link which is down at time 0 cuts off from the rest:
+    of the parts into which it falls the one with most speed stays."""
     if all(link.bandwidth.at(0) > 0 for link in cluster.links):
         return cluster
     stays = max(_parts(cluster), key=lambda part: math.fsum(_speed(cluster, node) for node in part))
@@ -56,8 +67,9 @@ def within_reach(cluster: Cluster) -> Cluster:
 def _parts(cluster: Cluster) -> list[list[Node]]:
     """The nodes that see each other, or see others that do; parts with later nodes come later.
 
-    Nodes are taken in groups of which each member sees the same others (``_view``), so that one speaks for all. Without
-    wires of their own, those of one group see each other and nobody of another such group; what has wires is asked.
+    Nodes are taken in groups of which each member sees the same others (``_view``), so that one
+    speaks for all. Without wires of their own, those of one group see each other and nobody of
+    another such group; what has wires is asked.
     """
     groups: dict[tuple[object, ...], list[int]] = {}
     dead = {link for link, one in enumerate(cluster.links) if one.bandwidth.at(0) <= 0}
@@ -108,16 +120,26 @@ def _wires(cluster: Cluster) -> dict[str, tuple[tuple[int, bool], ...]]:
     return found
 
 
-def _view(cluster: Cluster, node: Node, wired: tuple[tuple[int, bool], ...], dead: Set[int]) -> tuple[object, ...]:
-    """Its wires; how far up the switches it is heard (None: not at all); and what decides which wire is the fastest."""
+def _view(
+    cluster: Cluster, node: Node, wired: tuple[tuple[int, bool], ...], dead: Set[int]
+) -> tuple[object, ...]:
+    """Its wires; how far up the switches it is heard (None: not at all); and what decides which
+    wire is the fastest."""
     reach: tuple[int, ...] | None = None
     if node.nic and dead.isdisjoint(node.nic):
-        heard = next((at for at, way in enumerate(node.uplinks) if not dead.isdisjoint(way)), len(node.uplinks))
+        heard = next(
+            (at for at, way in enumerate(node.uplinks) if not dead.isdisjoint(way)),
+            len(node.uplinks),
+        )
         reach = tuple(out for out, _ in node.uplinks[heard:])
     if not wired:
         return wired, reach
-    links = [(cluster.links[link].bandwidth, cluster.links[link].latency) for link in node.nic or ()]
-    shared = tuple(link for members, link in cluster.shared if not members.isdisjoint(node.nic or ()))
+    links = [
+        (cluster.links[link].bandwidth, cluster.links[link].latency) for link in node.nic or ()
+    ]
+    shared = tuple(
+        link for members, link in cluster.shared if not members.isdisjoint(node.nic or ())
+    )
     return wired, reach, *links, shared
 
 
@@ -128,4 +150,6 @@ def _see_each_other(cluster: Cluster, one: Node, other: Node) -> bool:
 
 def _speed(cluster: Cluster, node: Node) -> float:
     devices = [cluster.device(name) for name in node.devices]
-    return sum(device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in devices)
+    return sum(
+        device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in devices
+    )

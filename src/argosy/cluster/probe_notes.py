@@ -45,7 +45,9 @@ class ProbeNotes:
         }
 
     def link(self, source: int, target: int) -> ProbedLink | None:
-        return next((link for link in self.links if (link.source, link.target) == (source, target)), None)
+        return next(
+            (link for link in self.links if (link.source, link.target) == (source, target)), None
+        )
 
     def host(self, name: str) -> ProbedHost | None:
         return next((host for host in self.hosts if host.host == name), None)
@@ -64,12 +66,18 @@ class _File(Schema):
 
 
 def read_notes(text: str, path: Path | None = None) -> ProbeNotes:
-    """Notes from their text; nothing from one that is empty, broken or of another version: then all is measured."""
+    """Notes from their text; nothing from one that is empty, broken or of another version: then all
+    is measured."""
     try:
         content = _File.model_validate_json(text)
     except ValidationError:
         return ProbeNotes(path=path)
-    return ProbeNotes(path=path, devices=list(content.devices), links=list(content.links), hosts=list(content.hosts))
+    return ProbeNotes(
+        path=path,
+        devices=list(content.devices),
+        links=list(content.links),
+        hosts=list(content.hosts),
+    )
 
 
 def device_of(text: str) -> ProbedDevice:

@@ -1,13 +1,14 @@
 """A commented cluster file from what was measured of devices and links.
 
-Devices of one host and kind form a group; hosts that are alike form a ``[[nodes]]`` entry. A pair of hosts tells the
-narrower of two NICs, and what a host exchanges with all others at once tells what its own NIC carries beyond that. So
-a host's NIC is
+Devices of one host and kind form a group; hosts that are alike form a ``[[nodes]]`` entry. A pair
+of hosts tells the narrower of two NICs, and what a host exchanges with all others at once tells
+what its own NIC carries beyond that. So a host's NIC is
 
-    (1)  nic_h = max( rate(h, g) over other hosts g,  min(what h sends to all at once, what all send to h at once) )
+    (1)  nic_h = max( rate(h, g) over other hosts g, min(what h sends to all at once, what all send
+         to h at once) )
 
-and a pair that is slower than both NICs by more than a quarter has a link of its own in between. A NIC that is wider
-than all others together is found to be as wide as they are: nothing can tell.
+and a pair that is slower than both NICs by more than a quarter has a link of its own in between. A
+NIC that is wider than all others together is found to be as wide as they are: nothing can tell.
 """
 
 from __future__ import annotations
@@ -79,13 +80,18 @@ class _Host:
 
     def is_like(self, other: _Host) -> bool:
         mine, theirs = self._figures, other._figures
-        if [d.kind for d in self.devices] != [d.kind for d in other.devices] or len(mine) != len(theirs):
+        if [d.kind for d in self.devices] != [d.kind for d in other.devices] or len(mine) != len(
+            theirs
+        ):
             return False
         return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(mine, theirs, strict=True))
 
     @property
     def _figures(self) -> list[float]:
-        return [*map(_speed, self.devices), *(pair[0] for pair in (self.intra, self.nic) if pair is not None)]
+        return [
+            *map(_speed, self.devices),
+            *(pair[0] for pair in (self.intra, self.nic) if pair is not None),
+        ]
 
 
 def cluster_toml(
@@ -99,7 +105,10 @@ def cluster_toml(
     """The text of a cluster file; ``measured`` says when and with what, in a comment."""
     at_once = {host.host: min(host.out, host.into) for host in together}
     pairs = {(link.source, link.target): link for link in links}
-    ranks = {host: [d.rank for d in devices if d.host == host] for host in dict.fromkeys(d.host for d in devices)}
+    ranks = {
+        host: [d.rank for d in devices if d.host == host]
+        for host in dict.fromkeys(d.host for d in devices)
+    }
     hosts = {host: _host(host, devices, ranks, pairs, at_once.get(host, 0.0)) for host in ranks}
     groups: list[list[str]] = []
     for host in hosts:
@@ -109,8 +118,14 @@ def cluster_toml(
         else:
             alike.append(host)
     text = [f"# {measured}", f'name = "{name}"', ""]
-    kinds = dict.fromkeys(_kind_name(device) for group in groups for device in hosts[group[0]].devices)
-    text += [line for kind in kinds for line in _kind(kind, [d for d in devices if _kind_name(d) == kind])]
+    kinds = dict.fromkeys(
+        _kind_name(device) for group in groups for device in hosts[group[0]].devices
+    )
+    text += [
+        line
+        for kind in kinds
+        for line in _kind(kind, [d for d in devices if _kind_name(d) == kind])
+    ]
     best = {kind: max(_speed(d) for d in devices if _kind_name(d) == kind) for kind in kinds}
     names: dict[str, str] = {}
     for index, group in enumerate(groups):
@@ -134,7 +149,10 @@ def _host(
     outside = [link for (a, b), link in pairs.items() if (a in mine) != (b in mine)]
     nic = None
     if outside:
-        nic = max(at_once, *(link.bandwidth for link in outside)), min(link.latency for link in outside) / 2  # (1)
+        nic = (
+            max(at_once, *(link.bandwidth for link in outside)),
+            min(link.latency for link in outside) / 2,
+        )  # (1)
     return _Host(
         devices=tuple(device for device in devices if device.host == host),
         intra=_typical(inside) if inside else None,
@@ -148,7 +166,9 @@ def _speed(device: ProbedDevice) -> float:
 
 
 def _typical(links: Sequence[ProbedLink]) -> tuple[float, float]:
-    return statistics.median(link.bandwidth for link in links), statistics.median(link.latency for link in links)
+    return statistics.median(link.bandwidth for link in links), statistics.median(
+        link.latency for link in links
+    )
 
 
 def _kind_name(device: ProbedDevice) -> str:
@@ -157,23 +177,37 @@ def _kind_name(device: ProbedDevice) -> str:
 
 
 def _kind(name: str, devices: Sequence[ProbedDevice]) -> list[str]:
-    """A ``[[kinds]]`` entry: the best of each rate; a slower device of the kind gets an efficiency below 1."""
-    best = {dtype: max(dict(d.flops).get(dtype, 0.0) for d in devices) for dtype, _ in devices[0].flops}
+    """A ``[[kinds]]`` entry: the best of each rate; a slower device of the kind gets an efficiency
+    below 1."""
+    best = {
+        dtype: max(dict(d.flops).get(dtype, 0.0) for d in devices) for dtype, _ in devices[0].flops
+    }
     rates = ", ".join(f'{dtype} = "{COMPUTE.format(rate)}"' for dtype, rate in sorted(best.items()))
-    lines = ["[[kinds]]", f'name = "{name}"', f'memory = "{SIZE.format(min(d.memory for d in devices))}"']
+    lines = [
+        "[[kinds]]",
+        f'name = "{name}"',
+        f'memory = "{SIZE.format(min(d.memory for d in devices))}"',
+    ]
     lines += [f'memory_bandwidth = "{RATE.format(max(d.memory_bandwidth for d in devices))}"']
     lines += [f"flops = {{ {rates} }}", 'source = "measured: square matrix products and copies"']
-    lines += [f"# {facts}" for facts in dict.fromkeys(device.facts for device in devices if device.facts)]
+    lines += [
+        f"# {facts}" for facts in dict.fromkeys(device.facts for device in devices if device.facts)
+    ]
     for dtype in best:
-        sizes = [(size, rate) for d in devices[:1] for kind, size, rate in d.by_size if kind is dtype]
+        sizes = [
+            (size, rate) for d in devices[:1] for kind, size, rate in d.by_size if kind is dtype
+        ]
         if sizes:
             lines.append(
-                f"# {dtype}: " + ", ".join(f"{size}: {COMPUTE.format(rate, digits=3)}" for size, rate in sizes)
+                f"# {dtype}: "
+                + ", ".join(f"{size}: {COMPUTE.format(rate, digits=3)}" for size, rate in sizes)
             )
     return [*lines, ""]
 
 
-def _nodes(letter: str, group: Sequence[str], hosts: Sequence[_Host], best: Mapping[str, float]) -> list[str]:
+def _nodes(
+    letter: str, group: Sequence[str], hosts: Sequence[_Host], best: Mapping[str, float]
+) -> list[str]:
     host = hosts[0]
     lines = ["[[nodes]]", f'name = "{letter}"', f"hosts = {json.dumps(list(group))}"]
     lines.append(f"devices = [{', '.join(_groups(hosts, best))}]")
@@ -182,7 +216,10 @@ def _nodes(letter: str, group: Sequence[str], hosts: Sequence[_Host], best: Mapp
         lines.append(f'intra = [{{ medium = "local", {_pair(rate, latency)} }}]')
     if host.nic is not None:
         nics = [one.nic for one in hosts if one.nic is not None]
-        rate, latency = statistics.median(nic[0] for nic in nics), statistics.median(nic[1] for nic in nics)
+        rate, latency = (
+            statistics.median(nic[0] for nic in nics),
+            statistics.median(nic[1] for nic in nics),
+        )
         lines.append(f"nic = {{ {_pair(rate, latency)} }}")
     return [*lines, ""]
 
@@ -192,8 +229,12 @@ def _groups(hosts: Sequence[_Host], best: Mapping[str, float]) -> list[str]:
     rows: list[tuple[str, int]] = []
     for at, device in enumerate(hosts[0].devices):
         kind = _kind_name(device)
-        efficiency = round(statistics.mean(_speed(host.devices[at]) for host in hosts) / best[kind], 2)
-        row = f'kind = "{kind}"' + (f", efficiency = {max(efficiency, 0.01)}" if efficiency < _EQUAL else "")
+        efficiency = round(
+            statistics.mean(_speed(host.devices[at]) for host in hosts) / best[kind], 2
+        )
+        row = f'kind = "{kind}"' + (
+            f", efficiency = {max(efficiency, 0.01)}" if efficiency < _EQUAL else ""
+        )
         if rows and rows[-1][0] == row:
             rows[-1] = (row, rows[-1][1] + 1)
         else:

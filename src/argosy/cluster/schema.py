@@ -1,4 +1,5 @@
-"""The fields of a cluster file, as pydantic models; what they mean is told in ``docs/clusters.md``."""
+"""The fields of a cluster file, as pydantic models; what they mean is told in
+``docs/clusters.md``."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def _number(accepts: Callable[[float], bool], expected: str) -> BeforeValidator:
 
 def _devices(value: Any) -> Any:
     if not isinstance(value, dict | list):
-        raise Mismatch(value, 'a table such as { kind = "A100-80GB", count = 4 }, or a list of them')
+        raise Mismatch(
+            value, 'a table such as { kind = "A100-80GB", count = 4 }, or a list of them'
+        )
     return [value] if isinstance(value, dict) else value
 
 
@@ -69,7 +72,11 @@ def _pair(value: Any) -> Any:
 
 
 def _name(value: Any) -> Any:
-    if not isinstance(value, str) or not value or not all(part.isalnum() or part in "-_" for part in value):
+    if (
+        not isinstance(value, str)
+        or not value
+        or not all(part.isalnum() or part in "-_" for part in value)
+    ):
         raise Mismatch(value, "a name of letters, digits, - and _")
     return value
 
@@ -87,7 +94,10 @@ def _word(pattern: str, expected: str) -> BeforeValidator:
 
 def _host(value: Any) -> Any:
     if not isinstance(value, str | dict):
-        raise Mismatch(value, 'a host name such as "gpu01", or a table such as { name = "gpu01", interface = "ib0" }')
+        raise Mismatch(
+            value,
+            'a host name such as "gpu01", or a table such as { name = "gpu01", interface = "ib0" }',
+        )
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -102,16 +112,25 @@ Horizon = Annotated[float, _positive(replace(TIME, example="10 min"), smallest=0
 Name = Annotated[str, BeforeValidator(_name)]
 Count = Annotated[int, _whole(1, _MOST, f"a whole number from 1 to {_MOST}")]
 Seed = Annotated[int, _whole(0, math.inf, "a whole number, at least 0")]
-Efficiency = Annotated[float, _number(lambda value: 0 < value <= 1.5, "a number above 0, at most 1.5")]
+Efficiency = Annotated[
+    float, _number(lambda value: 0 < value <= 1.5, "a number above 0, at most 1.5")
+]
 Price = Annotated[float, _number(lambda value: value >= 0, "a finite number, at least 0")]
 
 HostName = Annotated[
-    str, _word(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", 'a host name of letters, digits, ".", "-" and "_"')
+    str,
+    _word(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", 'a host name of letters, digits, ".", "-" and "_"'),
 ]
-HostAddress = Annotated[str, _word(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}", "a host name or an IP address")]
-Interface = Annotated[str, _word(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,14}", 'a network interface such as "eth0"')]
+HostAddress = Annotated[
+    str, _word(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}", "a host name or an IP address")
+]
+Interface = Annotated[
+    str, _word(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,14}", 'a network interface such as "eth0"')
+]
 Port = Annotated[int, _whole(1, 65535, "a port from 1 to 65535")]
-Gres = Annotated[str, _word(r"[A-Za-z0-9_.:-]{0,64}", 'a resource of Slurm such as "gpu:a100", or "" for none')]
+Gres = Annotated[
+    str, _word(r"[A-Za-z0-9_.:-]{0,64}", 'a resource of Slurm such as "gpu:a100", or "" for none')
+]
 
 
 class KindSchema(Schema):
@@ -213,7 +232,8 @@ class SharedSchema(Schema):
 
 
 class ChangeSchema(Schema):
-    """How one edge or device changes: one of ``steps`` (and ``latency_steps``), ``trace`` or ``generator``."""
+    """How one edge or device changes: one of ``steps`` (and ``latency_steps``), ``trace`` or
+    ``generator``."""
 
     link: str | None = None
     device: str | None = None

@@ -1,7 +1,7 @@
 """A cluster: devices in nodes, and a network of directed links with the routes that follow from it.
 
-The network is a multigraph. What a user names is an *edge* (``v0.nic``, ``v0.nvlink``, ``wan``); inside, an edge is
-one or more directed ``Link``s, each with its own capacity:
+The network is a multigraph. What a user names is an *edge* (``v0.nic``, ``v0.nvlink``, ``wan``);
+inside, an edge is one or more directed ``Link``s, each with its own capacity:
 
     edge                     links
     a node's medium          ``v0.2.nvlink.out`` and ``.in`` for every device, into a non-blocking switch of the node
@@ -11,9 +11,9 @@ one or more directed ``Link``s, each with its own capacity:
     a [[links]] entry        ``wan.forward``, ``wan.back``
     a [[shared]] entry       ``root0``: one capacity on top of the edges it lists
 
-A transfer takes one ``Route``; parallel edges give several routes between the same two devices, and *conflicts* list
-edges that cannot carry bytes at the same time. A route's latency is the sum of its links', its bandwidth at any moment
-that of its narrowest link.
+A transfer takes one ``Route``; parallel edges give several routes between the same two devices, and
+*conflicts* list edges that cannot carry bytes at the same time. A route's latency is the sum of its
+links', its bandwidth at any moment that of its narrowest link.
 """
 
 from __future__ import annotations
@@ -75,14 +75,16 @@ class Machine:
     address: str | None = None
     """Where other hosts reach it; its name unless given."""
     interface: str | None = None
-    """The network interface that training uses; unless given, the one that leads to the first node."""
+    """The network interface that training uses; unless given, the one that leads to the first
+    node."""
     port: int | None = None
     """Where the store of a run listens, if this is its first node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """The memory of a node, and how its devices reach it; None where the file does not say (``cluster.host``)."""
+    """The memory of a node, and how its devices reach it; None where the file does not say
+    (``cluster.host``)."""
 
     size: float | None = None
     """Bytes."""
@@ -111,13 +113,15 @@ class Node:
     cpus: int | None = None
     """CPUs that a scheduler may give a job there; None where the file does not say."""
     gres: tuple[str | None, ...] = ()
-    """Per device, the generic resource that Slurm has it under; None where the file does not say."""
+    """Per device, the generic resource that Slurm has it under; None where the file does not
+    say."""
     host_memory: HostMemory = HostMemory()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """A [[links]] entry: an edge between two groups of nodes, in place of the route through the switches."""
+    """A [[links]] entry: an edge between two groups of nodes, in place of the route through the
+    switches."""
 
     name: str
     one: frozenset[str]
@@ -128,7 +132,7 @@ class Wire:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class CalibrationFactors:
     """What a calibration changes of every link and device; the defaults change nothing."""
 
     bandwidth: float = 1.0
@@ -156,7 +160,7 @@ class Cluster:
     """(members, link): routes over any member also cross the link."""
     content: str = field(default="{}", repr=False)
     """The cluster file as canonical JSON, with every trace written out; ``fit`` is not in it."""
-    fit: Fit = Fit()
+    fit: CalibrationFactors = CalibrationFactors()
     """The calibration that ``links`` and ``devices`` already contain."""
 
     @cached_property
@@ -178,14 +182,22 @@ class Cluster:
 
     @cached_property
     def halved(self) -> frozenset[int]:
-        """Links of media that are not shared: a transfer crosses two of them, each with half of a medium's latency."""
-        media = [medium for node in self.nodes for medium in node.media if medium.outward != medium.inward]
+        """Links of media that are not shared: a transfer crosses two of them, each with half of a
+        medium's latency."""
+        media = [
+            medium
+            for node in self.nodes
+            for medium in node.media
+            if medium.outward != medium.inward
+        ]
         return frozenset(link for medium in media for link in medium.outward + medium.inward)
 
     @cached_property
     def node_of(self) -> dict[str, tuple[Node, int]]:
         """Per device name, its node and its position there."""
-        return {name: (node, index) for node in self.nodes for index, name in enumerate(node.devices)}
+        return {
+            name: (node, index) for node in self.nodes for index, name in enumerate(node.devices)
+        }
 
     @cached_property
     def _routes(self) -> dict[tuple[str, str], tuple[Route, ...]]:
@@ -193,7 +205,9 @@ class Cluster:
 
     def device(self, name: str) -> Device:
         if name not in self.device_index:
-            raise bad_input(f"a device of {self.name}", name, suggestion=closest(name, self.device_index))
+            raise bad_input(
+                f"a device of {self.name}", name, suggestion=closest(name, self.device_index)
+            )
         return self.devices[self.device_index[name]]
 
     def routes(self, source: str, target: str) -> tuple[Route, ...]:
@@ -215,8 +229,11 @@ class Cluster:
         copy._routes.update(routes)
         return copy
 
-    def with_links(self, links: Sequence[Link], routes: Mapping[tuple[str, str], tuple[Route, ...]]) -> Cluster:
-        """The same cluster with more links, and with routes over them to places that are no devices."""
+    def with_links(
+        self, links: Sequence[Link], routes: Mapping[tuple[str, str], tuple[Route, ...]]
+    ) -> Cluster:
+        """The same cluster with more links, and with routes over them to places that are no
+        devices."""
         copy = replace(self, links=(*self.links, *links))
         copy._routes.update({**self._routes, **routes})
         return copy
@@ -234,7 +251,8 @@ class Cluster:
         return min(self.links[link].bandwidth.at(time) for link in route.links)
 
     def fastest(self, source: str, target: str, num_bytes: float, time: float = 0.0) -> Route:
-        """The route over which so many bytes, alone on the network, arrive first; the earlier one on a tie."""
+        """The route over which so many bytes, alone on the network, arrive first; the earlier one
+        on a tie."""
 
         def arrival(route: Route) -> float:
             end = self.bandwidth(route).advance(time, num_bytes)
@@ -286,7 +304,8 @@ def _between(start: Node, end: Node) -> tuple[int, ...]:
 
 
 def is_meant(name: str, pattern: str) -> bool:
-    """Whether a pattern of a file or command (``a*.nic``) covers the name of an edge or device; no pattern is long."""
+    """Whether a pattern of a file or command (``a*.nic``) covers the name of an edge or device; no
+    pattern is long."""
     return len(pattern) <= _LONGEST_PATTERN and fnmatchcase(name, pattern)
 
 

@@ -1,7 +1,8 @@
-"""A quantity that changes over time, as an exact step function: link bandwidth, link latency, device speed.
+"""A quantity that changes over time, as an exact step function: link bandwidth, link latency,
+device speed.
 
-A ``Trace`` v has knots 0 = T[0] < T[1] < ... and holds ``values[i]`` on [T[i], T[i+1]), the last for ever.
-Work done since time 0 is the continuous, piecewise linear
+A ``Trace`` v has knots 0 = T[0] < T[1] < ... and holds ``values[i]`` on [T[i], T[i+1]), the last
+for ever. Work done since time 0 is the continuous, piecewise linear
 
     (1)  C(t) = integral of v from 0 to t,
 
@@ -9,8 +10,8 @@ so an amount x that starts at t0 is done at
 
     (2)  advance(t0, x) = the earliest t with C(t) = C(t0) + x,
 
-infinity if there is none. No time step is involved anywhere. For a link x is bytes and v bytes/s; for a
-device x is seconds of work at full speed and v its speed, 0 while it is lost.
+infinity if there is none. No time step is involved anywhere. For a link x is bytes and v bytes/s;
+for a device x is seconds of work at full speed and v its speed, 0 while it is lost.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.times or len(self.times) != len(self.values):
-            raise bad_input("as many times as values, at least one", f"{len(self.times)} and {len(self.values)}")
+            raise bad_input(
+                "as many times as values, at least one", f"{len(self.times)} and {len(self.values)}"
+            )
         if self.times[0] != 0:
             raise bad_input("a trace that starts at 0 s", f"{self.times[0]} s")
         if not all(map(operator.lt, self.times, self.times[1:])):
@@ -60,7 +63,8 @@ class Trace:
 
     @classmethod
     def from_steps(cls, steps: Iterable[tuple[float, float]], *, initial: float) -> Trace:
-        """Steps in time order; ``initial`` holds before the first. Steps that change nothing are dropped.
+        """Steps in time order; ``initial`` holds before the first. Steps that change nothing are
+        dropped.
 
         >>> Trace.from_steps([(30, 4.0), (90, 25.0)], initial=25.0)
         Trace(25 until 30 s, 4 until 90 s, then 25)
@@ -98,7 +102,9 @@ class Trace:
         >>> Trace.from_steps([(30, 4.0), (90, 25.0)], initial=25.0).knots_between(30, 91)
         (90.0,)
         """
-        return self.times[bisect.bisect_right(self.times, start) : bisect.bisect_left(self.times, end)]
+        return self.times[
+            bisect.bisect_right(self.times, start) : bisect.bisect_left(self.times, end)
+        ]
 
     def integral(self, start: float, end: float) -> float:
         """(1) between two times."""
@@ -124,7 +130,9 @@ class Trace:
             amount -= value * (end - now)
             now = end
             index += 1
-            if amount <= 0:  # by rounding: done at the knot, not after the outage that may begin there
+            if (
+                amount <= 0
+            ):  # by rounding: done at the knot, not after the outage that may begin there
                 return now
 
     def mean(self, start: float, end: float) -> float:
@@ -140,7 +148,11 @@ class Trace:
         >>> Trace.from_steps([(30, 4.0), (90, 25.0)], initial=25.0).after(40)
         Trace(4 until 50 s, then 25)
         """
-        steps = [(at - time, value) for at, value in zip(self.times, self.values, strict=True) if at > time]
+        steps = [
+            (at - time, value)
+            for at, value in zip(self.times, self.values, strict=True)
+            if at > time
+        ]
         return Trace.from_steps(steps, initial=self.at(time))
 
     @cached_property
@@ -180,7 +192,8 @@ class Trace:
 
 
 def total(traces: Iterable[Trace]) -> Trace:
-    """The pointwise sum: what several links carry together, or how late bytes are after crossing them all.
+    """The pointwise sum: what several links carry together, or how late bytes are after crossing
+    them all.
 
     >>> total([Trace.constant(3.0), Trace.from_steps([(5, 1.0)], initial=4.0)])
     Trace(7 until 5 s, then 4)
@@ -192,7 +205,8 @@ def total(traces: Iterable[Trace]) -> Trace:
 
 
 def minimum(traces: Iterable[Trace]) -> Trace:
-    """The pointwise minimum: the bandwidth of a route is that of its narrowest link at every moment.
+    """The pointwise minimum: the bandwidth of a route is that of its narrowest link at every
+    moment.
 
     >>> minimum([Trace.constant(3.0), Trace.from_steps([(5, 1.0)], initial=4.0)])
     Trace(3 until 5 s, then 1)

@@ -1,7 +1,8 @@
 """Traces from files: our CSV with units, and two public formats of measured traces.
 
-Ours has a header: ``seconds``, then ``bandwidth`` or ``latency`` or both for a link, ``speed`` for a device.
-``seconds`` and ``speed`` are plain numbers; the others carry their unit. ``#`` starts a comment line.
+Ours has a header: ``seconds``, then ``bandwidth`` or ``latency`` or both for a link, ``speed`` for
+a device. ``seconds`` and ``speed`` are plain numbers; the others carry their unit. ``#`` starts a
+comment line.
 
     seconds,bandwidth,latency
     0,25 Gbit/s,20 us
@@ -54,11 +55,21 @@ class TraceColumns:
     """By column."""
 
     def traces(
-        self, *, bandwidth: float | None = None, latency: float | None = None, speed: float | None = None
+        self,
+        *,
+        bandwidth: float | None = None,
+        latency: float | None = None,
+        speed: float | None = None,
     ) -> FileTrace:
-        """The traces; the keywords hold before the first row (SI units; by default that row does)."""
+        """The traces; the keywords hold before the first row (SI units; by default that row
+        does)."""
         initial = {"bandwidth": bandwidth, "latency": latency, "speed": speed}
-        return FileTrace(**{name: _trace(self.times, values, initial[name]) for name, values in self.values.items()})
+        return FileTrace(
+            **{
+                name: _trace(self.times, values, initial[name])
+                for name, values in self.values.items()
+            }
+        )
 
 
 def read_trace(
@@ -68,7 +79,8 @@ def read_trace(
     latency: float | None = None,
     speed: float | None = None,
 ) -> FileTrace:
-    """A trace in our CSV; the keywords hold before its first row (SI units; by default that row does)."""
+    """A trace in our CSV; the keywords hold before its first row (SI units; by default that row
+    does)."""
     return read_columns(path).traces(bandwidth=bandwidth, latency=latency, speed=speed)
 
 
@@ -86,13 +98,17 @@ def column_names(path: Path | str) -> list[str]:
 
 
 def read_oboe(path: Path | str) -> Trace:
-    """Throughput in bytes/s, from lines of ``seconds  Mbit/s`` without a header; the first holds from 0."""
-    times, rates = _read(path, _rows(path, separator=None), {"seconds": _plain_number, "Mbit/s": _plain_number})
+    """Throughput in bytes/s, from lines of ``seconds Mbit/s`` without a header; the first holds
+    from 0."""
+    times, rates = _read(
+        path, _rows(path, separator=None), {"seconds": _plain_number, "Mbit/s": _plain_number}
+    )
     return _trace(times, [rate * 1e6 / 8 for rate in rates], None)
 
 
 def rescaled(trace: Trace, *, capacity: float) -> Trace:
-    """``trace`` scaled so that its highest value is ``capacity``: its shape, not its measured values."""
+    """``trace`` scaled so that its highest value is ``capacity``: its shape, not its measured
+    values."""
     peak = max(trace.values)
     if peak == 0:
         raise bad_input("a trace that is not 0 everywhere", peak, where="trace")
@@ -100,7 +116,8 @@ def rescaled(trace: Trace, *, capacity: float) -> Trace:
 
 
 def read_bamboo(path: Path | str) -> dict[str, Trace]:
-    """Availability (1 or 0) of each node, from lines of ``milliseconds,add|remove,node`` without a header.
+    """Availability (1 or 0) of each node, from lines of ``milliseconds,add|remove,node`` without a
+    header.
 
     A node that is not added at 0 starts at 0. Nodes are in the order in which they first appear.
     """
@@ -118,7 +135,8 @@ def _trace(times: Sequence[float], values: Sequence[float], initial: float | Non
 
 
 def _rows(path: Path | str, *, separator: str | None) -> Iterator[Row]:
-    """Lines that are not blank and no comment, cut into cells; without a separator at white space."""
+    """Lines that are not blank and no comment, cut into cells; without a separator at white
+    space."""
     for line, text in enumerate(read_text(path).removeprefix("\ufeff").splitlines(), start=1):
         if text.strip() and not text.lstrip().startswith("#"):
             if separator is None or '"' not in text:
@@ -132,7 +150,9 @@ def _quoted_cells(path: Path | str, line: int, text: str, separator: str) -> lis
     try:
         return next(csv.reader([text], delimiter=separator))
     except csv.Error as error:
-        raise InputError([Problem(file=str(path), line=line, found=str(error), expected="cells")]) from None
+        raise InputError(
+            [Problem(file=str(path), line=line, found=str(error), expected="cells")]
+        ) from None
 
 
 def _columns(path: Path | str, header: Row) -> Columns:
@@ -160,8 +180,11 @@ def _columns(path: Path | str, header: Row) -> Columns:
     return {name: readers[name] for name in cells}
 
 
-def _read(path: Path | str, rows: Iterable[Row], columns: Columns, *, may_repeat: bool = False) -> list[list[Any]]:
-    """The columns as values. The first one is a time: it increases, or stays if it ``may_repeat``."""
+def _read(
+    path: Path | str, rows: Iterable[Row], columns: Columns, *, may_repeat: bool = False
+) -> list[list[Any]]:
+    """The columns as values. The first one is a time: it increases, or stays if it
+    ``may_repeat``."""
     first = next(iter(columns))
     values: list[list[Any]] = [[] for _ in columns]
     readers = list(zip(columns, columns.values(), values, strict=True))

@@ -1,1 +1,5 @@
-"""What a plan takes: seconds of compute, bytes of memory, bytes on the network."""
+"""The cost model: seconds of compute, bytes of memory, and bytes on the network.
+
+Belongs here: equations and their constants, calibrations, and prediction intervals. May import
+``plan`` and what is below it. Start reading at ``compute`` and ``memory``.
+"""

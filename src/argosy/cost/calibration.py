@@ -1,20 +1,24 @@
-"""The few constants of the cost model that depend on the software that runs a plan, as one value and one file.
+"""The few constants of the cost model that depend on the software that runs a plan, as one value
+and one file.
 
-``argosy calibrate`` fits them to measured runs (``calibrate.fit``); everything else of the cost model comes from
-datasheets and the model's shape. What a calibration changes:
+``argosy calibrate`` fits them to measured runs (``calibrate.fit``); everything else of the cost
+model comes from datasheets and the model's shape. What a calibration changes:
 
-    (1)  the shares of a device's peak that matrix products and attention reach, how often kept bytes and, where tensors
-         are split, whole outputs cross its memory bus, seconds beside the work of a layer, its least seconds, and how
-         many times as many they are where tensors are split, and how far the speeds of equal devices differ
-         (``cost.compute``)
-    (2)  the share of a link's stated bandwidth that reaches the program, inside nodes and between them,
-         what a message takes beside its bytes, and what of a link sums of gradients reach
-    (3)  what share of a transfer between stages keeps both its ends waiting (``sim.blocking``), and whether weights
-         under ZeRO 3 arrive layer by layer beside the action that needs them (``sim.compile``)
-    (4)  what a process takes of every device's memory before the model, and how much more live activations take than
-         their bytes: an allocator's slack, inputs that every device of a tensor-parallel group repeats
-    (5)  what a system keeps, recomputes and sums: the formats of gradients, the meaning of selective recomputation,
-         sequence parallelism, asynchronous tensor parallelism, fused kernels, a fused loss
+    (1)  the shares of a device's peak that matrix products and attention reach, how often kept
+         bytes and, where tensors are split, whole outputs cross its memory bus, seconds beside the
+         work of a layer, its least seconds, and how many times as many they are where tensors are
+         split, and how far the speeds of equal devices differ (``cost.compute``)
+    (2)  the share of a link's stated bandwidth that reaches the program, inside nodes and between
+         them, what a message takes beside its bytes, and what of a link sums of gradients reach
+    (3)  what share of a transfer between stages keeps both its ends waiting
+         (``sim.tasks.blocking``), and whether weights under ZeRO 3 arrive layer by layer beside the
+         action that needs them (``sim.tasks.compile``)
+    (4)  what a process takes of every device's memory before the model, and how much more live
+         activations take than their bytes: an allocator's slack, inputs that every device of a
+         tensor-parallel group repeats
+    (5)  what a system keeps, recomputes and sums: the formats of gradients, the meaning of
+         selective recomputation, sequence parallelism, asynchronous tensor parallelism, fused
+         kernels, a fused loss
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from argosy.cluster.fitted import fitted
-from argosy.cluster.topology import Cluster, Fit
+from argosy.cluster.topology import CalibrationFactors, Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.workload.chain import Chain, Selective
@@ -37,26 +41,32 @@ class Calibration:
     """Constants of the cost model; the defaults are those of the model itself."""
 
     forward_peak: float | None = _DEFAULT.forward_peak
-    """Share of the datasheet's peak that matrix products reach; None: as the catalogue has it for each kind."""
+    """Share of the datasheet's peak that matrix products reach; None: as the catalogue has it for
+    each kind."""
     backward_peak: float | None = _DEFAULT.backward_peak
     attention_peak: float | None = _DEFAULT.attention_peak
-    """Share of the datasheet's peak that attention proper reaches; None: as the catalogue has it."""
+    """Share of the datasheet's peak that attention proper reaches; None: as the catalogue has
+    it."""
     passes: float | None = _DEFAULT.passes
-    """None: as the catalogue has it. How often kept bytes and weights cross the memory bus in a forward."""
+    """None: as the catalogue has it. How often kept bytes and weights cross the memory bus in a
+    forward."""
     forward_floor: float = _DEFAULT.forward_floor
     """Seconds of a layer at least."""
     backward_floor: float = _DEFAULT.backward_floor
     split_launches: float = _DEFAULT.split_launches
     """Launches of a layer whose tensors are split over those of a whole one."""
     gathered: float = _DEFAULT.gathered
-    """How often a layer's whole output crosses the memory bus in a forward where tensors are split."""
+    """How often a layer's whole output crosses the memory bus in a forward where tensors are
+    split."""
     forward_start: float = _DEFAULT.forward_start
     """Seconds beside the work of a layer."""
     backward_start: float = _DEFAULT.backward_start
     profile_factor: float = _DEFAULT.profile_factor
-    """Seconds of layers in a run over those of measured profiles, which were taken one layer at a time."""
+    """Seconds of layers in a run over those of measured profiles, which were taken one layer at a
+    time."""
     spread: float = _DEFAULT.spread
-    """Relative standard deviation of the speeds of equal devices, the slowest of which a stage waits for."""
+    """Relative standard deviation of the speeds of equal devices, the slowest of which a stage
+    waits for."""
     bandwidth: float = 1.0
     """Share of a link's stated bandwidth."""
     nic_bandwidth: float | None = None
@@ -74,7 +84,8 @@ class Calibration:
     activation_factor: float = 1.0
     """Memory of live activations over their bytes."""
     compiled: bool = False
-    """Whether what lies between matrix products is fused into few kernels, by a compiler or by hand."""
+    """Whether what lies between matrix products is fused into few kernels, by a compiler or by
+    hand."""
     fused_loss: bool = False
     """Whether the loss is computed from the logits without copies of them."""
     sequence_parallel: bool = True
@@ -112,7 +123,7 @@ class Calibration:
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """Return the cluster with (2) and the process's part of (4) applied."""
-        fit = Fit(
+        fit = CalibrationFactors(
             bandwidth=self.bandwidth,
             nic_bandwidth=self.nic_bandwidth,
             latency=self.latency,

@@ -2,8 +2,8 @@
 
     {version, constants: {passes, forward_floor, ..., blocking}, fitted: [name, ...], source, errors: {...}}
 
-``constants`` may leave out what is as the cost model has it; seconds and bytes are plain numbers. ``fitted``,
-``source`` and ``errors`` say where the constants come from and are for people.
+``constants`` may leave out what is as the cost model has it; seconds and bytes are plain numbers.
+``fitted``, ``source`` and ``errors`` say where the constants come from and are for people.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def read_calibration(path: Path | str) -> Calibration:
         document = parse_json((_folder() / file).read_text(encoding="utf-8"), file=file)
     elif not is_there(path) and "/" not in str(path) and not Path(path).suffix:
         expected = f"a file, or one of the calibrations {', '.join(names)}"
-        raise bad_input(expected, str(path), where="--calibration", suggestion=closest(str(path), names))
+        raise bad_input(
+            expected, str(path), where="--calibration", suggestion=closest(str(path), names)
+        )
     else:
         document = read_json(path)
     return Calibration(**validate(document, _File).constants.model_dump())
@@ -126,7 +128,11 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
 
 
 def dumps_calibration(
-    calibration: Calibration, *, fitted: tuple[str, ...] = (), source: str = "", errors: dict[str, Any] | None = None
+    calibration: Calibration,
+    *,
+    fitted: tuple[str, ...] = (),
+    source: str = "",
+    errors: dict[str, Any] | None = None,
 ) -> str:
     content = {
         "version": VERSION,

@@ -1,4 +1,5 @@
-"""Collectives as bytes from device to device: who sends how much to whom under each algorithm, and how long it takes.
+"""Collectives as bytes from device to device: who sends how much to whom under each algorithm, and
+how long it takes.
 
 *Once* means one half of an all-reduce of B bytes over n devices: a reduce-scatter or an all-gather.
 
@@ -11,11 +12,13 @@
     (5)  grouped        every shard goes around to all others on its own: each device passes on all but the shard of the
                         one behind it;  n latencies
 
-Chunks follow one another, so the phases of (2) and (3) overlap, and all flows of a collective begin together. A tree
-has no halves, so it only does whole all-reduces. Devices that hold all of B in unequal numbers of slices have a
-collective for each slice (``sliced``). On the routes of a cluster a collective that has them to itself takes
+Chunks follow one another, so the phases of (2) and (3) overlap, and all flows of a collective begin
+together. A tree has no halves, so it only does whole all-reduces. Devices that hold all of B in
+unequal numbers of slices have a collective for each slice (``sliced``). On the routes of a cluster
+a collective that has them to itself takes
 
-    (6)  max over routes ( max over its links (all bytes that cross it / its bandwidth) + the latencies of the route ).
+    (6)  max over routes ( max over its links (all bytes that cross it / its bandwidth) + the
+         latencies of the route ).
 
 The latencies of the chains of (2) and (3), inside a node, are not counted.
 """
@@ -35,7 +38,9 @@ Pairs = Mapping[tuple[str, str], float]
 """From a device to another: bytes, or a share of them."""
 
 
-def once_around(algorithm: Algorithm, devices: Sequence[str], node_of: Callable[[str], str]) -> tuple[Pairs, int]:
+def once_around(
+    algorithm: Algorithm, devices: Sequence[str], node_of: Callable[[str], str]
+) -> tuple[Pairs, int]:
     """(1) to (3) for one byte over devices in their order, and its latencies.
 
     >>> once_around(Algorithm.RING, ["a0.0", "a0.1"], lambda name: name[:2])
@@ -50,7 +55,11 @@ def once_around(algorithm: Algorithm, devices: Sequence[str], node_of: Callable[
     for name in devices:
         nodes[node_of(name)].append(name)
     if len(nodes) == 1:
-        return (_trees(devices), tree_depth(count)) if algorithm is Algorithm.TREE else (_ring(devices), count - 1)
+        return (
+            (_trees(devices), tree_depth(count))
+            if algorithm is Algorithm.TREE
+            else (_ring(devices), count - 1)
+        )
     pairs: dict[tuple[str, str], float] = defaultdict(float)
     for members in nodes.values():
         for one, other in itertools.pairwise(members):
@@ -102,7 +111,8 @@ def tree_load(count: int) -> float:
 
 
 def in_ring_order(devices: Sequence[str], node_of: Callable[[str], str]) -> dict[str, int]:
-    """A place for every device so that those of a node follow one another, else in the order given."""
+    """A place for every device so that those of a node follow one another, else in the order
+    given."""
     nodes: dict[str, list[str]] = defaultdict(list)
     for name in devices:
         nodes[node_of(name)].append(name)
@@ -110,10 +120,13 @@ def in_ring_order(devices: Sequence[str], node_of: Callable[[str], str]) -> dict
 
 
 def sliced(
-    algorithm: Algorithm, groups: Sequence[Sequence[str]], order: Mapping[str, int], node_of: Callable[[str], str]
+    algorithm: Algorithm,
+    groups: Sequence[Sequence[str]],
+    order: Mapping[str, int],
+    node_of: Callable[[str], str],
 ) -> tuple[Pairs, int]:
-    """Once around groups of devices, each of which holds all of one byte in equal slices: a group of width w holds w
-    of them, and each slice goes its own way.
+    """Once around groups of devices, each of which holds all of one byte in equal slices: a group
+    of width w holds w of them, and each slice goes its own way.
 
     >>> order = {name: at for at, name in enumerate(("a0.0", "a0.1", "b0.0"))}
     >>> sliced(Algorithm.RING, [["a0.0", "a0.1"], ["b0.0"]], order, lambda name: name[:2])[0]
@@ -123,7 +136,9 @@ def sliced(
     pairs: dict[tuple[str, str], float] = defaultdict(float)
     rounds = 0
     for piece in range(slices):
-        members = sorted({group[piece * len(group) // slices] for group in groups}, key=order.__getitem__)
+        members = sorted(
+            {group[piece * len(group) // slices] for group in groups}, key=order.__getitem__
+        )
         once, latencies = once_around(algorithm, members, node_of)
         rounds = max(rounds, latencies)
         for pair, share in once.items():
@@ -131,11 +146,16 @@ def sliced(
     return dict(pairs), rounds
 
 
-def uneven_once(algorithm: Algorithm, devices: Sequence[str], shares: Sequence[float]) -> tuple[Pairs, int]:
+def uneven_once(
+    algorithm: Algorithm, devices: Sequence[str], shares: Sequence[float]
+) -> tuple[Pairs, int]:
     """(4) and (5) for one byte of which each device holds a share; equal shares are a ring."""
     count = len(devices)
     if algorithm is Algorithm.GROUPED:
-        passed = [(devices[at], devices[(at + 1) % count], 1 - shares[(at + 1) % count]) for at in range(count)]
+        passed = [
+            (devices[at], devices[(at + 1) % count], 1 - shares[(at + 1) % count])
+            for at in range(count)
+        ]
         return {(one, other): share for one, other, share in passed}, count
     larger = count * max(shares)
     return {pair: share * larger for pair, share in _ring(devices).items()}, count - 1
@@ -149,6 +169,11 @@ def seconds_alone(cluster: Cluster, pairs: Pairs, rounds: int) -> float:
         for link in route.links:
             loads[link] += num_bytes
     rates = {link: cluster.links[link].bandwidth.at(0) for link in loads}
-    seconds = {link: load / rates[link] if rates[link] else math.inf for link, load in loads.items()}
-    ends = (max(seconds[link] for link in route.links) + rounds * cluster.latency(route) for route in set(routes))
+    seconds = {
+        link: load / rates[link] if rates[link] else math.inf for link, load in loads.items()
+    }
+    ends = (
+        max(seconds[link] for link in route.links) + rounds * cluster.latency(route)
+        for route in set(routes)
+    )
     return max(ends, default=0.0)

@@ -1,11 +1,12 @@
-"""Seconds of communication in closed form before devices are known: one bandwidth, one latency, alone on the network.
+"""Seconds of communication in closed form before devices are known: one bandwidth, one latency,
+alone on the network.
 
     (1)  ring gather or scatter   = (n-1)/n bytes / bandwidth + (n-1) latency      of ``bytes`` in all
     (2)  all-reduce               = twice (1), or a tree: 2 bytes / bandwidth + 2 ceil(log2 n) latency
     (3)  hierarchical all-reduce  = twice (1) inside nodes + (2) between them
 
-``cost.collective`` does the same on the routes of a cluster, for every algorithm; the simulator adds what contention
-costs.
+``cost.collective`` does the same on the routes of a cluster, for every algorithm; the simulator
+adds what contention costs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import math
 from argosy.workload.chain import Layer
 
 DOWN = 1.0
-"""Bytes/s that a link counts as while it is down: no plan that uses it can be of use, and none divides by 0."""
+"""Bytes/s that a link counts as while it is down: no plan that uses it can be of use, and none
+divides by 0."""
 
 
 def ring_seconds(num_bytes: float, count: int, bandwidth: float, latency: float) -> float:
@@ -42,7 +44,12 @@ def all_reduce_seconds(num_bytes: float, count: int, bandwidth: float, latency: 
 
 
 def hierarchical_seconds(
-    num_bytes: float, nodes: int, per_node: int, *, inside: tuple[float, float], between: tuple[float, float]
+    num_bytes: float,
+    nodes: int,
+    per_node: int,
+    *,
+    inside: tuple[float, float],
+    between: tuple[float, float],
 ) -> float:
     """(3); ``inside`` and ``between`` are (bandwidth of one device, or of one node; latency).
 

@@ -1,49 +1,56 @@
 """Seconds of compute: a roofline per layer, or a measured profile where there is one.
 
-For n samples of a layer on a device, with share r of a replica's work, the sequence in c parts, the experts over e
-holders, peak P of the device's kind for the dtype, peak P' for the format that the dtype is stored in, memory bandwidth
-H and the device's own efficiency e':
+For n samples of a layer on a device, with share r of a replica's work, the sequence in c parts, the
+experts over e holders, peak P of the device's kind for the dtype, peak P' for the format that the
+dtype is stored in, memory bandwidth H and the device's own efficiency e':
 
-    (1)  forward  = max( n r (FLOP_f - A_f) / (a_f e' P) + n r A_f / (a' e' P') + p (r c weights + r n kept) / (e' H)
+    (1)  forward = max( n r (FLOP_f - A_f) / (a_f e' P) + n r A_f / (a' e' P') + p (r c weights + r
+         n kept) / (e' H)
                          + g n / c out / (e' H) + s_f,  l floor_f )
-    (2)  backward = max( n r (FLOP_b - A_b) / (a_b e' P) + n r A_b / (a' e' P') + 2 p (r c weights + r n kept) / (e' H)
+    (2)  backward = max( n r (FLOP_b - A_b) / (a_b e' P) + n r A_b / (a' e' P') + 2 p (r c weights +
+         r n kept) / (e' H)
                          + 2 g n / c out / (e' H) + s_b,  l floor_b )
     (3)  with recomputation the backward also pays for what it computes again
     (4)  update   = 2 u (trained weights + gradients + optimizer state on the device) / (e' H)     u passes of the
          optimizer (``workload.optimizer``)
-    (5)  weights  = those of no expert, and of experts Q / e (1 - (1 - q)^t): what any of the t tokens of a holder's
-         group is sent to, each to a share q of the experts
-    (6)  attention that can run while keys and values arrive = (c - 1) / c of the time of its FLOP; the last of c
-         pieces has nothing left to wait for
-    (7)  under fp8 only the projections of blocks have the peak for fp8; attention, embeddings and heads have the peak
-         for bf16, the format that fp8 is stored in (``Dtype.stored``)
-    (8)  frozen weights are read like trained ones; those stored in 8 or 4 bits are first unpacked, in every forward and
-         backward: their bytes are read and their bytes in the dtype written, once over e' H. ``kept`` stands for memory
-         traffic, so it is that of the layer as if it were trained (``Frozen.moved_bytes``). Layers without a backward
-         take no time in (2) and (3)
-    (9)  a stage of n devices waits for its slowest: forward and backward take 1 + d (z_n - z_8) times as long if n > 8,
-         where d is the relative standard deviation of the speeds of equal devices and z_n the expected largest of n
-         standard normal numbers, by Blom's formula the quantile at (n - 3/8) / (n + 1/4)
+    (5)  weights = those of no expert, and of experts Q / e (1 - (1 - q)^t): what any of the t
+         tokens of a holder's group is sent to, each to a share q of the experts
+    (6)  attention that can run while keys and values arrive = (c - 1) / c of the time of its FLOP;
+         the last of c pieces has nothing left to wait for
+    (7)  under fp8 only the projections of blocks have the peak for fp8; attention, embeddings and
+         heads have the peak for bf16, the format that fp8 is stored in (``Dtype.stored``)
+    (8)  frozen weights are read like trained ones; those stored in 8 or 4 bits are first unpacked,
+         in every forward and backward: their bytes are read and their bytes in the dtype written,
+         once over e' H. ``kept`` stands for memory traffic, so it is that of the layer as if it
+         were trained (``Frozen.moved_bytes``). Layers without a backward take no time in (2) and
+         (3)
+    (9)  a stage of n devices waits for its slowest: forward and backward take 1 + d (z_n - z_8)
+         times as long if n > 8, where d is the relative standard deviation of the speeds of equal
+         devices and z_n the expected largest of n standard normal numbers, by Blom's formula the
+         quantile at (n - 3/8) / (n + 1/4)
 
-r c stands for the share of a tensor-parallel group's weights; it is 1 where a part of a sequence has one device, of
-whatever size. Where experts or samples of a group are uneven, the FLOP of experts are those of the tokens that a
-device's experts take in, all experts taking in as many.
+r c stands for the share of a tensor-parallel group's weights; it is 1 where a part of a sequence
+has one device, of whatever size. Where experts or samples of a group are uneven, the FLOP of
+experts are those of the tokens that a device's experts take in, all experts taking in as many.
 
-Matrix products reach a share a of the datasheet's peak, attention proper (A, its part of the FLOP) a share a' of its
-own; everything between them (norms, activation functions, residuals) moves the ``kept`` bytes p times through memory,
-one kernel after the other, so the terms add up; and a host that launches kernels one by one needs the floor whatever
-the device, and a segment of a program as much of it as its ``launches`` say. a, a' and p are constants of the device's
-generation (``data/devices.toml``, fitted on published training runs), unless a calibration sets them for all kinds: a_f
-= 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128 measurements on an H200
-(``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a tensor-parallel group move a layer's whole output (out)
-g times, however narrow their slices are; without sequence parallelism 3.1 times as often. A compiler that fuses kernels
-takes p to 0.65 p. The constants of generations are those of steps on eight devices, mostly, so (9) counts from there; d
-was fitted on pairs of published steps that differ in the number of devices. Two things count only where a calibration
-says so: how many times the launches of a whole layer a group makes (l, for devices alone 1); and the seconds s between
-kernels that no launch ahead of time removes. Not in here: a device's speed over time, which stretches these seconds in
-the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by e' and times a
-factor that a calibration may set; a sequence in c parts is looked up as 1 / c of the samples, and below the fewest that
-were measured it takes its part of their time, but no less than the floor.
+Matrix products reach a share a of the datasheet's peak, attention proper (A, its part of the FLOP)
+a share a' of its own; everything between them (norms, activation functions, residuals) moves the
+``kept`` bytes p times through memory, one kernel after the other, so the terms add up; and a host
+that launches kernels one by one needs the floor whatever the device, and a segment of a program as
+much of it as its ``launches`` say. a, a' and p are constants of the device's generation
+(``data/devices.toml``, fitted on published training runs), unless a calibration sets them for all
+kinds: a_f = 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128
+measurements on an H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a
+tensor-parallel group move a layer's whole output (out) g times, however narrow their slices are;
+without sequence parallelism 3.1 times as often. A compiler that fuses kernels takes p to 0.65 p.
+The constants of generations are those of steps on eight devices, mostly, so (9) counts from there;
+d was fitted on pairs of published steps that differ in the number of devices. Two things count only
+where a calibration says so: how many times the launches of a whole layer a group makes (l, for
+devices alone 1); and the seconds s between kernels that no launch ahead of time removes. Not in
+here: a device's speed over time, which stretches these seconds in the simulator. Measured times
+already contain a, p and the floor and replace (1) and (2), divided by e' and times a factor that a
+calibration may set; a sequence in c parts is looked up as 1 / c of the samples, and below the
+fewest that were measured it takes its part of their time, but no less than the floor.
 """
 
 from __future__ import annotations
@@ -67,17 +74,20 @@ from argosy.workload.profile import Profile
 # Shares of the peak in a forward and in a backward over their mean, which the catalogue has.
 FORWARD_OVER_MEAN = 1.076
 BACKWARD_OVER_MEAN = 0.966
-# Passes of kept bytes with kernels that a compiler fuses, over those without: fitted on every second row of
-# torchtitan's reports (docs/validation.md).
+# Passes of kept bytes with kernels that a compiler fuses, over those without: fitted on every
+# second row of torchtitan's reports (docs/validation.md).
 FUSED = 0.65
-# g without sequence parallelism over g with it: slices measured alone on an H200 (8.4) over torchtitan's runs (2.7).
+# g without sequence parallelism over g with it: slices measured alone on an H200 (8.4) over
+# torchtitan's runs (2.7).
 UNSPLIT = 3.1
-# d of (9): fitted on the 25 pairs of steps of one model, length and kind in every second row of LLM Foundry's table
-# that differ in the number of devices (docs/decisions/0051-waiting-for-the-slowest.md). Speeds of equal GPUs were found
-# to differ by 8 % on average (Sinha et al., arXiv:2208.11035), in steady load and without a choice of nodes.
+# d of (9): fitted on the 25 pairs of steps of one model, length and kind in every second row of LLM
+# Foundry's table that differ in the number of devices
+# (docs/decisions/0051-waiting-for-the-slowest.md). Speeds of equal GPUs were found to differ by 8 %
+# on average (Sinha et al., arXiv:2208.11035), in steady load and without a choice of nodes.
 SPREAD = 0.031
-# Times that PowerSGD reads or writes what it keeps of a weight: the gradient and the error are read and their sum is
-# written, the two factors read the sum, the factors' product is written, and the error read and written.
+# Times that PowerSGD reads or writes what it keeps of a weight: the gradient and the error are read
+# and their sum is written, the two factors read the sum, the factors' product is written, and the
+# error read and written.
 FACTOR_PASSES = 8
 # Devices of most steps that the constants of generations were fitted on.
 _FITTED_DEVICES = 8
@@ -103,7 +113,8 @@ class ComputeModel:
     split_launches: float = 1.0
     """l: launches of a layer whose tensors are split over those of a whole one."""
     gathered: float = 2.7
-    """g: how often a layer's whole output crosses the memory bus in a forward where tensors are split."""
+    """g: how often a layer's whole output crosses the memory bus in a forward where tensors are
+    split."""
     forward_start: float = 0.0
     """s_f: seconds beside the work of a layer."""
     backward_start: float = 0.0
@@ -114,14 +125,16 @@ class ComputeModel:
     reduction: float = 1.0
     """Share of a link's bandwidth that sums of gradients and exchanges of weights reach."""
     blocking: float = False
-    """For which share of transfers between stages devices wait instead of computing on (``sim.blocking``)."""
+    """For which share of transfers between stages devices wait instead of computing on
+    (``sim.tasks.blocking``)."""
     profile_factor: float = 1.0
     """Seconds of layers in a run over those of measured profiles."""
     compiled: bool = False
-    """Whether what lies between matrix products is fused, so that kept bytes cross the memory bus less often."""
+    """Whether what lies between matrix products is fused, so that kept bytes cross the memory bus
+    less often."""
     prefetch: bool = False
-    """Whether ZeRO 2 and 3 exchange weights and gradients layer by layer beside the action that needs or makes them, as
-    FSDP does, instead of as a whole between actions."""
+    """Whether ZeRO 2 and 3 exchange weights and gradients layer by layer beside the action that
+    needs or makes them, as FSDP does, instead of as a whole between actions."""
 
     def can_run(self, chain: Chain, device: Device) -> bool:
         """Whether the device has the chain's dtype, or was measured."""
@@ -132,7 +145,7 @@ class ComputeModel:
         return self.profiles.get(device.kind.name) if self.profiles else None
 
 
-class Rates(NamedTuple):
+class LayerRates(NamedTuple):
     """What a device reaches for one layer."""
 
     forward: float
@@ -144,18 +157,24 @@ class Rates(NamedTuple):
     """Bytes/s of what is kept, per crossing in a forward: e' H / p."""
 
 
-def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) -> Rates:
+def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) -> LayerRates:
     """What (1) and (2) divide by, with (7)."""
     kind, dtype = device.kind, chain.dtype
     reached, stored = kind.reached, dtype.stored
     dtype = stored if layer.kind in _OUTSIDE_BLOCKS else dtype
     peak = device.efficiency * kind.peak(dtype)
     share = reached.share(dtype)
-    forward = min(1.0, FORWARD_OVER_MEAN * share) if model.forward_peak is None else model.forward_peak
-    backward = min(1.0, BACKWARD_OVER_MEAN * share) if model.backward_peak is None else model.backward_peak
+    forward = (
+        min(1.0, FORWARD_OVER_MEAN * share) if model.forward_peak is None else model.forward_peak
+    )
+    backward = (
+        min(1.0, BACKWARD_OVER_MEAN * share) if model.backward_peak is None else model.backward_peak
+    )
     attention = reached.attention if model.attention_peak is None else model.attention_peak
-    passes = (reached.passes if model.passes is None else model.passes) * (FUSED if model.compiled else 1.0)
-    return Rates(
+    passes = (reached.passes if model.passes is None else model.passes) * (
+        FUSED if model.compiled else 1.0
+    )
+    return LayerRates(
         forward * peak,
         backward * peak,
         attention * (peak if stored is dtype else device.efficiency * kind.peak(stored)),
@@ -186,7 +205,9 @@ class Portion:
         return self.width // self.context
 
 
-def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Portion) -> tuple[float, float]:
+def layer_seconds(
+    model: ComputeModel, chain: Chain, layer: Layer, portion: Portion
+) -> tuple[float, float]:
     """(1) and (2): forward and backward of one layer."""
     device, samples, share = portion.device, portion.samples, portion.share
     profile = model.profile_for(device)
@@ -199,7 +220,11 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     weights = read_weights(chain, layer, portion) * chain.dtype.bytes
     held = 1.0 if portion.context > 1 and portion.tensor_width == 1 else share * portion.context
     frozen = layer.frozen
-    kept = layer.activation_bytes if frozen is None or frozen.moved_bytes is None else frozen.moved_bytes
+    kept = (
+        layer.activation_bytes
+        if frozen is None or frozen.moved_bytes is None
+        else frozen.moved_bytes
+    )
     moving = (held * weights + share * samples * kept) / rates.traffic
     if portion.tensor_width > 1:
         bandwidth = device.efficiency * device.kind.memory_bandwidth
@@ -209,8 +234,13 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     has_products = layer.forward_flop > 0
     attention = attention_flops(layer)
     more = 1.0 + (portion.routed - 1.0) * _expert_share(layer)
-    forward = work * (more * (layer.forward_flop - attention[0]) / rates.forward + attention[0] / rates.attention)
-    backward = work * (more * (layer.backward_flop - attention[1]) / rates.backward + attention[1] / rates.attention)
+    forward = work * (
+        more * (layer.forward_flop - attention[0]) / rates.forward + attention[0] / rates.attention
+    )
+    backward = work * (
+        more * (layer.backward_flop - attention[1]) / rates.backward
+        + attention[1] / rates.attention
+    )
     forward += moving + model.forward_start * has_products
     backward += 2 * moving + model.backward_start * has_products
     if frozen is not None and frozen.packed_parameters:
@@ -274,11 +304,16 @@ def _read_frozen(chain: Chain, frozen: Frozen, portion: Portion) -> float:
 def hidden_seconds(
     model: ComputeModel, chain: Chain, layer: Layer, portion: Portion, seconds: tuple[float, float]
 ) -> tuple[float, float]:
-    """(6): of ``seconds`` for forward and backward of a layer, those of attention that an exchange may hide behind."""
+    """(6): of ``seconds`` for forward and backward of a layer, those of attention that an exchange
+    may hide behind."""
     if portion.context == 1 or not layer.attention_flop:
         return 0.0, 0.0
     if model.profile_for(portion.device) is None:
-        work = portion.samples * portion.share / rates_of(model, chain, layer, portion.device).attention
+        work = (
+            portion.samples
+            * portion.share
+            / rates_of(model, chain, layer, portion.device).attention
+        )
         ahead, back = attention_flops(layer)
         alone = (min(seconds[0], work * ahead), min(seconds[1], work * back))
     else:
@@ -294,7 +329,10 @@ def _measured_seconds(
     """A hole in a profile is refused by name; between measured micro-batches it interpolates."""
     name = profile.row_name(layer)
     if name is None:
-        raise bad_input(f"a measurement of it in the profile of {profile.model} for {profile.device}", where=layer.name)
+        raise bad_input(
+            f"a measurement of it in the profile of {profile.model} for {profile.device}",
+            where=layer.name,
+        )
     stretch = model.profile_factor * portion.share * portion.width / portion.device.efficiency
     width = portion.tensor_width
     samples: float = portion.samples
@@ -342,13 +380,17 @@ class StageSeconds:
     hidden_backward: float = 0.0
 
 
-def stage_seconds(model: ComputeModel, chain: Chain, stage: Stage, portion: Portion) -> tuple[float, float]:
+def stage_seconds(
+    model: ComputeModel, chain: Chain, stage: Stage, portion: Portion
+) -> tuple[float, float]:
     """Forward and backward of a whole stage on one device, with (3) and (9)."""
     seconds = split_stage_seconds(model, chain, stage, portion)
     return seconds.forward, seconds.backward
 
 
-def split_stage_seconds(model: ComputeModel, chain: Chain, stage: Stage, portion: Portion) -> StageSeconds:
+def split_stage_seconds(
+    model: ComputeModel, chain: Chain, stage: Stage, portion: Portion
+) -> StageSeconds:
     """Forward and backward of a whole stage on one device, with (3), (6) and (9)."""
     portion = replace(portion, context=stage.context, expert=stage.expert)
     forward = backward = hidden_forward = hidden_backward = 0.0
@@ -360,13 +402,21 @@ def split_stage_seconds(model: ComputeModel, chain: Chain, stage: Stage, portion
         hidden_forward += beside[0]
         hidden_backward += beside[1] + (beside[0] if stage.recompute is Recompute.FULL else 0.0)
     times = waiting(model.spread, stage.num_devices)
-    return StageSeconds(times * forward, times * backward, times * hidden_forward, times * hidden_backward)
+    return StageSeconds(
+        times * forward, times * backward, times * hidden_forward, times * hidden_backward
+    )
 
 
 def recompute_seconds(
-    model: ComputeModel, chain: Chain, layer: Layer, portion: Portion, recompute: Recompute, forward: float
+    model: ComputeModel,
+    chain: Chain,
+    layer: Layer,
+    portion: Portion,
+    recompute: Recompute,
+    forward: float,
 ) -> float:
-    """(3). Selective recomputation drops cheap results that are large: what it costs is mostly memory traffic."""
+    """(3). Selective recomputation drops cheap results that are large: what it costs is mostly
+    memory traffic."""
     if not layer.has_backward:
         return 0.0
     match recompute:
@@ -381,7 +431,8 @@ def recompute_seconds(
 
 
 def update_seconds(chain: Chain, stage: Stage, portion: Portion) -> float:
-    """(4): the optimizer reads and writes everything it keeps; PowerSGD goes over its errors before that."""
+    """(4): the optimizer reads and writes everything it keeps; PowerSGD goes over its errors before
+    that."""
     held = state_bytes(chain, stage, portion.share)
     moved = 2 * OPTIMIZERS[chain.optimizer].passes * held.updated + FACTOR_PASSES * held.errors
     return moved / (portion.device.efficiency * portion.device.kind.memory_bandwidth)

@@ -1,6 +1,8 @@
-"""A group of devices that share every tensor: how fast each computes, and what a collective costs between them.
+"""A group of devices that share every tensor: how fast each computes, and what a collective costs
+between them.
 
-For n devices, S bytes in all, a largest share m of them (1/n when even), ring bandwidth B and latency L:
+For n devices, S bytes in all, a largest share m of them (1/n when even), ring bandwidth B and
+latency L:
 
     (1)  all-gather, reduce-scatter   padded:  m S (n-1) / B + (n-1) L       every shard grown to the largest
                                       grouped: S (1 - smallest share) / B + n L   each shard broadcast or reduced alone
@@ -9,8 +11,8 @@ For n devices, S bytes in all, a largest share m of them (1/n when even), ring b
     (4)  compute                      FLOP x share / speed + bytes x share / memory bandwidth + launch
     (5)  re-shard                     most that one device sends or receives / B + (n-1) L
 
-The cheapest way is taken per tensor and its name kept. Where collectives were measured, their rates replace (1)-(3):
-bytes (n times the largest shard for padded ones) over bytes per second.
+The cheapest way is taken per tensor and its name kept. Where collectives were measured, their rates
+replace (1)-(3): bytes (n times the largest shard for padded ones) over bytes per second.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ LAUNCH = 15e-6
 """Seconds to start one kernel: of a transformer's block 20 take 0.3 ms (``cost.compute``)."""
 
 
-class Collective(StrEnum):
+class GroupCollective(StrEnum):
     """What moves a tensor from one state to another."""
 
     NONE = "none"
@@ -43,7 +45,7 @@ class Collective(StrEnum):
     RESHARD = "re-shard"
 
 
-class Way(StrEnum):
+class CollectiveMethod(StrEnum):
     """How a collective is carried out."""
 
     LOCAL = "local"
@@ -55,7 +57,7 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
+class CollectiveRates:
     """Measured bytes/s of collectives over a group, padded and as grouped calls."""
 
     all_gather: float
@@ -87,7 +89,7 @@ class DeviceGroup:
     per_node: int = 1
     """Most devices of one node, which share its NIC."""
     launch: float = LAUNCH
-    rates: Rates | None = None
+    rates: CollectiveRates | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -109,7 +111,9 @@ class DeviceGroup:
         )
         return max(times) + self.launch
 
-    def reshard_seconds(self, num_bytes: float, before: Sequence[float], after: Sequence[float]) -> float:
+    def reshard_seconds(
+        self, num_bytes: float, before: Sequence[float], after: Sequence[float]
+    ) -> float:
         """(5)."""
         passed = passed_on(before, after)
         sent = (sum(row) for row in passed)
@@ -119,40 +123,51 @@ class DeviceGroup:
             return most * len(self) * num_bytes / self.rates.all_to_all
         return most * num_bytes / self.bandwidth + (len(self) - 1) * self.latency
 
-    def transfer_seconds(self, kind: Collective, num_bytes: float, shares: Sequence[float]) -> tuple[float, Way]:
+    def transfer_seconds(
+        self, kind: GroupCollective, num_bytes: float, shares: Sequence[float]
+    ) -> tuple[float, CollectiveMethod]:
         """(1) to (3): seconds of the cheapest way, and its name."""
-        if kind in (Collective.NONE, Collective.SLICE) or len(self) == 1:
-            return 0.0, Way.LOCAL
+        if kind in (GroupCollective.NONE, GroupCollective.SLICE) or len(self) == 1:
+            return 0.0, CollectiveMethod.LOCAL
         if self.rates is not None:
             return _measured(self.rates, kind, num_bytes, len(self) * max(shares))
         count, largest = len(self), max(shares)
-        if kind is Collective.ALL_REDUCE:
-            ways = [(all_reduce_seconds(num_bytes, count, self.bandwidth, self.latency), Way.RING)]
+        if kind is GroupCollective.ALL_REDUCE:
+            ways = [
+                (
+                    all_reduce_seconds(num_bytes, count, self.bandwidth, self.latency),
+                    CollectiveMethod.RING,
+                )
+            ]
             if self.nodes > 1 and count > self.nodes:
                 between = (self.bandwidth, self.latency)
                 seconds = hierarchical_seconds(
                     num_bytes, self.nodes, count // self.nodes, inside=self.inside, between=between
                 )
-                ways.append((seconds, Way.HIERARCHICAL))
+                ways.append((seconds, CollectiveMethod.HIERARCHICAL))
             return min(ways)
-        if kind is Collective.ALL_TO_ALL:
+        if kind is GroupCollective.ALL_TO_ALL:
             together = self.per_node if self.per_node < count else 1
             sent = largest * num_bytes * together * (count - together) / count
-            return sent / self.bandwidth + (count - 1) * self.latency, Way.RING
+            return sent / self.bandwidth + (count - 1) * self.latency, CollectiveMethod.RING
         padded = ring_seconds(count * largest * num_bytes, count, self.bandwidth, self.latency)
         grouped = num_bytes * (1 - min(shares)) / self.bandwidth + count * self.latency
-        return min((padded, Way.PADDED), (grouped, Way.GROUPED))
+        return min((padded, CollectiveMethod.PADDED), (grouped, CollectiveMethod.GROUPED))
 
 
 def passed_on(before: Sequence[float], after: Sequence[float]) -> list[list[float]]:
-    """What share each device (row) passes to each other (column) when consecutive pieces change their lengths.
+    """What share each device (row) passes to each other (column) when consecutive pieces change
+    their lengths.
 
     >>> passed_on([0.5, 0.5], [0.75, 0.25])
     [[0.0, 0.0], [0.25, 0.0]]
     """
     old, new = _pieces(before), _pieces(after)
     return [
-        [0.0 if i == j else max(min(one[1], other[1]) - max(one[0], other[0]), 0.0) for j, other in enumerate(new)]
+        [
+            0.0 if i == j else max(min(one[1], other[1]) - max(one[0], other[0]), 0.0)
+            for j, other in enumerate(new)
+        ]
         for i, one in enumerate(old)
     ]
 
@@ -162,16 +177,23 @@ def _pieces(shares: Sequence[float]) -> list[tuple[float, float]]:
     return list(zip([0.0, *ends], ends, strict=False))
 
 
-def _measured(rates: Rates, kind: Collective, num_bytes: float, padding: float) -> tuple[float, Way]:
-    if kind is Collective.ALL_REDUCE:
-        return num_bytes / rates.all_reduce, Way.MEASURED
-    if kind is Collective.ALL_TO_ALL:
-        return num_bytes * padding / rates.all_to_all, Way.MEASURED
-    gather = kind is Collective.ALL_GATHER
+def _measured(
+    rates: CollectiveRates, kind: GroupCollective, num_bytes: float, padding: float
+) -> tuple[float, CollectiveMethod]:
+    if kind is GroupCollective.ALL_REDUCE:
+        return num_bytes / rates.all_reduce, CollectiveMethod.MEASURED
+    if kind is GroupCollective.ALL_TO_ALL:
+        return num_bytes * padding / rates.all_to_all, CollectiveMethod.MEASURED
+    gather = kind is GroupCollective.ALL_GATHER
     padded, grouped = (
-        (rates.all_gather, rates.grouped_all_gather) if gather else (rates.reduce_scatter, rates.grouped_reduce_scatter)
+        (rates.all_gather, rates.grouped_all_gather)
+        if gather
+        else (rates.reduce_scatter, rates.grouped_reduce_scatter)
     )
-    return min((num_bytes * padding / padded, Way.PADDED), (num_bytes / grouped, Way.GROUPED))
+    return min(
+        (num_bytes * padding / padded, CollectiveMethod.PADDED),
+        (num_bytes / grouped, CollectiveMethod.GROUPED),
+    )
 
 
 class RingState(NamedTuple):
@@ -182,13 +204,19 @@ class RingState(NamedTuple):
     inside: tuple[float, float]
 
 
-class Ring:
+class RingNetwork:
     """The network through some devices in their order and back to the first, over time."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
         self.cluster = cluster
-        hops = [(one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True) if one != other]
-        self.bandwidths = {hop: {r: cluster.bandwidth(r) for r in cluster.routes(*hop)} for hop in hops}
+        hops = [
+            (one, other)
+            for one, other in zip(names, [*names[1:], names[0]], strict=True)
+            if one != other
+        ]
+        self.bandwidths = {
+            hop: {r: cluster.bandwidth(r) for r in cluster.routes(*hop)} for hop in hops
+        }
         home_of = {name: cluster.device(name).node for name in names}
         self.homes = list(home_of.values())
         count = len(set(self.homes))
@@ -200,16 +228,26 @@ class Ring:
     @cached_property
     def changes(self) -> list[float]:
         """When anything on its way may change, time 0 first."""
-        links = {link for each in self.bandwidths.values() for route in each for link in route.links}
+        links = {
+            link for each in self.bandwidths.values() for route in each for link in route.links
+        }
         found = (self.cluster.links[link] for link in links)
-        return sorted({0.0, *(time for link in found for time in (*link.bandwidth.times, *link.latency.times))})
+        return sorted(
+            {
+                0.0,
+                *(time for link in found for time in (*link.bandwidth.times, *link.latency.times)),
+            }
+        )
 
     def at(self, time: float) -> RingState:
         """Over the route of each hop that is fastest then."""
         rates, waits = {}, {}
         for hop, known in self.bandwidths.items():
             route = next(iter(known)) if len(known) == 1 else self.cluster.fastest(*hop, 1e6, time)
-            rates[hop], waits[hop] = max(DOWN, known[route].at(time)), self.cluster.latency(route, time)
+            rates[hop], waits[hop] = (
+                max(DOWN, known[route].at(time)),
+                self.cluster.latency(route, time),
+            )
         inside = (
             min((rates[hop] for hop in self.within), default=0.0),
             max((waits[hop] for hop in self.within), default=0.0),
@@ -224,13 +262,18 @@ class Ring:
 def device_group(cluster: Cluster, names: Sequence[str], dtype: Dtype) -> DeviceGroup:
     """The named devices of a cluster, at the speeds and bandwidths of time zero."""
     devices = [cluster.device(name) for name in names]
-    ring = Ring(cluster, names)
+    ring = RingNetwork(cluster, names)
     now, homes = ring.at(0.0), ring.homes
     health = [device.efficiency * device.speed.at(0.0) for device in devices]
     return DeviceGroup(
         names=tuple(names),
-        flops=tuple(h * d.kind.reached.share(dtype) * d.kind.peak(dtype) for h, d in zip(health, devices, strict=True)),
-        memory_bandwidths=tuple(h * d.kind.memory_bandwidth for h, d in zip(health, devices, strict=True)),
+        flops=tuple(
+            h * d.kind.reached.share(dtype) * d.kind.peak(dtype)
+            for h, d in zip(health, devices, strict=True)
+        ),
+        memory_bandwidths=tuple(
+            h * d.kind.memory_bandwidth for h, d in zip(health, devices, strict=True)
+        ),
         memory=tuple(USABLE * device.kind.memory for device in devices),
         bandwidth=now.bandwidth,
         latency=now.latency,

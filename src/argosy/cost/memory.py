@@ -1,16 +1,17 @@
 """Bytes of memory: what a stage holds on each of its devices.
 
-With P parameters in a stage, Q of them in experts, share r of the work of a replica with n_samples on the device, the
-sequence in c parts and the experts over e holders, n = replicas x c holders of the weights, and the number of
-micro-batches in flight. r c is 1 where a part of the sequence has one device, of whatever size; Q / e is that of the
-holder with most experts.
+With P parameters in a stage, Q of them in experts, share r of the work of a replica with n_samples
+on the device, the sequence in c parts and the experts over e holders, n = replicas x c holders of
+the weights, and the number of micro-batches in flight. r c is 1 where a part of the sequence has
+one device, of whatever size; Q / e is that of the holder with most experts.
 
     (1)  weights    = (r c (P - Q) + r c Q / e) b     b bytes per element of the dtype
     (2)  gradients  = the same, with the bytes of ``gradient_dtype`` for b if that is stated
     (3)  optimizer  = the same with s for b           s from ``workload.optimizer``
          ZeRO 1 divides (3) by the number of holders that have the same weights: n, for experts n / e; ZeRO 2 also
          (2), ZeRO 3 also (1). PowerSGD keeps an error of 4 bytes for each weight that n > 1 holders have, in (2)
-    (4)  activations of one micro-batch = r n_samples (sum of the layers' kept bytes, less what recomputation drops)
+    (4)  activations of one micro-batch = r n_samples (sum of the layers' kept bytes, less what
+         recomputation drops)
     (5)  recomputed in a backward       = r n_samples (the largest that a layer of the stage has dropped)
     (6)  on their way between devices   = r n_samples (the largest of a layer: where c > 1, keys and values twice over,
          and their gradients in a backward; where e > 1, what is routed)
@@ -25,22 +26,27 @@ holder with most experts.
     (9)  whole inputs and results       = 2 n_samples / c (the largest output of a layer) in a tensor-parallel group,
          whose products read all of a gathered input and write all of a result before it is scattered
 
-    (10) frozen weights = r c (their bytes, those of experts over e holders, and the largest matrix that is unpacked at
-         a time), in (1) beside the trained ones that P and Q count; ZeRO leaves them whole. Layers that no backward
-         runs through keep nothing, and nothing of them is computed again or passes through a backward; in a forward
-         the largest of them holds its ``forward_bytes`` for a moment
+    (10) frozen weights = r c (their bytes, those of experts over e holders, and the largest matrix
+         that is unpacked at a time), in (1) beside the trained ones that P and Q count; ZeRO leaves
+         them whole. Layers that no backward runs through keep nothing, and nothing of them is
+         computed again or passes through a backward; in a forward the largest of them holds its
+         ``forward_bytes`` for a moment
 
-    (11) offloaded (``Stage.offload``): moments of the optimizer leave (3), while an fp32 copy of 16-bit weights stays;
-         weights leave (1) and (10); of (4) only the input of the stage stays. In their place a device has
-         what is copied at a time, never more than all of it: in an update two pieces of moments (``PIECE_BYTES``), or
-         those of the two largest layers if the optimizer updates whole tensors only; in a forward and in a backward
-         what the stage's layers keep on average, and what the layer at work keeps; and twice the weights of the largest
+    (11) offloaded (``Stage.offload``): moments of the optimizer leave (3), while an fp32 copy of
+         16-bit weights stays; weights leave (1) and (10); of (4) only the input of the stage stays.
+         In their place a device has what is copied at a time, never more than all of it: in an
+         update two pieces of moments (``PIECE_BYTES``), or those of the two largest layers if the
+         optimizer updates whole tensors only; in a forward and in a backward what the stage's
+         layers keep on average, and what the layer at work keeps; and twice the weights of the
+         largest
 
-(4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
-groups are taken to split activations along the sequence outside the matrix products too; if ``sequence_parallel`` is
-off, every device of a group has what is outside (``stream_bytes``, and the inputs that full recomputation keeps) whole:
-of kept bytes A with U outside, r (A - U) + U / c in place of r A. How many micro-batches are in
-flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
+(4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more.
+    Tensor-parallel
+groups are taken to split activations along the sequence outside the matrix products too; if
+``sequence_parallel`` is off, every device of a group has what is outside (``stream_bytes``, and the
+inputs that full recomputation keeps) whole: of kept bytes A with U outside, r (A - U) + U / c in
+place of r A. How many micro-batches are in flight at a time is the schedule's affair: the simulator
+adds (4) up as it goes.
 """
 
 from __future__ import annotations
@@ -101,12 +107,18 @@ def optimizer_bytes(chain: Chain) -> float:
     """s in (3)."""
     if chain.optimizer not in OPTIMIZERS:
         expected = f"one of the optimizers {', '.join(OPTIMIZERS)}"
-        raise bad_input(expected, chain.optimizer, where="optimizer", suggestion=closest(chain.optimizer, OPTIMIZERS))
+        raise bad_input(
+            expected,
+            chain.optimizer,
+            where="optimizer",
+            suggestion=closest(chain.optimizer, OPTIMIZERS),
+        )
     return optimizer_bytes_per_weight(chain.optimizer, chain.dtype.bytes)
 
 
 def stage_parameters(chain: Chain, stage: Stage) -> int:
-    """Trained weights a stage must hold: those of its layers, and once what they share with a layer elsewhere."""
+    """Trained weights a stage must hold: those of its layers, and once what they share with a layer
+    elsewhere."""
     layers = chain.layers[stage.first : stage.end]
     shared: dict[int, int] = {}
     for layer in layers:
@@ -116,23 +128,31 @@ def stage_parameters(chain: Chain, stage: Stage) -> int:
 
 
 def shared_parameters(chain: Chain, stage: Stage) -> tuple[int, int]:
-    """Weights of a stage that every holder has, and those of experts that its holders share out: P - Q and Q, the
-    latter 0 where experts are not split."""
-    split = sum(layer.expert_parameters for layer in chain.layers[stage.first : stage.end]) if stage.expert > 1 else 0
+    """Weights of a stage that every holder has, and those of experts that its holders share out: P
+    - Q and Q, the latter 0 where experts are not split."""
+    split = (
+        sum(layer.expert_parameters for layer in chain.layers[stage.first : stage.end])
+        if stage.expert > 1
+        else 0
+    )
     return stage_parameters(chain, stage) - split, split
 
 
 def summed_parameters(chain: Chain, stage: Stage) -> float:
-    """Elements that the holders of a stage sum for its gradients under PowerSGD; of weights that layers share with one
-    elsewhere, at least."""
+    """Elements that the holders of a stage sum for its gradients under PowerSGD; of weights that
+    layers share with one elsewhere, at least."""
     layers = chain.layers[stage.first : stage.end]
     own = sum(layer.parameters for layer in layers)
-    summed = sum(layer.parameters if layer.summed_parameters is None else layer.summed_parameters for layer in layers)
+    summed = sum(
+        layer.parameters if layer.summed_parameters is None else layer.summed_parameters
+        for layer in layers
+    )
     return summed + chain.least_summed_share * (stage_parameters(chain, stage) - own)
 
 
 def error_bytes(chain: Chain, num_holders: int) -> int:
-    """Of an error that PowerSGD keeps for each weight of a stage; 0 if there is nobody to sum gradients with."""
+    """Of an error that PowerSGD keeps for each weight of a stage; 0 if there is nobody to sum
+    gradients with."""
     return SUMMED_BYTES if chain.powersgd and num_holders > 1 else 0
 
 
@@ -143,7 +163,8 @@ def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
     split_here = split * max(stage.expert_shares)
 
     def held(width: float, level: int) -> float:
-        """Under ZeRO of this level, one of the holders that have an element keeps it: over all alike, split or not."""
+        """Under ZeRO of this level, one of the holders that have an element keeps it: over all
+        alike, split or not."""
         if stage.zero >= level:
             return (common + split_here * stage.expert) * tensor_share * width / stage.num_holders
         return (common + split_here) * tensor_share * width
@@ -172,7 +193,8 @@ def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
 
 
 def frozen_bytes(chain: Chain, stage: Stage) -> float:
-    """(10) for a holder of all tensors of a stage; what layers share with one elsewhere counts once."""
+    """(10) for a holder of all tensors of a stage; what layers share with one elsewhere counts
+    once."""
     own = unpacked = 0.0
     shared: dict[int, float] = {}
     for layer in chain.layers[stage.first : stage.end]:
@@ -192,7 +214,11 @@ def held_frozen_bytes(frozen: Frozen, expert: int) -> float:
 def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
     """(4) for one micro-batch on one device, with (11)."""
     kept = kept_bytes(chain, stage, samples, share)
-    if stage.offload.activations is None or not stage.first or not chain.layers[stage.first].has_backward:
+    if (
+        stage.offload.activations is None
+        or not stage.first
+        or not chain.layers[stage.first].has_backward
+    ):
         return kept if stage.offload.activations is None else 0.0
     given = chain.layers[stage.first - 1].output_bytes
     return min(kept, samples * _on_device(chain, stage, given, given, share))
@@ -209,7 +235,8 @@ def kept_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
 
 
 def _kept_by_layer(chain: Chain, stage: Stage, index: int) -> tuple[float, float]:
-    """What one sample of a layer keeps for the backward, and the part of it that is outside products."""
+    """What one sample of a layer keeps for the backward, and the part of it that is outside
+    products."""
     layer = chain.layers[index]
     if not layer.has_backward:
         return 0.0, 0.0
@@ -225,12 +252,16 @@ def _kept_by_layer(chain: Chain, stage: Stage, index: int) -> tuple[float, float
 
 def _kept_on_device(chain: Chain, stage: Stage, index: int, share: float) -> float:
     """(4) of one sample of one layer."""
-    return chain.activation_factor * _on_device(chain, stage, *_kept_by_layer(chain, stage, index), share)
+    return chain.activation_factor * _on_device(
+        chain, stage, *_kept_by_layer(chain, stage, index), share
+    )
 
 
-def copied_at_a_time(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
-    """(11): activations and weights that a forward or a backward has on a device while they are copied; what the layer
-    at work keeps is in ``working_bytes`` in a backward."""
+def copied_at_a_time(
+    chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool
+) -> float:
+    """(11): activations and weights that a forward or a backward has on a device while they are
+    copied; what the layer at work keeps is in ``working_bytes`` in a backward."""
     held = 0.0
     if stage.offload.activations is not None:
         held += kept_bytes(chain, stage, samples, share) / stage.num_layers
@@ -239,7 +270,10 @@ def copied_at_a_time(chain: Chain, stage: Stage, samples: int, share: float, *, 
             held += max(_kept_on_device(chain, stage, index, share) for index in layers) * samples
     if stage.offload.weights is not None:
         state = state_bytes(chain, stage, share)
-        each = (layer_bytes(chain, layer, stage.expert) for layer in chain.layers[stage.first : stage.end])
+        each = (
+            layer_bytes(chain, layer, stage.expert)
+            for layer in chain.layers[stage.first : stage.end]
+        )
         copied = COPIED_LAYERS * share * stage.context * max(each)
         held += min(copied, state.outside_weights + state.outside_frozen)
     return held
@@ -252,21 +286,27 @@ def moments_at_a_time(chain: Chain, stage: Stage, share: float) -> float:
     moments = state_bytes(chain, stage, share).outside_moments
     if OPTIMIZERS[chain.optimizer].is_elementwise:
         return min(moments, COPIED_LAYERS * PIECE_BYTES)
-    sizes = sorted(layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end])
+    sizes = sorted(
+        layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end]
+    )
     holders = stage.num_holders if stage.zero else 1
     largest = sum(sizes[-COPIED_LAYERS:]) * OPTIMIZERS[chain.optimizer].state_bytes
     return min(moments, largest * share * stage.context / holders)
 
 
 def _on_device(chain: Chain, stage: Stage, total: float, whole: float, share: float) -> float:
-    """What a device with a share of its replica's work has of kept bytes, of which ``whole`` are outside products."""
+    """What a device with a share of its replica's work has of kept bytes, of which ``whole`` are
+    outside products."""
     if chain.splits_stream:
         return total * share
     return share * (total - whole) + whole * (share if stage.parts_are_alone else 1 / stage.context)
 
 
-def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
-    """(5) to (9): what the forward or backward of one micro-batch holds for a moment, on one device."""
+def passing_bytes(
+    chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool
+) -> float:
+    """(5) to (9): what the forward or backward of one micro-batch holds for a moment, on one
+    device."""
     if backward and stage.end <= chain.first_backward:
         return 0.0
     through = exchanged_bytes(chain, stage, samples, share, backward=backward)
@@ -277,7 +317,9 @@ def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, bac
     if not backward:
         through += forward_working_bytes(chain, stage, samples, share)
     if backward:
-        through += recomputed_bytes(chain, stage, samples, share) + working_bytes(chain, stage, samples, share)
+        through += recomputed_bytes(chain, stage, samples, share) + working_bytes(
+            chain, stage, samples, share
+        )
     if stage.offload:
         through += copied_at_a_time(chain, stage, samples, share, backward=backward)
     return through
@@ -294,7 +336,10 @@ def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
         case Recompute.SELECTIVE:
             largest = max(layer.selective_bytes for layer in layers)
         case Recompute.FULL:
-            each = (_on_device(chain, stage, one.activation_bytes, one.stream_bytes, share) for one in layers)
+            each = (
+                _on_device(chain, stage, one.activation_bytes, one.stream_bytes, share)
+                for one in layers
+            )
             return max(each) * samples * chain.activation_factor
     return largest * samples * share * chain.activation_factor
 
@@ -305,9 +350,15 @@ def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> flo
     is_kept = stage.recompute is Recompute.NONE and stage.offload.activations is None
     for index in reversed(range(stage.first, stage.end)):
         layer = chain.layers[index]
-        own = _kept_on_device(chain, stage, index, share) if stage.offload.activations is not None else 0.0
+        own = (
+            _kept_on_device(chain, stage, index, share)
+            if stage.offload.activations is not None
+            else 0.0
+        )
         if layer.working_bytes or own:
-            given = layer.output_bytes if index + 1 < stage.end else 0.0  # the stage's own has a buffer
+            given = (
+                layer.output_bytes if index + 1 < stage.end else 0.0
+            )  # the stage's own has a buffer
             most = max(most, share * (layer.working_bytes + given - freed) + own)
         freed += layer.activation_bytes if is_kept else 0.0
     return most * samples
@@ -318,7 +369,11 @@ def forward_working_bytes(chain: Chain, stage: Stage, samples: int, share: float
     if stage.first >= chain.first_backward:
         return 0.0
     layers = chain.layers[stage.first : min(stage.end, chain.first_backward)]
-    return max(layer.frozen.forward_bytes for layer in layers if layer.frozen is not None) * samples * share
+    return (
+        max(layer.frozen.forward_bytes for layer in layers if layer.frozen is not None)
+        * samples
+        * share
+    )
 
 
 def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) -> float:
@@ -326,7 +381,9 @@ def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) 
     times = times_whole(stage.zero, stage.num_holders, backward=backward)
     if not times:
         return 0.0
-    largest = max(layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end])
+    largest = max(
+        layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end]
+    )
     return times * largest * chain.dtype.bytes * stage.tensor_share(share)
 
 
@@ -338,7 +395,8 @@ def times_whole(zero: int, holders: int, *, backward: bool) -> float:
 
 
 def layer_weights(layer: Layer, expert: int) -> float:
-    """What a holder of a layer has of it whole. A table that is tied is as large in either layer that uses it."""
+    """What a holder of a layer has of it whole. A table that is tied is as large in either layer
+    that uses it."""
     return layer.parameters + layer.tied_parameters - layer.expert_parameters * (1 - 1 / expert)
 
 
@@ -348,8 +406,11 @@ def layer_bytes(chain: Chain, layer: Layer, expert: int) -> float:
     return layer_weights(layer, expert) * chain.dtype.bytes + frozen
 
 
-def exchanged_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
-    """(6): what one micro-batch has on its way to other parts of the sequence and to experts, on one device."""
+def exchanged_bytes(
+    chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool
+) -> float:
+    """(6): what one micro-batch has on its way to other parts of the sequence and to experts, on
+    one device."""
     largest = max(
         exchange_buffers(layer, stage.context, stage.expert, backward=backward)
         for layer in chain.layers[stage.first : stage.end]

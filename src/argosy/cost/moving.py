@@ -1,15 +1,19 @@
-"""What it costs to go from one plan to another: bytes of state that change hands, over the links as they are then.
+"""What it costs to go from one plan to another: bytes of state that change hands, over the links as
+they are then.
 
-A device holds an interval of each layer's weights and one of its optimizer state: its part of a tensor-parallel group,
-of that its part among the stage's holders where ZeRO shares it out (state from level 1 on, weights at level 3). Weights
-that several layers use, such as a table of tokens, are held once by every device that has one of these layers, and as
-the runtime keeps them: whole on every device where they are in several stages, and whole, whatever ZeRO says, under
-ZeRO 2 and 3 in several layers of one.
+A device holds an interval of each layer's weights and one of its optimizer state: its part of a
+tensor-parallel group, of that its part among the stage's holders where ZeRO shares it out (state
+from level 1 on, weights at level 3). Weights that several layers use, such as a table of tokens,
+are held once by every device that has one of these layers, and as the runtime keeps them: whole on
+every device where they are in several stages, and whole, whatever ZeRO says, under ZeRO 2 and 3 in
+several layers of one.
 
     (1)  a device receives what it holds under the new plan and did not under the old one
-    (2)  from a device that held it: of several, of its own node, then from whoever sends the fewest bytes yet; where
-         none of them can be reached, from whoever can, as copies and checkpoints are there for
-    (3)  seconds = the longest that any link takes for the bytes that cross it, and ``PAUSE`` for the switch itself
+    (2)  from a device that held it: of several, of its own node, then from whoever sends the fewest
+         bytes yet; where none of them can be reached, from whoever can, as copies and checkpoints
+         are there for
+    (3)  seconds = the longest that any link takes for the bytes that cross it, and ``PAUSE`` for
+         the switch itself
 
 Gradients do not move: plans change between steps. Experts count as if every holder had all of them.
 """
@@ -51,7 +55,8 @@ class _Weights(NamedTuple):
     size: int
     layers: frozenset[int]
     frozen_bytes: float = 0.0
-    """What they take if they are frozen: they have no optimizer state, and ZeRO leaves them whole."""
+    """What they take if they are frozen: they have no optimizer state, and ZeRO leaves them
+    whole."""
 
 
 _Held = dict[_Weights, dict[str, _Kept]]
@@ -78,7 +83,8 @@ class Migration:
         return sum(self.received.values())
 
     def seconds(self, cluster: Cluster, time: float = 0.0) -> float:
-        """(3), at the bandwidths of a moment; infinity while a link that is needed is down, 0 where nothing moves."""
+        """(3), at the bandwidths of a moment; infinity while a link that is needed is down, 0 where
+        nothing moves."""
         crossing: dict[int, float] = defaultdict(float)
         for source, target, size in self.transfers:
             for link in cluster.fastest(source, target, size, time).links:
@@ -94,7 +100,9 @@ def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float 
     before, sources = _held(old, weights), _Sources(old, cluster, time)
     widths = (chain.dtype.bytes, optimizer_bytes(chain))
     for some, kept in _held(new, weights).items():
-        holders = [{name: had[kind] for name, had in before[some].items()} for kind in range(len(widths))]
+        holders = [
+            {name: had[kind] for name, had in before[some].items()} for kind in range(len(widths))
+        ]
         for device, wanted in kept.items():
             if some.frozen_bytes:
                 sources.deliver(device, wanted[0], holders[0], some.frozen_bytes)
@@ -113,10 +121,14 @@ class _Sources:
         self.sent: dict[tuple[str, str], float] = defaultdict(float)
         self.totals: dict[str, float] = defaultdict(float)
 
-    def deliver(self, target: str, wanted: Interval, holders: Mapping[str, Interval], whole: float) -> None:
+    def deliver(
+        self, target: str, wanted: Interval, holders: Mapping[str, Interval], whole: float
+    ) -> None:
         """``whole``: bytes of the interval from 0 to 1."""
         regions = {name: [(held,)] for name, held in holders.items()}
-        for source, ((begin, end),) in deliveries(target, [(wanted,)], regions, self._of, rounding=_ROUNDING):
+        for source, ((begin, end),) in deliveries(
+            target, [(wanted,)], regions, self._of, rounding=_ROUNDING
+        ):
             if source is not None:
                 self.sent[source, target] += (end - begin) * whole
                 self.totals[source] += (end - begin) * whole
@@ -128,16 +140,28 @@ class _Sources:
         for names in (holders, others):
             found = [name for name in names if self._reaches(name, target)]
             if found:
-                return min(found, key=lambda one: (node[one][0].name != node[target][0].name, self.totals[one], one))
+                return min(
+                    found,
+                    key=lambda one: (
+                        node[one][0].name != node[target][0].name,
+                        self.totals[one],
+                        one,
+                    ),
+                )
         return next(iter((*holders, *others)), None)
 
     def _reaches(self, source: str, target: str) -> bool:
-        return self.cluster.bandwidth_at(self.cluster.fastest(source, target, 1e6, self.time), self.time) > 0
+        return (
+            self.cluster.bandwidth_at(
+                self.cluster.fastest(source, target, 1e6, self.time), self.time
+            )
+            > 0
+        )
 
 
 def _weights(chain: Chain) -> Iterator[_Weights]:
-    """Every weight once. Layers that are tied to one layer share the same weights of it, the smaller shares in the
-    larger ones."""
+    """Every weight once. Layers that are tied to one layer share the same weights of it, the
+    smaller shares in the larger ones."""
     ties: dict[int, dict[int, int]] = defaultdict(dict)
     for index, layer in enumerate(chain.layers):
         if layer.tied_to is not None and layer.tied_to != index:
@@ -168,7 +192,9 @@ def _frozen_weights(chain: Chain, index: int, frozen: Frozen) -> Iterator[_Weigh
 
 
 def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
-    kept = [{whole: dict(_kept(stage, whole=whole)) for whole in (False, True)} for stage in plan.stages]
+    kept = [
+        {whole: dict(_kept(stage, whole=whole)) for whole in (False, True)} for stage in plan.stages
+    ]
     home = [index for index, stage in enumerate(plan.stages) for _ in range(stage.first, stage.end)]
     held: _Held = {}
     for some in weights:
@@ -183,7 +209,8 @@ def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
 
 
 def _kept(stage: Stage, *, whole: bool) -> Iterator[tuple[str, _Kept]]:
-    """What each device of a stage keeps of each of its layers; ``whole``: of weights that ZeRO does not share out."""
+    """What each device of a stage keeps of each of its layers; ``whole``: of weights that ZeRO does
+    not share out."""
     zero = 0 if whole else stage.zero
     shares = {
         device: stage.tensor_share(share)

@@ -1,20 +1,22 @@
 """What a stage copies between its devices and the host, and what its nodes hold.
 
-With K the bytes that a forward keeps of a micro-batch outside the device, W the weights and S the moments that are kept
-there (``cost.memory``, (11)), per device:
+With K the bytes that a forward keeps of a micro-batch outside the device, W the weights and S the
+moments that are kept there (``cost.memory``, (11)), per device:
 
     (1)  forward   copies K out and W in
     (2)  backward  copies K and W in
     (3)  update    copies S in and out, and trained weights out
     (4)  outside   = S + W + (micro-batches in flight) K
 
-Copies run beside the computing that they belong to, on links of their own (``cluster.host``). Of a stage with L layers
-the first layer is computed before there is something to copy, and the last one after what it needs has arrived:
+Copies run beside the computing that they belong to, on links of their own (``cluster.host``). Of a
+stage with L layers the first layer is computed before there is something to copy, and the last one
+after what it needs has arrived:
 
     (5)  seconds of an action = t / L + max(t - t / L, copy seconds)     t those of its computing
     (6)  seconds of an update = copy seconds + those of the update
 
-The exact engine plays these copies as flows, so that devices that share the link of their host slow each other down.
+The exact engine plays these copies as flows, so that devices that share the link of their host slow
+each other down.
 """
 
 from __future__ import annotations
@@ -40,17 +42,25 @@ class Copy:
     into: float = 0.0
 
 
-def action_copies(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> list[Copy]:
+def action_copies(
+    chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool
+) -> list[Copy]:
     """(1) or (2) for one device."""
     found = []
     if stage.offload.activations is not None and stage.end > chain.first_backward:
         moved = outside_activations(chain, stage, samples, share)
         found.append(
-            Copy(tier=stage.offload.activations, out=0.0 if backward else moved, into=moved if backward else 0.0)
+            Copy(
+                tier=stage.offload.activations,
+                out=0.0 if backward else moved,
+                into=moved if backward else 0.0,
+            )
         )
     if stage.offload.weights is not None:
         state = state_bytes(chain, stage, share)
-        found.append(Copy(tier=stage.offload.weights, into=state.outside_weights + state.outside_frozen))
+        found.append(
+            Copy(tier=stage.offload.weights, into=state.outside_weights + state.outside_frozen)
+        )
     return [copy for copy in found if copy.out or copy.into]
 
 
@@ -58,7 +68,11 @@ def update_copies(chain: Chain, stage: Stage, share: float) -> list[Copy]:
     """(3) for one device."""
     state, found = state_bytes(chain, stage, share), []
     if stage.offload.optimizer is not None:
-        found.append(Copy(tier=stage.offload.optimizer, out=state.outside_moments, into=state.outside_moments))
+        found.append(
+            Copy(
+                tier=stage.offload.optimizer, out=state.outside_moments, into=state.outside_moments
+            )
+        )
     if stage.offload.weights is not None:
         found.append(Copy(tier=stage.offload.weights, out=state.outside_weights))
     return [copy for copy in found if copy.out or copy.into]
@@ -113,5 +127,10 @@ def host_uses(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[HostUse]:
     for (name, tier), (moments, weights, activations) in held.items():
         capacity = tier_size(cluster, nodes[name], tier)
         yield HostUse(
-            node=name, tier=tier, moments=moments, weights=weights, activations=activations, capacity=capacity
+            node=name,
+            tier=tier,
+            moments=moments,
+            weights=weights,
+            activations=activations,
+            capacity=capacity,
         )

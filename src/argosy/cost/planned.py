@@ -1,6 +1,7 @@
 """The peak memory of a plan's devices in closed form, without a simulation.
 
-    (1)  peak = state + in-flight depth x activations + what arrives, or is computed again, for one more micro-batch
+    (1)  peak = state + in-flight depth x activations + what arrives, or is computed again, for one
+         more micro-batch
 
 This is a little less than a simulated peak, because of tensors that arrive early.
 """
@@ -21,7 +22,8 @@ def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
 
 
 def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
-    """Return the terms of (1) for every device in use: weights, gradients, optimizer, activations, buffers."""
+    """Return the terms of (1) for every device in use: weights, gradients, optimizer, activations,
+    buffers."""
     depths = most_in_flight(plan.schedule, len(plan.stages), plan.num_micro_batches)
     held: dict[str, tuple[float, ...]] = {}
     for index, stage in enumerate(plan.stages):
@@ -34,7 +36,13 @@ def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
                     state = state_bytes(chain, stage, share)
                     kept = depths[index] * activation_bytes(chain, stage, replica.samples, share)
                     more = _passing(chain, stage, replica.samples, share, arriving, returning)
-                    parts[replica.samples, share] = (state.weights, state.gradients, state.optimizer, kept, more)
+                    parts[replica.samples, share] = (
+                        state.weights,
+                        state.gradients,
+                        state.optimizer,
+                        kept,
+                        more,
+                    )
                 own = parts[replica.samples, share]
                 earlier = held.get(name)
                 if earlier is not None:
@@ -43,7 +51,12 @@ def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
     return held
 
 
-def _passing(chain: Chain, stage: Stage, samples: int, share: float, arriving: float, returning: float) -> float:
-    """What arrives for one more micro-batch, or comes back, and what its forward or backward holds for a moment."""
-    ahead, back = (passing_bytes(chain, stage, samples, share, backward=way) for way in (False, True))
+def _passing(
+    chain: Chain, stage: Stage, samples: int, share: float, arriving: float, returning: float
+) -> float:
+    """What arrives for one more micro-batch, or comes back, and what its forward or backward holds
+    for a moment."""
+    ahead, back = (
+        passing_bytes(chain, stage, samples, share, backward=way) for way in (False, True)
+    )
     return max(arriving * samples * share + ahead, returning * samples * share + back)

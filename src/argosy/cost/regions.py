@@ -1,11 +1,12 @@
-"""Regions of a tensor, or of a layer's weights: what is missing, and who sends it to whom. Needs no torch.
+"""Regions of a tensor, or of a layer's weights: what is missing, and who sends it to whom. Needs no
+torch.
 
-A region is an interval in every dim: rows and columns of a matrix, a part of a layer between 0 and 1, or nothing at all
-of a number, which has no dims.
+A region is an interval in every dim: rows and columns of a matrix, a part of a layer between 0 and
+1, or nothing at all of a number, which has no dims.
 
     (1)  what lies in a region and not in another is at most two regions for each dim
-    (2)  a target receives what it wants and does not hold, each element once, from a holder that is chosen for the
-         first element that is missing and then sends as much as it holds
+    (2)  a target receives what it wants and does not hold, each element once, from a holder that is
+         chosen for the first element that is missing and then sends as much as it holds
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def volume(regions: Iterable[Region]) -> float:
     seen: list[Region] = []
     total: float = 0
     for region in regions:
-        total += sum(math.prod(end - begin for begin, end in part) for part in outside([region], seen))
+        total += sum(
+            math.prod(end - begin for begin, end in part) for part in outside([region], seen)
+        )
         seen.append(region)
     return total
 
@@ -78,7 +81,8 @@ def deliveries(
 ) -> Iterator[tuple[Holder | None, Region]]:
     """(2): source and region of all that ``target`` receives.
 
-    ``choose`` takes one of those that hold the first element that is missing, or another if none does.
+    ``choose`` takes one of those that hold the first element that is missing, or another if none
+    does.
     """
     missing = outside(wanted, holders.get(target, ()))
     while missing:

@@ -1,14 +1,17 @@
-"""The cost model of a plan: recorded by content when the plan is made, rebuilt when it is used again.
+"""The cost model of a plan: recorded by content when the plan is made, rebuilt when it is used
+again.
 
-    (1)  A prediction follows from model, cluster and plan, and beside them from constants (``Calibration``) and from
-         measured profiles (``Profile``). These two together are the ``CostModel``.
-    (2)  A plan records the constants that differ from the default ones. They are read off the values that the search
-         used: ``ComputeModel`` has most of them, ``Cluster.fit`` and the ``Chain`` the others. So constants that were
-         set in Python are recorded too.
-    (3)  A plan records the profiles of the device kinds of its cluster, and of these the rows that can be looked up for
-         the layers and the dtype of its model.
+    (1)  A prediction follows from model, cluster and plan, and beside them from constants
+         (``Calibration``) and from measured profiles (``Profile``). These two together are the
+         ``CostModel``.
+    (2)  A plan records the constants that differ from the default ones. They are read off the
+         values that the search used: ``ComputeModel`` has most of them, ``Cluster.fit`` and the
+         ``Chain`` the others. So constants that were set in Python are recorded too.
+    (3)  A plan records the profiles of the device kinds of its cluster, and of these the rows that
+         can be looked up for the layers and the dtype of its model.
 
-Under the default cost model a plan records nothing. Not recorded: links and devices that were changed in Python.
+Under the default cost model a plan records nothing. Not recorded: links and devices that were
+changed in Python.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ class CostModel:
 
     @property
     def compute_model(self) -> ComputeModel:
-        return self.calibration.compute_model({profile.device: profile for profile in self.profiles} or None)
+        return self.calibration.compute_model(
+            {profile.device: profile for profile in self.profiles} or None
+        )
 
 
 def cost_model_ref(chain: Chain, cluster: Cluster, model: ComputeModel) -> CostModelRef | None:
@@ -65,7 +70,9 @@ def cost_model_ref(chain: Chain, cluster: Cluster, model: ComputeModel) -> CostM
     constants = {name: getattr(model, name) for name in _OF_MODEL}
     constants |= asdict(cluster.fit) | {name: getattr(chain, name) for name in _OF_CHAIN}
     content: dict[str, Any] = {}
-    if differing := {name: value for name, value in constants.items() if value != getattr(_DEFAULT, name)}:
+    if differing := {
+        name: value for name, value in constants.items() if value != getattr(_DEFAULT, name)
+    }:
         content["constants"] = differing
     if profiles := _used_profiles(chain, cluster, model):
         content["profiles"] = [profile_to_dict(profile) for profile in profiles]
@@ -75,7 +82,9 @@ def cost_model_ref(chain: Chain, cluster: Cluster, model: ComputeModel) -> CostM
 def _used_profiles(chain: Chain, cluster: Cluster, model: ComputeModel) -> list[Profile]:
     """(3), in the order of their device kinds."""
     kinds = sorted({device.kind.name for device in cluster.devices}) if model.profiles else []
-    named = [(kind, model.profiles[kind]) for kind in kinds if model.profiles and kind in model.profiles]
+    named = [
+        (kind, model.profiles[kind]) for kind in kinds if model.profiles and kind in model.profiles
+    ]
     return [_used_part(profile, kind, chain) for kind, profile in named]
 
 
@@ -88,7 +97,8 @@ def _used_part(profile: Profile, kind: str, chain: Chain) -> Profile:
 
 
 def remembered(plan: Plan, document: Document | None = None) -> CostModel:
-    """Rebuild the cost model that a plan was made with; ``document``, the plan's file, is named in errors."""
+    """Rebuild the cost model that a plan was made with; ``document``, the plan's file, is named in
+    errors."""
     if plan.cost_model is None:
         return CostModel()
     if document is None:
@@ -102,7 +112,8 @@ def remembered(plan: Plan, document: Document | None = None) -> CostModel:
 
 
 def cost_model_of(plan: Plan, profiles: Sequence[str]) -> CostModel:
-    """Return the cost model of a plan, with the profiles in these files, if any, in place of its own."""
+    """Return the cost model of a plan, with the profiles in these files, if any, in place of its
+    own."""
     costs = remembered(plan)
     return replace(costs, profiles=read_profiles(profiles)) if profiles else costs
 
@@ -117,9 +128,11 @@ def with_cost_model(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeMo
 
 
 def with_what_holds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Plan:
-    """Return the plan; without prediction, certificate and runner-ups if these were made on another cluster or under
-    another cost model."""
-    if plan.cluster.hash == cluster.hash and plan.cost_model == cost_model_ref(chain, cluster, model):
+    """Return the plan; without prediction, certificate and runner-ups if these were made on another
+    cluster or under another cost model."""
+    if plan.cluster.hash == cluster.hash and plan.cost_model == cost_model_ref(
+        chain, cluster, model
+    ):
         return plan
     return replace(plan, predicted=None, certificate=None, runner_ups=())
 

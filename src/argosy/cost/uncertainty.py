@@ -1,28 +1,30 @@
 """How far off a prediction may be: an interval around its seconds, and a margin on its bytes.
 
-The catalogue has for each generation of devices how far off nine of ten measured training steps were that no constant
-was fitted on (``Reached.error``). A plan's prediction is as uncertain as that of its least known kind, and more where
-less was measured:
+The catalogue has for each generation of devices how far off nine of ten measured training steps
+were that no constant was fitted on (``Reached.error``). A plan's prediction is as uncertain as that
+of its least known kind, and more where less was measured:
 
-    (1)  e of a kind = its generation's; 0.5 without one; at most 0.1 with a measured profile of the kind
-    (2)  e of a plan = the largest of its kinds; with tensor-parallel groups root(e^2 + 0.08^2); with n > 64 devices
-         e + 0.01 log2(n / 64)
+    (1)  e of a kind = its generation's; 0.5 without one; at most 0.1 with a measured profile of the
+         kind
+    (2)  e of a plan = the largest of its kinds; with tensor-parallel groups root(e^2 + 0.08^2);
+         with n > 64 devices e + 0.01 log2(n / 64)
     (3)  interval    = seconds (1 + o) / (1 + e) to seconds (1 + o) (1 + e)
-    (4)  a peak of memory is *close* to its limit if 10 % more would not fit: the bytes of nine of ten measured
-         training steps were within that (docs/validation.md)
+    (4)  a peak of memory is *close* to its limit if 10 % more would not fit: the bytes of nine of
+         ten measured training steps were within that (docs/validation.md)
 
-The plan that is predicted to be the best of n plans is on average slower than predicted, because it was chosen: a plan
-whose prediction is too low is chosen more often than one whose prediction is too high (the winner's curse). If the
-logarithms of the true times of n plans are normal with deviation s, and predictions differ from them by a normal
-residual r of their own, the chosen plan is slower than predicted by
+The plan that is predicted to be the best of n plans is on average slower than predicted, because it
+was chosen: a plan whose prediction is too low is chosen more often than one whose prediction is too
+high (the winner's curse). If the logarithms of the true times of n plans are normal with deviation
+s, and predictions differ from them by a normal residual r of their own, the chosen plan is slower
+than predicted by
 
     (5)  o = r^2 z_n / root(r^2 + s^2)      z_n: the expected largest of n standard normal numbers
 
-on average. r is 2/3 e and at most 0.08, and s = 0.4, as on the 1,440 runs of vTrain's table, of which up to 26 are
-plans for one job; more plans than that count as 26, because near copies err alike. There the chosen plans of jobs with
-eight plans or more are 2.9 % slower than predicted, and (5) gives 2.6 %; with four to seven plans they were 4.1 %
-faster (``benchmarks/selection.py``). A plan that nobody searched for has o = 0. The prediction itself and the
-certificate do not contain o.
+on average. r is 2/3 e and at most 0.08, and s = 0.4, as on the 1,440 runs of vTrain's table, of
+which up to 26 are plans for one job; more plans than that count as 26, because near copies err
+alike. There the chosen plans of jobs with eight plans or more are 2.9 % slower than predicted, and
+(5) gives 2.6 %; with four to seven plans they were 4.1 % faster (``benchmarks/selection.py``). A
+plan that nobody searched for has o = 0. The prediction itself and the certificate do not contain o.
 """
 
 from __future__ import annotations
@@ -65,10 +67,13 @@ def relative_error(plan: Plan, cluster: Cluster) -> float:
     """Return (2)."""
     profiled = set()
     if plan.cost_model is not None:
-        profiled = {profile["device"] for profile in json.loads(plan.cost_model.content).get("profiles", [])}
+        profiled = {
+            profile["device"] for profile in json.loads(plan.cost_model.content).get("profiles", [])
+        }
     kinds = {device.kind.name: device.kind for device in map(cluster.device, plan.devices)}
     errors = [
-        min(kind.reached.error, _PROFILED) if name in profiled else kind.reached.error for name, kind in kinds.items()
+        min(kind.reached.error, _PROFILED) if name in profiled else kind.reached.error
+        for name, kind in kinds.items()
     ]
     error = max(errors)
     if any(replica.width > stage.context for stage in plan.stages for replica in stage.replicas):
@@ -93,7 +98,9 @@ def interval(plan: Plan, cluster: Cluster, seconds: float) -> Interval:
     num_plans = min(plan.search.candidates, MOST_PLANS) if plan.search is not None else 1
     chosen = optimism(num_plans, min(RESIDUAL, _RESIDUAL_OVER_ERROR * error))
     expected = seconds * (1 + chosen)
-    return Interval(low=expected / (1 + error), high=expected * (1 + error), error=error, optimism=chosen)
+    return Interval(
+        low=expected / (1 + error), high=expected * (1 + error), error=error, optimism=chosen
+    )
 
 
 def is_close(peak: float, capacity: float) -> bool:

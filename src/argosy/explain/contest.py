@@ -1,8 +1,9 @@
 """Several plans for one job, played by one exact engine, and where each loses time.
 
-What a cluster could compute in an iteration of T seconds is T times the sum of its devices' speeds w_d (samples of the
-whole model per second). It goes to, with M micro-batches, u_d the seconds that device d computes, m_s the largest u_d
-of stage s, m the largest m_s, and c the seconds of the critical path that nothing but communication fills:
+What a cluster could compute in an iteration of T seconds is T times the sum of its devices' speeds
+w_d (samples of the whole model per second). It goes to, with M micro-batches, u_d the seconds that
+device d computes, m_s the largest u_d of stage s, m the largest m_s, and c the seconds of the
+critical path that nothing but communication fills:
 
     (1)  devices left out        T w_d                of every device that no stage uses
     (2)  recomputation           w_d again_d
@@ -12,8 +13,8 @@ of stage s, m the largest m_s, and c the seconds of the critical path that nothi
     (6)  filling and draining    w_d (T - m - min(c, T - m))
     (7)  computing               w_d (u_d - again_d)
 
-A slower plan than the best is slower by what it spends more of; the largest difference is why. Differences in (7) mean
-pieces that are too small to run at full speed.
+A slower plan than the best is slower by what it spends more of; the largest difference is why.
+Differences in (7) mean pieces that are too small to run at full speed.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Entry:
     name: str
     plan: Plan
     seconds: float
-    """Of an iteration, on average (or what counts instead) over the moments at which it begins; infinite if one never
-    ends."""
+    """Of an iteration, on average (or what counts instead) over the moments at which it begins;
+    infinite if one never ends."""
     losses: tuple[tuple[Loss, float], ...]
     """(1) to (7) as shares of what the cluster could have computed, in the order of ``Loss``."""
 
@@ -85,7 +86,8 @@ def contest(
     model: ComputeModel | None = None,
     objective: Objective = mean_of_means,
 ) -> list[Entry]:
-    """Every plan's time and losses, in the order given, on a cluster that changes in one way or another."""
+    """Every plan's time and losses, in the order given, on a cluster that changes in one way or
+    another."""
     costs = model or ComputeModel()
     whole = all(plays_whole(plan) for _, plan in plans)  # or all are folded
     begun = [[from_moment(cluster, moment) for moment in moments(cluster)] for cluster in scenarios]
@@ -109,11 +111,25 @@ def _entry(
     whole: bool,
 ) -> Entry:
     """``begun``: of every scenario, the cluster from each moment on."""
-    played = [[play(plan, chain, cluster, model, whole=whole) for cluster in clusters] for clusters in begun]
-    seconds = objective([np.array([first_end(timeline) for timeline in timelines]) for timelines in played])
-    exposed = float(np.mean([communication_seconds(timeline) for timelines in played for timeline in timelines]))
-    losses = _losses(plan, chain, begun[0][0], model, seconds, exposed) if math.isfinite(seconds) else {}
-    return Entry(name=name, plan=plan, seconds=seconds, losses=tuple((loss, losses.get(loss, 0.0)) for loss in Loss))
+    played = [
+        [play(plan, chain, cluster, model, whole=whole) for cluster in clusters]
+        for clusters in begun
+    ]
+    seconds = objective(
+        [np.array([first_end(timeline) for timeline in timelines]) for timelines in played]
+    )
+    exposed = float(
+        np.mean([communication_seconds(timeline) for timelines in played for timeline in timelines])
+    )
+    losses = (
+        _losses(plan, chain, begun[0][0], model, seconds, exposed) if math.isfinite(seconds) else {}
+    )
+    return Entry(
+        name=name,
+        plan=plan,
+        seconds=seconds,
+        losses=tuple((loss, losses.get(loss, 0.0)) for loss in Loss),
+    )
 
 
 def communication_seconds(timeline: Timeline) -> float:
@@ -129,7 +145,9 @@ def communication_seconds(timeline: Timeline) -> float:
 def _losses(
     plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, seconds: float, exposed: float
 ) -> dict[Loss, float]:
-    speed = {device.name: _speed(plan, chain, cluster, model, device.name) for device in cluster.devices}
+    speed = {
+        device.name: _speed(plan, chain, cluster, model, device.name) for device in cluster.devices
+    }
     busy: dict[str, float] = {}
     again: dict[str, float] = {}
     most: dict[str, float] = {}
@@ -163,18 +181,30 @@ def _speed(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, name
     if device.speed.at(0) == 0 or not model.can_run(chain, device):
         return 0.0
     samples = max(1, plan.global_batch // len(cluster.devices))
-    stage = Stage(first=0, end=len(chain.layers), replicas=(Replica(devices=(name,), samples=samples),))
+    stage = Stage(
+        first=0, end=len(chain.layers), replicas=(Replica(devices=(name,), samples=samples),)
+    )
     return (
-        samples * device.speed.at(0) / sum(stage_seconds(model, chain, stage, Portion(device=device, samples=samples)))
+        samples
+        * device.speed.at(0)
+        / sum(stage_seconds(model, chain, stage, Portion(device=device, samples=samples)))
     )
 
 
 def _busy(
-    plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, stage: Stage, replica: Replica, member: int
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    model: ComputeModel,
+    stage: Stage,
+    replica: Replica,
+    member: int,
 ) -> tuple[float, float]:
     """u_d, and what of it is recomputation."""
     device = cluster.device(replica.devices[member])
-    portion = Portion(device=device, samples=replica.samples, share=replica.shares[member], width=replica.width)
+    portion = Portion(
+        device=device, samples=replica.samples, share=replica.shares[member], width=replica.width
+    )
     speed = device.speed.at(0) or 1.0
     seconds = sum(stage_seconds(model, chain, stage, portion))
     plain = sum(stage_seconds(model, chain, replace(stage, recompute=Recompute.NONE), portion))
@@ -184,7 +214,8 @@ def _busy(
 
 
 def why_slower(entry: Entry, best: Entry) -> tuple[Loss, float]:
-    """What the entry spends more of than the best, and how much of its own iteration that difference is."""
+    """What the entry spends more of than the best, and how much of its own iteration that
+    difference is."""
     ratio = best.seconds / entry.seconds
     more = {loss: share - ratio * best.share(loss) for loss, share in entry.losses}
     worst = max(more, key=lambda loss: more[loss])

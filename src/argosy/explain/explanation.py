@@ -1,4 +1,5 @@
-"""Why a plan takes as long as it does, and what would make it faster: questions put to the simulator."""
+"""Why a plan takes as long as it does, and what would make it faster: questions put to the
+simulator."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def explain_plan(
     model: ComputeModel | None = None,
     timeline: Timeline | None = None,
 ) -> Explanation:
-    """Play a plan that ``check_plan`` passes with each change, beside ``timeline``, in which it is played as it is."""
+    """Play a plan that ``check_plan`` passes with each change, beside ``timeline``, in which it is
+    played as it is."""
     question = Question(plan, chain, cluster, model or ComputeModel(), timeline)
     loads, edges = stage_loads(plan, question.timeline), edge_loads(cluster, question.timeline)
     slowest = bottleneck(loads).stage
@@ -73,10 +75,14 @@ def explain_plan(
         loads=loads,
         edges=edges,
         improvements=(*question.faster_stages({slowest, busiest}), *question.wider_edges(edges)),
-        settings=tuple(sorted(question.settings(slowest), key=lambda one: (one.missing, -one.gain))),
+        settings=tuple(
+            sorted(question.settings(slowest), key=lambda one: (one.missing, -one.gain))
+        ),
         additions=tuple(question.additions(slowest)),
         hosts=tuple(host_uses(plan, chain, cluster)),
-        left_out=tuple(LeftOutQuestions(plan, chain, cluster, question.model).answers()) if plan.left_out else (),
+        left_out=tuple(LeftOutQuestions(plan, chain, cluster, question.model).answers())
+        if plan.left_out
+        else (),
     )
 
 
@@ -88,16 +94,19 @@ def with_prediction(
     model: ComputeModel | None = None,
     timeline: Timeline | None = None,
 ) -> Plan:
-    """Return the plan with time, memory and bottleneck predicted, and with the cost model that predicts them.
+    """Return the plan with time, memory and bottleneck predicted, and with the cost model that
+    predicts them.
 
-    The prediction is read from ``timeline``, or the plan is played. What was predicted and proven before stays only if
-    cluster and cost model are the same.
+    The prediction is read from ``timeline``, or the plan is played. What was predicted and proven
+    before stays only if cluster and cost model are the same.
     """
     costs = model or ComputeModel()
     check_plan(plan, chain, cluster)
     played = played_of(plan, timeline or play(plan, chain, cluster, costs))
     if math.isinf(played.seconds):
-        raise InfeasibleError(f"{plan.model.name} on {cluster.name}: no iteration ends, because {played.stalled}")
+        raise InfeasibleError(
+            f"{plan.model.name} on {cluster.name}: no iteration ends, because {played.stalled}"
+        )
     plan = with_what_holds(plan, chain, cluster, costs)
     predicted = prediction(plan, played, chain)
     return replace(plan, predicted=predicted, cost_model=cost_model_ref(chain, cluster, costs))

@@ -1,8 +1,10 @@
 """Why nothing fits: the plan that comes closest, what binds, and what would make a plan fit.
 
 (1)  over(plan)   = max over devices of (bytes it needs / bytes it may use)
-(2)  closest plan = the one of least over(plan), to 1 %: the first that fits when all memories grow together
-(3)  where measured times are what is missing, a plan that fits and lacks them (``solve.unmeasured``)
+(2)  closest plan = the one of least over(plan), to 1 %: the first that fits when all memories grow
+     together
+(3)  where measured times are what is missing, a plan that fits and lacks them
+     (``solve.unmeasured``)
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
 from argosy.explain.lighter import Reload, lighter_changes, offload_changes
-from argosy.explain.remedy import Change, Trial, hardware_changes
+from argosy.explain.remedy import Change, RemedyTrial, hardware_changes
 from argosy.plan.plan import Plan
 from argosy.planner import Settings
 from argosy.schedule.generate import group_size, usual_depth
-from argosy.solve.candidate import Candidate
-from argosy.solve.feasible import Fit
-from argosy.solve.pipeline import Choice
+from argosy.solve.feasible import FittingPlan
+from argosy.solve.finalists.candidate import Candidate
+from argosy.solve.finalists.verdict import placed, why_infeasible
+from argosy.solve.search.pipeline import Choice
 from argosy.solve.unmeasured import why_untimed
-from argosy.solve.verdict import placed, why_infeasible
 from argosy.space.price import Prices
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
@@ -72,11 +74,15 @@ def diagnose(
     reload: Reload | None = None,
 ) -> Infeasibility:
     """Explain an input for which ``find_plan`` finds no plan."""
-    trial = Trial(chain, cluster, global_batch, settings or Settings(), model or ComputeModel())
+    trial = RemedyTrial(
+        chain, cluster, global_batch, settings or Settings(), model or ComputeModel()
+    )
     changes = tuple(nearest_changes(trial, reload))
     if not trial.pools:
         kinds = ", ".join(sorted({device.kind.name for device in cluster.devices}))
-        return Infeasibility(reason=f"none of {kinds} has {chain.dtype}", plan=None, needs=(), changes=changes)
+        return Infeasibility(
+            reason=f"none of {kinds} has {chain.dtype}", plan=None, needs=(), changes=changes
+        )
     if (untimed := trial.untimed) is not None:
         return Infeasibility(
             reason=why_untimed(untimed, trial.prices, cluster),
@@ -91,15 +97,16 @@ def diagnose(
     return Infeasibility(reason=reason, plan=plan, needs=needs, changes=changes)
 
 
-def nearest_changes(trial: Trial, reload: Reload | None) -> Iterator[Change]:
-    """The nearest change of each kind with which a plan fits; first those that need nothing but an option."""
+def nearest_changes(trial: RemedyTrial, reload: Reload | None) -> Iterator[Change]:
+    """The nearest change of each kind with which a plan fits; first those that need nothing but an
+    option."""
     yield from offload_changes(trial)
     if reload is not None:
         yield from lighter_changes(trial, reload)
     yield from hardware_changes(trial)
 
 
-def _closest(trial: Trial) -> tuple[Plan | None, tuple[Need, ...]]:
+def _closest(trial: RemedyTrial) -> tuple[Plan | None, tuple[Need, ...]]:
     """(2)."""
     low, high = -1.0, 0.0
     fit = None
@@ -115,12 +122,14 @@ def _closest(trial: Trial) -> tuple[Plan | None, tuple[Need, ...]]:
     return _placed(fit, trial.prices, trial.cluster), tuple(_needs(fit, 2.0**high))
 
 
-def _placed(fit: Fit, prices: Prices, cluster: Cluster) -> Plan:
-    candidate = Candidate(seconds=0.0, number=0, shape=fit.shape, schedule=fit.schedule, plan=fit.plan, units=())
+def _placed(fit: FittingPlan, prices: Prices, cluster: Cluster) -> Plan:
+    candidate = Candidate(
+        seconds=0.0, number=0, shape=fit.shape, schedule=fit.schedule, plan=fit.plan, units=()
+    )
     return placed(candidate, prices, cluster)
 
 
-def _needs(fit: Fit, factor: float) -> Iterator[Need]:
+def _needs(fit: FittingPlan, factor: float) -> Iterator[Need]:
     """Per stage and part; rooms are those of the real devices."""
     for index, choice in enumerate(fit.plan):
         depth = usual_depth(fit.schedule, len(fit.plan) - index, fit.shape.num_micro_batches)
@@ -128,12 +137,16 @@ def _needs(fit: Fit, factor: float) -> Iterator[Need]:
         yield from _stage_needs(index, choice, depth, group, factor)
 
 
-def _stage_needs(index: int, choice: Choice, depth: int, group: int, factor: float) -> Iterator[Need]:
+def _stage_needs(
+    index: int, choice: Choice, depth: int, group: int, factor: float
+) -> Iterator[Need]:
     option, first, end = choice.option, choice.first, choice.end
     prices = option.prices
     kept = float(option.kept_ranges[first, end])
     passing = float(option.transient[first, end])
-    arriving = (2 * group + 1) * prices.largest_output + prices.exchange_buffers(option.context, option.expert)
+    arriving = (2 * group + 1) * prices.largest_output + prices.exchange_buffers(
+        option.context, option.expert
+    )
     for part, pool in zip(option.parts, option.pools, strict=True):
         yield Need(
             stage=index,
@@ -141,7 +154,8 @@ def _stage_needs(index: int, choice: Choice, depth: int, group: int, factor: flo
             devices=part.devices,
             state=option.state_range(first, end) / part.width,
             activations=part.most * depth * kept / part.width,
-            buffers=(part.most * (passing + arriving) + option.whole_bytes(first, end)) / part.width,
+            buffers=(part.most * (passing + arriving) + option.whole_bytes(first, end))
+            / part.width,
             room=USABLE * pool.device.kind.memory / factor,
         )
 

@@ -1,7 +1,7 @@
 """Why a device was left out, by putting it to use and simulating what comes of it.
 
-One device of each kind that a plan leaves out is tried in every way that changes nothing else: as a further replica of
-each stage, and as a stage of its own between any two with some of their layers.
+One device of each kind that a plan leaves out is tried in every way that changes nothing else: as a
+further replica of each stage, and as a stage of its own between any two with some of their layers.
 
     (1)  best use  = the way of least iteration time that fits in memory
     (2)  cause     = of a link that were 100 times as wide, and a device that were 100 times as fast, what would change
@@ -45,7 +45,8 @@ class Cause(StrEnum):
     NONE = "none"
     """It would pay: the search did not look there."""
     UNUSABLE = "unusable"
-    """No way to use it passes the checker: no route, or no sample for it; or none is tried, of an interleaved plan."""
+    """No way to use it passes the checker: no route, or no sample for it; or none is tried, of an
+    interleaved plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,18 +96,29 @@ class LeftOutQuestions:
         device, names = devices[0], tuple(device.name for device in devices)
         if device.speed.at(0) == 0 or not self.model.can_run(self.chain, device):
             lost = device.speed.at(0) == 0
-            sentence = "it is lost at time 0" if lost else f"{device.kind.name} has no {self.chain.dtype}"
+            sentence = (
+                "it is lost at time 0" if lost else f"{device.kind.name} has no {self.chain.dtype}"
+            )
             cause = Cause.LOST if lost else Cause.DTYPE
-            return LeftOutTest(devices=names, tried=None, gain=0.0, missing=0.0, cause=cause, sentence=sentence)
+            return LeftOutTest(
+                devices=names, tried=None, gain=0.0, missing=0.0, cause=cause, sentence=sentence
+            )
         ways = sorted(self._ways(device), key=lambda way: (way.seconds, way.what))
         fitting = [way for way in ways if not way.missing]
         best = fitting[0] if fitting else ways[0] if ways else None
         if best is None:
             woven = self.plan.schedule.kind.is_chunked
-            why = "the workers of the plan's schedule have several stages" if woven else _OUT_OF_REACH
+            why = (
+                "the workers of the plan's schedule have several stages" if woven else _OUT_OF_REACH
+            )
             sentence = f"no stage can take it: {why}"
             return LeftOutTest(
-                devices=names, tried=None, gain=0.0, missing=0.0, cause=Cause.UNUSABLE, sentence=sentence
+                devices=names,
+                tried=None,
+                gain=0.0,
+                missing=0.0,
+                cause=Cause.UNUSABLE,
+                sentence=sentence,
             )
         cause, why = self._cause(device, best, ways)
         chosen = next((way for way in ways if way.missing), best) if cause is Cause.MEMORY else best
@@ -136,9 +148,15 @@ class LeftOutQuestions:
             for route in self.cluster.routes(one, end)
             for link in route.links
         }
-        widest = max((link.bandwidth.at(0) for link in self.cluster.links if link.edge in edges), default=0.0)
-        wider = self._gain(self._play(best.plan, with_wider_edges(self.cluster, edges, _MORE * widest)))
-        faster = self._gain(self._play(best.plan, with_faster_devices(self.cluster, [device.name], _MORE)))
+        widest = max(
+            (link.bandwidth.at(0) for link in self.cluster.links if link.edge in edges), default=0.0
+        )
+        wider = self._gain(
+            self._play(best.plan, with_wider_edges(self.cluster, edges, _MORE * widest))
+        )
+        faster = self._gain(
+            self._play(best.plan, with_faster_devices(self.cluster, [device.name], _MORE))
+        )
         if wider > faster:
             return Cause.LINK, f"; with {_MORE:.0f} times the bandwidth to it, {_faster(wider)}"
         return Cause.SPEED, f"; with {_MORE:.0f} times its speed, {_faster(faster)}"
@@ -188,7 +206,14 @@ class LeftOutQuestions:
             for choice in self.plan.collectives
         )
         schedule = replace(self.plan.schedule, depth=None)
-        return replace(self.plan, stages=stages, collectives=collectives, schedule=schedule, policy=(), left_out=())
+        return replace(
+            self.plan,
+            stages=stages,
+            collectives=collectives,
+            schedule=schedule,
+            policy=(),
+            left_out=(),
+        )
 
     def _play(self, plan: Plan, cluster: Cluster) -> float:
         return iteration_seconds(plan, self.chain, cluster, self.model, whole=False)
@@ -209,4 +234,6 @@ def _faster(gain: float) -> str:
     """
     if abs(gain) < _PAYS:
         return "as fast"
-    return f"{100 * gain:.3g} % faster" if gain > 0 else f"{100 * (1 / (1 + gain) - 1):.3g} % slower"
+    return (
+        f"{100 * gain:.3g} % faster" if gain > 0 else f"{100 * (1 / (1 + gain) - 1):.3g} % slower"
+    )

@@ -1,9 +1,10 @@
-"""What would make a plan fit on the same devices: offload to host memory, and a lighter model, step by step.
+"""What would make a plan fit on the same devices: offload to host memory, and a lighter model, step
+by step.
 
-(1)  one change: adapters in place of full training, frozen weights in 8 or 4 bits, an optimizer with less state,
-     shorter sequences, a 16-bit dtype
-(2)  if no single one helps: adapters, frozen weights in 4 bits and 8-bit state together, with the longest sequences
-     that fit
+(1)  one change: adapters in place of full training, frozen weights in 8 or 4 bits, an optimizer
+     with less state, shorter sequences, a 16-bit dtype
+(2)  if no single one helps: adapters, frozen weights in 4 bits and 8-bit state together, with the
+     longest sequences that fit
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from argosy.dtype import Dtype
 from argosy.errors import ArgosyError
-from argosy.explain.remedy import Change, ChangeKind, Trial, least_that_fits
+from argosy.explain.remedy import Change, ChangeKind, RemedyTrial, least_that_fits
 from argosy.plan.offload import parse_offload
 from argosy.workload.chain import Chain
 from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
@@ -28,7 +29,7 @@ _OFFLOADS = ("optimizer", "activations", "optimizer,activations", "optimizer,act
 """What may be kept in host memory, the least first."""
 
 
-def offload_changes(trial: Trial) -> Iterator[Change]:
+def offload_changes(trial: RemedyTrial) -> Iterator[Change]:
     """The first step of offload, beyond what is allowed now, with which a plan fits."""
     settings = trial.settings
     if settings.target is not None:
@@ -37,7 +38,9 @@ def offload_changes(trial: Trial) -> Iterator[Change]:
         offload = parse_offload(text)
         if not settings.offload.named.keys() < offload.named.keys():
             continue
-        if offload.activations is not None and any(spec.kind.is_split for spec in settings.schedules):
+        if offload.activations is not None and any(
+            spec.kind.is_split for spec in settings.schedules
+        ):
             continue
         changed = replace(trial, settings=replace(settings, offload=offload))
         if changed.fit() is not None:
@@ -61,13 +64,18 @@ def _listed(text: str) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def lighter_changes(trial: Trial, reload: Reload) -> Iterator[Change]:
+def lighter_changes(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """(1), or (2) if there is none of (1)."""
-    found = [*_tuned(trial, reload), *_optimizers(trial, reload), *_dtypes(trial, reload), *_shorter(trial, reload)]
+    found = [
+        *_tuned(trial, reload),
+        *_optimizers(trial, reload),
+        *_dtypes(trial, reload),
+        *_shorter(trial, reload),
+    ]
     yield from found or _several(trial, reload)
 
 
-def _tuned(trial: Trial, reload: Reload) -> Iterator[Change]:
+def _tuned(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """The first that fits of adapters, and of frozen weights in fewer bits."""
     now = trial.chain.tuning
     frozen = now if not now.is_full else replace(now, train=Train.LORA)
@@ -104,7 +112,7 @@ def _tuning_options(tuning: Tuning) -> tuple[tuple[str, str], ...]:
     return tuple(options)
 
 
-def _optimizers(trial: Trial, reload: Reload) -> Iterator[Change]:
+def _optimizers(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """8-bit state, and the optimizer with the most state of all others that fit."""
     chain = trial.chain
     width = chain.dtype.bytes
@@ -128,7 +136,7 @@ def _optimizers(trial: Trial, reload: Reload) -> Iterator[Change]:
             return
 
 
-def _dtypes(trial: Trial, reload: Reload) -> Iterator[Change]:
+def _dtypes(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     chain = trial.chain
     for dtype in (Dtype.BF16, Dtype.FP16):
         with contextlib.suppress(ArgosyError):  # a model that was measured in one dtype
@@ -145,7 +153,7 @@ def _dtypes(trial: Trial, reload: Reload) -> Iterator[Change]:
                 return
 
 
-def _shorter(trial: Trial, reload: Reload) -> Iterator[Change]:
+def _shorter(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     length = trial.chain.sequence_length
     if any(profile.sequence_length != 1 for profile in (trial.model.profiles or {}).values()):
         return  # times of one length only
@@ -162,23 +170,27 @@ def _shorter(trial: Trial, reload: Reload) -> Iterator[Change]:
             )
 
 
-def _longest(trial: Trial, reload: Reload) -> int | None:
+def _longest(trial: RemedyTrial, reload: Reload) -> int | None:
     """The most tokens, fewer than now, with which a plan fits."""
     length = trial.chain.sequence_length
     step = min(_STEP_TOKENS, max(1, length // 8))
     cuts = (length - 1) // step
 
     def fits(cut: int) -> bool:
-        return replace(trial, chain=reload(sequence_length=step * (cuts + 1 - cut))).fit() is not None
+        return (
+            replace(trial, chain=reload(sequence_length=step * (cuts + 1 - cut))).fit() is not None
+        )
 
     least = least_that_fits(fits, cuts) if cuts else None
     return None if least is None else step * (cuts + 1 - least)
 
 
-def _several(trial: Trial, reload: Reload) -> Iterator[Change]:
+def _several(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """(2)"""
     now = trial.chain.tuning
-    tuning = replace(now, train=Train.LORA if now.is_full else now.train, base=now.base or BaseFormat.NF4)
+    tuning = replace(
+        now, train=Train.LORA if now.is_full else now.train, base=now.base or BaseFormat.NF4
+    )
     lightest = {"tuning": tuning, "optimizer": _EIGHT_BITS}
     with contextlib.suppress(ArgosyError):  # a model whose matrices are not known
 

@@ -1,6 +1,7 @@
 """How busy stages and edges were in an iteration of T seconds, and what held the others up.
 
-(1)  load of a stage = time that its busiest device computes, or else takes part in collectives, over T
+(1)  load of a stage = time that its busiest device computes, or else takes part in collectives,
+     over T
 (2)  bottleneck      = the stage whose computation and collectives make up most of the critical path
 (3)  load of an edge = bytes over what could have been carried, on its busiest link
 """
@@ -54,12 +55,17 @@ def stage_loads(plan: Plan, timeline: Timeline) -> tuple[StageLoad, ...]:
     loads = []
     for index, stage in enumerate(plan.stages):
         shares = [
-            (_covered([*computing[name], *exchanging[name]]) / total, _covered(computing[name]) / total)
+            (
+                _covered([*computing[name], *exchanging[name]]) / total,
+                _covered(computing[name]) / total,
+            )
             for name in stage.devices
         ]
         busy, computed = max(shares)
         on_path = critical.get(index, 0.0) / total
-        loads.append(StageLoad(stage=index, computing=computed, exchanging=busy - computed, critical=on_path))
+        loads.append(
+            StageLoad(stage=index, computing=computed, exchanging=busy - computed, critical=on_path)
+        )
     return tuple(loads)
 
 

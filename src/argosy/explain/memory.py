@@ -1,9 +1,11 @@
 """What fills the memory of a device, piece by piece.
 
-    (1)  peak = weights + gradients + optimizer + activations + buffers, at the moment at which a device holds most
+    (1)  peak = weights + gradients + optimizer + activations + buffers, at the moment at which a
+         device holds most
     (2)  the same in closed form (``cost.planned``), which needs no simulation
 
-(1) takes the simulated peak apart; buffers are what is left over: tensors that have arrived and are not yet used, and
+(1) takes the simulated peak apart; buffers are what is left over: tensors that have arrived and are
+    not yet used, and
 what a backward computes again.
 """
 
@@ -44,7 +46,9 @@ class DeviceMemory:
         return self.capacity - self.peak
 
 
-def memory_stack(plan: Plan, chain: Chain, cluster: Cluster, timeline: Timeline) -> tuple[DeviceMemory, ...]:
+def memory_stack(
+    plan: Plan, chain: Chain, cluster: Cluster, timeline: Timeline
+) -> tuple[DeviceMemory, ...]:
     """(1) for every device in use."""
     states: dict[str, list[StateBytes]] = defaultdict(list)
     kept: dict[tuple[str, int], float] = {}
@@ -73,7 +77,8 @@ def _stack(
     when, peak = most
     kind = cluster.device(name).kind
     weights, gradients, optimizer = (
-        sum(getattr(state, part) for state in states) for part in ("weights", "gradients", "optimizer")
+        sum(getattr(state, part) for state in states)
+        for part in ("weights", "gradients", "optimizer")
     )
     gradients += sum(state.errors for state in states)
     activations = sum(kept[name, stage] * count for stage, count in _in_flight(spans, when).items())
@@ -91,7 +96,8 @@ def _stack(
 
 
 def _in_flight(spans: Sequence[Span], when: float) -> dict[int, int]:
-    """Per stage, the micro-batches whose activations a device holds at a moment. A pass may be several spans."""
+    """Per stage, the micro-batches whose activations a device holds at a moment. A pass may be
+    several spans."""
     begun: set[tuple[int, int | None, int]] = set()
     over: dict[tuple[int, int | None, int], float] = {}
     for span in spans:
@@ -111,7 +117,9 @@ def _in_flight(spans: Sequence[Span], when: float) -> dict[int, int]:
 def planned_stack(plan: Plan, chain: Chain, cluster: Cluster) -> tuple[DeviceMemory, ...]:
     """(2) for every device in use, piece by piece."""
     found = []
-    for name, (weights, gradients, optimizer, activations, buffers) in planned_parts(plan, chain).items():
+    for name, (weights, gradients, optimizer, activations, buffers) in planned_parts(
+        plan, chain
+    ).items():
         kind = cluster.device(name).kind
         found.append(
             DeviceMemory(

@@ -4,7 +4,8 @@
     (2)  nearest change = the least n that helps, by doubling and bisection: more of it never hurts
     (3)  its step time is that of the plan which the planner finds under it
 
-(1) is exact at the granularity of the trial: single devices, unless there are so many that a coarser one is taken.
+(1) is exact at the granularity of the trial: single devices, unless there are so many that a
+    coarser one is taken.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.document import Document
 from argosy.errors import ArgosyError
 from argosy.planner import Settings, find_plan
-from argosy.solve.feasible import Fit
+from argosy.solve.feasible import FittingPlan
 from argosy.solve.unmeasured import Untimed, find_any_fit, find_untimed
 from argosy.space.pool import Pool, able_pools
 from argosy.space.price import Prices
@@ -67,8 +68,8 @@ class Change:
     target: str
     """What is changed: a device kind, a group of nodes, the model."""
     value: float | str
-    """GiB more per device, nodes more, tokens, samples, the name of an optimizer, dtype or card, which weights are
-    trained, or which times."""
+    """GiB more per device, nodes more, tokens, samples, the name of an optimizer, dtype or card,
+    which weights are trained, or which times."""
     options: tuple[tuple[str, str], ...] = ()
     """Options of ``argosy plan`` that make it."""
     seconds: float | None = None
@@ -76,7 +77,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Trial:
+class RemedyTrial:
     """(1): an input, and whether a plan fits under it."""
 
     chain: Chain
@@ -93,7 +94,9 @@ class Trial:
     def pools(self) -> tuple[Pool, ...]:
         more = dict(self.more)
         found = able_pools(self.chain, self.cluster, self.model)
-        memory = [self.factor * (pool.device.kind.memory + more.get(pool.name, 0.0)) for pool in found]
+        memory = [
+            self.factor * (pool.device.kind.memory + more.get(pool.name, 0.0)) for pool in found
+        ]
         return tuple(
             replace(pool, device=replace(pool.device, kind=replace(pool.device.kind, memory=size)))
             for pool, size in zip(found, memory, strict=True)
@@ -112,25 +115,34 @@ class Trial:
     @cached_property
     def seconds(self) -> float | None:
         """(3); None if the planner finds no plan."""
-        settings = replace(self.settings, level=1, time_budget=min(self.settings.time_budget, _SECONDS), progress=None)
+        settings = replace(
+            self.settings,
+            level=1,
+            time_budget=min(self.settings.time_budget, _SECONDS),
+            progress=None,
+        )
         if self.more or self.factor != 1.0:
             return None
         try:
             plan = find_plan(
-                self.chain, self.cluster, global_batch=self.global_batch, settings=settings, model=self.model
+                self.chain,
+                self.cluster,
+                global_batch=self.global_batch,
+                settings=settings,
+                model=self.model,
             )
         except ArgosyError:
             return None
         return None if plan.predicted is None else plan.predicted.iteration_seconds
 
-    def fit(self) -> Fit | None:
+    def fit(self) -> FittingPlan | None:
         prices = self.prices
         if not prices.pools:
             return None
         return find_any_fit(prices, self.global_batch, self.settings)
 
 
-def hardware_changes(trial: Trial) -> Iterator[Change]:
+def hardware_changes(trial: RemedyTrial) -> Iterator[Change]:
     """(2) for devices, measurements and the batch, one kind after the other."""
     yield from _more_times(trial)
     for change in _more_memory(trial):
@@ -141,8 +153,8 @@ def hardware_changes(trial: Trial) -> Iterator[Change]:
 
 
 def least_that_fits(fits: Callable[[int], bool], most: int) -> int | None:
-    """The least whole number of at least 1 for which something fits, where more is never worse; None beyond
-    ``most``."""
+    """The least whole number of at least 1 for which something fits, where more is never worse;
+    None beyond ``most``."""
     low, high = 0, 1
     while not fits(high):
         if high >= most:
@@ -154,15 +166,17 @@ def least_that_fits(fits: Callable[[int], bool], most: int) -> int | None:
     return high
 
 
-def _more_times(trial: Trial) -> Iterator[Change]:
+def _more_times(trial: RemedyTrial) -> Iterator[Change]:
     """Measurements that profiles lack."""
     if trial.untimed is not None:
         sentence = f"measured times of {trial.chain.name} on {trial.untimed.named}"
         kinds = ", ".join(dict.fromkeys(one.kind for one in trial.untimed.missing))
-        yield Change(kind=ChangeKind.PROFILE, sentence=sentence, target=kinds, value=trial.untimed.named)
+        yield Change(
+            kind=ChangeKind.PROFILE, sentence=sentence, target=kinds, value=trial.untimed.named
+        )
 
 
-def _more_memory(trial: Trial) -> Iterator[Change]:
+def _more_memory(trial: RemedyTrial) -> Iterator[Change]:
     memory = {pool.name: pool.device.kind.memory for pool in trial.pools}
     for kind, size in memory.items():
         most = math.ceil(_MOST_TIMES * size / GIB)
@@ -176,19 +190,34 @@ def _more_memory(trial: Trial) -> Iterator[Change]:
             yield Change(kind=ChangeKind.MEMORY, sentence=sentence, target=kind, value=least)
 
 
-def _larger_card(trial: Trial, change: Change) -> Iterator[Change]:
-    """The smallest card of the catalogue with the memory that is missing, in place of each of a kind."""
+def _larger_card(trial: RemedyTrial, change: Change) -> Iterator[Change]:
+    """The smallest card of the catalogue with the memory that is missing, in place of each of a
+    kind."""
     pool = next(pool for pool in trial.pools if pool.name == change.target)
     least = pool.device.kind.memory + float(change.value) * GIB
-    able = [kind for kind in catalogue() if trial.chain.dtype in dict(kind.flops) and kind.memory >= least]
+    able = [
+        kind
+        for kind in catalogue()
+        if trial.chain.dtype in dict(kind.flops) and kind.memory >= least
+    ]
     same = [kind for kind in able if kind.vendor == pool.device.kind.vendor]
-    for kind in sorted(same, key=lambda kind: (kind.memory, kind.peak(trial.chain.dtype)))[:_MOST_CARDS]:
-        with contextlib.suppress(ArgosyError):  # a kind of the user's own may have no place in the file
+    for kind in sorted(same, key=lambda kind: (kind.memory, kind.peak(trial.chain.dtype)))[
+        :_MOST_CARDS
+    ]:
+        with contextlib.suppress(
+            ArgosyError
+        ):  # a kind of the user's own may have no place in the file
             changed = replace(trial, cluster=with_kind(trial.cluster, change.target, kind.name))
             if changed.fit() is not None:
                 sentence = f"{kind.name} in place of each {change.target}"
                 target, seconds = change.target, changed.seconds
-                yield Change(kind=ChangeKind.CARD, sentence=sentence, target=target, value=kind.name, seconds=seconds)
+                yield Change(
+                    kind=ChangeKind.CARD,
+                    sentence=sentence,
+                    target=target,
+                    value=kind.name,
+                    seconds=seconds,
+                )
                 return
 
 
@@ -197,15 +226,19 @@ def with_kind(cluster: Cluster, old: str, new: str) -> Cluster:
     content = json.loads(cluster.content)
     for node in content["nodes"]:
         devices = node["devices"] if isinstance(node["devices"], list) else [node["devices"]]
-        node["devices"] = [{**one, "kind": new} if one["kind"].lower() == old.lower() else one for one in devices]
+        node["devices"] = [
+            {**one, "kind": new} if one["kind"].lower() == old.lower() else one for one in devices
+        ]
     return fitted(build_cluster(Document(cluster.name, content, {}), folder=Path()), cluster.fit)
 
 
-def _more_nodes(trial: Trial) -> Iterator[Change]:
+def _more_nodes(trial: RemedyTrial) -> Iterator[Change]:
     nodes = json.loads(trial.cluster.content).get("nodes", [])
     for index, node in enumerate(nodes):
         have = node.get("count", 1)
-        with contextlib.suppress(ArgosyError):  # a file that names its nodes one by one may not take more of them
+        with contextlib.suppress(
+            ArgosyError
+        ):  # a file that names its nodes one by one may not take more of them
             size = sum(1 for device in trial.cluster.devices if device.node == f"{node['name']}0")
             most = min(_MOST_TIMES * have, (_MOST_DEVICES - len(trial.cluster.devices)) // size)
             least = least_that_fits(
@@ -219,20 +252,25 @@ def _more_nodes(trial: Trial) -> Iterator[Change]:
                 kinds = trial.cluster.device(f"{node['name']}0.0").kind.name
                 each = counted(size, "device") if size > 1 else kinds
                 sentence = f"{counted(least, 'more node')} like {node['name']}0, of {each} each"
-                seconds = replace(trial, cluster=with_more_nodes(trial.cluster, index, least)).seconds
+                seconds = replace(
+                    trial, cluster=with_more_nodes(trial.cluster, index, least)
+                ).seconds
                 kind, target = ChangeKind.DEVICES, node["name"]
-                yield Change(kind=kind, sentence=sentence, target=target, value=least, seconds=seconds)
+                yield Change(
+                    kind=kind, sentence=sentence, target=target, value=least, seconds=seconds
+                )
 
 
 def with_more_nodes(cluster: Cluster, index: int, more: int) -> Cluster:
-    """The cluster with so many more of the nodes that one [[nodes]] entry of its file stands for."""
+    """The cluster with so many more of the nodes that one [[nodes]] entry of its file stands
+    for."""
     content = json.loads(cluster.content)
     node = content["nodes"][index]
     content["nodes"][index] = {**node, "count": node.get("count", 1) + more}
     return fitted(build_cluster(Document(cluster.name, content, {}), folder=Path()), cluster.fit)
 
 
-def _more_samples(trial: Trial) -> Iterator[Change]:
+def _more_samples(trial: RemedyTrial) -> Iterator[Change]:
     """More samples can be shared by more replicas, which then share their state."""
     batch = trial.global_batch
     for size in (batch * times for times in (2, 4, 8, 16) if times <= _MOST_TIMES):

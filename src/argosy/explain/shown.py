@@ -20,7 +20,8 @@ from argosy.workload.chain import Chain
 
 # Devices that are drawn one by one.
 _MOST_ROWS = 256
-# A plan is played some fifteen times to explain it, and four times to show other schedules; only small ones are.
+# A plan is played some fifteen times to explain it, and four times to show other schedules; only
+# small ones are.
 _EXPLAINED, _SWITCHED = 2, 4
 
 
@@ -39,7 +40,8 @@ class ShownPlan:
 
 
 def shown_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> ShownPlan:
-    """Play, predict and explain a plan; raise ``InputError`` if it does not make sense on this cluster."""
+    """Play, predict and explain a plan; raise ``InputError`` if it does not make sense on this
+    cluster."""
     check_plan(plan, chain, cluster)
     whole = plays_whole(plan) and len(plan.devices) <= _MOST_ROWS
     schedules = (plan.schedule, *(_other_schedules(plan) if not model.blocking else ()))
@@ -50,7 +52,9 @@ def shown_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) 
     return ShownPlan(
         plan=with_prediction(plan, chain, cluster, model=model, timeline=timelines[0]),
         timelines=tuple(zip(schedules, timelines, strict=True)),
-        explanation=explain_plan(plan, chain, cluster, model=model, timeline=own) if is_small else None,
+        explanation=explain_plan(plan, chain, cluster, model=model, timeline=own)
+        if is_small
+        else None,
         memory=() if is_small else planned_stack(plan, chain, cluster),
     )
 
@@ -61,5 +65,7 @@ def _other_schedules(plan: Plan) -> list[ScheduleSpec]:
     if len(plan.stages) == 1 or not is_simple or not plays_whole(plan, iterations=_SWITCHED):
         return []
     others = [ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B), ScheduleSpec(kind=ScheduleKind.EAGER)]
-    others += [ScheduleSpec(kind=ScheduleKind.KFKB, k=k) for k in (2, 4) if k <= plan.num_micro_batches]
+    others += [
+        ScheduleSpec(kind=ScheduleKind.KFKB, k=k) for k in (2, 4) if k <= plan.num_micro_batches
+    ]
     return [other for other in others if other != plan.schedule]

@@ -46,7 +46,8 @@ class WhatIf:
 
 
 def with_wider_edges(cluster: Cluster, edges: Iterable[str], more: float) -> Cluster:
-    """The cluster with so many bytes/s more on every link of these edges, except while a link is down."""
+    """The cluster with so many bytes/s more on every link of these edges, except while a link is
+    down."""
     chosen = frozenset(edges)
 
     def widened(link: Link) -> Link:
@@ -90,13 +91,22 @@ def cheaper_settings(stage: Stage) -> Iterator[tuple[str, Stage]]:
         yield "no offload", replace(stage, offload=NO_OFFLOAD)
     if stage.offload.activations is not None and stage.recompute is not Recompute.FULL:
         kept = replace(stage.offload, activations=None)
-        yield "recompute full in place of offload", replace(stage, recompute=Recompute.FULL, offload=kept)
+        yield (
+            "recompute full in place of offload",
+            replace(stage, recompute=Recompute.FULL, offload=kept),
+        )
 
 
 def with_replica(
-    plan: Plan, index: int, devices: tuple[str, ...], chain: Chain, cluster: Cluster, model: ComputeModel
+    plan: Plan,
+    index: int,
+    devices: tuple[str, ...],
+    chain: Chain,
+    cluster: Cluster,
+    model: ComputeModel,
 ) -> Plan | None:
-    """The plan with one more replica of a stage, samples shared out anew by speed; None where they are too few."""
+    """The plan with one more replica of a stage, samples shared out anew by speed; None where they
+    are too few."""
     stage = plan.stages[index]
     replicas = [*stage.replicas, Replica(devices=devices, samples=1)]
     if len(replicas) > plan.micro_batch_size or plan.schedule.kind.is_chunked:
@@ -106,13 +116,19 @@ def with_replica(
     for _ in range(plan.micro_batch_size - len(replicas)):
         soonest = min(range(len(replicas)), key=lambda at: ((samples[at] + 1) * pace[at], at))
         samples[soonest] += 1
-    shared = tuple(replace(replica, samples=count) for replica, count in zip(replicas, samples, strict=True))
-    stages = [replace(one, replicas=shared) if at == index else one for at, one in enumerate(plan.stages)]
+    shared = tuple(
+        replace(replica, samples=count) for replica, count in zip(replicas, samples, strict=True)
+    )
+    stages = [
+        replace(one, replicas=shared) if at == index else one for at, one in enumerate(plan.stages)
+    ]
     left_out = tuple(left for left in plan.left_out if left.device not in devices)
     return replace(plan, stages=tuple(stages), left_out=left_out)
 
 
-def _seconds_per_sample(chain: Chain, cluster: Cluster, model: ComputeModel, stage: Stage, replica: Replica) -> float:
+def _seconds_per_sample(
+    chain: Chain, cluster: Cluster, model: ComputeModel, stage: Stage, replica: Replica
+) -> float:
     portions = [
         Portion(device=cluster.device(name), samples=1, share=share, width=replica.width)
         for name, share in zip(replica.devices, replica.shares, strict=True)
@@ -123,7 +139,9 @@ def _seconds_per_sample(chain: Chain, cluster: Cluster, model: ComputeModel, sta
 def first_iteration(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Timeline:
     timeline = simulate(plan, chain, cluster, model=model)
     if not timeline.iteration_ends:
-        raise InfeasibleError(f"{plan.model.name} on {cluster.name}: no iteration ends, because {timeline.stalled}")
+        raise InfeasibleError(
+            f"{plan.model.name} on {cluster.name}: no iteration ends, because {timeline.stalled}"
+        )
     return timeline
 
 
@@ -131,21 +149,31 @@ class Question:
     """A plan on its cluster, and how it does when something is changed."""
 
     def __init__(
-        self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, timeline: Timeline | None = None
+        self,
+        plan: Plan,
+        chain: Chain,
+        cluster: Cluster,
+        model: ComputeModel,
+        timeline: Timeline | None = None,
     ) -> None:
-        """``timeline`` shows the first iteration of the plan as it is; it is played unless given."""
+        """``timeline`` shows the first iteration of the plan as it is; it is played unless
+        given."""
         self.plan = plan
         self.chain = chain
         self.cluster = cluster
         self.model = model
         self.timeline = timeline or first_iteration(plan, chain, cluster, model)
 
-    def _what_if(self, change: str, *, plan: Plan | None = None, cluster: Cluster | None = None) -> WhatIf:
+    def _what_if(
+        self, change: str, *, plan: Plan | None = None, cluster: Cluster | None = None
+    ) -> WhatIf:
         where = cluster or self.cluster
         timeline = first_iteration(plan or self.plan, self.chain, where, self.model)
         seconds = timeline.iteration_ends[0]
         gain = self.timeline.iteration_ends[0] / seconds - 1
-        peaks = timeline.peak_memory().items() if plan is not None else ()  # a faster cluster needs no more of it
+        peaks = (
+            timeline.peak_memory().items() if plan is not None else ()
+        )  # a faster cluster needs no more of it
         lacks = [held - USABLE * where.device(name).kind.memory for name, held in peaks]
         return WhatIf(change=change, seconds=seconds, gain=gain, missing=max(0.0, *lacks, 0.0))
 
@@ -155,7 +183,8 @@ class Question:
             yield self._what_if(f"10 % more speed of stage {stage}'s devices", cluster=faster)
 
     def wider_edges(self, loads: Sequence[EdgeLoad]) -> Iterator[WhatIf]:
-        """The busiest edges; those of one sort that are equally busy together, because one alone would not help."""
+        """The busiest edges; those of one sort that are equally busy together, because one alone
+        would not help."""
         alike: dict[tuple[str, float], list[str]] = defaultdict(list)
         for load in loads:
             alike[load.edge.rpartition(".")[2], round(load.utilisation, 2)].append(load.edge)
@@ -172,13 +201,27 @@ class Question:
                 stages = everywhere.setdefault(name, list(self.plan.stages))
                 stages[index] = cheaper
                 if index == slowest:
-                    alone = [cheaper if at == index else one for at, one in enumerate(self.plan.stages)]
-                    yield self._what_if(f"{name} in stage {index}", plan=replace(self.plan, stages=tuple(alone)))
+                    alone = [
+                        cheaper if at == index else one for at, one in enumerate(self.plan.stages)
+                    ]
+                    yield self._what_if(
+                        f"{name} in stage {index}", plan=replace(self.plan, stages=tuple(alone))
+                    )
         for name, stages in everywhere.items():
-            changed = [at for at, (new, old) in enumerate(zip(stages, self.plan.stages, strict=True)) if new != old]
+            changed = [
+                at
+                for at, (new, old) in enumerate(zip(stages, self.plan.stages, strict=True))
+                if new != old
+            ]
             if changed != [slowest]:
-                where = f"stage {changed[0]}" if len(changed) == 1 else f"stages {', '.join(map(str, changed))}"
-                yield self._what_if(f"{name} in {where}", plan=replace(self.plan, stages=tuple(stages)))
+                where = (
+                    f"stage {changed[0]}"
+                    if len(changed) == 1
+                    else f"stages {', '.join(map(str, changed))}"
+                )
+                yield self._what_if(
+                    f"{name} in {where}", plan=replace(self.plan, stages=tuple(stages))
+                )
 
     def additions(self, stage: int) -> Iterator[WhatIf]:
         """Left-out devices, one group of each kind, as a further replica of a stage."""
@@ -188,8 +231,18 @@ class Question:
             device = self.cluster.device(left.device)
             idle[device.kind.name][device.node].append(device.name)
         for nodes in idle.values():
-            group = next((tuple(names[:width]) for names in nodes.values() if len(names) >= width), ())
-            with contextlib.suppress(ArgosyError):  # no route, or no such dtype there: the planner's reason says so
-                plan = with_replica(self.plan, stage, group, self.chain, self.cluster, self.model) if group else None
+            group = next(
+                (tuple(names[:width]) for names in nodes.values() if len(names) >= width), ()
+            )
+            with contextlib.suppress(
+                ArgosyError
+            ):  # no route, or no such dtype there: the planner's reason says so
+                plan = (
+                    with_replica(self.plan, stage, group, self.chain, self.cluster, self.model)
+                    if group
+                    else None
+                )
                 if plan is not None:
-                    yield self._what_if(f"{', '.join(group)} as a further replica of stage {stage}", plan=plan)
+                    yield self._what_if(
+                        f"{', '.join(group)} as a further replica of stage {stage}", plan=plan
+                    )

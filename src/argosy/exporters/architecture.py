@@ -1,7 +1,9 @@
-"""A transformer's shape in Megatron-LM's words, which FlagScale shares: numbers, text, or True for a flag.
+"""A transformer's shape in Megatron-LM's words, which FlagScale shares: numbers, text, or True for
+a flag.
 
-The words are those of its GPT: token and position tables, blocks of causal attention and feed-forward with a norm
-before each, logits over words. ``shape_has_words`` names what of a shape they cannot say.
+The words are those of its GPT: token and position tables, blocks of causal attention and
+feed-forward with a norm before each, logits over words. ``shape_has_words`` names what of a shape
+they cannot say.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ def model_arguments(architecture: Architecture, model: ModelRef) -> dict[str, Va
         found |= {"group_query_attention": True, "num_query_groups": attention.kv_heads}
     if attention.query_width != architecture.hidden:
         found["kv_channels"] = attention.head_dim
-    learned = isinstance(architecture.embedding, TokenEmbedding) and architecture.embedding.position_rows > 0
+    learned = (
+        isinstance(architecture.embedding, TokenEmbedding)
+        and architecture.embedding.position_rows > 0
+    )
     found["position_embedding_type"] = "learned_absolute" if learned else "rope"
     found |= _rotary_arguments(architecture.rotary)
     found |= {"norm_epsilon": architecture.norm_epsilon, "vocab_size": architecture.head.outputs}
@@ -63,15 +68,24 @@ def model_arguments(architecture: Architecture, model: ModelRef) -> dict[str, Va
     if block.norm is NormKind.RMS:
         found["normalization"] = "RMSNorm"
     if isinstance(part, Experts):
-        found |= {"num_experts": part.count, "moe_router_topk": part.active, "moe_ffn_hidden_size": inner.inner}
+        found |= {
+            "num_experts": part.count,
+            "moe_router_topk": part.active,
+            "moe_ffn_hidden_size": inner.inner,
+        }
         if not part.normalized:
             found["moe_router_pre_softmax"] = True
         if part.shared is not None:
-            found |= {"moe_shared_expert_intermediate_size": part.shared.inner, "moe_shared_expert_gate": True}
+            found |= {
+                "moe_shared_expert_intermediate_size": part.shared.inner,
+                "moe_shared_expert_gate": True,
+            }
     found |= {"hidden_dropout": 0.1 * block.dropout, "attention_dropout": 0.1 * attention.dropout}
     window = _window(architecture, model)
     if window is not None:
-        found["window_size"] = f"{window - 1},0"  # keys before a query and behind it, besides its own
+        found["window_size"] = (
+            f"{window - 1},0"  # keys before a query and behind it, besides its own
+        )
     return found
 
 
@@ -98,28 +112,40 @@ def shape_has_words(architecture: Architecture, model: ModelRef, target: str) ->
     block, head, embedding = architecture.blocks[0], architecture.head, architecture.embedding
     other = {
         "images": not isinstance(embedding, TokenEmbedding),
-        "a table of token types": isinstance(embedding, TokenEmbedding) and embedding.token_types > 0,
-        "a norm of its embedding": isinstance(embedding, TokenEmbedding) and embedding.norm is not None,
+        "a table of token types": isinstance(embedding, TokenEmbedding)
+        and embedding.token_types > 0,
+        "a norm of its embedding": isinstance(embedding, TokenEmbedding)
+        and embedding.norm is not None,
         "a token table narrower than its blocks": head.width != architecture.hidden,
-        "layers between its last block and the logits": head.transform is not None or head.pooled_classes > 0,
+        "layers between its last block and the logits": head.transform is not None
+        or head.pooled_classes > 0,
         "norms behind the residual sums": not block.pre_norm,
         "norms that learn nothing": block.norm is NormKind.PLAIN,
         f"{block.num_norms} norms in a block": block.num_norms > 2,
         "attention and feed-forward side by side": block.parallel,
         "a learned score beside the keys": block.attention.sinks,
-        "a bias of its router": isinstance(block.feed_forward, Experts) and block.feed_forward.router_bias,
+        "a bias of its router": isinstance(block.feed_forward, Experts)
+        and block.feed_forward.router_bias,
     }
     for what in (what for what, is_so in other.items() if is_so):
         expected = f"a model in the shape of {target}'s GPT"
         yield limit("model.name", f"{model.name} with {what}", expected, final=True)
-    windows = sorted({each.attention.window or model.sequence_length for each in architecture.blocks})
+    windows = sorted(
+        {each.attention.window or model.sequence_length for each in architecture.blocks}
+    )
     if len(windows) > 1 and windows[0] < model.sequence_length:
         expected = f"one window for all blocks: none is written for {target}"
         yield limit("model.name", f"attention to {windows[0]} tokens in some blocks", expected)
     rotary = architecture.rotary
-    if rotary is not None and (rotary.other_scaling is not None or rotary.base != round(rotary.base)):
+    if rotary is not None and (
+        rotary.other_scaling is not None or rotary.base != round(rotary.base)
+    ):
         found = f"rotary positions with {rotary.other_scaling or 'a base of'} {rotary.base:g}"
-        yield limit("model.name", found, f"a whole base, unscaled or by Llama 3.1's factor, which {target} has")
+        yield limit(
+            "model.name",
+            found,
+            f"a whole base, unscaled or by Llama 3.1's factor, which {target} has",
+        )
     wanted = _GATED if _inner(block).gated else _PLAIN
     if architecture.activation not in wanted:
         expected = f"{' or '.join(wanted)}, which {target} has; {wanted[0]} is written"
@@ -145,7 +171,8 @@ def _inner(block: Block) -> FeedForward:
 
 
 def precision_arguments(plan: Plan) -> dict[str, Value]:
-    """The format of weights, and that of gradients as the plan's cost model keeps them; nothing for fp32."""
+    """The format of weights, and that of gradients as the plan's cost model keeps them; nothing for
+    fp32."""
     dtype = plan.model.dtype
     if dtype is Dtype.FP32:
         return {}

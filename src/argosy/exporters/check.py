@@ -13,7 +13,8 @@ from argosy.workload.load import load_architecture
 
 
 def check_model(target: Target, chain: Chain, model: str) -> None:
-    """Raise ``InputError`` with everything of a model that keeps its plans from being exported as they are."""
+    """Raise ``InputError`` with everything of a model that keeps its plans from being exported as
+    they are."""
     settle(_limits(target, chain, model), lossy=False)
 
 

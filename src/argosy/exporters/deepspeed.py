@@ -1,12 +1,13 @@
-"""A plan for DeepSpeed: its JSON config, a pipeline module that cuts as the plan does, and a launch script.
+"""A plan for DeepSpeed: its JSON config, a pipeline module that cuts as the plan does, and a launch
+script.
 
-``argosy_pipeline.py`` has a ``PipelineModule`` whose stages are the plan's: a program hands it the layers in their
-order and passes it to ``deepspeed.initialize``. A plan of one stage under ZeRO 2 or 3 has no pipeline module, because
-DeepSpeed does not combine the two.
+``argosy_pipeline.py`` has a ``PipelineModule`` whose stages are the plan's: a program hands it the
+layers in their order and passes it to ``deepspeed.initialize``. A plan of one stage under ZeRO 2 or
+3 has no pipeline module, because DeepSpeed does not combine the two.
 
-What DeepSpeed cannot express: stages that differ in replicas, tensor, context and expert parallelism in a pipeline,
-fp8 (final); uneven shares; ZeRO beyond 1 in a pipeline; selective recomputation, or any without a pipeline module;
-schedules other than 1F1B; a policy.
+What DeepSpeed cannot express: stages that differ in replicas, tensor, context and expert
+parallelism in a pipeline, fp8 (final); uneven shares; ZeRO beyond 1 in a pipeline; selective
+recomputation, or any without a pipeline module; schedules other than 1F1B; a policy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from argosy.exporters.form import (
     target_limits,
     zero_level,
 )
-from argosy.exporters.grid import Grid, grid_of, launch_script
+from argosy.exporters.grid import ParallelGrid, grid_of, launch_script
 from argosy.plan.plan import Plan, Recompute
 from argosy.plan.targets import TARGETS, TargetName
 from argosy.workload.chain import Chain
@@ -84,7 +85,9 @@ def export_deepspeed(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export
         )
         files.append(("argosy_pipeline.py", text))
     program = 'train.py --deepspeed_config ds_config.json "$@"'
-    return Export(files=(*files, ("run.sh", launch_script(first_line, grid.runs, program))), lost=lost)
+    return Export(
+        files=(*files, ("run.sh", launch_script(first_line, grid.runs, program))), lost=lost
+    )
 
 
 def limits(plan: Plan) -> Iterator[Limit]:
@@ -94,16 +97,22 @@ def limits(plan: Plan) -> Iterator[Limit]:
         expected = f"none: {NAME} recomputes the layers of a pipeline only; your model has to do it"
         yield limit("stages[0].recompute", plan.stages[0].recompute, expected)
     if plan.model.dtype is Dtype.FP16 and remembered(plan).calibration.gradient_dtype is Dtype.FP32:
-        yield note("gradients", "fp32", f"fp16: {NAME} keeps them in the format of the weights there, in less memory")
+        yield note(
+            "gradients",
+            "fp32",
+            f"fp16: {NAME} keeps them in the format of the weights there, in less memory",
+        )
     if plan.model.optimizer not in _OPTIMIZERS:
-        yield limit("model.optimizer", plan.model.optimizer, f"one of {', '.join(_OPTIMIZERS)}", final=True)
+        yield limit(
+            "model.optimizer", plan.model.optimizer, f"one of {', '.join(_OPTIMIZERS)}", final=True
+        )
 
 
 def _has_pipeline(plan: Plan) -> bool:
     return len(plan.stages) > 1 or zero_level(plan, TARGET) < 2
 
 
-def _config(plan: Plan, grid: Grid) -> dict[str, object]:
+def _config(plan: Plan, grid: ParallelGrid) -> dict[str, object]:
     dtype, optimizer, level = plan.model.dtype, plan.model.optimizer, zero_level(plan, TARGET)
     rates = {"lr": 1e-4} | ({"momentum": _MOMENTUM} if optimizer == "momentum" else {})
     found: dict[str, object] = {
@@ -113,7 +122,9 @@ def _config(plan: Plan, grid: Grid) -> dict[str, object]:
         "optimizer": {"type": _OPTIMIZERS[optimizer], "params": rates},
         "zero_optimization": {"stage": level},
     }
-    if level and _OPTIMIZERS[optimizer] == "SGD":  # it would refuse to shard the state of one that it did not test
+    if (
+        level and _OPTIMIZERS[optimizer] == "SGD"
+    ):  # it would refuse to shard the state of one that it did not test
         found["zero_allow_untested_optimizer"] = True
     if dtype in (Dtype.BF16, Dtype.FP16):
         found[str(dtype)] = {"enabled": True}

@@ -1,16 +1,17 @@
 """A plan as FlagScale's heterogeneous meshes, in YAML, with its hostfile.
 
-Stages that follow one another with the same device kind, width and number of replicas are one mesh, written as five
-numbers [tensor, context, expert, data, pipeline]; ``hetero_pipeline_layer_split`` has the blocks of every stage. Meshes
-may differ in all but context, so many plans for unequal devices can be said. A replica of mesh m takes
-micro_batch_size x data of mesh 0 / data of mesh m samples. FlagScale sorts ranks by where their device type first
-stands in ``hetero_device_types``, so a kind that comes back after another one gets a name of its own there and in the
-hostfile.
+Stages that follow one another with the same device kind, width and number of replicas are one mesh,
+written as five numbers [tensor, context, expert, data, pipeline]; ``hetero_pipeline_layer_split``
+has the blocks of every stage. Meshes may differ in all but context, so many plans for unequal
+devices can be said. A replica of mesh m takes micro_batch_size x data of mesh 0 / data of mesh m
+samples. FlagScale sorts ranks by where their device type first stands in ``hetero_device_types``,
+so a kind that comes back after another one gets a name of its own there and in the hostfile.
 
-What FlagScale cannot express: kinds of device mixed in a stage, context parallelism, stages without blocks, blocks of
-two kinds, models in another shape than a GPT (``architecture``), tied tables in stages of unequal widths, fp8 without a
-recipe, hosts whose ranks are apart (final); windows of attention in some blocks; uneven shares and ratios; ZeRO beyond
-the optimizer's state; selective recomputation beside full; schedules other than 1F1B; a policy.
+What FlagScale cannot express: kinds of device mixed in a stage, context parallelism, stages without
+blocks, blocks of two kinds, models in another shape than a GPT (``architecture``), tied tables in
+stages of unequal widths, fp8 without a recipe, hosts whose ranks are apart (final); windows of
+attention in some blocks; uneven shares and ratios; ZeRO beyond the optimizer's state; selective
+recomputation beside full; schedules other than 1F1B; a policy.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Mesh:
     """Stages that are alike on one kind of device."""
 
     kind: str
-    """Of device; with a number behind it if other kinds stand between this mesh and earlier ones of the kind."""
+    """Of device; with a number behind it if other kinds stand between this mesh and earlier ones of
+    the kind."""
     tensor: int
     context: int
     expert: int
@@ -72,11 +74,17 @@ def export_flagscale(
         "experiment": {
             "exp_name": chain.name,
             "exp_dir": "./outputs",
-            "task": {"type": "train", "backend": "megatron", "entrypoint": "./flagscale/train/train_gpt.py"},
+            "task": {
+                "type": "train",
+                "backend": "megatron",
+                "entrypoint": "./flagscale/train/train_gpt.py",
+            },
             "runner": {"hostfile": "./hostfile", "rdzv_backend": "static"},
             "envs": {
                 "CUDA_DEVICE_MAX_CONNECTIONS": 1,
-                "node_specific": {host: {"CUDA_VISIBLE_DEVICES": devices} for host, devices in visible.items()},
+                "node_specific": {
+                    host: {"CUDA_VISIBLE_DEVICES": devices} for host, devices in visible.items()
+                },
             },
         },
         "train": {
@@ -97,7 +105,9 @@ def export_flagscale(
     return Export(files=(("train_hetero.yaml", text), ("hostfile", hosts)), lost=lost)
 
 
-def limits(plan: Plan, chain: Chain, architecture: Architecture, cluster: Cluster) -> Iterator[Limit]:
+def limits(
+    plan: Plan, chain: Chain, architecture: Architecture, cluster: Cluster
+) -> Iterator[Limit]:
     yield from model_limits(plan.model, chain, architecture, TARGET)
     for index, stage in enumerate(plan.stages):
         kinds = _kinds(stage, cluster)
@@ -105,7 +115,12 @@ def limits(plan: Plan, chain: Chain, architecture: Architecture, cluster: Cluste
             expected = f"one kind of device per stage: {NAME}'s meshes are of one kind"
             yield limit(f"stages[{index}]", " and ".join(kinds), expected, final=True)
         if not _blocks(stage, chain):
-            yield limit(f"stages[{index}].layers", "no block", f"a block in every stage of {NAME}'s", final=True)
+            yield limit(
+                f"stages[{index}].layers",
+                "no block",
+                f"a block in every stage of {NAME}'s",
+                final=True,
+            )
     yield from target_limits(plan, TARGET)
     yield from hosts_are_whole(plan, NAME)
     yield from _tied_ends_are_alike(plan, architecture)
@@ -123,7 +138,9 @@ def _tied_ends_are_alike(plan: Plan, architecture: Architecture) -> Iterator[Lim
         ("replicas", len(first.replicas), len(last.replicas)),
     ):
         if one != other:
-            expected = f"{one}, as in stage 0: both hold the token table, which {NAME} splits in one way"
+            expected = (
+                f"{one}, as in stage 0: both hold the token table, which {NAME} splits in one way"
+            )
             yield limit(f"stages[{len(plan.stages) - 1}].{name}", other, expected, final=True)
 
 
@@ -204,7 +221,11 @@ def _yaml(content: dict[str, object], indent: str = "") -> str:
     text = ""
     for key, value in content.items():
         if isinstance(value, dict):
-            text += f"{indent}{key}:\n{_yaml(value, indent + '  ')}" if value else f"{indent}{key}: {{}}\n"
+            text += (
+                f"{indent}{key}:\n{_yaml(value, indent + '  ')}"
+                if value
+                else f"{indent}{key}: {{}}\n"
+            )
         else:
             text += f"{indent}{key}: {json.dumps(value)}\n"
     return text

@@ -1,8 +1,8 @@
 """What exporters share: what comes of an export, and what a target cannot express.
 
-An exporter is a list of rules, each a function that yields a ``Limit`` for what the target has no words for, and a
-function that writes what it has words for. A limit is final where nothing that the target can say comes close; any
-other may be lost, by name, where the user allows it (``--lossy``).
+An exporter is a list of rules, each a function that yields a ``Limit`` for what the target has no
+words for, and a function that writes what it has words for. A limit is final where nothing that the
+target can say comes close; any other may be lost, by name, where the user allows it (``--lossy``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import ModelRef, Plan, Recompute, Replica, Stage
 from argosy.plan.targets import Target, has_holders
-from argosy.runtime.launch_script import comment
+from argosy.runtime.job.launch_script import comment
 from argosy.schedule import ScheduleKind
 from argosy.workload.chain import Chain
 from argosy.workload.tuning import FULL
@@ -61,8 +61,13 @@ def _refusal(limit: Limit) -> Problem:
     return replace(limit.problem, suggestion="--lossy writes the rest")
 
 
-def limit(path: str, found: object, expected: str, *, final: bool = False, suggestion: str | None = None) -> Limit:
-    return Limit(problem=Problem(path=path, found=str(found), expected=expected, suggestion=suggestion), final=final)
+def limit(
+    path: str, found: object, expected: str, *, final: bool = False, suggestion: str | None = None
+) -> Limit:
+    return Limit(
+        problem=Problem(path=path, found=str(found), expected=expected, suggestion=suggestion),
+        final=final,
+    )
 
 
 def any_of(values: Sequence[object]) -> str:
@@ -82,7 +87,11 @@ def note(path: str, found: object, expected: str) -> Limit:
 def collectives_are_chosen(plan: Plan, target: Target) -> Iterator[Limit]:
     if plan.collectives:
         named = ", ".join(sorted({str(choice.algorithm) for choice in plan.collectives}))
-        yield note("collectives", named, f"whatever NCCL chooses: {target.name} names no algorithm for a sum")
+        yield note(
+            "collectives",
+            named,
+            f"whatever NCCL chooses: {target.name} names no algorithm for a sum",
+        )
 
 
 def replicas(plan: Plan) -> Iterator[tuple[str, Stage, Replica]]:
@@ -111,14 +120,18 @@ def target_limits(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def training_is_known(model: ModelRef, target: Target) -> Iterator[Limit]:
-    """A dtype that the target trains in, and all weights: no export writes adapters or frozen layers."""
+    """A dtype that the target trains in, and all weights: no export writes adapters or frozen
+    layers."""
     if model.dtype not in target.dtypes:
         expected = f"{any_of(target.dtypes)}, which {target.full_name} trains in"
         hint = f"plan with --dtype {target.dtypes[0]}"
         yield limit("model.dtype", model.dtype, expected, final=True, suggestion=hint)
     if model.tuning != FULL:
         yield limit(
-            "model.tuning", "some weights", f"training of all weights, which is written for {target.name}", final=True
+            "model.tuning",
+            "some weights",
+            f"training of all weights, which is written for {target.name}",
+            final=True,
         )
     if model.powersgd:
         expected = f"sums of whole gradients, which are written for {target.name}"
@@ -166,15 +179,22 @@ def _splits_are_few(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def _samples_are_even(plan: Plan, target: str) -> Iterator[Limit]:
-    """Replicas of a stage that take unequal shares; shared out evenly where the micro-batch allows it."""
+    """Replicas of a stage that take unequal shares; shared out evenly where the micro-batch allows
+    it."""
     for index, stage in enumerate(plan.stages):
         shares = [replica.samples for replica in stage.replicas]
         if len(set(shares)) > 1:
             rest = plan.micro_batch_size % len(shares)
             expected = f"equal shares: {target} gives every replica as many samples"
-            suggestion = None if not rest else f"{plan.micro_batch_size} samples do not divide by {len(shares)}"
+            suggestion = (
+                None
+                if not rest
+                else f"{plan.micro_batch_size} samples do not divide by {len(shares)}"
+            )
             found = "/".join(map(str, shares))
-            yield limit(f"stages[{index}].samples", found, expected, final=rest > 0, suggestion=suggestion)
+            yield limit(
+                f"stages[{index}].samples", found, expected, final=rest > 0, suggestion=suggestion
+            )
 
 
 def _tensors_are_even(plan: Plan, target: str) -> Iterator[Limit]:
@@ -185,18 +205,23 @@ def _tensors_are_even(plan: Plan, target: str) -> Iterator[Limit]:
 
 
 def _recomputation_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
-    """If stages may not differ, what is written is what recomputes most: it fits wherever the plan fits."""
+    """If stages may not differ, what is written is what recomputes most: it fits wherever the plan
+    fits."""
     kinds = {stage.recompute for stage in plan.stages}
     found = "/".join(stage.recompute for stage in plan.stages)
     mixes = len(kinds) > 1 and (target.one_recompute or Recompute.SELECTIVE in kinds)
     if mixes and target.one_recompute:
-        expected = f"one kind for all stages in {target.name}; {strongest_recompute(plan)} is written"
+        expected = (
+            f"one kind for all stages in {target.name}; {strongest_recompute(plan)} is written"
+        )
         yield limit("stages.recompute", found, expected)
     elif mixes:
         expected = f"none or full by stage, or selective everywhere, in {target.name}; full is written for selective"
         yield limit("stages.recompute", found, expected)
     elif not kinds <= set(target.recompute):
-        expected = f"{any_of(target.recompute)}: {target.name} recomputes whole layers; full is written"
+        expected = (
+            f"{any_of(target.recompute)}: {target.name} recomputes whole layers; full is written"
+        )
         yield limit("stages.recompute", found, expected)
 
 
@@ -214,7 +239,8 @@ def strongest_recompute(plan: Plan) -> Recompute:
 
 
 def _zero_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
-    """ZeRO levels that the target has; a level that it lacks is written as the next higher one, or the highest."""
+    """ZeRO levels that the target has; a level that it lacks is written as the next higher one, or
+    the highest."""
     levels, known = _levels(plan), target.levels(len(plan.stages))
     if len(levels) > 1 or not levels <= set(known):
         found = "/".join(str(stage.zero) for stage in plan.stages)
@@ -234,10 +260,13 @@ def _levels(plan: Plan) -> set[int]:
 
 
 def _schedule_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
-    """A schedule that the target runs, and runs instead; workers with several stages need one that has them."""
+    """A schedule that the target runs, and runs instead; workers with several stages need one that
+    has them."""
     schedule, known = plan.schedule, target.schedules
     takes_lists = ScheduleKind.KFKB in known
-    if len(plan.stages) > 1 and (schedule.kind not in known or (schedule.depth is not None and not takes_lists)):
+    if len(plan.stages) > 1 and (
+        schedule.kind not in known or (schedule.depth is not None and not takes_lists)
+    ):
         expected = f"{any_of(known)}, which {target.name} runs"
         final = schedule.kind.is_chunked and schedule.kind not in known
         hint = f"argosy plan --schedule {known[0]}" + ("" if final else ", or --lossy")
@@ -246,4 +275,8 @@ def _schedule_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
 
 def _policy_is_absent(plan: Plan, target: str) -> Iterator[Limit]:
     if plan.policy:
-        yield limit("policy", f"{len(plan.policy)} rules", f"none: {target} keeps its schedule as the network changes")
+        yield limit(
+            "policy",
+            f"{len(plan.policy)} rules",
+            f"none: {target} keeps its schedule as the network changes",
+        )

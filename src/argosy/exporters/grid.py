@@ -1,11 +1,14 @@
-"""A plan whose stages are alike as a grid of ranks, the hosts that they are on, and the script that starts them.
+"""A plan whose stages are alike as a grid of ranks, the hosts that they are on, and the script that
+starts them.
 
-Megatron-LM, torchtitan and DeepSpeed number ranks the same way, the pipeline outermost and tensors innermost:
+Megatron-LM, torchtitan and DeepSpeed number ranks the same way, the pipeline outermost and tensors
+innermost:
 
     (1)  rank = ((pipeline D + data) C + context) T + tensor
 
-so a plan's devices in that order are the ranks. torchrun numbers ranks agent by agent, so a host has one agent for
-every run of ranks that follow one another, and each agent sees the devices of its run only.
+so a plan's devices in that order are the ranks. torchrun numbers ranks agent by agent, so a host
+has one agent for every run of ranks that follow one another, and each agent sees the devices of its
+run only.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from itertools import groupby
 
 from argosy.exporters.form import Limit, limit
 from argosy.plan.plan import Plan
-from argosy.runtime.launch_script import comment
+from argosy.runtime.job.launch_script import comment
 
 PORT = 29500
 
@@ -31,7 +34,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class ParallelGrid:
     """How many of everything; all groups alike."""
 
     pipeline: int
@@ -46,11 +49,11 @@ class Grid:
     runs: tuple[Run, ...]
 
 
-def grid_of(plan: Plan) -> Grid:
+def grid_of(plan: Plan) -> ParallelGrid:
     """The grid of a plan whose stages are alike (``form.stages_are_alike``)."""
     first = plan.stages[0]
     chunks = plan.schedule.stages_per_worker
-    return Grid(
+    return ParallelGrid(
         pipeline=len(plan.stages) // chunks,
         chunks=chunks,
         data=len(first.replicas),
@@ -76,18 +79,25 @@ def hosts_are_whole(plan: Plan, target: str) -> Iterator[Limit]:
     hosts = [run.host for run in runs_of(plan)]
     for host in dict.fromkeys(hosts):
         if hosts.count(host) > 1:
-            expected = f"devices whose ranks follow one another: {target} numbers ranks host by host"
+            expected = (
+                f"devices whose ranks follow one another: {target} numbers ranks host by host"
+            )
             yield limit("stages", f"{host} in {hosts.count(host)} places", expected, final=True)
 
 
-def launch_script(head: str, runs: Sequence[Run], program: str, *, before: Sequence[str] = ()) -> str:
+def launch_script(
+    head: str, runs: Sequence[Run], program: str, *, before: Sequence[str] = ()
+) -> str:
     """A script to be run once on every host, which starts the processes of that host.
 
-    ``program`` is what follows torchrun's own options, as it stands in a shell; ``before`` are lines in front."""
+    ``program`` is what follows torchrun's own options, as it stands in a shell; ``before`` are
+    lines in front."""
     lines = [
         "#!/usr/bin/env bash",
         head,
-        comment("Run this on every host. ARGOSY_HOST replaces the host's name, MASTER_ADDR the first one's address."),
+        comment(
+            "Run this on every host. ARGOSY_HOST replaces the host's name, MASTER_ADDR the first one's address."
+        ),
         "set -euo pipefail",
         'HOST="${ARGOSY_HOST:-$(hostname -s)}"',
         f"FIRST={shlex.quote(runs[0].host)}",

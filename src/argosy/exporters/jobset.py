@@ -1,11 +1,13 @@
 """A run as a JobSet of Kubernetes (``jobset.x-k8s.io/v1alpha2``), which Kueue admits as a whole.
 
-Nodes that ask for the same are one replicated job with an indexed pod each. Pods find the first node by the name that
-the JobSet's headless service gives it. If the cluster file names hosts, every node is pinned to its own; without them,
-Kubernetes cannot tell nodes with unequal cards apart, and such a plan is refused.
+Nodes that ask for the same are one replicated job with an indexed pod each. Pods find the first
+node by the name that the JobSet's headless service gives it. If the cluster file names hosts, every
+node is pinned to its own; without them, Kubernetes cannot tell nodes with unequal cards apart, and
+such a plan is refused.
 
-A Kubeflow ``TrainJob`` has one number of equal nodes; its runtimes are templates of JobSets, so that this is what it
-would make. The container's image has Argosy, torch, the plan and the program; the run's folder is on the volume.
+A Kubeflow ``TrainJob`` has one number of equal nodes; its runtimes are templates of JobSets, so
+that this is what it would make. The container's image has Argosy, torch, the plan and the program;
+the run's folder is on the volume.
 """
 
 from __future__ import annotations
@@ -16,8 +18,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from argosy.exporters.form import Export, Limit, limit, settle
-from argosy.exporters.node_groups import RESOURCES, NodeGroup, node_groups, nodes_have_one_kind, start
-from argosy.runtime.launch import Launch
+from argosy.exporters.node_groups import (
+    RESOURCES,
+    NodeGroup,
+    node_groups,
+    nodes_have_one_kind,
+    start,
+)
+from argosy.runtime.job.launch import Launch
 
 NAME = "Kubernetes"
 CLAIM = "argosy"
@@ -47,7 +55,9 @@ def limits(launch: Launch) -> Iterator[Limit]:
     yield from nodes_have_one_kind(launch, NAME)
     kinds = sorted({group.kind for group in node_groups(launch)})
     if len(kinds) > 1 and not launch.names_hosts:
-        expected = f"the names of all hosts in the cluster file: {NAME} does not tell these kinds apart"
+        expected = (
+            f"the names of all hosts in the cluster file: {NAME} does not tell these kinds apart"
+        )
         yield limit("nodes.hosts", " and ".join(kinds), expected, final=True)
 
 
@@ -69,9 +79,16 @@ def _job(launch: Launch, group: NodeGroup, image: str, address: str) -> dict[str
                 "name": "argosy",
                 "image": image,
                 "workingDir": _FOLDER,
-                "command": ["bash", "-c", start(launch, group, index="$JOB_COMPLETION_INDEX", address=address)],
+                "command": [
+                    "bash",
+                    "-c",
+                    start(launch, group, index="$JOB_COMPLETION_INDEX", address=address),
+                ],
                 "resources": {"limits": wanted, "requests": wanted},
-                "volumeMounts": [{"name": "run", "mountPath": _FOLDER}, {"name": "shm", "mountPath": "/dev/shm"}],
+                "volumeMounts": [
+                    {"name": "run", "mountPath": _FOLDER},
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                ],
             }
         ],
         "volumes": [
@@ -82,5 +99,14 @@ def _job(launch: Launch, group: NodeGroup, image: str, address: str) -> dict[str
     if group.host is not None:
         pod["nodeSelector"] = {"kubernetes.io/hostname": group.host}
     count = len(group.ranks)
-    job = {"parallelism": count, "completions": count, "completionMode": "Indexed", "backoffLimit": 0}
-    return {"name": group.name, "replicas": 1, "template": {"spec": {**job, "template": {"spec": pod}}}}
+    job = {
+        "parallelism": count,
+        "completions": count,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+    }
+    return {
+        "name": group.name,
+        "replicas": 1,
+        "template": {"spec": {**job, "template": {"spec": pod}}},
+    }

@@ -1,12 +1,14 @@
 """A plan as a shell script that starts Megatron-LM with its flags.
 
-The layers go into ``--pipeline-model-parallel-layout``: E is the embedding, t a block, L the head with its loss, ``|``
-ends a stage, ``t*8`` is eight of them. Under an interleaved schedule the stages of the layout go round the ranks.
+The layers go into ``--pipeline-model-parallel-layout``: E is the embedding, t a block, L the head
+with its loss, ``|`` ends a stage, ``t*8`` is eight of them. Under an interleaved schedule the
+stages of the layout go round the ranks.
 
-What Megatron-LM cannot express: stages that differ in replicas, widths, context or expert parallelism, models in
-another shape than its GPT (``architecture``), blocks of two kinds, fp8 without a recipe (final); windows of attention
-in some blocks; uneven shares and ratios; ZeRO beyond the optimizer's state; recomputation per stage; schedules other
-than 1F1B and its interleaved form; a policy. Its heterogeneous layers are blocks of different shapes, not devices.
+What Megatron-LM cannot express: stages that differ in replicas, widths, context or expert
+parallelism, models in another shape than its GPT (``architecture``), blocks of two kinds, fp8
+without a recipe (final); windows of attention in some blocks; uneven shares and ratios; ZeRO beyond
+the optimizer's state; recomputation per stage; schedules other than 1F1B and its interleaved form;
+a policy. Its heterogeneous layers are blocks of different shapes, not devices.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from argosy.cost.remembered import remembered
-from argosy.exporters.architecture import Value, model_arguments, precision_arguments, shape_has_words
+from argosy.exporters.architecture import (
+    Value,
+    model_arguments,
+    precision_arguments,
+    shape_has_words,
+)
 from argosy.exporters.form import (
     Export,
     Limit,
@@ -28,7 +35,7 @@ from argosy.exporters.form import (
     target_limits,
     zero_level,
 )
-from argosy.exporters.grid import Grid, grid_of, launch_script
+from argosy.exporters.grid import ParallelGrid, grid_of, launch_script
 from argosy.plan.plan import ModelRef, Plan, Recompute
 from argosy.plan.targets import TARGETS, Target, TargetName
 from argosy.workload.architecture import Architecture
@@ -41,7 +48,11 @@ LETTERS = {"embedding": "E", "block": "t", "head": "L"}
 _RECOMPUTE: dict[Recompute, dict[str, Value]] = {
     Recompute.NONE: {},
     Recompute.SELECTIVE: {"recompute_granularity": "selective", "recompute_modules": "core_attn"},
-    Recompute.FULL: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    Recompute.FULL: {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
 }
 OPTIMIZERS: dict[str, dict[str, Value]] = {
     "adamw": {"optimizer": "adam"},
@@ -49,15 +60,20 @@ OPTIMIZERS: dict[str, dict[str, Value]] = {
     "momentum": {"optimizer": "sgd", "sgd_momentum": 0.9},
     "sgd": {"optimizer": "sgd", "sgd_momentum": 0.0},
 }
-# Megatron-LM demands one queue of work per device before Blackwell if tensors or sequences are split.
+# Megatron-LM demands one queue of work per device before Blackwell if tensors or sequences are
+# split.
 _ENVIRONMENT = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
 
 
-def export_megatron(plan: Plan, chain: Chain, architecture: Architecture, *, lossy: bool = False) -> Export:
+def export_megatron(
+    plan: Plan, chain: Chain, architecture: Architecture, *, lossy: bool = False
+) -> Export:
     """``megatron.sh``: the flags once, and the processes of the host that it runs on."""
     lost = settle(limits(plan, chain, architecture), lossy=lossy)
     grid = grid_of(plan)
-    flags = [_flag(name, value) for name, value in arguments(plan, chain, architecture, grid).items()]
+    flags = [
+        _flag(name, value) for name, value in arguments(plan, chain, architecture, grid).items()
+    ]
     before = [_ENVIRONMENT, "ARGUMENTS=(", *(f"  {flag}" for flag in flags), ")"]
     program = 'pretrain_gpt.py "${ARGUMENTS[@]}" "$@"'
     script = launch_script(head(TARGET, plan, chain), grid.runs, program, before=before)
@@ -71,12 +87,16 @@ def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Lim
     yield from collectives_are_chosen(plan, TARGET)
 
 
-def model_limits(model: ModelRef, chain: Chain, architecture: Architecture, target: Target) -> Iterator[Limit]:
+def model_limits(
+    model: ModelRef, chain: Chain, architecture: Architecture, target: Target
+) -> Iterator[Limit]:
     """What of a model there are no words for, whatever the plan."""
     yield from layers_have_letters(chain, target.name)
     yield from shape_has_words(architecture, model, target.name)
     if model.optimizer not in OPTIMIZERS:
-        yield limit("model.optimizer", model.optimizer, f"{', '.join(OPTIMIZERS)}, which {target.name} has")
+        yield limit(
+            "model.optimizer", model.optimizer, f"{', '.join(OPTIMIZERS)}, which {target.name} has"
+        )
 
 
 def selective_is_meant(plan: Plan, target: Target) -> Iterator[Limit]:
@@ -101,7 +121,9 @@ def layers_have_letters(chain: Chain, target: str) -> Iterator[Limit]:
             return
 
 
-def arguments(plan: Plan, chain: Chain, architecture: Architecture, grid: Grid) -> dict[str, Value]:
+def arguments(
+    plan: Plan, chain: Chain, architecture: Architecture, grid: ParallelGrid
+) -> dict[str, Value]:
     found: dict[str, Value] = {
         "tensor_model_parallel_size": grid.tensor,
         "pipeline_model_parallel_size": grid.pipeline,
@@ -122,7 +144,10 @@ def arguments(plan: Plan, chain: Chain, architecture: Architecture, grid: Grid) 
 
 def layout(plan: Plan, chain: Chain) -> str:
     """The layers of every stage."""
-    return "|".join(_stage([LETTERS[layer.kind] for layer in chain.layers[s.first : s.end]]) for s in plan.stages)
+    return "|".join(
+        _stage([LETTERS[layer.kind] for layer in chain.layers[s.first : s.end]])
+        for s in plan.stages
+    )
 
 
 def _stage(letters: Sequence[str]) -> str:

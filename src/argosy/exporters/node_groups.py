@@ -1,4 +1,5 @@
-"""The nodes of a plan in groups that ask for the same, and what each of them runs, for schedulers of containers."""
+"""The nodes of a plan in groups that ask for the same, and what each of them runs, for schedulers
+of containers."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from dataclasses import dataclass, replace
 from argosy.cluster.file import cluster_from_content
 from argosy.exporters.form import Limit, limit
 from argosy.plan.runnable import unsupported
-from argosy.runtime.launch import DEFAULT_PORT, Launch
-from argosy.runtime.launch_script import writing
-from argosy.runtime.run_spec import RUN
+from argosy.runtime.job.launch import DEFAULT_PORT, Launch
+from argosy.runtime.job.launch_script import writing
+from argosy.runtime.processes.run_spec import RUN
 
 # Vendors of cards, by the resource that Kubernetes has them under; kinds of other vendors are CPUs.
 RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "gpu.intel.com/i915"}
@@ -35,7 +36,9 @@ class NodeGroup:
 
 def node_groups(launch: Launch) -> tuple[NodeGroup, ...]:
     """Every node by itself if hosts are named, else nodes that are alike together."""
-    devices = {device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices}
+    devices = {
+        device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices
+    }
     found: dict[NodeGroup, list[int]] = {}
     for rank, node in enumerate(launch.nodes()):
         kind = devices[node.devices[0]].kind
@@ -55,14 +58,22 @@ def node_groups(launch: Launch) -> tuple[NodeGroup, ...]:
 
 
 def nodes_have_one_kind(launch: Launch, target: str) -> Iterable[Limit]:
-    """A container asks for cards of one kind; and what does not run at all is refused in its own words."""
+    """A container asks for cards of one kind; and what does not run at all is refused in its own
+    words."""
     for sentence in unsupported(launch.plan):
         yield limit("plan", sentence, "a plan that the runtime executes", final=True)
-    devices = {device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices}
+    devices = {
+        device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices
+    }
     for node in launch.nodes():
         kinds = sorted({devices[name].kind.name for name in node.devices})
         if len(kinds) > 1:
-            yield limit(node.name, " and ".join(kinds), f"one kind of device per node in {target}", final=True)
+            yield limit(
+                node.name,
+                " and ".join(kinds),
+                f"one kind of device per node in {target}",
+                final=True,
+            )
 
 
 def start(launch: Launch, group: NodeGroup, *, index: str, address: str) -> str:
@@ -73,7 +84,7 @@ def start(launch: Launch, group: NodeGroup, *, index: str, address: str) -> str:
 ranks=({ranks})
 rank=${{ranks[{index}]}}
 {writing(launch.spec)}
-python -m argosy.runtime.meeting --nproc-per-node {group.processes} --nnodes {len(launch.nodes())} \\
+python -m argosy.runtime.processes.meeting --nproc-per-node {group.processes} --nnodes {len(launch.nodes())} \\
   --rdzv-endpoint {address}:{launch.meeting_port or DEFAULT_PORT} --rdzv-conf "rank=$rank" \\
-  -m argosy.runtime.worker {run}
+  -m argosy.runtime.job.worker {run}
 """

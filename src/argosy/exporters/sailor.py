@@ -1,13 +1,16 @@
-"""A plan in the form that Sailor publishes plans and runs in, so that its simulator, or anyone, can judge it.
+"""A plan in the form that Sailor publishes plans and runs in, so that its simulator, or anyone, can
+judge it.
 
     {zone, pipeline_list: [{num_stages, layers_per_stage, tmp_per_stage, dp}], mbs, gbs, N, real, red_grads, max_mem}
 
-``tmp_per_stage`` lists the replicas of every stage as [[[GPU kind, count, zone], ...], tensor width]; ``mbs`` is the
-samples of a replica. ``real``, ``red_grads`` and ``max_mem`` hold measurements in published files; here the first and
-the last are what was predicted, and ``predicted`` says so.
+``tmp_per_stage`` lists the replicas of every stage as [[[GPU kind, count, zone], ...], tensor
+width]; ``mbs`` is the samples of a replica. ``real``, ``red_grads`` and ``max_mem`` hold
+measurements in published files; here the first and the last are what was predicted, and
+``predicted`` says so.
 
-What the form cannot say, and is refused: shares that differ, ratios inside a replica, recomputation, ZeRO, context and
-expert parallelism, any schedule but 1F1B at its usual depth, a policy, GPU kinds that Sailor has no name for.
+What the form cannot say, and is refused: shares that differ, ratios inside a replica,
+recomputation, ZeRO, context and expert parallelism, any schedule but 1F1B at its usual depth, a
+policy, GPU kinds that Sailor has no name for.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from argosy.errors import InputError, Problem
 from argosy.exporters.form import replicas
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind
-from argosy.workload.sailor import CATALOGUE_NAMES
+from argosy.workload.imports.sailor import CATALOGUE_NAMES
 
 SAILOR_NAMES = {ours: theirs for theirs, ours in CATALOGUE_NAMES.items()}
 """The catalogue's name of a device kind to Sailor's."""
@@ -47,7 +50,9 @@ def to_sailor(plan: Plan, cluster: Cluster, *, zone: str = ZONE) -> dict[str, An
     pipeline = {
         "num_stages": len(plan.stages),
         "layers_per_stage": [list(range(stage.first, stage.end)) for stage in plan.stages],
-        "tmp_per_stage": [[_replica(one, cluster, zone) for one in stage.replicas] for stage in plan.stages],
+        "tmp_per_stage": [
+            [_replica(one, cluster, zone) for one in stage.replicas] for stage in plan.stages
+        ],
         "dp": [len(stage.replicas) for stage in plan.stages],
     }
     return {
@@ -67,7 +72,10 @@ def _replica(replica: Replica, cluster: Cluster, zone: str) -> list[Any]:
     """Its GPUs node by node, and its tensor width."""
     nodes = Counter(cluster.device(name).node for name in replica.devices)
     kinds = {cluster.device(name).node: cluster.device(name).kind.name for name in replica.devices}
-    return [[[SAILOR_NAMES[kinds[node]], count, zone] for node, count in nodes.items()], replica.width]
+    return [
+        [[SAILOR_NAMES[kinds[node]], count, zone] for node, count in nodes.items()],
+        replica.width,
+    ]
 
 
 def shares_are_equal(plan: Plan, cluster: Cluster) -> Iterator[Problem]:

@@ -1,8 +1,10 @@
-"""A run as a task of SkyPilot, or for unequal nodes as a job group with a task for each kind of node.
+"""A run as a task of SkyPilot, or for unequal nodes as a job group with a task for each kind of
+node.
 
-Tasks of a group run at the same time and find each other as ``TASK-INDEX.GROUP``; the nodes of a single task by the
-addresses that SkyPilot lists. SkyPilot chooses machines by the name and number of their cards: hosts that the cluster
-file names are not meant. The program and the plan come with the working folder.
+Tasks of a group run at the same time and find each other as ``TASK-INDEX.GROUP``; the nodes of a
+single task by the addresses that SkyPilot lists. SkyPilot chooses machines by the name and number
+of their cards: hosts that the cluster file names are not meant. The program and the plan come with
+the working folder.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from argosy.exporters.form import Export, Limit, limit, settle
 from argosy.exporters.jobset import job_name
 from argosy.exporters.node_groups import NodeGroup, node_groups, nodes_have_one_kind, start
-from argosy.runtime.launch import Launch
+from argosy.runtime.job.launch import Launch
 
 NAME = "SkyPilot"
 _CPU = "generic"
@@ -34,21 +36,27 @@ def export_skypilot(launch: Launch) -> Export:
         first = next(group for group in groups if 0 in group.ranks)
         address = f"{first.name}-{first.ranks.index(0)}.{name}"
         header = f"name: {json.dumps(name)}\nexecution: parallel\n"
-        text = "---\n".join([header, *(_task(launch, group, group.name, address) for group in groups)])
+        text = "---\n".join(
+            [header, *(_task(launch, group, group.name, address) for group in groups)]
+        )
     return Export(files=(("sky.yaml", text),))
 
 
 def limits(launch: Launch) -> Iterator[Limit]:
     yield from nodes_have_one_kind(launch, NAME)
     if launch.names_hosts:
-        yield limit("nodes.hosts", "named hosts", f"none: {NAME} chooses the machines itself", final=True)
+        yield limit(
+            "nodes.hosts", "named hosts", f"none: {NAME} chooses the machines itself", final=True
+        )
 
 
 def _task(launch: Launch, group: NodeGroup, name: str, address: str) -> str:
     script = start(launch, group, index="$SKYPILOT_NODE_RANK", address=launch.address or address)
     card = _CALLED.get(group.kind, group.kind)
     wanted = (
-        f"cpus: {group.cpus or group.processes}+" if group.vendor == _CPU else f"accelerators: {card}:{group.cards}"
+        f"cpus: {group.cpus or group.processes}+"
+        if group.vendor == _CPU
+        else f"accelerators: {card}:{group.cards}"
     )
     return f"""name: {json.dumps(name)}
 num_nodes: {len(group.ranks)}

@@ -1,12 +1,14 @@
-"""A plan as a module that runs it by ``torch.distributed.pipelining``, its schedule as CSV, and a launch script.
+"""A plan as a module that runs it by ``torch.distributed.pipelining``, its schedule as CSV, and a
+launch script.
 
-``argosy_pipeline.py`` needs torch alone. It takes the layers of a model in their order, keeps those of its stages, and
-has torch carry out the schedule, row by row, as it stands in the CSV; torch inserts the communication. Gradients of
-replicas are averaged, those of a weight that several stages hold are added up. A 16-bit plan runs under autocast, so
-weights, gradients and optimizer state are fp32 (``data/calibrations/torch.json`` says the same).
+``argosy_pipeline.py`` needs torch alone. It takes the layers of a model in their order, keeps those
+of its stages, and has torch carry out the schedule, row by row, as it stands in the CSV; torch
+inserts the communication. Gradients of replicas are averaged, those of a weight that several stages
+hold are added up. A 16-bit plan runs under autocast, so weights, gradients and optimizer state are
+fp32 (``data/calibrations/torch.json`` says the same).
 
-What it cannot express: stages that differ in replicas, tensor, context and expert parallelism, fp16, which needs a
-scaled loss (final); uneven shares; ZeRO; selective recomputation; a policy.
+What it cannot express: stages that differ in replicas, tensor, context and expert parallelism,
+fp16, which needs a scaled loss (final); uneven shares; ZeRO; selective recomputation; a policy.
 """
 
 from __future__ import annotations
@@ -159,7 +161,10 @@ def export_torch(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
         csv=CSV,
     )
     script = launch_script(first_line, grid.runs, 'train.py "$@"')
-    return Export(files=(("argosy_pipeline.py", module), (CSV, schedule_csv(plan)), ("run.sh", script)), lost=lost)
+    return Export(
+        files=(("argosy_pipeline.py", module), (CSV, schedule_csv(plan)), ("run.sh", script)),
+        lost=lost,
+    )
 
 
 def limits(plan: Plan) -> Iterator[Limit]:

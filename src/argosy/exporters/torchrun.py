@@ -1,7 +1,7 @@
 """A plan as the torchrun commands that start it under Argosy's own runtime, one per host.
 
-What the runtime does not execute is refused in the words of ``plan.runnable``; nothing of it can be lost, because a
-plan that does not run as it is does not run.
+What the runtime does not execute is refused in the words of ``plan.runnable``; nothing of it can be
+lost, because a plan that does not run as it is does not run.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from argosy.errors import Problem
 from argosy.exporters.form import Export, Limit, settle
 from argosy.plan.runnable import unsupported
-from argosy.runtime.launch import Launch
-from argosy.runtime.launch_script import dry_run
+from argosy.runtime.job.launch import Launch
+from argosy.runtime.job.launch_script import dry_run
 
 
 def export_torchrun(launch: Launch) -> Export:

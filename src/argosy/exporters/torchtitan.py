@@ -1,17 +1,20 @@
-"""A plan as a torchtitan recipe: a Python module with its configuration, the schedule as CSV, and a launch script.
+"""A plan as a torchtitan recipe: a Python module with its configuration, the schedule as CSV, and a
+launch script.
 
-torchtitan reads its configuration from a function in a module. The recipe builds the model by torchtitan's own
-registry, sets what of the model, the memory and the numbers a default would change, and names the modules of every
-stage: ``tok_embeddings``, ``layers.N``, ``norm`` and ``lm_head``. The schedule is written out action by action
-(``2F0``), one row per worker, so every schedule of ours can be said; torch inserts the communication. The loss is
-computed in chunks, as torchtitan does by default; under schedules that split backwards it is not, because there the
-last norm would get no gradient (torchtitan 0.3.0 with torch 2.15).
+torchtitan reads its configuration from a function in a module. The recipe builds the model by
+torchtitan's own registry, sets what of the model, the memory and the numbers a default would
+change, and names the modules of every stage: ``tok_embeddings``, ``layers.N``, ``norm`` and
+``lm_head``. The schedule is written out action by action (``2F0``), one row per worker, so every
+schedule of ours can be said; torch inserts the communication. The loss is computed in chunks, as
+torchtitan does by default; under schedules that split backwards it is not, because there the last
+norm would get no gradient (torchtitan 0.3.0 with torch 2.15).
 
-What torchtitan cannot express: stages that differ in replicas, widths, context or expert parallelism, models that it
-does not have, sequences that its splits do not divide, formats but bf16 and fp32 (final); uneven shares and ratios;
-ZeRO 1, or levels that differ; sequences or experts over several holders under ZeRO 0, because it takes these from the
-ranks that shard weights; recomputation per stage; optimizers but AdamW; a policy. Experts of a tensor-parallel group
-are whole experts on each of its devices, not a slice of each.
+What torchtitan cannot express: stages that differ in replicas, widths, context or expert
+parallelism, models that it does not have, sequences that its splits do not divide, formats but bf16
+and fp32 (final); uneven shares and ratios; ZeRO 1, or levels that differ; sequences or experts over
+several holders under ZeRO 0, because it takes these from the ranks that shard weights;
+recomputation per stage; optimizers but AdamW; a policy. Experts of a tensor-parallel group are
+whole experts on each of its devices, not a slice of each.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from argosy.exporters.form import (
     target_limits,
     zero_level,
 )
-from argosy.exporters.grid import Grid, grid_of, launch_script
+from argosy.exporters.grid import ParallelGrid, grid_of, launch_script
 from argosy.exporters.megatron import layers_have_letters
 from argosy.plan.plan import ModelRef, Plan, Recompute
 from argosy.plan.targets import TARGETS, TargetName
@@ -108,7 +111,9 @@ def {function}() -> Trainer.Config:
 '''
 
 
-def export_torchtitan(plan: Plan, chain: Chain, architecture: Architecture, *, lossy: bool = False) -> Export:
+def export_torchtitan(
+    plan: Plan, chain: Chain, architecture: Architecture, *, lossy: bool = False
+) -> Export:
     """The recipe, the schedule if there is a pipeline, and ``run.sh``."""
     lost = settle(limits(plan, chain, architecture), lossy=lossy)
     grid = grid_of(plan)
@@ -146,9 +151,7 @@ def model_limits(model: ModelRef, chain: Chain) -> Iterator[Limit]:
 def _splits_are_sharded(plan: Plan, architecture: Architecture) -> Iterator[Limit]:
     first = plan.stages[0]
     if first.expert > 1 and first.expert % first.context:
-        expected = (
-            f"a multiple of the {first.context} parts of a sequence, which {NAME}'s experts are spread over first"
-        )
+        expected = f"a multiple of the {first.context} parts of a sequence, which {NAME}'s experts are spread over first"
         yield limit("stages[0].expert", first.expert, expected, final=True)
     if max(first.expert, first.context) > 1 and not zero_level(plan, TARGET):
         what = "experts have several holders" if first.expert > 1 else "sequences are cut"
@@ -160,7 +163,9 @@ def _splits_are_sharded(plan: Plan, architecture: Architecture) -> Iterator[Limi
             expected = f"a number whose product with the tensor width {tensor} divides the {experts.count} experts"
             yield limit("stages[0].expert", first.expert, expected, final=True)
         expected = f"whole experts over {first.expert * tensor} ranks: {NAME} splits the tensors of no expert"
-        yield note("stages[0].expert", f"{first.expert}, each expert over {tensor} devices", expected)
+        yield note(
+            "stages[0].expert", f"{first.expert}, each expert over {tensor} devices", expected
+        )
 
 
 def modules(plan: Plan, chain: Chain) -> list[list[str]]:
@@ -182,7 +187,7 @@ def schedule_csv(plan: Plan) -> str:
     return "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
 
 
-def _recipe(plan: Plan, chain: Chain, architecture: Architecture, grid: Grid) -> str:
+def _recipe(plan: Plan, chain: Chain, architecture: Architecture, grid: ParallelGrid) -> str:
     family, flavor = MODELS[chain.name]
     rotary = architecture.rotary
     assert rotary is not None, "all models that torchtitan has are rotary"
@@ -207,21 +212,24 @@ def _recipe(plan: Plan, chain: Chain, architecture: Architecture, grid: Grid) ->
     )
 
 
-def _training(plan: Plan, grid: Grid) -> dict[str, str]:
-    """A pipeline cuts its batch into micro-batches itself; one stage takes one at a time and adds gradients up."""
+def _training(plan: Plan, grid: ParallelGrid) -> dict[str, str]:
+    """A pipeline cuts its batch into micro-batches itself; one stage takes one at a time and adds
+    gradients up."""
     batch = grid.samples * (plan.num_micro_batches if len(plan.stages) > 1 else 1)
     return {
         "local_batch_size": repr(batch),
         "global_batch_size": repr(plan.global_batch),
         "seq_len": repr(plan.model.sequence_length),
         "dtype": '"float32"',
-        "mixed_precision_param": json.dumps("float32" if plan.model.dtype is Dtype.FP32 else "bfloat16"),
+        "mixed_precision_param": json.dumps(
+            "float32" if plan.model.dtype is Dtype.FP32 else "bfloat16"
+        ),
         "mixed_precision_reduce": '"float32"',
         "disable_cuda_graphs": "True",
     }
 
 
-def _parallelism(plan: Plan, architecture: Architecture, grid: Grid) -> dict[str, str]:
+def _parallelism(plan: Plan, architecture: Architecture, grid: ParallelGrid) -> dict[str, str]:
     level = zero_level(plan, TARGET) or (2 if max(grid.expert, grid.context) > 1 else 0)
     has_experts = isinstance(architecture.blocks[0].feed_forward, Experts)
     found: dict[str, object] = {
@@ -243,9 +251,9 @@ def _parallelism(plan: Plan, architecture: Architecture, grid: Grid) -> dict[str
     return written
 
 
-def _schedule(plan: Plan, grid: Grid) -> dict[str, str]:
-    """V-shaped schedules by torch's names for them. For all others the CSV replaces the schedule, whose name only says
-    how many stages a rank has."""
+def _schedule(plan: Plan, grid: ParallelGrid) -> dict[str, str]:
+    """V-shaped schedules by torch's names for them. For all others the CSV replaces the schedule,
+    whose name only says how many stages a rank has."""
     if plan.schedule.kind in _NAMED:
         return {"pipeline_parallel_schedule": json.dumps(_NAMED[plan.schedule.kind])}
     name = "Interleaved1F1B" if grid.chunks > 1 else "1F1B"

@@ -1,4 +1,5 @@
-"""A plan for a system that is given by name: one function for ``argosy export`` and for ``argosy.export``."""
+"""A plan for a system that is given by name: one function for ``argosy export`` and for
+``argosy.export``."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class ExportOptions:
 
 
 def export_plan(plan: Plan, cluster: Cluster, to: System, options: ExportOptions) -> Export:
-    """Write a plan for a system, or raise an ``InputError`` with all that the system cannot express."""
+    """Write a plan for a system, or raise an ``InputError`` with all that the system cannot
+    express."""
     _check_options(to, options)
     check_devices(plan, cluster)
     if to.starts_argosy:
@@ -52,7 +54,9 @@ def export_plan(plan: Plan, cluster: Cluster, to: System, options: ExportOptions
     if to is System.SAILOR:
         from argosy.exporters.sailor import ZONE, dumps_sailor
 
-        return Export(files=(("plan_config.json", dumps_sailor(plan, cluster, zone=options.zone or ZONE)),))
+        return Export(
+            files=(("plan_config.json", dumps_sailor(plan, cluster, zone=options.zone or ZONE)),)
+        )
     if options.model is not None:
         plan = replace(plan, model=replace(plan.model, name=options.model))
     return _for_target(plan, cluster, to, lossy=options.lossy)
@@ -71,15 +75,22 @@ def _check_options(to: System, options: ExportOptions) -> None:
 
 
 def _check_known_model(plan: Plan) -> None:
-    """Raise for a captured program, frozen weights or PowerSGD, which other systems do not train."""
+    """Raise for a captured program, frozen weights or PowerSGD, which other systems do not
+    train."""
     if plan.model.content:
-        expected = "a model that the target knows; for a captured program use --to torchrun, or argosy run"
+        expected = (
+            "a model that the target knows; for a captured program use --to torchrun, or argosy run"
+        )
         raise bad_input(expected, "the layers of a program", where="model.content")
     if not plan.model.tuning.is_full:
-        expected = "a plan that trains all weights, as the targets do; for frozen ones use argosy run"
+        expected = (
+            "a plan that trains all weights, as the targets do; for frozen ones use argosy run"
+        )
         raise bad_input(expected, str(plan.model.tuning), where="model.tuning")
     if plan.model.powersgd:
-        expected = "a plan that sums gradients as they are, as the targets do; for PowerSGD use argosy run"
+        expected = (
+            "a plan that sums gradients as they are, as the targets do; for PowerSGD use argosy run"
+        )
         raise bad_input(expected, plan.model.powersgd, where="model.powersgd")
 
 
@@ -106,15 +117,17 @@ def _for_target(plan: Plan, cluster: Cluster, to: System, *, lossy: bool) -> Exp
             from argosy.exporters.flagscale import export_flagscale
 
             assert to is System.FLAGSCALE, "every system has a case"
-            return export_flagscale(plan, chain, load_architecture(plan.model.name), cluster, lossy=lossy)
+            return export_flagscale(
+                plan, chain, load_architecture(plan.model.name), cluster, lossy=lossy
+            )
 
 
 def _for_argosy(plan: Plan, to: System, options: ExportOptions) -> Export:
     from argosy.exporters.jobset import export_jobset
     from argosy.exporters.skypilot import export_skypilot
     from argosy.exporters.torchrun import export_torchrun
-    from argosy.runtime.launch import Launch
-    from argosy.runtime.run_spec import RunSpec
+    from argosy.runtime.job.launch import Launch
+    from argosy.runtime.processes.run_spec import RunSpec
 
     program, steps = options.program or _PROGRAM, _STEPS if options.steps is None else options.steps
     spec = RunSpec(plan=options.plan_file, program=program, out="run", steps=steps)

@@ -1,1 +1,5 @@
-"""Doors into other people's training scripts. Importing this alone needs nothing but Argosy."""
+"""Plug-ins for other people's training scripts.
+
+Importing this package alone needs only Argosy; each module needs its own library.
+May import ``runtime``. Start reading at ``hf``.
+"""

@@ -1,21 +1,27 @@
-"""``transformers.Trainer`` by a plan: the same script, its model and batches divided among unequal devices.
+"""``transformers.Trainer`` by a plan: the same script, its model and batches divided among unequal
+devices.
 
     from argosy.integrations.hf import Trainer          # in place of transformers.Trainer
     trainer = Trainer(model=model, args=args, ..., plan="plan.json")
 
-and ``torchrun --nproc-per-node N train.py``, with a process for each device of the plan. Every process runs the script
-and reads the same batches, of which the plan gives it its part. Import this module before ``TrainingArguments`` are
-made (``processes``). Losses, schedules, evaluations, checkpoints and callbacks are those of one process:
+and ``torchrun --nproc-per-node N train.py``, with a process for each device of the plan. Every
+process runs the script and reads the same batches, of which the plan gives it its part. Import this
+module before ``TrainingArguments`` are made (``processes``). Losses, schedules, evaluations,
+checkpoints and callbacks are those of one process:
 
-    (1)  a training batch has the plan's global batch: ``per_device_train_batch_size``; a last one may be short
-    (2)  the loss is the Trainer's: a sum over all batches that are accumulated together, divided by the number of items
-         that the Trainer counts in them; of a model that is captured, a mean over the targets that are not masked
-    (3)  learning rates are those of the Trainer's own scheduler, whose optimizer has no weights; the optimizers of
-         ranks follow it
+    (1)  a training batch has the plan's global batch: ``per_device_train_batch_size``; a last one
+         may be short
+    (2)  the loss is the Trainer's: a sum over all batches that are accumulated together, divided by
+         the number of items that the Trainer counts in them; of a model that is captured, a mean
+         over the targets that are not masked
+    (3)  learning rates are those of the Trainer's own scheduler, whose optimizer has no weights;
+         the optimizers of ranks follow it
     (4)  outputs that metrics and predictions need are gathered on every rank
-    (5)  a checkpoint holds the model as ``from_pretrained`` reads it, and under ``argosy`` what any plan goes on from
+    (5)  a checkpoint holds the model as ``from_pretrained`` reads it, and under ``argosy`` what any
+         plan goes on from
 
-Dropout draws other masks than torch's generator would: they are a function of the seed, the step and the sample.
+Dropout draws other masks than torch's generator would: they are a function of the seed, the step
+and the sample.
 """
 
 from __future__ import annotations
@@ -35,14 +41,14 @@ from argosy.integrations.predictions import Part, assembled, kept
 from argosy.integrations.processes import hidden_variables, visible
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
-from argosy.runtime import checkpoint
-from argosy.runtime.agreement import batch_digest, check_agreed
-from argosy.runtime.folder import checkpoints
-from argosy.runtime.layers import has_layers
-from argosy.runtime.ranks import devices_by_rank, seats_of
-from argosy.runtime.trainer import Trainer as PlanTrainer
-from argosy.runtime.trainer import parallelize
-from argosy.runtime.world import device_of, join
+from argosy.runtime.job.agreement import batch_digest, check_agreed
+from argosy.runtime.processes.ranks import devices_by_rank, seats_of
+from argosy.runtime.processes.run_folder import checkpoints
+from argosy.runtime.processes.world import device_of, join
+from argosy.runtime.stages.layers import has_layers
+from argosy.runtime.state import checkpoint
+from argosy.runtime.step.trainer import Trainer as PlanTrainer
+from argosy.runtime.step.trainer import parallelize
 
 try:
     import transformers
@@ -52,7 +58,9 @@ except ModuleNotFoundError as missing:
     sentence = f"argosy.integrations.hf needs {missing.name}; pip install 'argosy[hf]' installs it"
     raise ModuleNotFoundError(sentence, name=missing.name) from None
 if not hasattr(transformers.Trainer, "_clip_grad_norm"):
-    raise RunError(f"argosy.integrations.hf needs transformers 5.22 or newer; found {transformers.__version__}")
+    raise RunError(
+        f"argosy.integrations.hf needs transformers 5.22 or newer; found {transformers.__version__}"
+    )
 _VARIABLES = hidden_variables()
 _FOLDER = "argosy"
 """Of a checkpoint: what a plan goes on from."""
@@ -61,7 +69,9 @@ _ROWS = "argosy_rows"
 """In a batch whose outputs are kept: the numbers of its rows."""
 _SAMPLES = 64
 """Numbers of each tensor that ranks compare, about."""
-_NO_LOGITS = "none for a model that is captured: its program computes the loss alone; eval_loss is there"
+_NO_LOGITS = (
+    "none for a model that is captured: its program computes the loss alone; eval_loss is there"
+)
 
 
 class Trainer(transformers.Trainer):
@@ -100,7 +110,8 @@ class Trainer(transformers.Trainer):
         self._check(keywords)
 
     def _take_place(self, args: Any) -> None:
-        """Be the only process, but one that writes and logs on rank 0 alone, on the device of this rank."""
+        """Be the only process, but one that writes and logs on rank 0 alone, on the device of this
+        rank."""
         device = device_of(self.roster, dist.get_rank())
         args.distributed_state.process_index = dist.get_rank()
         args.distributed_state.local_process_index = dist.get_rank()
@@ -110,7 +121,8 @@ class Trainer(transformers.Trainer):
         args._n_gpu = min(1, args._n_gpu)
 
     def _check(self, keywords: dict[str, Any]) -> None:
-        """Raise an ``InputError`` with all that would be trained otherwise than one process trains it."""
+        """Raise an ``InputError`` with all that would be trained otherwise than one process trains
+        it."""
         args, plan, problems = self.args, self.plan, []
 
         def refuse(path: str, found: object, expected: str) -> None:
@@ -120,7 +132,9 @@ class Trainer(transformers.Trainer):
             expected = f"{plan.global_batch}, the plan's global batch"
             refuse("per_device_train_batch_size", args.train_batch_size, expected)
         if self.optimizer is not None or self.lr_scheduler is not None:
-            expected = "optimizer_cls_and_kwargs, from which every rank makes the optimizer of its weights"
+            expected = (
+                "optimizer_cls_and_kwargs, from which every rank makes the optimizer of its weights"
+            )
             refuse("optimizers", "an object", expected)
         dtype = Dtype.BF16 if args.bf16 else Dtype.FP16 if args.fp16 else Dtype.FP32
         if dtype is not plan.model.dtype:
@@ -145,10 +159,16 @@ class Trainer(transformers.Trainer):
         del model
         if self.optimizer is None:
             self._compare_values()
-            kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
+                self.args, self.model
+            )
             strange = {"params", "model", "optimizer_dict"}.intersection(options)
             if strange or not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
-                raise bad_input("an optimizer that takes groups of parameters", str(self.args.optim), where="optim")
+                raise bad_input(
+                    "an optimizer that takes groups of parameters",
+                    str(self.args.optim),
+                    where="optim",
+                )
             decayed = frozenset(self.get_decay_parameter_names(self.model))
 
             def groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
@@ -176,7 +196,8 @@ class Trainer(transformers.Trainer):
         return self.optimizer
 
     def _compare_values(self) -> None:
-        """Raise an ``InputError`` if ranks have built models with other values, such as without ``set_seed``."""
+        """Raise an ``InputError`` if ranks have built models with other values, such as without
+        ``set_seed``."""
         state = self.model.state_dict()
         samples = {
             name: value.detach().flatten()[:: max(1, value.numel() // _SAMPLES)].double().cpu()
@@ -188,7 +209,8 @@ class Trainer(transformers.Trainer):
 
     @property
     def is_captured(self) -> bool:
-        """Whether stages are made of operations, with sizes that a batch gives, and not of layers."""
+        """Whether stages are made of operations, with sizes that a batch gives, and not of
+        layers."""
         shared = any(replica.width > 1 for stage in self.plan.stages for replica in stage.replicas)
         return shared or self.plan.cut is not None or not has_layers(self.model)
 
@@ -200,8 +222,8 @@ class Trainer(transformers.Trainer):
             return dict(next(iter(self.get_train_dataloader())))
 
     def _loss_of(self, model: Any, batch: dict[str, Any]) -> Any:
-        """``compute_loss`` of the Trainer, as a mean over a part of the batch, or as the part's share of the whole loss
-        if the number of items in the whole batch is known."""
+        """``compute_loss`` of the Trainer, as a mean over a part of the batch, or as the part's
+        share of the whole loss if the number of items in the whole batch is known."""
         inputs = dict(batch)
         rows = inputs.pop(_ROWS, None)
         if rows is not None and not self._has_labels(inputs):
@@ -224,7 +246,9 @@ class Trainer(transformers.Trainer):
         return (loss, None) if counted else loss
 
     def _has_labels(self, inputs: dict[str, Any]) -> bool:
-        return bool(self.label_names) and all(inputs.get(name) is not None for name in self.label_names)
+        return bool(self.label_names) and all(
+            inputs.get(name) is not None for name in self.label_names
+        )
 
     def _keep(self, rows: Tensor, outputs: Any, *, first: int) -> None:
         """Keep the outputs of a part of the batch; of a tuple, those from ``first`` on."""
@@ -235,11 +259,14 @@ class Trainer(transformers.Trainer):
         self.parts.append((rows, kept(values)))
 
     def _counted(self, inputs: dict[str, Any], items: Any) -> dict[str, Any]:
-        """A batch with the number of items in the whole batch, which a captured model cannot take."""
+        """A batch with the number of items in the whole batch, which a captured model cannot
+        take."""
         known = {} if items is None or self.is_captured else {_ITEMS: int(items)}
         return {**inputs, **known}
 
-    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+    def _wrap_model(
+        self, model: nn.Module, training: bool = True, dataloader: Any = None
+    ) -> nn.Module:
         """A wrapper, so that accelerate leaves the model alone."""
         del training, dataloader
         return model if isinstance(model, _Divided) else _Divided(model)
@@ -250,7 +277,9 @@ class Trainer(transformers.Trainer):
         assert self.engine is not None
         return self.engine
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Tensor:
         """A batch by the plan; the update with it if it is the last that is accumulated."""
         engine, batch = self._divided(), self._counted(inputs, num_items_in_batch)
         self._compare(batch)
@@ -259,7 +288,9 @@ class Trainer(transformers.Trainer):
             engine.accumulate(batch)
             return torch.zeros((), device=self.args.device)
         if engine.optimizer is not None:
-            for own, shown in zip(engine.optimizer.param_groups, self.optimizer.param_groups, strict=True):
+            for own, shown in zip(
+                engine.optimizer.param_groups, self.optimizer.param_groups, strict=True
+            ):
                 own |= {name: value for name, value in shown.items() if name != "params"}
         return torch.tensor(engine.step(batch), device=self.args.device)
 
@@ -267,7 +298,9 @@ class Trainer(transformers.Trainer):
         """Raise an ``InputError`` if ranks have read other batches, the first time."""
         if not self.compared:
             self.compared = True
-            check_agreed({"the first batch": batch_digest(batch)}, self.roster, self._divided().device)
+            check_agreed(
+                {"the first batch": batch_digest(batch)}, self.roster, self._divided().device
+            )
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Of the step just done, whose update was clipped."""
@@ -278,9 +311,14 @@ class Trainer(transformers.Trainer):
         return grad_norm if grad_norm is not None else self._divided().metrics.gradient_norm
 
     def prediction_step(
-        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: Any = None,
     ) -> tuple[Tensor | None, Any, Any]:
-        """The loss of a batch, and unless only that is asked for, its outputs and labels on every rank."""
+        """The loss of a batch, and unless only that is asked for, its outputs and labels on every
+        rank."""
         del model
         engine, has_labels = self._divided(), self._has_labels(inputs)
         items = self._get_num_items_in_batch([inputs], self.args.device) if has_labels else None
@@ -290,7 +328,9 @@ class Trainer(transformers.Trainer):
         if self.is_captured:
             raise bad_input(_NO_LOGITS, "predictions", where="predict")
         if ignore_keys is None:
-            ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", [])
+            ignore_keys = getattr(
+                getattr(self.model, "config", None), "keys_to_ignore_at_inference", []
+            )
         self.ignored = {*ignore_keys, "loss"}
         count = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
         self.parts.clear()
@@ -309,7 +349,11 @@ class Trainer(transformers.Trainer):
         saved = self._divided().save(folder / _FOLDER)
         if self.args.should_save:
             names = self.model.state_dict().keys()
-            values = {name: value for name, value in checkpoint.read_state_dict(saved).items() if name in names}
+            values = {
+                name: value
+                for name, value in checkpoint.read_state_dict(saved).items()
+                if name in names
+            }
             self._save(str(folder), state_dict=values)
             if not _internal_call or self.args.save_only_model:
                 shutil.rmtree(folder / _FOLDER)
@@ -337,7 +381,9 @@ class Trainer(transformers.Trainer):
         saved = checkpoints(Path(self.state.best_model_checkpoint or "") / _FOLDER)
         if not saved:
             expected = "a checkpoint that was written with save_only_model=False"
-            raise bad_input(expected, str(self.state.best_model_checkpoint), where="load_best_model_at_end")
+            raise bad_input(
+                expected, str(self.state.best_model_checkpoint), where="load_best_model_at_end"
+            )
         checkpoint.load_weights(self._divided(), saved[-1])
 
 

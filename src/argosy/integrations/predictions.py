@@ -1,7 +1,8 @@
 """Outputs of a model that ranks of the last stage computed in parts, put together on every rank.
 
-A part is some rows of the batch, by their numbers, and a pytree of tensors with these rows. Every rank that has parts
-broadcasts them: first their form, as JSON (``runtime.carry``), then bare tensors.
+A part is some rows of the batch, by their numbers, and a pytree of tensors with these rows. Every
+rank that has parts broadcasts them: first their form, as JSON (``runtime.stages.carry``), then bare
+tensors.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from argosy.runtime.carry import describe, loads_form
-from argosy.runtime.failure import in_contact
+from argosy.runtime.processes.failure import in_contact
+from argosy.runtime.stages.carry import describe, loads_form
 
 Part = tuple[Tensor, Any]
 """Numbers of rows, and outputs for them."""
 
 
-def assembled(parts: Sequence[Part], count: int, sources: Sequence[int], device: torch.device) -> Any:
-    """Put together the outputs of ``count`` rows from the parts of all ranks in ``sources``; every rank calls this."""
+def assembled(
+    parts: Sequence[Part], count: int, sources: Sequence[int], device: torch.device
+) -> Any:
+    """Put together the outputs of ``count`` rows from the parts of all ranks in ``sources``; every
+    rank calls this."""
     mine = _together(parts) if dist.get_rank() in sources else None
     with in_contact("while predictions were exchanged"):
         arrived = [_broadcast(mine, source, device) for source in sources]
@@ -37,7 +41,10 @@ def assembled(parts: Sequence[Part], count: int, sources: Sequence[int], device:
 def _together(parts: Sequence[Part]) -> Part:
     """One part of all that this rank has."""
     flat = [tree_flatten(part) for part in parts]
-    joined = [torch.cat(leaves).contiguous() for leaves in zip(*(leaves for leaves, _ in flat), strict=True)]
+    joined = [
+        torch.cat(leaves).contiguous()
+        for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
+    ]
     rows, outputs = tree_unflatten(joined, flat[0][1])
     return rows, outputs
 
@@ -46,7 +53,9 @@ def _broadcast(mine: Part | None, source: int, device: torch.device) -> Part:
     if dist.get_rank() == source:
         assert mine is not None, "a source has parts"
         form, tensors = describe(mine, len(mine[0]), where="predictions")
-        text = torch.frombuffer(bytearray(form.dumps(where="predictions")), dtype=torch.uint8).to(device)
+        text = torch.frombuffer(bytearray(form.dumps(where="predictions")), dtype=torch.uint8).to(
+            device
+        )
         sizes = torch.tensor([len(text), len(mine[0])], device=device)
     else:
         sizes = torch.zeros(2, dtype=torch.int64, device=device)
@@ -57,7 +66,9 @@ def _broadcast(mine: Part | None, source: int, device: torch.device) -> Part:
     dist.broadcast(text, source)
     if dist.get_rank() != source:
         form = loads_form(bytes(text.tolist()))
-        tensors = [torch.empty(rows, *leaf.shape, dtype=leaf.dtype, device=device) for leaf in form.tensors]
+        tensors = [
+            torch.empty(rows, *leaf.shape, dtype=leaf.dtype, device=device) for leaf in form.tensors
+        ]
     for tensor in tensors:
         dist.broadcast(tensor, source)
     part: Part = form.assemble(tensors)

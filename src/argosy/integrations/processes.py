@@ -1,8 +1,10 @@
-"""The processes that torchrun started, out of sight of a library that would divide the work among them itself.
+"""The processes that torchrun started, out of sight of a library that would divide the work among
+them itself.
 
-A plan divides the model and every batch. A library such as accelerate that finds torchrun's variables in the
-environment would divide the data as well. So they are taken out of the environment, and given back only while Argosy
-joins the processes: to the library, every process is the only one.
+A plan divides the model and every batch. A library such as accelerate that finds torchrun's
+variables in the environment would divide the data as well. So they are taken out of the
+environment, and given back only while Argosy joins the processes: to the library, every process is
+the only one.
 """
 
 from __future__ import annotations
@@ -11,7 +13,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
+_NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+)
 
 
 def hidden_variables() -> dict[str, str]:

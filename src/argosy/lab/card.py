@@ -1,9 +1,10 @@
-"""One NVIDIA card as several unequal devices: every rank gets a share of its multiprocessors through CUDA MPS.
+"""One NVIDIA card as several unequal devices: every rank gets a share of its multiprocessors
+through CUDA MPS.
 
     (1)  share_d = floor(100 speed_d / sum of speeds) percent,     all shares together at most 100
 
-Ranks on one card still share its memory bandwidth, so a rank is slower beside the others than alone: devices are
-measured while all work (``argosy probe``), never taken from the shares.
+Ranks on one card still share its memory bandwidth, so a rank is slower beside the others than
+alone: devices are measured while all work (``argosy probe``), never taken from the shares.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from types import TracebackType
 
 from argosy.cluster.topology import Cluster
 from argosy.errors import RunError, bad_input
-from argosy.lab.job import Job, Worker, free_port
+from argosy.lab.job import LabJob, WorkerCommand, free_port
 
 _CONTROL = "nvidia-cuda-mps-control"
 _PATIENCE = 10.0
@@ -41,16 +42,21 @@ def shares_of(cluster: Cluster) -> dict[str, int]:
     shares = {name: int(100 * rate / sum(rates.values()) + 1e-9) for name, rate in rates.items()}
     too_small = [name for name, share in shares.items() if share < 1]
     if too_small:
-        raise bad_input("devices that get at least 1 % of the card each", ", ".join(too_small), where="devices")
+        raise bad_input(
+            "devices that get at least 1 % of the card each", ", ".join(too_small), where="devices"
+        )
     return shares
 
 
 class SharedCard:
-    """The daemon that shares a card, from its start to its end; ``run`` starts a command once per share."""
+    """The daemon that shares a card, from its start to its end; ``run`` starts a command once per
+    share."""
 
     def __init__(self, shares: Mapping[str, int]) -> None:
         if sum(shares.values()) > 100 or min(shares.values(), default=0) < 1:
-            raise bad_input("shares from 1 to 100 that add up to at most 100", str(dict(shares)), where="shares")
+            raise bad_input(
+                "shares from 1 to 100 that add up to at most 100", str(dict(shares)), where="shares"
+            )
         self.shares = dict(shares)
 
     def __enter__(self) -> SharedCard:
@@ -68,11 +74,16 @@ class SharedCard:
         started = self._control("-d")
         if started.returncode:
             self._clean()
-            raise RunError(f"{_CONTROL} does not start: {(started.stderr or started.stdout).strip()}")
+            raise RunError(
+                f"{_CONTROL} does not start: {(started.stderr or started.stdout).strip()}"
+            )
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._control(text="quit\n")
@@ -95,7 +106,9 @@ class SharedCard:
     def _clean(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Job:
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None
+    ) -> LabJob:
         """A command once per share, with the environment that torchrun gives."""
         port = str(free_port())
         workers = []
@@ -112,17 +125,21 @@ class SharedCard:
                 "ARGOSY_DEVICE": device,
             }
             workers.append(
-                Worker(
+                WorkerCommand(
                     label=device,
                     command=tuple(command),
                     environment={**os.environ, **(environment or {}), **own},
                 )
             )
-        return Job(workers)
+        return LabJob(workers)
 
     def run(
-        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, timeout: float = 3600.0
-    ) -> Job:
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 3600.0,
+    ) -> LabJob:
         """To the end on every share; a ``RunError`` where one fails."""
         with self.start(command, environment=environment) as job:
             job.wait(timeout)

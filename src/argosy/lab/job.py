@@ -16,15 +16,16 @@ from types import TracebackType
 from typing import IO
 
 from argosy.errors import RunError
-from argosy.runtime.failure import how_it_ended
+from argosy.runtime.processes.failure import how_it_ended
 
 _POLL = 0.02
 _PATIENCE = 3.0
-"""Seconds that the others get to say what they saw after one has failed, and to end when asked to."""
+"""Seconds that the others get to say what they saw after one has failed, and to end when asked
+to."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worker:
+class WorkerCommand:
     """One process to be: its name for people, its command and its environment."""
 
     label: str
@@ -32,10 +33,10 @@ class Worker:
     environment: Mapping[str, str]
 
 
-class Job:
+class LabJob:
     """Workers as processes; leaving it ends whatever still runs."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[WorkerCommand]) -> None:
         self.workers = tuple(workers)
         self.processes: list[subprocess.Popen[str]] = []
         self.output: dict[str, list[str]] = {worker.label: [] for worker in workers}
@@ -44,19 +45,21 @@ class Job:
         """Where lines are shown as they come, each after its worker's name."""
         self._readers: list[threading.Thread] = []
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> LabJob:
         try:
             for worker in self.workers:
                 self._start(worker)
         except OSError as error:
             self._end()
-            raise RunError(f"{worker.label} cannot be started: {worker.command[0]}: {error.strerror}") from None
+            raise RunError(
+                f"{worker.label} cannot be started: {worker.command[0]}: {error.strerror}"
+            ) from None
         except BaseException:  # they are in sessions of their own, where no interrupt reaches them
             self._end()
             raise
         return self
 
-    def _start(self, worker: Worker) -> None:
+    def _start(self, worker: WorkerCommand) -> None:
         process = subprocess.Popen(
             worker.command,
             env=dict(worker.environment),
@@ -90,7 +93,9 @@ class Job:
                 self._finish_reading()
                 return
             if time.monotonic() > deadline:
-                waiting = [w.label for w, code in zip(self.workers, codes, strict=True) if code is None]
+                waiting = [
+                    w.label for w, code in zip(self.workers, codes, strict=True) if code is None
+                ]
                 raise RunError(f"{', '.join(waiting)} did not end within {timeout:g} s")
             time.sleep(_POLL)
 
@@ -105,7 +110,10 @@ class Job:
             reader.join(_PATIENCE)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._end()
 
@@ -117,7 +125,10 @@ class Job:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, number)
             deadline = time.monotonic() + _PATIENCE
-            while any(process.poll() is None for process in self.processes) and time.monotonic() < deadline:
+            while (
+                any(process.poll() is None for process in self.processes)
+                and time.monotonic() < deadline
+            ):
                 time.sleep(_POLL)
         self._finish_reading()
         for process in self.processes:
@@ -126,7 +137,8 @@ class Job:
 
 
 def free_port() -> int:
-    """A port that nothing listens on in this process's own network; a fresh host has them all free."""
+    """A port that nothing listens on in this process's own network; a fresh host has them all
+    free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

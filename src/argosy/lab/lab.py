@@ -3,15 +3,16 @@
     with Lab(cluster) as lab:
         lab.run([sys.executable, "train.py"])
 
-builds one host per node and runs the command once per device, with the environment that torchrun would give it. The
-links follow the cluster's traces while the command runs.
+builds one host per node and runs the command once per device, with the environment that torchrun
+would give it. The links follow the cluster's traces while the command runs.
 
-Device speeds are shares of a core. The fastest device gets s_max, the others in proportion to FLOP/s times efficiency,
+Device speeds are shares of a core. The fastest device gets s_max, the others in proportion to
+FLOP/s times efficiency,
 
     (1)  s_d = s_max speed_d / max speed,     s_max = min(0.8, 0.8 cores max speed / sum of speeds),
 
-so that all together leave the machine a fifth of its time. Only threads that call ``runtime.emulated.join_device`` are
-held to it.
+so that all together leave the machine a fifth of its time. Only threads that call
+``runtime.processes.emulated.join_device`` are held to it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import Cluster
 from argosy.errors import RunError, bad_input, closest
 from argosy.lab import system
-from argosy.lab.job import Job, Worker, free_port
-from argosy.lab.layout import INTERFACE, Layout, Port, lay_out
+from argosy.lab.job import LabJob, WorkerCommand, free_port
+from argosy.lab.layout import INTERFACE, LabLayout, Port, lay_out
 from argosy.lab.record import FOLDER, Record, myself, prefix_of, records
 
 _SPARE = 0.8
@@ -41,12 +42,13 @@ _POLL = 0.01
 _NAME_LENGTH = 20
 
 
-class Clock(StrEnum):
+class LabClock(StrEnum):
     """When a lab's traces begin."""
 
     LAUNCH = "launch"
     READY = "ready"
-    """When the program calls ``runtime.emulated.say_ready``: imports and set-up do not count."""
+    """When the program calls ``runtime.processes.emulated.say_ready``: imports and set-up do not
+    count."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,10 @@ class Lab:
         self.cluster = cluster
         self.name = name or f"{cluster.name[:_NAME_LENGTH]}-{os.getpid()}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name) or len(self.name) > 2 * _NAME_LENGTH:
-            raise bad_input(f"at most {2 * _NAME_LENGTH} letters, digits, - and _", self.name, where="lab name")
-        self.layout: Layout = lay_out(cluster)
+            raise bad_input(
+                f"at most {2 * _NAME_LENGTH} letters, digits, - and _", self.name, where="lab name"
+            )
+        self.layout: LabLayout = lay_out(cluster)
         self.with_shares = shares
 
     def __enter__(self) -> Lab:
@@ -72,12 +76,16 @@ class Lab:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         down(self.name)
 
     def up(self, *, owner: tuple[int, str] | None = None) -> None:
-        """Build everything; what a crash in the middle leaves is removed by ``down`` and by the next ``up``."""
+        """Build everything; what a crash in the middle leaves is removed by ``down`` and by the
+        next ``up``."""
         reason = system.why_not()
         if reason is not None:
             raise RunError(f"no lab here: {reason}")
@@ -85,7 +93,11 @@ class Lab:
         if any(record.name == self.name for record in records()):
             taken, suggestion = "a name that no lab has", f"argosy lab down {self.name}"
             raise bad_input(taken, self.name, where="lab name", suggestion=suggestion)
-        names = tuple(f"{self.prefix}{device.name}" for device in self.cluster.devices) if self.with_shares else ()
+        names = (
+            tuple(f"{self.prefix}{device.name}" for device in self.cluster.devices)
+            if self.with_shares
+            else ()
+        )
         record = Record(name=self.name, cluster=self.cluster.content, shares=names, owner=owner)
         record.write()
         try:
@@ -102,10 +114,23 @@ class Lab:
         system.add_namespaces([self.prefix + name for name in self.layout.namespaces])
         switch = self.prefix + "switch"
         for index, _ in enumerate(self.layout.bridges):
-            system.run("ip", "-n", switch, "link", "add", f"bridge{index}", "type", "bridge", "forward_delay", "0")
+            system.run(
+                "ip",
+                "-n",
+                switch,
+                "link",
+                "add",
+                f"bridge{index}",
+                "type",
+                "bridge",
+                "forward_delay",
+                "0",
+            )
             system.run("ip", "-n", switch, "link", "set", f"bridge{index}", "up")
         for cable in self.layout.cables:
-            ends = [(self.prefix + port.namespace, port.interface) for port in (cable.one, cable.other)]
+            ends = [
+                (self.prefix + port.namespace, port.interface) for port in (cable.one, cable.other)
+            ]
             system.run("ip", "link", "add", "name", ends[0][1], "netns", ends[0][0], "type", "veth",
                        "peer", "name", ends[1][1], "netns", ends[1][0])  # fmt: skip
             for (namespace, interface), bridge in zip(ends, cable.bridges, strict=True):
@@ -114,7 +139,16 @@ class Lab:
                     system.run("ip", "-n", namespace, "link", "set", interface, "master", master)
                 system.connect(namespace, interface)
         for host in self.layout.hosts:
-            system.run("ip", "-n", self.prefix + host.name, "address", "add", f"{host.address}/16", "dev", INTERFACE)
+            system.run(
+                "ip",
+                "-n",
+                self.prefix + host.name,
+                "address",
+                "add",
+                f"{host.address}/16",
+                "dev",
+                INTERFACE,
+            )
         for speed in self._speeds.values():
             speed.share.create()
             speed.share.set(speed.full)
@@ -125,11 +159,15 @@ class Lab:
         """(1) by device."""
         if not self.with_shares:
             return {}
-        rates = {d.name: max(rate for _, rate in d.kind.flops) * d.efficiency for d in self.cluster.devices}
+        rates = {
+            d.name: max(rate for _, rate in d.kind.flops) * d.efficiency
+            for d in self.cluster.devices
+        }
         fastest = max(rates.values())
         most = min(_SPARE, _SPARE * (os.cpu_count() or 1) * fastest / sum(rates.values()))
         return {
-            name: _Speed(system.CoreShare(self.prefix + name), most * rate / fastest) for name, rate in rates.items()
+            name: _Speed(system.CoreShare(self.prefix + name), most * rate / fastest)
+            for name, rate in rates.items()
         }
 
     def share_of(self, device: str) -> float:
@@ -137,10 +175,13 @@ class Lab:
         return self._speeds[device].full
 
     def change(self, what: str, value: float) -> None:
-        """Give an edge another bandwidth (bytes/s, both ways), or a device another speed (relative to its full one)."""
+        """Give an edge another bandwidth (bytes/s, both ways), or a device another speed (relative
+        to its full one)."""
         if what in self.cluster.device_index:
             if value > 0 and not self.with_shares:
-                raise bad_input("0 (lost): a lab without shares of cores has no other speeds", value, where=what)
+                raise bad_input(
+                    "0 (lost): a lab without shares of cores has no other speeds", value, where=what
+                )
             self._set_speed(what, value)
             return
         edges = sorted({link.edge for link in self.cluster.links if link.name in self._ports})
@@ -178,9 +219,13 @@ class Lab:
         """Everything as the traces say for ``now``; when the next change is due."""
         following = math.inf
         for link in self.cluster.links:
-            if link.name in self._ports and (now == 0 or link.bandwidth.at(now) != link.bandwidth.at(self._last)):
+            if link.name in self._ports and (
+                now == 0 or link.bandwidth.at(now) != link.bandwidth.at(self._last)
+            ):
                 self._shape(link.name, link.bandwidth.at(now))
-            following = min(following, link.bandwidth.next_change(now) if link.name in self._ports else math.inf)
+            following = min(
+                following, link.bandwidth.next_change(now) if link.name in self._ports else math.inf
+            )
         for device in self.cluster.devices:
             if now == 0 or device.speed.at(now) != device.speed.at(self._last):
                 self._set_speed(device.name, device.speed.at(now))
@@ -197,8 +242,9 @@ class Lab:
         *,
         devices: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> Job:
-        """Start a command once per device, in its host; ``devices`` in the order of their ranks, by default all."""
+    ) -> LabJob:
+        """Start a command once per device, in its host; ``devices`` in the order of their ranks, by
+        default all."""
         names = list(self.cluster.device_index) if devices is None else list(devices)
         hosts = {name: host for host in self.layout.hosts for name in host.devices}
         port = str(free_port())
@@ -221,13 +267,13 @@ class Lab:
             if device in self._speeds:
                 own["ARGOSY_LAB_THREADS"] = str(self._speeds[device].share.threads)
             workers.append(
-                Worker(
+                WorkerCommand(
                     label=device,
                     command=("nsenter", f"--net=/run/netns/{self.prefix}{host.name}", *command),
                     environment={**os.environ, **(environment or {}), **own},
                 )
             )
-        return Job(workers)
+        return LabJob(workers)
 
     def run(
         self,
@@ -236,11 +282,11 @@ class Lab:
         devices: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
         timeout: float = math.inf,
-        clock: Clock = Clock.LAUNCH,
+        clock: LabClock = LabClock.LAUNCH,
         echo: IO[str] | None = None,
-    ) -> Job:
-        """Run a command to its end on every device, under the cluster's changes; a ``RunError`` where one fails, or
-        where links and devices did not follow the changes."""
+    ) -> LabJob:
+        """Run a command to its end on every device, under the cluster's changes; a ``RunError``
+        where one fails, or where links and devices did not follow the changes."""
         mark = FOLDER / f"{self.name}.ready"
         mark.unlink(missing_ok=True)
         ready = {"ARGOSY_LAB_READY": str(mark)}
@@ -248,7 +294,9 @@ class Lab:
         job.echo = echo
         with job:
             done, astray = threading.Event(), list[Exception]()
-            follower = threading.Thread(target=self._follow, args=(done, mark, clock, astray), daemon=True)
+            follower = threading.Thread(
+                target=self._follow, args=(done, mark, clock, astray), daemon=True
+            )
             follower.start()
             try:
                 job.wait(timeout)
@@ -260,17 +308,19 @@ class Lab:
             raise RunError(f"the lab stopped following the cluster's changes: {astray[0]}")
         return job
 
-    def _follow(self, done: threading.Event, mark: Path, clock: Clock, astray: list[Exception]) -> None:
+    def _follow(
+        self, done: threading.Event, mark: Path, clock: LabClock, astray: list[Exception]
+    ) -> None:
         """Play the traces; what keeps the kernel from it goes ``astray``."""
         try:
             self._play(done, mark, clock)
         except (RunError, OSError) as error:
             astray.append(error)
 
-    def _play(self, done: threading.Event, mark: Path, clock: Clock) -> None:
+    def _play(self, done: threading.Event, mark: Path, clock: LabClock) -> None:
         """From the launch on, or from when the program says that it is ready."""
         following = self._set_time(0.0)
-        while clock is Clock.READY and not mark.exists():
+        while clock is LabClock.READY and not mark.exists():
             if done.wait(_POLL):
                 return
         began = system.now()

@@ -1,12 +1,15 @@
-"""What a lab builds for a cluster file: hosts, bridges and the interfaces on which each link is shaped.
+"""What a lab builds for a cluster file: hosts, bridges and the interfaces on which each link is
+shaped.
 
     (1)  A node is a host: a network namespace with one interface, plugged into a bridge.
     (2)  A switch is a bridge; its uplink is a cable to the bridge above it.
     (3)  A [[links]] entry between two whole sides of the network is a cable between their bridges.
-    (4)  Every directed link of the cluster is the sending end of one cable, where a token bucket limits it.
+    (4)  Every directed link of the cluster is the sending end of one cable, where a token bucket
+         limits it.
 
-Devices of one node talk over its loopback at whatever speed the machine has. What cannot be built this way (parallel
-links, links around a NIC, a capacity shared by several edges) is refused by name.
+Devices of one node talk over its loopback at whatever speed the machine has. What cannot be built
+this way (parallel links, links around a NIC, a capacity shared by several edges) is refused by
+name.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class Cable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class LabHost:
     """A node of the cluster inside the lab."""
 
     name: str
@@ -55,24 +58,29 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class LabLayout:
     """Everything that a lab builds, as values."""
 
-    hosts: tuple[Host, ...]
+    hosts: tuple[LabHost, ...]
     bridges: tuple[str, ...]
     cables: tuple[Cable, ...]
 
     @property
     def ports(self) -> dict[str, Port]:
         """By the link that each shapes."""
-        return {port.link: port for cable in self.cables for port in (cable.one, cable.other) if port.link}
+        return {
+            port.link: port
+            for cable in self.cables
+            for port in (cable.one, cable.other)
+            if port.link
+        }
 
     @property
     def namespaces(self) -> tuple[str, ...]:
         return (SWITCH, *(host.name for host in self.hosts))
 
 
-def lay_out(cluster: Cluster) -> Layout:
+def lay_out(cluster: Cluster) -> LabLayout:
     """(1) to (4); raises an ``InputError`` that names every edge which cannot be emulated."""
     problems = [*_refusals(cluster)]
     islands = _islands(cluster)
@@ -81,17 +89,27 @@ def lay_out(cluster: Cluster) -> Layout:
         whole = all({node for node, at in islands.items() if at in side} == set(group)
                     for side, group in zip(sides, (wire.one, wire.other), strict=True))  # fmt: skip
         if not whole or any(len(side) != 1 for side in sides):
-            problems.append(_problem(wire.name, "a link between two groups that nothing else connects"))
+            problems.append(
+                _problem(wire.name, "a link between two groups that nothing else connects")
+            )
     if problems:
         raise InputError(problems)
     hosts = tuple(
-        Host(name=node.name, address=f"10.77.{index // 250}.{index % 250 + 1}", devices=node.devices)
+        LabHost(
+            name=node.name, address=f"10.77.{index // 250}.{index % 250 + 1}", devices=node.devices
+        )
         for index, node in enumerate(cluster.nodes)
     )
     bridges = {node.name: _bridge(cluster, node, islands[node.name]) for node in cluster.nodes}
-    cables = [*_host_cables(cluster, bridges), *_uplinks(cluster, islands), *_wires(cluster, islands)]
-    names = dict.fromkeys([*bridges.values(), *(bridge for cable in cables for bridge in cable.bridges if bridge)])
-    return Layout(hosts=hosts, bridges=tuple(names), cables=tuple(cables))
+    cables = [
+        *_host_cables(cluster, bridges),
+        *_uplinks(cluster, islands),
+        *_wires(cluster, islands),
+    ]
+    names = dict.fromkeys(
+        [*bridges.values(), *(bridge for cable in cables for bridge in cable.bridges if bridge)]
+    )
+    return LabLayout(hosts=hosts, bridges=tuple(names), cables=tuple(cables))
 
 
 def not_emulated(cluster: Cluster) -> tuple[str, ...]:
@@ -111,10 +129,17 @@ def _refusals(cluster: Cluster) -> list[Problem]:
     if len(cluster.nodes) > _MOST_HOSTS:
         problems.append(_problem("nodes", f"at most {_MOST_HOSTS} nodes", str(len(cluster.nodes))))
     if len(cluster.nodes) > 1:
-        problems += [_problem(node.name, "a nic on every node") for node in cluster.nodes if node.nic is None]
-    problems += [_problem(wire.name, "a link that uses the NICs") for wire in cluster.wires if wire.bypasses_nic]
+        problems += [
+            _problem(node.name, "a nic on every node") for node in cluster.nodes if node.nic is None
+        ]
     problems += [
-        _problem(cluster.links[link].name, "no capacity shared by several edges") for _, link in cluster.shared
+        _problem(wire.name, "a link that uses the NICs")
+        for wire in cluster.wires
+        if wire.bypasses_nic
+    ]
+    problems += [
+        _problem(cluster.links[link].name, "no capacity shared by several edges")
+        for _, link in cluster.shared
     ]
     pairs = [frozenset((wire.one, wire.other)) for wire in cluster.wires]
     problems += [
@@ -130,7 +155,8 @@ def _problem(where: str, expected: str, found: str | None = None) -> Problem:
 
 
 def _islands(cluster: Cluster) -> dict[str, int]:
-    """Per node, the number of its side of the network: two nodes that no [[links]] entry separates share one."""
+    """Per node, the number of its side of the network: two nodes that no [[links]] entry separates
+    share one."""
     islands: dict[str, int] = {}
     for node in cluster.nodes:
         apart = {
@@ -140,7 +166,11 @@ def _islands(cluster: Cluster) -> dict[str, int]:
             if node.name in here
             for other in there
         }
-        near = [islands[other.name] for other in cluster.nodes if other.name in islands and other.name not in apart]
+        near = [
+            islands[other.name]
+            for other in cluster.nodes
+            if other.name in islands and other.name not in apart
+        ]
         islands[node.name] = near[0] if near else max(islands.values(), default=-1) + 1
     return islands
 

@@ -1,5 +1,5 @@
-"""What labs exist on this machine: one small file each, written before anything is built, so that whatever a crash
-leaves behind can be found and removed."""
+"""What labs exist on this machine: one small file each, written before anything is built, so that
+whatever a crash leaves behind can be found and removed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Record:
 
 
 def prefix_of(lab: str) -> str:
-    """Of whatever a lab makes. A lab's name has no dot: what belongs to ``trial-2`` is none of ``trial``'s."""
+    """Of whatever a lab makes. A lab's name has no dot: what belongs to ``trial-2`` is none of
+    ``trial``'s."""
     return f"argosy-{lab}."
 
 
@@ -57,7 +58,11 @@ def records() -> Iterator[Record]:
             continue
         owner = content.pop("owner")
         shares = tuple(content.pop("shares"))
-        yield Record(**content, shares=shares, owner=None if owner is None else (int(owner[0]), str(owner[1])))
+        yield Record(
+            **content,
+            shares=shares,
+            owner=None if owner is None else (int(owner[0]), str(owner[1])),
+        )
 
 
 def myself() -> tuple[int, str]:

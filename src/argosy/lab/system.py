@@ -1,8 +1,10 @@
-"""The few things a lab asks of the kernel: namespaces and cables (ip), token buckets (tc), shares of a core (cgroups).
+"""The few things a lab asks of the kernel: namespaces and cables (ip), token buckets (tc), shares
+of a core (cgroups).
 
-A token bucket holds about 2 ms of traffic: with more, whole activations pass at full speed; with less, the bucket caps
-the rate below what was asked for. No packet may be larger than the smallest bucket: one that was queued before the
-bucket shrank would block it for ever. Core time is given out in periods of 10 ms.
+A token bucket holds about 2 ms of traffic: with more, whole activations pass at full speed; with
+less, the bucket caps the rate below what was asked for. No packet may be larger than the smallest
+bucket: one that was queued before the bucket shrank would block it for ever. Core time is given out
+in periods of 10 ms.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def why_not() -> str | None:
         return "network namespaces need root; run it as root, in a container with its own network if you like"
     missing = [tool for tool in ("ip", "tc", "nsenter") if shutil.which(tool) is None]
     if missing:
-        return f"no {', '.join(missing)} on this machine; install the packages iproute2 and util-linux"
+        return (
+            f"no {', '.join(missing)} on this machine; install the packages iproute2 and util-linux"
+        )
     name = f"argosy-probe-{os.getpid()}"
     try:
         run("ip", "netns", "add", name)
@@ -52,11 +56,14 @@ def why_not() -> str | None:
 
 
 def run(*command: str, text: str | None = None) -> str:
-    """Run a command of the system and return what it prints; raises with what it complained about."""
+    """Run a command of the system and return what it prints; raises with what it complained
+    about."""
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         complaint = (done.stderr or done.stdout).strip().splitlines()
-        raise RunError(f"{' '.join(command)}: {complaint[0] if complaint else f'exit code {done.returncode}'}")
+        raise RunError(
+            f"{' '.join(command)}: {complaint[0] if complaint else f'exit code {done.returncode}'}"
+        )
     return done.stdout
 
 
@@ -175,5 +182,7 @@ def why_no_core_share() -> str | None:
         finally:
             share.remove()
     except OSError as error:
-        return f"control groups with the cpu controller, writable ({share.folder}: {error.strerror})"
+        return (
+            f"control groups with the cpu controller, writable ({share.folder}: {error.strerror})"
+        )
     return None

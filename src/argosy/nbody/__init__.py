@@ -1,1 +1,6 @@
-"""Gravity in a periodic box: the second workload, on the same clusters, cut and controller."""
+"""Gravity in a periodic box: the second workload, on the same clusters and controller.
+
+Particles, the cosmological background and the run itself are in this folder. Sub-packages, from
+bottom to top: ``files``, ``force``, ``initial``, ``motion``, ``planning``, ``processes``, ``gpu`` and
+``analysis``. May import everything up to ``adapt``. Start reading at ``force.split``.
+"""

@@ -1,17 +1,20 @@
-"""The background: how the box expands, how fast structure grows, and what a step of the expansion does to a particle.
+"""The background: how the box expands, how fast structure grows, and what a step of the expansion
+does to a particle.
 
-Lengths are comoving Mpc/h, velocities km/s, masses 1e10 Msun/h; then the Hubble rate today is 100. With canonical
-momenta p = a^2 dx/dt and the comoving sum F of ``gravity`` times G,
+Lengths are comoving Mpc/h, velocities km/s, masses 1e10 Msun/h; then the Hubble rate today is 100.
+With canonical momenta p = a^2 dx/dt and the comoving sum F of ``gravity`` times G,
 
     (1)  H(a) = 100 sqrt(Om / a^3 + Ok / a^2 + OL),   Ok = 1 - Om - OL
     (2)  dx = p x drift,   drift(a, b) = [D(b) - D(a)] / P(at)             for p at the expansion ``at``
     (3)  dp = F x kick,    kick(a, b) = [P(b) - P(a)] / (1.5 x 100^2 Om D(at))   for F at ``at``
-    (4)  growing mode: D(a) ~ H(a) integral_0^a da / (a H)^3, normalised to D(1) = 1;  f = dlnD / dlna,  P = a^2 H f D
+    (4)  growing mode: D(a) ~ H(a) integral_0^a da / (a H)^3, normalised to D(1) = 1; f = dlnD /
+         dlna, P = a^2 H f D
 
-Where p and F follow the growing mode, (2) and (3) are exact for steps of any length (Feng and others, 2016); for short
-steps they are the integrals of da / (a^3 H) and of da / (a^2 H).
+Where p and F follow the growing mode, (2) and (3) are exact for steps of any length (Feng and
+others, 2016); for short steps they are the integrals of da / (a^3 H) and of da / (a^2 H).
 
-    (5)  G m = 3 x 100^2 Om / (8 pi) x box^3 / N for N particles: G itself is not needed to move them.
+    (5)  G m = 3 x 100^2 Om / (8 pi) x box^3 / N for N particles: G itself is not needed to move
+         them.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class Cosmology:
     """h: the Hubble rate today in units of 100 km/s/Mpc."""
     baryons: float = 0.0482
     sigma8: float | None = 0.83
-    """None where the linear spectrum is not known: nothing but initial conditions and linear theory needs it."""
+    """None where the linear spectrum is not known: nothing but initial conditions and linear theory
+    needs it."""
     index: float = 0.96
     """Of the primordial spectrum."""
 
@@ -53,13 +57,23 @@ class Cosmology:
             if value is not None and not _SMALLEST <= value <= _LARGEST:
                 raise bad_input(f"a number from {_SMALLEST:g} to {_LARGEST:g}", value, where=name)
         if not abs(self.vacuum) <= _LARGEST:
-            raise bad_input(f"a number from {-_LARGEST:g} to {_LARGEST:g}", self.vacuum, where="vacuum")
+            raise bad_input(
+                f"a number from {-_LARGEST:g} to {_LARGEST:g}", self.vacuum, where="vacuum"
+            )
         if any(self._hubble_square(a) <= 0 for a in np.geomspace(1e-6, 1.0, 400).tolist()):
-            raise bad_input("a universe that has expanded from a beginning until today", self.vacuum, where="vacuum")
+            raise bad_input(
+                "a universe that has expanded from a beginning until today",
+                self.vacuum,
+                where="vacuum",
+            )
         if not abs(self.index) <= _STEEPEST:
-            raise bad_input(f"a number from {-_STEEPEST:g} to {_STEEPEST:g}", self.index, where="index")
+            raise bad_input(
+                f"a number from {-_STEEPEST:g} to {_STEEPEST:g}", self.index, where="index"
+            )
         if not 0 <= self.baryons < self.matter:
-            raise bad_input("at least 0 and less than the matter density", self.baryons, where="baryons")
+            raise bad_input(
+                "at least 0 and less than the matter density", self.baryons, where="baryons"
+            )
 
     def hubble_rate(self, a: float) -> float:
         """(1), in km/s per Mpc/h."""

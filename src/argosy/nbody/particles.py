@@ -32,7 +32,9 @@ class Particles:
 
     def taken(self, rows: Names) -> Particles:
         """These of them, in this order."""
-        return Particles(positions=self.positions[rows], momenta=self.momenta[rows], ids=self.ids[rows])
+        return Particles(
+            positions=self.positions[rows], momenta=self.momenta[rows], ids=self.ids[rows]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,8 @@ class Box:
 
 
 def wrapped(positions: Floats, box: float) -> Floats:
-    """Positions moved back into [0, box); the upper edge itself, which rounding can reach, is the lower one."""
+    """Positions moved back into [0, box); the upper edge itself, which rounding can reach, is the
+    lower one."""
     inside = np.mod(positions, box)
     inside[inside >= box] = 0.0
     return inside
@@ -68,4 +71,6 @@ def check_finite(particles: Particles, where: str) -> None:
         if bad.any():
             first = int(np.argmax(bad))
             found = f"{values[first].tolist()} for particle {particles.ids[first]}"
-            raise InputError([Problem(file=where, path=name, found=found, expected="finite numbers")])
+            raise InputError(
+                [Problem(file=where, path=name, found=found, expected="finite numbers")]
+            )

@@ -1,8 +1,8 @@
 """Processes that share a box: what they say to each other, in arrays.
 
-``Alone`` is one process, and needs no torch. ``TorchRanks`` are the processes of a torch.distributed group; unequal
-parts travel as bytes through ``all_to_all_single`` with split sizes, the one collective that every backend offers for
-them.
+``Alone`` is one process, and needs no torch. ``TorchRanks`` are the processes of a
+torch.distributed group; unequal parts travel as bytes through ``all_to_all_single`` with split
+sizes, the one collective that every backend offers for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Array = NDArray[Any]
 
 
 class Ranks(Protocol):
-    """All members call the same methods in the same order, with arrays of the same dtype and trailing shape."""
+    """All members call the same methods in the same order, with arrays of the same dtype and
+    trailing shape."""
 
     @property
     def rank(self) -> int: ...
@@ -70,9 +71,13 @@ class TorchRanks:
         torch.distributed.all_to_all_single(received, sizes, group=self._group)
         receives = received.tolist()
         leaving = [part if count else part[:0] for part, count in zip(parts, sends, strict=True)]
-        flat = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in leaving])
+        flat = np.concatenate(
+            [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in leaving]
+        )
         inbox = torch.empty(sum(receives), dtype=torch.uint8)
-        torch.distributed.all_to_all_single(inbox, torch.from_numpy(flat), receives, sends, group=self._group)
+        torch.distributed.all_to_all_single(
+            inbox, torch.from_numpy(flat), receives, sends, group=self._group
+        )
         edges = np.cumsum([0, *receives])
         whole = inbox.numpy()
         received_parts = [
@@ -89,8 +94,9 @@ class TorchRanks:
 
 
 def join_processes() -> tuple[TorchRanks, TorchRanks]:
-    """Two groups over the processes that torchrun started: one to talk in, one for the mesh beside it."""
-    from argosy.runtime.meeting import meet
+    """Two groups over the processes that torchrun started: one to talk in, one for the mesh beside
+    it."""
+    from argosy.runtime.processes.meeting import meet
 
     meet("gloo", patience=timedelta(minutes=30))
     return TorchRanks(), TorchRanks()

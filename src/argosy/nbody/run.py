@@ -1,8 +1,8 @@
 """A whole run: from initial conditions to snapshots, with restarts, on one process or several.
 
-A run's folder holds ``run.json`` (what was asked for), ``snapshot_000.hdf5``, ... (one per redshift asked for, the last
-at the end), ``energy.csv`` and ``restart/``. Going on from it gives the bits that the run would have given without the
-interruption.
+A run's folder holds ``run.json`` (what was asked for), ``snapshot_000.hdf5``, ... (one per redshift
+asked for, the last at the end), ``energy.csv`` and ``restart/``. Going on from it gives the bits
+that the run would have given without the interruption.
 """
 
 from __future__ import annotations
@@ -20,20 +20,33 @@ import numpy as np
 from argosy.cluster.topology import Cluster
 from argosy.document import make_folder, read_json
 from argosy.errors import InputError, Problem, bad_input
-from argosy.nbody.balance import Balancer
-from argosy.nbody.bullfrog import evolve_bullfrog
-from argosy.nbody.energy import Drift, EnergySample, drift, read_samples, sample, write_samples
-from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
-from argosy.nbody.gravity import TreeForce, tree_force
-from argosy.nbody.lightcone import LightCone, LightConeSettings
+from argosy.nbody.files.lightcone import LightCone, LightConeSettings
+from argosy.nbody.files.restart import last_restart, read_restart, write_restart
+from argosy.nbody.files.snapshot import write_snapshot
+from argosy.nbody.force.gravity import TreeForce, tree_force
+from argosy.nbody.force.settings import GravitySettings
+from argosy.nbody.motion.bullfrog import evolve_bullfrog
+from argosy.nbody.motion.energy import (
+    Drift,
+    EnergySample,
+    drift,
+    read_samples,
+    sample,
+    write_samples,
+)
+from argosy.nbody.motion.evolve import (
+    BlockSteps,
+    LocalGravity,
+    evolve,
+    evolve_in_blocks,
+    expansion_steps,
+)
 from argosy.nbody.particles import Box, Particles
-from argosy.nbody.placement import Placement, place_as_planned, place_on
-from argosy.nbody.plan_file import GravityPlan
+from argosy.nbody.planning.balance import Balancer
+from argosy.nbody.planning.placement import InitialPlacement, place_as_planned, place_on
+from argosy.nbody.planning.plan_file import GravityPlan
+from argosy.nbody.processes.shared import Clock, SharedGravity, measured
 from argosy.nbody.ranks import Alone, Ranks, gather, total
-from argosy.nbody.restart import last_restart, read_restart, write_restart
-from argosy.nbody.settings import GravitySettings
-from argosy.nbody.shared import Clock, SharedGravity, measured
-from argosy.nbody.snapshot import write_snapshot
 
 
 class Integrator(StrEnum):
@@ -63,9 +76,17 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if self.integrator is Integrator.BULLFROG and self.light_cone is not None:
-            raise bad_input("no light cone with bullfrog, whose drifts are not timed", "one", where="--light-cone")
+            raise bad_input(
+                "no light cone with bullfrog, whose drifts are not timed",
+                "one",
+                where="--light-cone",
+            )
         if self.integrator is Integrator.BULLFROG and self.blocks is not None:
-            raise bad_input("no block steps with bullfrog, which has none", self.blocks.most_levels, where="blocks")
+            raise bad_input(
+                "no block steps with bullfrog, which has none",
+                self.blocks.most_levels,
+                where="blocks",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +102,7 @@ class RunResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class RunProgress:
     """Where a run is."""
 
     step: int
@@ -104,12 +125,13 @@ class Processes:
     balance: bool = True
     clock: Clock = measured
     cluster: Cluster | None = None
-    """Whose devices they are, in their order: its memory limits them, its speeds and links say how to begin."""
+    """Whose devices they are, in their order: its memory limits them, its speeds and links say how
+    to begin."""
     plan: GravityPlan | None = None
     """In place of a cluster: its devices, and the domains to begin with."""
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[RunProgress], None]
 
 
 def run_box(
@@ -121,15 +143,21 @@ def run_box(
     device: str = "cpu",
     report: Report | None = None,
 ) -> RunResult:
-    """Evolve this process's part of a box, beginning in an empty folder or going on in one that was begun.
+    """Evolve this process's part of a box, beginning in an empty folder or going on in one that was
+    begun.
 
-    ``device``: where forces are computed, as torch names it. If only some processes have a GPU, these sum pairs there.
+    ``device``: where forces are computed, as torch names it. If only some processes have a GPU,
+    these sum pairs there.
     """
     ranks: Ranks = processes.ranks if processes else Alone()
     count = int(total(ranks, np.array([len(box.particles)]))[0])
     strength = box.cosmology.particle_gravity(box.size, count)
     steps = expansion_steps(box.expansion, settings.end, settings.steps, also=settings.snapshots)
-    shared = None if processes is None else _shared(processes, box.size, count, strength, settings.gravity, device)
+    shared = (
+        None
+        if processes is None
+        else _shared(processes, box.size, count, strength, settings.gravity, device)
+    )
     engine = shared or _local(box.size, strength, settings.gravity, device)
     first = _begin(folder, box, settings, count, ranks)
     if first:
@@ -144,7 +172,9 @@ def run_box(
     def watch(done: int, now: Box) -> None:
         """Keep a sample of energy and momentum, on rank 0's disk."""
         potential = engine.potential_energy(now.particles) if every else math.nan
-        samples.append(sample(now.particles, ranks, step=done, expansion=now.expansion, potential=potential))
+        samples.append(
+            sample(now.particles, ranks, step=done, expansion=now.expansion, potential=potential)
+        )
         if ranks.rank == 0:
             write_samples(folder / "energy.csv", samples)
 
@@ -161,14 +191,24 @@ def run_box(
         if done % settings.restart_every == 0 or done == len(steps) - 1:
             restart, size = folder / "restart", ranks.size
             write_restart(
-                restart, now.particles, step=done, rank=ranks.rank, processes=size, wait_for_all=ranks.barrier
+                restart,
+                now.particles,
+                step=done,
+                rank=ranks.rank,
+                processes=size,
+                wait_for_all=ranks.barrier,
             )
         if report is not None:
             seconds = time.monotonic() - begin
             left = seconds / (done - first) * (len(steps) - 1 - done)
             spent = () if shared is None else tuple(shared.seconds.sum(axis=1).tolist())
-            where = Progress(
-                step=done, steps=len(steps) - 1, expansion=now.expansion, seconds=seconds, left=left, rank_seconds=spent
+            where = RunProgress(
+                step=done,
+                steps=len(steps) - 1,
+                expansion=now.expansion,
+                seconds=seconds,
+                left=left,
+                rank_seconds=spent,
             )
             report(where)
 
@@ -178,7 +218,13 @@ def run_box(
     on_drift = None if cone is None else cone.drifting
     if settings.blocks is not None:
         final = evolve_in_blocks(
-            box, steps, engine, settings.blocks, first=first, after_step=after_step, on_drift=on_drift
+            box,
+            steps,
+            engine,
+            settings.blocks,
+            first=first,
+            after_step=after_step,
+            on_drift=on_drift,
         )
     elif settings.integrator is Integrator.BULLFROG:
         final = evolve_bullfrog(box, steps, engine, first=first, after_step=after_step)
@@ -197,22 +243,39 @@ def _light_cone(
     if settings.redshift > 1 / steps[0] - 1:
         expected = f"at most z = {1 / steps[0] - 1:.4g}, where the run begins"
         raise bad_input(expected, settings.redshift, where="--light-cone")
-    return LightCone(settings=settings, box=replace(box, expansion=steps[-1]), ranks=ranks, folder=folder / "lightcone")
+    return LightCone(
+        settings=settings,
+        box=replace(box, expansion=steps[-1]),
+        ranks=ranks,
+        folder=folder / "lightcone",
+    )
 
 
 def _shared(
-    processes: Processes, size: float, count: int, strength: float, gravity: GravitySettings, device: str
+    processes: Processes,
+    size: float,
+    count: int,
+    strength: float,
+    gravity: GravitySettings,
+    device: str,
 ) -> SharedGravity:
     ranks, mesh_ranks = processes.ranks, processes.mesh_ranks
     engine: SharedGravity
     if all(np.concatenate(gather(ranks, np.array([device != "cpu"])))):
-        from argosy.nbody.gpu_shared import SharedGpuGravity
+        from argosy.nbody.gpu.shared import SharedGpuGravity
 
         engine = SharedGpuGravity(
-            size=size, strength=strength, settings=gravity, ranks=ranks, mesh_ranks=mesh_ranks, device=device
+            size=size,
+            strength=strength,
+            settings=gravity,
+            ranks=ranks,
+            mesh_ranks=mesh_ranks,
+            device=device,
         )
     else:
-        engine = SharedGravity(size=size, strength=strength, settings=gravity, ranks=ranks, mesh_ranks=mesh_ranks)
+        engine = SharedGravity(
+            size=size, strength=strength, settings=gravity, ranks=ranks, mesh_ranks=mesh_ranks
+        )
         engine.sum_tree = _tree_on(device)
     engine.clock = processes.clock
     if processes.plan is not None or processes.cluster is not None:
@@ -223,7 +286,7 @@ def _shared(
     return engine
 
 
-def _beginning(processes: Processes, count: int, mesh_cells: int) -> Placement:
+def _beginning(processes: Processes, count: int, mesh_cells: int) -> InitialPlacement:
     if processes.plan is not None:
         return place_as_planned(processes.plan, count, mesh_cells)
     assert processes.cluster is not None
@@ -233,7 +296,7 @@ def _beginning(processes: Processes, count: int, mesh_cells: int) -> Placement:
 def _tree_on(device: str) -> Callable[..., TreeForce]:
     if device == "cpu":
         return tree_force
-    from argosy.nbody.gpu import GpuTree
+    from argosy.nbody.gpu.force import GpuTree
 
     return GpuTree(device)
 
@@ -241,7 +304,7 @@ def _tree_on(device: str) -> Callable[..., TreeForce]:
 def _local(size: float, strength: float, gravity: GravitySettings, device: str) -> LocalGravity:
     if device == "cpu":
         return LocalGravity(size=size, strength=strength, settings=gravity)
-    from argosy.nbody.gpu import GpuGravity
+    from argosy.nbody.gpu.force import GpuGravity
 
     return GpuGravity(size=size, strength=strength, settings=gravity, device=device)
 
@@ -252,9 +315,13 @@ def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ran
     mark = folder / "run.json"
     known = read_json(mark).data if mark.exists() else None
     if known is not None and known != asked:
-        differs = ", ".join(sorted(key for key in {*known, *asked} if known.get(key) != asked.get(key)))
+        differs = ", ".join(
+            sorted(key for key in {*known, *asked} if known.get(key) != asked.get(key))
+        )
         problem = Problem(
-            file=str(mark), found=f"a run with another {differs}", expected="the same run, or a new folder"
+            file=str(mark),
+            found=f"a run with another {differs}",
+            expected="the same run, or a new folder",
         )
         raise InputError([problem])
     ranks.barrier()
@@ -289,7 +356,8 @@ def _what_is_asked(box: Box, settings: RunSettings, count: int) -> dict[str, obj
 
 
 def _fingerprint(particles: Particles, ranks: Ranks) -> str:
-    """Of the particles of all ranks: the same whoever holds which, another where one of them is elsewhere."""
+    """Of the particles of all ranks: the same whoever holds which, another where one of them is
+    elsewhere."""
     state = np.ascontiguousarray(np.concatenate([particles.positions, particles.momenta], axis=1))
     mixed = particles.ids.astype(np.uint64)
     for column in state.view(np.uint64).T:

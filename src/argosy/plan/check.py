@@ -26,11 +26,17 @@ _MOST_SUGGESTED = 8
 
 
 def check_plan(
-    plan: Plan, chain: Chain, cluster: Cluster, *, document: Document | None = None, file: str | None = None
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    document: Document | None = None,
+    file: str | None = None,
 ) -> None:
     """Raise one ``InputError`` with everything that is wrong, or return.
 
-    Problems name the line in ``document``, the file that the plan was read from, or else only ``file``.
+    Problems name the line in ``document``, the file that the plan was read from, or else only
+    ``file``.
     """
     problems = [problem for rule in RULES for problem in rule(plan, chain, cluster)]
     if document is not None:
@@ -46,7 +52,8 @@ def check_plan(
 
 
 def check_devices(plan: Plan, cluster: Cluster) -> None:
-    """What can be checked without the plan's model: an ``InputError`` where the cluster has no such device."""
+    """What can be checked without the plan's model: an ``InputError`` where the cluster has no such
+    device."""
     problems = list(_unknown_devices(plan, cluster))
     if problems:
         raise InputError(problems)
@@ -66,7 +73,9 @@ def samples_add_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Probl
         total = sum(replica.samples for replica in stage.replicas)
         if total != plan.micro_batch_size:
             expected = f"samples that sum to the micro_batch_size {plan.micro_batch_size}"
-            yield Problem(path=f"stages[{index}].replicas", found=f"a sum of {total}", expected=expected)
+            yield Problem(
+                path=f"stages[{index}].replicas", found=f"a sum of {total}", expected=expected
+            )
 
 
 def layers_are_covered(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -75,11 +84,19 @@ def layers_are_covered(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[P
     for index, stage in enumerate(plan.stages):
         if stage.first != at or stage.end <= stage.first:
             expected = f"a range of at least one layer that begins at {at}"
-            yield Problem(path=f"stages[{index}].layers", found=f"[{stage.first}, {stage.end})", expected=expected)
+            yield Problem(
+                path=f"stages[{index}].layers",
+                found=f"[{stage.first}, {stage.end})",
+                expected=expected,
+            )
         at = stage.end
     if at != len(chain.layers):
         expected = f"stages up to layer {len(chain.layers)}, the end of {chain.name}"
-        yield Problem(path=f"stages[{len(plan.stages) - 1}].layers", found=f"an end at {at}", expected=expected)
+        yield Problem(
+            path=f"stages[{len(plan.stages) - 1}].layers",
+            found=f"an end at {at}",
+            expected=expected,
+        )
 
 
 def devices_exist(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -87,7 +104,8 @@ def devices_exist(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Proble
 
 
 def devices_work_once(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """A device belongs to one replica of one stage; a worker of some schedules hosts several stages."""
+    """A device belongs to one replica of one stage; a worker of some schedules hosts several
+    stages."""
     chunks = plan.schedule.stages_per_worker
     if chunks < 1 or len(plan.stages) % chunks:
         return  # ``schedule_fits`` says so
@@ -97,11 +115,15 @@ def devices_work_once(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
         first = [replica.devices for replica in plan.stages[worker].replicas]
         if [replica.devices for replica in stage.replicas] != first:
             expected = f"the devices of stage {worker}, its worker's first chunk"
-            yield Problem(path=f"stages[{index}].replicas", found="other devices", expected=expected)
+            yield Problem(
+                path=f"stages[{index}].replicas", found="other devices", expected=expected
+            )
     owner: dict[str, int] = {}
     for path, name, index in _placed_devices(plan):
         if index < workers and name in owner:
-            expected = f"each device in one replica of one stage; it is already in stage {owner[name]}"
+            expected = (
+                f"each device in one replica of one stage; it is already in stage {owner[name]}"
+            )
             yield Problem(path=path, found=f'"{name}"', expected=expected)
         owner.setdefault(name, index)
 
@@ -120,12 +142,17 @@ def _unknown_devices(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
 
 
 def _unknown(places: Iterable[tuple[str, str]], cluster: Cluster) -> Iterator[Problem]:
-    """Of devices that are named somewhere, those that the cluster lacks; the first few with what may be meant, because
-    that is looked for among all devices."""
+    """Of devices that are named somewhere, those that the cluster lacks; the first few with what
+    may be meant, because that is looked for among all devices."""
     missing = ((path, name) for path, name in places if name not in cluster.device_index)
     for number, (path, name) in enumerate(missing):
         suggestion = closest(name, cluster.device_index) if number < _MOST_SUGGESTED else None
-        yield Problem(path=path, found=f'"{name}"', expected=f"a device of {cluster.name}", suggestion=suggestion)
+        yield Problem(
+            path=path,
+            found=f'"{name}"',
+            expected=f"a device of {cluster.name}",
+            suggestion=suggestion,
+        )
 
 
 def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -135,16 +162,21 @@ def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
             if replica.ratios and len(replica.ratios) != replica.width:
                 expected = f"one ratio for each of the {replica.width} devices"
                 yield Problem(path=path, found=f"{len(replica.ratios)} ratios", expected=expected)
-            elif not math.isclose(sum(replica.shares), 1, rel_tol=0, abs_tol=1e-6) or min(replica.shares) < 0:
+            elif (
+                not math.isclose(sum(replica.shares), 1, rel_tol=0, abs_tol=1e-6)
+                or min(replica.shares) < 0
+            ):
                 negative = min(replica.shares) < 0
-                found = f"{min(replica.shares):g}" if negative else f"a sum of {sum(replica.shares):g}"
+                found = (
+                    f"{min(replica.shares):g}" if negative else f"a sum of {sum(replica.shares):g}"
+                )
                 yield Problem(path=path, found=found, expected="ratios of at least 0 that sum to 1")
 
 
 def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """The sequence can be cut so often, twice over because each part takes a piece from the front and one from the
-    back, and evenly unless ratios say otherwise; every replica has devices for as many parts, whose tensor-parallel
-    groups share them alike."""
+    """The sequence can be cut so often, twice over because each part takes a piece from the front
+    and one from the back, and evenly unless ratios say otherwise; every replica has devices for as
+    many parts, whose tensor-parallel groups share them alike."""
     for index, stage in enumerate(plan.stages):
         if stage.context == 1:
             continue
@@ -152,38 +184,53 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
         layers = chain.layers[stage.first : stage.end]
         most = min((layer.max_context for layer in layers), default=1)
         if stage.context > most:
-            expected = f"at most {most}, as often as layers {stage.first}..{stage.end - 1} can be cut"
+            expected = (
+                f"at most {most}, as often as layers {stage.first}..{stage.end - 1} can be cut"
+            )
             yield Problem(path=path, found=found, expected=expected)
-        elif chain.sequence_length % (2 * stage.context) and not all(replica.ratios for replica in stage.replicas):
+        elif chain.sequence_length % (2 * stage.context) and not all(
+            replica.ratios for replica in stage.replicas
+        ):
             expected = f"a number whose double divides the sequence length {chain.sequence_length}"
             yield Problem(path=path, found=found, expected=expected)
         for position, replica in enumerate(stage.replicas):
             where = f"stages[{index}].replicas[{position}]"
             if replica.width % stage.context:
                 expected = f"a multiple of the {stage.context} parts of the sequence"
-                yield Problem(path=f"{where}.devices", found=f"{replica.width} devices", expected=expected)
+                yield Problem(
+                    path=f"{where}.devices", found=f"{replica.width} devices", expected=expected
+                )
             elif replica.ratios and _differ(replica.ratios, replica.width // stage.context):
                 expected = f"tensor-parallel groups that share each of the {stage.context} parts in the same ratios"
                 yield Problem(path=f"{where}.ratios", found="others", expected=expected)
 
 
 def _differ(ratios: Sequence[float], width: int) -> bool:
-    """Whether groups of ``width`` devices share their parts in different ratios; parts may be of any size above 0."""
+    """Whether groups of ``width`` devices share their parts in different ratios; parts may be of
+    any size above 0."""
     groups = [ratios[at : at + width] for at in range(0, len(ratios), width)]
     if min(map(sum, groups)) <= 0:
         return True
     shares = [[ratio / sum(group) for ratio in group] for group in groups]
-    return any(not math.isclose(a, b, abs_tol=1e-6) for group in shares for a, b in zip(group, shares[0], strict=True))
+    return any(
+        not math.isclose(a, b, abs_tol=1e-6)
+        for group in shares
+        for a, b in zip(group, shares[0], strict=True)
+    )
 
 
 def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """Experts fall into equal parts, or as the stage gives them; holders that share them and cut the sequence or have
-    several devices are alike."""
+    """Experts fall into equal parts, or as the stage gives them; holders that share them and cut
+    the sequence or have several devices are alike."""
     for index, stage in enumerate(plan.stages):
         if stage.expert == 1 or any(replica.width % stage.context for replica in stage.replicas):
             continue
         path, found = f"stages[{index}].expert", str(stage.expert)
-        counts = {layer.num_experts for layer in chain.layers[stage.first : stage.end] if layer.num_experts}
+        counts = {
+            layer.num_experts
+            for layer in chain.layers[stage.first : stage.end]
+            if layer.num_experts
+        }
         undivided = [count for count in sorted(counts) if count % stage.expert]
         if stage.experts:
             yield from _experts_add_up(stage, f"stages[{index}].experts", counts)
@@ -191,14 +238,16 @@ def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
             expected = f"1, because layers {stage.first}..{stage.end - 1} have no experts"
             yield Problem(path=path, found=found, expected=expected)
         elif undivided:
-            yield Problem(path=path, found=found, expected=f"a divisor of the {undivided[0]} experts of a layer")
+            yield Problem(
+                path=path,
+                found=found,
+                expected=f"a divisor of the {undivided[0]} experts of a layer",
+            )
         if stage.num_holders % stage.expert:
             expected = f"a divisor of the {stage.num_holders} holders of the stage's weights"
             yield Problem(path=path, found=found, expected=expected)
         elif _are_uneven(stage):
-            expected = (
-                "replicas of one width, and equal ones if they have several devices, in groups that share experts"
-            )
+            expected = "replicas of one width, and equal ones if they have several devices, in groups that share experts"
             yield Problem(path=f"stages[{index}].replicas", found="others", expected=expected)
 
 
@@ -206,13 +255,19 @@ def _experts_add_up(stage: Stage, path: str, counts: Collection[int]) -> Iterato
     total = sum(stage.experts)
     if len(stage.experts) != stage.expert:
         yield Problem(
-            path=path, found=f"{len(stage.experts)} numbers", expected=f"one for each of {stage.expert} holders"
+            path=path,
+            found=f"{len(stage.experts)} numbers",
+            expected=f"one for each of {stage.expert} holders",
         )
     elif set(counts) != {total}:
         numbers = " and ".join(map(str, sorted(counts))) or "no"
-        yield Problem(path=path, found=f"{total} experts", expected=f"the {numbers} experts of every layer")
+        yield Problem(
+            path=path, found=f"{total} experts", expected=f"the {numbers} experts of every layer"
+        )
     elif not all(replica.width == 1 for replica in stage.replicas):
-        yield Problem(path=path, found="replicas of several devices", expected="replicas of one device each")
+        yield Problem(
+            path=path, found="replicas of several devices", expected="replicas of one device each"
+        )
 
 
 def _are_uneven(stage: Stage) -> bool:
@@ -230,7 +285,11 @@ def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
         most = max(1, min((layer.max_tensor_width for layer in layers), default=1))
         for position, replica in enumerate(stage.replicas):
             if layers and replica.width // stage.context > most:
-                parts = f" for each of the {stage.context} parts of the sequence" if stage.context > 1 else ""
+                parts = (
+                    f" for each of the {stage.context} parts of the sequence"
+                    if stage.context > 1
+                    else ""
+                )
                 covered = f"layers {stage.first}..{stage.end - 1}"
                 yield Problem(
                     path=f"stages[{index}].replicas[{position}].devices",
@@ -240,7 +299,8 @@ def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
 
 
 def offload_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """Nodes have the drives that a plan names; kept activations are all of a layer's, or of its input."""
+    """Nodes have the drives that a plan names; kept activations are all of a layer's, or of its
+    input."""
     for index, stage in enumerate(plan.stages):
         path, activations = f"stages[{index}].offload", stage.offload.activations
         nodes = {cluster.node_of[name][0] for name in stage.devices if name in cluster.node_of}
@@ -315,7 +375,9 @@ def collectives_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Prob
         possible = algorithms(choice.collective, plan.stages[choice.stage])
         if choice.algorithm not in possible:
             expected = f"{' or '.join(possible)} for {choice.collective} of stage {choice.stage}"
-            yield Problem(path=f"{path}.algorithm", found=f'"{choice.algorithm}"', expected=expected)
+            yield Problem(
+                path=f"{path}.algorithm", found=f'"{choice.algorithm}"', expected=expected
+            )
         if (choice.collective, choice.stage) in chosen:
             expected = f"one choice for {choice.collective} of stage {choice.stage}"
             yield Problem(path=path, found="another", expected=expected)
@@ -323,8 +385,8 @@ def collectives_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Prob
 
 
 def algorithms(collective: Collective, stage: Stage) -> tuple[Algorithm, ...]:
-    """Ways to do a collective of a stage. Unequal shards are padded or grouped; a tree sums, and what ZeRO scatters and
-    gathers is half of a sum."""
+    """Ways to do a collective of a stage. Unequal shards are padded or grouped; a tree sums, and
+    what ZeRO scatters and gathers is half of a sum."""
     if collective is Collective.TENSOR:
         uneven = (Algorithm.PADDED, Algorithm.GROUPED)
         return uneven if stage.is_uneven else (Algorithm.RING, Algorithm.TREE)
@@ -338,7 +400,9 @@ def powersgd_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Proble
 
 
 def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    places = [(f"left_out[{index}].device", left.device) for index, left in enumerate(plan.left_out)]
+    places = [
+        (f"left_out[{index}].device", left.device) for index, left in enumerate(plan.left_out)
+    ]
     yield from _unknown(places, cluster)
     used = set(plan.devices).intersection(cluster.device_index)
     for path, name in places:

@@ -1,4 +1,5 @@
-"""``plan.json``, version 1: the contract between planning, simulating and running. Its fields: ``docs/formats.md``."""
+"""``plan.json``, version 1: the contract between planning, simulating and running. Its fields:
+``docs/formats.md``."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ Real = Annotated[float, Field(allow_inf_nan=False)]
 
 def _moment(value: object) -> object:
     if not isinstance(value, list) or len(value) != 3:
-        raise Mismatch(value, "CPU seconds, the best iteration and the bound, such as [0.4, 2.5, 2.1]")
+        raise Mismatch(
+            value, "CPU seconds, the best iteration and the bound, such as [0.4, 2.5, 2.1]"
+        )
     return value
 
 
@@ -93,7 +96,16 @@ class CostModelSchema(Schema):
 
 
 class ScheduleSchema(Schema):
-    kind: Literal["gpipe", "1f1b", "eager-1f1b", "kfkb", "interleaved", "zero-bubble", "zero-bubble-v", "dualpipe-v"]
+    kind: Literal[
+        "gpipe",
+        "1f1b",
+        "eager-1f1b",
+        "kfkb",
+        "interleaved",
+        "zero-bubble",
+        "zero-bubble-v",
+        "dualpipe-v",
+    ]
     k: Count = 1
     depth: list[Count] | None = None
     chunks: Count = 1
@@ -118,7 +130,12 @@ class OffloadSchema(Schema):
     weights: Literal["host", "nvme"] | None = None
 
     def value(self) -> Offload:
-        return Offload(**{name: None if tier is None else Tier(tier) for name, tier in self.model_dump().items()})
+        return Offload(
+            **{
+                name: None if tier is None else Tier(tier)
+                for name, tier in self.model_dump().items()
+            }
+        )
 
 
 class StageSchema(Schema):
@@ -152,7 +169,9 @@ class CollectiveSchema(Schema):
 
     def value(self) -> CollectiveChoice:
         return CollectiveChoice(
-            collective=Collective(self.collective), stage=self.stage, algorithm=Algorithm(self.algorithm)
+            collective=Collective(self.collective),
+            stage=self.stage,
+            algorithm=Algorithm(self.algorithm),
         )
 
 
@@ -244,16 +263,23 @@ def loads_plan(text: str, *, file: str = "plan.json") -> Plan:
 
 
 def plan_from_document(document: Document) -> Plan:
-    """A plan, or one ``InputError`` with everything that is wrong with the file, the cluster in it included."""
+    """A plan, or one ``InputError`` with everything that is wrong with the file, the cluster in it
+    included."""
     if document.data.get("kind") == "islands":
-        raise document.error(("kind",), "a plan of one group of devices, such as one of those under islands", "islands")
+        raise document.error(
+            ("kind",),
+            "a plan of one group of devices, such as one of those under islands",
+            "islands",
+        )
     schema = validate(document, PlanSchema)
     build_cluster(document.inside("cluster", "content"), folder=Path())
     cost_model = None if schema.cost_model is None else _cost_model(document)
     cluster = schema.cluster
     return Plan(
         model=_model(schema.model, document),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=canonical(cluster.content)),
+        cluster=ClusterRef(
+            name=cluster.name, hash=cluster.hash, content=canonical(cluster.content)
+        ),
         global_batch=schema.global_batch,
         micro_batch_size=schema.micro_batch_size,
         num_micro_batches=schema.num_micro_batches,
@@ -261,10 +287,13 @@ def plan_from_document(document: Document) -> Plan:
         stages=tuple(stage.value() for stage in schema.stages),
         collectives=tuple(choice.value() for choice in schema.collectives),
         policy=tuple(
-            PolicyRule(edge=rule.edge, below=rule.below, schedule=rule.schedule.value()) for rule in schema.policy
+            PolicyRule(edge=rule.edge, below=rule.below, schedule=rule.schedule.value())
+            for rule in schema.policy
         ),
         predicted=None if schema.predicted is None else _predicted(schema.predicted),
-        certificate=None if schema.certificate is None else Certificate(**schema.certificate.model_dump()),
+        certificate=None
+        if schema.certificate is None
+        else Certificate(**schema.certificate.model_dump()),
         search=None if schema.search is None else _search(schema.search),
         runner_ups=tuple(RunnerUp(**runner_up.model_dump()) for runner_up in schema.runner_ups),
         left_out=tuple(LeftOut(**device.model_dump()) for device in schema.left_out),
@@ -281,14 +310,17 @@ def _model(schema: ModelSchema, document: Document) -> ModelRef:
         last = document.data["stages"][-1]["layers"][1]
         if last > len(layers):
             expected = f"at most {len(layers)}, the layers in model.content"
-            raise document.error(("stages", len(document.data["stages"]) - 1, "layers"), expected, last)
+            raise document.error(
+                ("stages", len(document.data["stages"]) - 1, "layers"), expected, last
+            )
         content = canonical(schema.content)
     tuning = FULL if schema.tuning is None else schema.tuning.value()
     return ModelRef(**{**schema.model_dump(), "content": content, "tuning": tuning})
 
 
 def _cost_model(document: Document) -> CostModelRef:
-    """Read the cost model of a plan; raise ``InputError`` if its hash is another one or a profile in it is broken."""
+    """Read the cost model of a plan; raise ``InputError`` if its hash is another one or a profile
+    in it is broken."""
     stored = document.data["cost_model"]
     found = CostModelRef.of(stored["content"])
     if stored["hash"] != found.hash:
@@ -306,7 +338,9 @@ def _predicted(schema: PredictedSchema) -> Predicted:
 
 def _search(schema: SearchSchema) -> Search:
     history = tuple((at, best, bound) for at, best, bound in schema.history)
-    return Search(**{**schema.model_dump(), "pruned": tuple(schema.pruned.items()), "history": history})
+    return Search(
+        **{**schema.model_dump(), "pruned": tuple(schema.pruned.items()), "history": history}
+    )
 
 
 def dumps_plan(plan: Plan) -> str:
@@ -325,7 +359,9 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "schedule": schedule_to_dict(plan.schedule),
         "stages": [_stage_to_dict(stage) for stage in plan.stages],
         "collectives": [_fields(choice) for choice in plan.collectives],
-        "policy": [{**_fields(rule), "schedule": schedule_to_dict(rule.schedule)} for rule in plan.policy],
+        "policy": [
+            {**_fields(rule), "schedule": schedule_to_dict(rule.schedule)} for rule in plan.policy
+        ],
         "runner_ups": [_fields(runner_up) for runner_up in plan.runner_ups],
         "left_out": [_fields(device) for device in plan.left_out],
     }
@@ -333,7 +369,10 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         memory = dict(plan.predicted.peak_memory_bytes)
         result["predicted"] = {**_fields(plan.predicted), "peak_memory_bytes": memory}
     if plan.cost_model is not None:
-        result["cost_model"] = {"hash": plan.cost_model.hash, "content": json.loads(plan.cost_model.content)}
+        result["cost_model"] = {
+            "hash": plan.cost_model.hash,
+            "content": json.loads(plan.cost_model.content),
+        }
     if plan.certificate is not None:
         result["certificate"] = _fields(plan.certificate)
     if plan.search is not None:
@@ -368,7 +407,8 @@ def schedule_to_dict(spec: ScheduleSpec) -> dict[str, Any]:
 
 def _stage_to_dict(stage: Stage) -> dict[str, Any]:
     replicas = [
-        {"devices": list(r.devices), "samples": r.samples} | ({"ratios": list(r.ratios)} if r.ratios else {})
+        {"devices": list(r.devices), "samples": r.samples}
+        | ({"ratios": list(r.ratios)} if r.ratios else {})
         for r in stage.replicas
     ]
     offload = {"offload": stage.offload.named} if stage.offload else {}

@@ -1,7 +1,9 @@
-"""How a tensor-parallel group shares the operations of a captured program, as the plan file says it.
+"""How a tensor-parallel group shares the operations of a captured program, as the plan file says
+it.
 
-The runtime executes these programs as they are. States are written as ``space.sharding`` writes them: ``whole``,
-``partial`` (a sum not yet done), ``dim 1 / 8`` (cut along dim 1 into eight units).
+The runtime executes these programs as they are. States are written as ``space.operations.sharding``
+writes them: ``whole``, ``partial`` (a sum not yet done), ``dim 1 / 8`` (cut along dim 1 into eight
+units).
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from argosy.workload.fields import Count, LayerRange, Natural
 
 @dataclass(frozen=True, kw_only=True)
 class Delivered:
-    """The states in which a tensor can be read, where these are not the one in which it was made."""
+    """The states in which a tensor can be read, where these are not the one in which it was
+    made."""
 
     output: int
     """Which result of its operation the tensor is."""
@@ -76,7 +79,9 @@ class GroupProgram:
 
     def operations(self, layer: int) -> tuple[SharedOperation, ...]:
         """The operations of a layer; none if the program does not have it."""
-        return next((segment.operations for segment in self.segments if layer in segment.layers), ())
+        return next(
+            (segment.operations for segment in self.segments if layer in segment.layers), ()
+        )
 
 
 class DeliveredSchema(Schema):
@@ -156,7 +161,9 @@ def group_program_to_dict(program: GroupProgram) -> dict[str, Any]:
         "segments": [
             {
                 "layers": list(segment.layers),
-                "operations": [dict(_operation_fields(operation)) for operation in segment.operations],
+                "operations": [
+                    dict(_operation_fields(operation)) for operation in segment.operations
+                ],
             }
             for segment in program.segments
         ],

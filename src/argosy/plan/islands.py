@@ -1,7 +1,9 @@
-"""An island plan: groups of devices that each train by a plan of their own and exchange parameters every few steps.
+"""An island plan: groups of devices that each train by a plan of their own and exchange parameters
+every few steps.
 
-The algorithm is DiLoCo (arXiv 2311.08105), and with several fragments its streaming form (arXiv 2501.18512). Island i
-takes b[i] samples of every step's global batch. With theta the shared parameters and theta[i] those of island i,
+The algorithm is DiLoCo (arXiv 2311.08105), and with several fragments its streaming form (arXiv
+2501.18512). Island i takes b[i] samples of every step's global batch. With theta the shared
+parameters and theta[i] those of island i,
 
     (1)  w[i]   = b[i] / sum of b
     (2)  delta  = theta - sum of w[i] theta[i]                       after H steps
@@ -9,8 +11,9 @@ takes b[i] samples of every step's global batch. With theta the shared parameter
     (4)  theta  = theta - rate (delta + momentum m)    Nesterov;     theta - rate m    without
     (5)  theta[i] = theta                              blocking;     mixing theta[i] + (1 - mixing) theta   overlapped
 
-A fragment is a part of the parameters with an exchange of its own. Fragment p of P is exchanged after the steps t with
-t = (p + 1) H / P modulo H. Overlapped by tau steps, (5) happens tau steps after (2).
+A fragment is a part of the parameters with an exchange of its own. Fragment p of P is exchanged
+after the steps t with t = (p + 1) H / P modulo H. Overlapped by tau steps, (5) happens tau steps
+after (2).
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ class IslandPrediction:
     exchange_bytes: float
     """That an island sends over the outer links between two exchanges of the same fragment."""
     outer_bytes: float
-    """Host memory of each island's first process for the shared parameters, their momentum and what is exchanged."""
+    """Host memory of each island's first process for the shared parameters, their momentum and what
+    is exchanged."""
     synchronous_seconds: float | None = None
     """Of one step of the best synchronous plan; None if there is none."""
 
@@ -72,7 +76,8 @@ class IslandPlan:
     """Plans of islands, and what they exchange when."""
 
     islands: tuple[Plan, ...]
-    """Of one model on disjoint parts of one cluster; the ``global_batch`` of each is its share of a step's samples."""
+    """Of one model on disjoint parts of one cluster; the ``global_batch`` of each is its share of a
+    step's samples."""
     sync_every: int
     """Steps between two exchanges of the same fragment, H."""
     fragments: int = 1
@@ -111,7 +116,8 @@ class IslandPlan:
 
     @property
     def algorithm(self) -> str:
-        """``DiLoCo with 2 islands, an exchange every 100 steps``: what its certificate and its figures are about."""
+        """``DiLoCo with 2 islands, an exchange every 100 steps``: what its certificate and its
+        figures are about."""
         form = "streaming DiLoCo" if self.fragments > 1 or self.overlap else "DiLoCo"
         head = f"{form} with {len(self.islands)} islands, an exchange every {counted(self.sync_every, 'step')}"
         parts = f" in {self.fragments} fragments" if self.fragments > 1 else ""
@@ -124,7 +130,8 @@ class IslandPlan:
 
 
 def lead(plan: Plan) -> str:
-    """The device of an island's plan whose process exchanges parameters with other islands: that of rank 0."""
+    """The device of an island's plan whose process exchanges parameters with other islands: that of
+    rank 0."""
     first = plan.devices[0].rpartition(".")[0]
     here = [name for name in plan.devices if name.rpartition(".")[0] == first]
     return min(here, key=lambda name: int(name.rpartition(".")[2]))

@@ -56,9 +56,12 @@ def is_island_plan(document: Document) -> bool:
 
 
 def island_plan_from_document(document: Document) -> IslandPlan:
-    """An island plan, or one ``InputError`` with what is wrong with the file or with a plan in it."""
+    """An island plan, or one ``InputError`` with what is wrong with the file or with a plan in
+    it."""
     schema = validate(document, IslandPlanSchema)
-    plans = tuple(plan_from_document(document.inside("islands", at)) for at in range(len(schema.islands)))
+    plans = tuple(
+        plan_from_document(document.inside("islands", at)) for at in range(len(schema.islands))
+    )
     predicted = schema.predicted
     plan = IslandPlan(
         islands=plans,
@@ -69,17 +72,25 @@ def island_plan_from_document(document: Document) -> IslandPlan:
         outer=OuterOptimizer(**schema.outer.model_dump()),
         compression=schema.compression,
         predicted=None if predicted is None else _prediction(predicted),
-        certificate=None if schema.certificate is None else Certificate(**schema.certificate.model_dump()),
+        certificate=None
+        if schema.certificate is None
+        else Certificate(**schema.certificate.model_dump()),
     )
-    problems = [document.problem(location, expected, found) for location, expected, found in _mistakes(plan)]
+    problems = [
+        document.problem(location, expected, found) for location, expected, found in _mistakes(plan)
+    ]
     if problems:
         raise InputError(problems)
     return plan
 
 
 def check_island_plan(plan: IslandPlan) -> None:
-    """Raise one ``InputError`` with everything that keeps the islands from training one model together."""
-    problems = [Problem(path=str(where[0]), expected=text, found=str(found)) for where, text, found in _mistakes(plan)]
+    """Raise one ``InputError`` with everything that keeps the islands from training one model
+    together."""
+    problems = [
+        Problem(path=str(where[0]), expected=text, found=str(found))
+        for where, text, found in _mistakes(plan)
+    ]
     if problems:
         raise InputError(problems)
 
@@ -93,21 +104,29 @@ def _mistakes(plan: IslandPlan) -> list[tuple[tuple[str | int, ...], str, object
         if island.model != first.model:
             found.append((("islands", at, "model"), "the model of island 0", island.model.name))
         if island.cluster.hash != first.cluster.hash:
-            found.append((("islands", at, "cluster"), "the cluster of island 0", island.cluster.name))
+            found.append(
+                (("islands", at, "cluster"), "the cluster of island 0", island.cluster.name)
+            )
         for device in island.devices:
             if owner.setdefault(device, at) != at:
                 expected = f"a device that island {owner[device]} does not use"
                 found.append((("islands", at, "stages"), expected, device))
     if plan.sync_every % plan.fragments:
-        found.append((("fragments",), f"a divisor of sync_every, {plan.sync_every}", plan.fragments))
+        found.append(
+            (("fragments",), f"a divisor of sync_every, {plan.sync_every}", plan.fragments)
+        )
     elif plan.overlap >= plan.period:
-        expected = f"fewer than {plan.period} steps, so that one exchange ends before the next begins"
+        expected = (
+            f"fewer than {plan.period} steps, so that one exchange ends before the next begins"
+        )
         found.append((("overlap",), expected, plan.overlap))
     return found
 
 
 def _prediction(schema: IslandPredictionSchema) -> IslandPrediction:
-    return IslandPrediction(**{**schema.model_dump(), "island_seconds": tuple(schema.island_seconds)})
+    return IslandPrediction(
+        **{**schema.model_dump(), "island_seconds": tuple(schema.island_seconds)}
+    )
 
 
 def dumps_island_plan(plan: IslandPlan) -> str:
@@ -128,7 +147,10 @@ def island_plan_to_dict(plan: IslandPlan) -> dict[str, Any]:
         "compression": str(plan.compression),
     }
     if plan.predicted is not None:
-        result["predicted"] = {**asdict(plan.predicted), "island_seconds": list(plan.predicted.island_seconds)}
+        result["predicted"] = {
+            **asdict(plan.predicted),
+            "island_seconds": list(plan.predicted.island_seconds),
+        }
     if plan.certificate is not None:
         result["certificate"] = asdict(plan.certificate)
     return result

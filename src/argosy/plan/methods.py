@@ -1,4 +1,5 @@
-"""What a plan can do by itself: the package's functions for plans, as methods. Each is a line of ``argosy.api``."""
+"""What a plan can do by itself: the package's functions for plans, as methods. Each is a line of
+``argosy.api``."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class PlanMethods:
-    """Ways from a plan into the rest of the package; models and clusters are the plan's own unless given."""
+    """Ways from a plan into the rest of the package; models and clusters are the plan's own unless
+    given."""
 
     @property
     def offloads(self: Any) -> bool:

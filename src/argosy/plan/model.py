@@ -10,10 +10,13 @@ from argosy.workload.load import load_model
 
 
 def planned_chain(model: ModelRef, named: str | None = None) -> Chain:
-    """The layers of a captured program from its plan; else the model of that name, or as ``named``."""
+    """The layers of a captured program from its plan; else the model of that name, or as
+    ``named``."""
     if model.content and named is None:
         document = Document("plan", parse_json(model.content, file="plan").data, {})
-        return captured_chain(model.name, layers_of(document), model.dtype, model.optimizer, model.powersgd)
+        return captured_chain(
+            model.name, layers_of(document), model.dtype, model.optimizer, model.powersgd
+        )
     return load_model(
         named or model.name,
         sequence_length=model.sequence_length,

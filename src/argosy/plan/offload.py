@@ -1,4 +1,5 @@
-"""What a stage keeps outside its devices: optimizer state, activations or weights, in host memory or on NVMe."""
+"""What a stage keeps outside its devices: optimizer state, activations or weights, in host memory
+or on NVMe."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ class Offload:
 
     @property
     def parts(self) -> tuple[tuple[str, Tier | None], ...]:
-        return (("optimizer", self.optimizer), ("activations", self.activations), ("weights", self.weights))
+        return (
+            ("optimizer", self.optimizer),
+            ("activations", self.activations),
+            ("weights", self.weights),
+        )
 
     @property
     def named(self) -> dict[str, str]:
@@ -35,7 +40,11 @@ class Offload:
 
     def __str__(self) -> str:
         """As ``--offload`` reads it: ``optimizer,activations=nvme``."""
-        each = (f"{name}={tier}" if tier is Tier.NVME else name for name, tier in self.parts if tier is not None)
+        each = (
+            f"{name}={tier}" if tier is Tier.NVME else name
+            for name, tier in self.parts
+            if tier is not None
+        )
         return ",".join(each)
 
 

@@ -1,4 +1,5 @@
-"""What is known about a plan: its prediction, its certificate, what finding it took, and what was left out."""
+"""What is known about a plan: its prediction, its certificate, what finding it took, and what was
+left out."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Search:
     pruned: tuple[tuple[str, int], ...]
     """Candidates removed per rule, in the order of the rules' names."""
     history: tuple[tuple[float, float, float], ...] = ()
-    """(CPU seconds since the start, best iteration so far, lower bound), whenever one of the two had moved."""
+    """(CPU seconds since the start, best iteration so far, lower bound), whenever one of the two
+    had moved."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pruned", tuple(sorted(self.pruned)))

@@ -1,4 +1,5 @@
-"""The plan: which layers run where, split how, in which order. A value; ``file`` reads and writes it as JSON."""
+"""The plan: which layers run where, split how, in which order. A value; ``file`` reads and writes
+it as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Recompute(StrEnum):
 
     NONE = "none"
     SELECTIVE = "selective"
-    """What comes back without a projection: norms, activation functions, unfused attention's scores."""
+    """What comes back without a projection: norms, activation functions, unfused attention's
+    scores."""
     FULL = "full"
     """Everything but each layer's input."""
 
@@ -48,7 +50,8 @@ class ModelRef:
     dtype: Dtype
     optimizer: str = "adamw"
     content: str = ""
-    """Of a captured program, its layers as canonical JSON, so that its plan is whole on its own; else empty."""
+    """Of a captured program, its layers as canonical JSON, so that its plan is whole on its own;
+    else empty."""
     tuning: Tuning = FULL
     """Which of its weights are trained."""
     powersgd: int = 0
@@ -96,8 +99,8 @@ class CostModelRef:
 
     hash: str
     content: str
-    """Canonical JSON: ``constants`` that differ from the default ones, and ``profiles`` with the measured times that
-    this model on these device kinds uses."""
+    """Canonical JSON: ``constants`` that differ from the default ones, and ``profiles`` with the
+    measured times that this model on these device kinds uses."""
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> CostModelRef:
@@ -116,8 +119,8 @@ class CostModelRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """A group of devices that runs a stage on samples of its own: parts of the sequence, each a tensor-parallel
-    group."""
+    """A group of devices that runs a stage on samples of its own: parts of the sequence, each a
+    tensor-parallel group."""
 
     devices: tuple[str, ...]
     """Part by part."""
@@ -155,7 +158,8 @@ class Stage:
     replicas: tuple[Replica, ...]
     recompute: Recompute = Recompute.NONE
     zero: int = 0
-    """What the holders keep only a part of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights."""
+    """What the holders keep only a part of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
+    weights."""
     context: int = 1
     """Parts into which every replica cuts the sequence."""
     expert: int = 1
@@ -188,14 +192,19 @@ class Stage:
         return all(replica.width == self.context for replica in self.replicas)
 
     def tensor_share(self, share: float) -> float:
-        """Of a device with this share of its replica's work, the share of its tensor-parallel group's weights."""
+        """Of a device with this share of its replica's work, the share of its tensor-parallel
+        group's weights."""
         return 1.0 if self.context > 1 and self.parts_are_alone else share * self.context
 
     @property
     def expert_shares(self) -> tuple[float, ...]:
         """Of all experts, those that each holder of a group has."""
         total = sum(self.experts)
-        return tuple(count / total for count in self.experts) if total else (1 / self.expert,) * self.expert
+        return (
+            tuple(count / total for count in self.experts)
+            if total
+            else (1 / self.expert,) * self.expert
+        )
 
     @property
     def num_holders(self) -> int:
@@ -203,8 +212,8 @@ class Stage:
 
     @property
     def holders(self) -> tuple[tuple[str, ...], ...]:
-        """The tensor-parallel groups, each of which holds the stage's weights once, experts aside: every part of every
-        replica, in order."""
+        """The tensor-parallel groups, each of which holds the stage's weights once, experts aside:
+        every part of every replica, in order."""
         return tuple(part for replica in self.replicas for part in replica.parts(self.context))
 
     @property
@@ -221,7 +230,8 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRule:
-    """Which schedule to switch to while an edge's bandwidth is below a threshold; of several that hold, the lowest."""
+    """Which schedule to switch to while an edge's bandwidth is below a threshold; of several that
+    hold, the lowest."""
 
     edge: str
     below: float
@@ -235,7 +245,8 @@ class Collective(StrEnum):
     TENSOR = "tensor"
     """The reductions of its tensor-parallel groups."""
     WEIGHTS = "weights"
-    """Gradients summed, or under ZeRO scattered and weights gathered, over the holders that have them."""
+    """Gradients summed, or under ZeRO scattered and weights gathered, over the holders that have
+    them."""
 
 
 class Algorithm(StrEnum):
@@ -290,12 +301,16 @@ class Plan(PlanMethods):
 
     @property
     def bare(self) -> Plan:
-        """Without what was said about it: what is predicted and proven, what finding it took, what lost."""
-        return replace(self, predicted=None, certificate=None, search=None, runner_ups=(), left_out=())
+        """Without what was said about it: what is predicted and proven, what finding it took, what
+        lost."""
+        return replace(
+            self, predicted=None, certificate=None, search=None, runner_ups=(), left_out=()
+        )
 
     @property
     def cut(self) -> tuple[int, ...] | None:
-        """The stage of every operation of the forward, in a plan for a captured program; else None."""
+        """The stage of every operation of the forward, in a plan for a captured program; else
+        None."""
         if not self.model.content:
             return None
         stages = [at for at, stage in enumerate(self.stages) for _ in range(stage.first, stage.end)]
@@ -303,23 +318,27 @@ class Plan(PlanMethods):
 
     @property
     def operation_layers(self) -> tuple[int, ...] | None:
-        """The layer of every operation of the forward, in a plan for a captured program; else None."""
+        """The layer of every operation of the forward, in a plan for a captured program; else
+        None."""
         if not self.model.content:
             return None
         bounds = itertools.pairwise((0, *_operation_ends(self.model.content)))
         return tuple(at for at, (first, end) in enumerate(bounds) for _ in range(first, end))
 
     def zero_of(self, stages: Collection[int], num_layers: int) -> int:
-        """The level of ZeRO at which weights of some stages are kept that ``num_layers`` of a stage use.
+        """The level of ZeRO at which weights of some stages are kept that ``num_layers`` of a stage
+        use.
 
-        Weights in several stages, and from level 2 on in several layers of one, are kept whole: level 0.
+        Weights in several stages, and from level 2 on in several layers of one, are kept whole:
+        level 0.
         """
         (first, *others) = sorted(stages)
         zero = self.stages[first].zero
         return 0 if others or (zero > 1 and num_layers > 1) else zero
 
     def algorithm(self, collective: Collective, stage: int) -> Algorithm:
-        """As the plan says; else a ring, padded where the shards of a tensor-parallel group are unequal."""
+        """As the plan says; else a ring, padded where the shards of a tensor-parallel group are
+        unequal."""
         for choice in self.collectives:
             if choice.collective is collective and choice.stage == stage:
                 return choice.algorithm
@@ -327,8 +346,9 @@ class Plan(PlanMethods):
         return Algorithm.PADDED if uneven else Algorithm.RING
 
     def schedule_at(self, bandwidths: Mapping[str, float]) -> ScheduleSpec:
-        """What the policy says for bandwidths (bytes/s) by edge: of the rules that hold, the one whose edge has fallen
-        furthest below its threshold, and of an edge's several the lowest; the plan's own schedule where none holds."""
+        """What the policy says for bandwidths (bytes/s) by edge: of the rules that hold, the one
+        whose edge has fallen furthest below its threshold, and of an edge's several the lowest; the
+        plan's own schedule where none holds."""
         lowest: dict[str, PolicyRule] = {}
         for rule in sorted(self.policy, key=lambda rule: rule.below):
             if bandwidths.get(rule.edge, math.inf) < rule.below:

@@ -1,9 +1,10 @@
-"""What our own runtime executes: one table, which the search keeps to and the runtime checks plans against.
+"""What our own runtime executes: one table, which the search keeps to and the runtime checks plans
+against.
 
-A row is a feature of a stage, what a stage asks for, and the values that run. Whatever has no row runs for any value:
-numbers of stages and replicas, shares of samples, numbers and sizes of micro-batches, k and depths of schedules, the
-algorithms of ``collectives``, widths and ratios of tensor-parallel groups. A policy runs where its schedules have the
-same stages per worker.
+A row is a feature of a stage, what a stage asks for, and the values that run. Whatever has no row
+runs for any value: numbers of stages and replicas, shares of samples, numbers and sizes of
+micro-batches, k and depths of schedules, the algorithms of ``collectives``, widths and ratios of
+tensor-parallel groups. A policy runs where its schedules have the same stages per worker.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ CONTEXT = Feature(name="context parallelism", asked=_parts, runs=(ALONE,))
 EXPERT = Feature(name="expert parallelism", asked=_experts, runs=(ALONE,))
 ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 2, 3))
 RECOMPUTE = Feature(
-    name="recomputation", asked=lambda stage: str(stage.recompute), runs=tuple(str(value) for value in Recompute)
+    name="recomputation",
+    asked=lambda stage: str(stage.recompute),
+    runs=tuple(str(value) for value in Recompute),
 )
 OFFLOAD = Feature(
     name="offload of",
@@ -62,7 +65,8 @@ FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE, OFFLOAD)
 
 
 def powersgd_problems(plan: Plan) -> Iterator[Problem]:
-    """What in a plan PowerSGD cannot do: it needs whole gradients of whole matrices, in units that do not change."""
+    """What in a plan PowerSGD cannot do: it needs whole gradients of whole matrices, in units that
+    do not change."""
     if not plan.model.powersgd:
         return
     if plan.model.dtype is Dtype.FP16:
@@ -81,19 +85,28 @@ def powersgd_problems(plan: Plan) -> Iterator[Problem]:
                 yield Problem(path=f"stages[{index}]", found=f"{name} {value}", expected=expected)
         if stage.offload:
             expected = "nothing offloaded with PowerSGD, whose errors stay on the device"
-            yield Problem(path=f"stages[{index}]", found=f"offload of {stage.offload}", expected=expected)
+            yield Problem(
+                path=f"stages[{index}]", found=f"offload of {stage.offload}", expected=expected
+            )
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
-    """A sentence for everything in a plan that the runtime does not execute; empty where it runs as it is."""
+    """A sentence for everything in a plan that the runtime does not execute; empty where it runs as
+    it is."""
     return tuple(_sentences(plan))
 
 
 def check_movable(plan: Plan) -> None:
-    """Raise an ``InputError`` for what in a plan cannot be handed on to other devices while it runs."""
-    expected, hint = "stages that a run can move", "argosy plan --max-context 1 --max-expert 1 keeps to them"
+    """Raise an ``InputError`` for what in a plan cannot be handed on to other devices while it
+    runs."""
+    expected, hint = (
+        "stages that a run can move",
+        "argosy plan --max-context 1 --max-expert 1 keeps to them",
+    )
     problems = [
-        Problem(path=f"stages[{index}]", found=f"{name} {degree}", expected=expected, suggestion=hint)
+        Problem(
+            path=f"stages[{index}]", found=f"{name} {degree}", expected=expected, suggestion=hint
+        )
         for index, stage in enumerate(plan.stages)
         for name, degree in (("context", stage.context), ("expert", stage.expert))
         if degree > 1
@@ -104,19 +117,26 @@ def check_movable(plan: Plan) -> None:
         if stage.offload
     ]
     if plan.model.powersgd:
-        whole = "sums of whole gradients, because the errors that PowerSGD keeps stay where they are"
-        problems.append(Problem(path="model.powersgd", found=str(plan.model.powersgd), expected=whole))
+        whole = (
+            "sums of whole gradients, because the errors that PowerSGD keeps stay where they are"
+        )
+        problems.append(
+            Problem(path="model.powersgd", found=str(plan.model.powersgd), expected=whole)
+        )
     if problems:
         raise InputError(problems)
 
 
 def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:
-    """Devices of a tensor-parallel group at most in the plans that a run goes on by; None for any number.
+    """Devices of a tensor-parallel group at most in the plans that a run goes on by; None for any
+    number.
 
-    Groups share operations of a captured forward. A run that began with layers alone may have a model that cannot be
-    captured, and compiled stages have no groups: such runs go on without any.
+    Groups share operations of a captured forward. A run that began with layers alone may have a
+    model that cannot be captured, and compiled stages have no groups: such runs go on without any.
     """
-    is_captured = bool(plan.model.content) or any(r.width > 1 for stage in plan.stages for r in stage.replicas)
+    is_captured = bool(plan.model.content) or any(
+        r.width > 1 for stage in plan.stages for r in stage.replicas
+    )
     return None if is_captured and not is_compiled else 1
 
 
@@ -128,9 +148,15 @@ def _sentences(plan: Plan) -> Iterator[str]:
             switch = f"from {plan.schedule.kind} to {rule.schedule.kind} below {RATE.format(rule.below)} on {rule.edge}"
             yield f"Rule {index} of the policy switches {switch}, and the runtime switches between others only."
     sharing = [index for index, stage in enumerate(plan.stages) if stage.expert > 1]
-    wide = [index for index, stage in enumerate(plan.stages) if any(replica.width > 1 for replica in stage.replicas)]
+    wide = [
+        index
+        for index, stage in enumerate(plan.stages)
+        if any(replica.width > 1 for replica in stage.replicas)
+    ]
     if sharing and set(wide) - set(sharing):
-        beside = f"beside stage {min(set(wide) - set(sharing))}, whose replicas have several devices"
+        beside = (
+            f"beside stage {min(set(wide) - set(sharing))}, whose replicas have several devices"
+        )
         yield f"Stage {sharing[0]} shares out experts {beside}, and the runtime executes that only with single devices."
     for index, stage in enumerate(plan.stages):
         for feature in FEATURES:

@@ -1,9 +1,10 @@
-"""What other systems run: one table, which the search keeps to and the exporters check plans against.
+"""What other systems run: one table, which the search keeps to and the exporters check plans
+against.
 
-A row names a system, the version that its exporter is written for, and the values that a plan for it may have. A system
-with *one grid* has one number of replicas, one tensor-parallel width, one context and expert parallelism, one ZeRO
-level and one kind of recomputation for the whole pipeline, and equal shares of the samples; stages differ in layers
-and devices only.
+A row names a system, the version that its exporter is written for, and the values that a plan for
+it may have. A system with *one grid* has one number of replicas, one tensor-parallel width, one
+context and expert parallelism, one ZeRO level and one kind of recomputation for the whole pipeline,
+and equal shares of the samples; stages differ in layers and devices only.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ class Target:
     zero_alone: tuple[int, ...] = ()
     """Levels that a plan of one stage may have; empty: as for several."""
     shards_splits: bool = False
-    """Whether sequences and experts are split over ranks that shard weights, so that ZeRO 0 has neither."""
+    """Whether sequences and experts are split over ranks that shard weights, so that ZeRO 0 has
+    neither."""
     recompute: tuple[Recompute, ...]
     one_grid: bool = True
-    """Whether the whole pipeline has one width of everything; else every stage has its own, and equal shares."""
+    """Whether the whole pipeline has one width of everything; else every stage has its own, and
+    equal shares."""
     one_recompute: bool = True
     """Whether all stages recompute alike."""
     max_width: int | None = None
@@ -76,7 +79,11 @@ class Target:
             return False
         levels = {stage.zero for stage in plan.stages if has_holders(stage)}
         kinds = {stage.recompute for stage in plan.stages}
-        if len(levels) > 1 or not levels <= set(self.levels(len(plan.stages))) or not self._recomputes(kinds):
+        if (
+            len(levels) > 1
+            or not levels <= set(self.levels(len(plan.stages)))
+            or not self._recomputes(kinds)
+        ):
             return False
         splits = {max(stage.context, stage.expert) for stage in plan.stages}
         if self.shards_splits and max(splits) > 1 and 0 in levels:
@@ -98,7 +105,8 @@ def has_block(stage: Stage, chain: Chain) -> bool:
 
 
 def has_holders(stage: Stage) -> bool:
-    """Whether several devices hold the same weights of a stage, so that ZeRO has something to divide."""
+    """Whether several devices hold the same weights of a stage, so that ZeRO has something to
+    divide."""
     return len(stage.replicas) * stage.context > 1
 
 

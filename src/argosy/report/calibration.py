@@ -44,7 +44,11 @@ MEANINGS = {
 """Short: a line of the table has 80 columns."""
 
 
-_UNSTATED = {"reduce_dtype": "as kept", "gradient_dtype": "as weights", "nic_bandwidth": "as inside"}
+_UNSTATED = {
+    "reduce_dtype": "as kept",
+    "gradient_dtype": "as weights",
+    "nic_bandwidth": "as inside",
+}
 
 
 def shown_constant(calibration: Calibration, name: str) -> str:
@@ -66,7 +70,9 @@ def constant_table(study: Study) -> Table:
     table = plain_table("constant", "value", "meaning", "", right=("value",))
     for field in fields(Calibration):
         fitted = _how_found(study, field.name)
-        table.add_row(field.name, shown_constant(study.calibration, field.name), MEANINGS[field.name], fitted)
+        table.add_row(
+            field.name, shown_constant(study.calibration, field.name), MEANINGS[field.name], fitted
+        )
     return table
 
 
@@ -79,8 +85,13 @@ def _how_found(study: Study, name: str) -> str:
 
 def error_table(study: Study) -> Table:
     """Errors of time and memory on runs that were not fitted on."""
-    table = plain_table("error of", "runs", "median", "mean", "90 % below", "worst", "rank correlation")
-    rows: list[tuple[str, Errors | None]] = [("seconds", study.seconds), ("peak memory", study.memory)]
+    table = plain_table(
+        "error of", "runs", "median", "mean", "90 % below", "worst", "rank correlation"
+    )
+    rows: list[tuple[str, Errors | None]] = [
+        ("seconds", study.seconds),
+        ("peak memory", study.memory),
+    ]
     for name, found in rows:
         if found is not None:
             table.add_row(name, *error_cells(found))
@@ -93,7 +104,9 @@ def error_cells(found: Errors) -> list[str]:
 
 
 def worst_table(study: Study, count: int = 5) -> Table:
-    table = plain_table("furthest off", "measured", "predicted", "error", right=("measured", "predicted", "error"))
+    table = plain_table(
+        "furthest off", "measured", "predicted", "error", right=("measured", "predicted", "error")
+    )
     for one in study.worst(count):
         times = (TIME.format(one.run.seconds), TIME.format(one.seconds))
         table.add_row(one.run.name, *times, f"{100 * one.error:+.1f} %")

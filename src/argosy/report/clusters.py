@@ -27,7 +27,9 @@ def node_table(cluster: Cluster) -> Table:
 def _node_cells(cluster: Cluster, node: Node) -> tuple[str, str, str]:
     kinds = [cluster.device(name).kind.name for name in node.devices]
     counted = " + ".join(f"{len(list(group))}x {kind}" for kind, group in groupby(kinds))
-    media = ", ".join(f"{medium.name} {_nominal(cluster, medium.outward[0])}" for medium in node.media)
+    media = ", ".join(
+        f"{medium.name} {_nominal(cluster, medium.outward[0])}" for medium in node.media
+    )
     return counted, media or "-", _nominal(cluster, node.nic[0]) if node.nic else "-"
 
 
@@ -45,25 +47,37 @@ def link_table(cluster: Cluster) -> Table:
     of_nodes = {
         cluster.links[index].edge
         for node in cluster.nodes
-        for index in (*(node.nic or ()), *(link for medium in node.media for link in medium.outward))
+        for index in (
+            *(node.nic or ()),
+            *(link for medium in node.media for link in medium.outward),
+        )
     }
     seen: set[str] = set()
     for link in cluster.links:
         if link.edge not in of_nodes | seen:
             seen.add(link.edge)
-            rate, latency = RATE.format(link.bandwidth.at(0)), TIME.format(link.latency.at(0), digits=3)
+            rate, latency = (
+                RATE.format(link.bandwidth.at(0)),
+                TIME.format(link.latency.at(0), digits=3),
+            )
             table.add_row(link.edge, between.get(link.edge, "-"), rate, latency)
     return table
 
 
 def change_table(cluster: Cluster) -> Table:
     """What changes over time, each as a sparkline up to its last change."""
-    table = plain_table("what changes", "lowest", "highest", "changes", "until", "", right=("changes", "until"))
+    table = plain_table(
+        "what changes", "lowest", "highest", "changes", "until", "", right=("changes", "until")
+    )
     for name, trace, unit in _changes(cluster):
-        low, high = (RATE.format(v) if unit else f"{v:g}x" for v in (min(trace.values), max(trace.values)))
+        low, high = (
+            RATE.format(v) if unit else f"{v:g}x" for v in (min(trace.values), max(trace.values))
+        )
         last = trace.times[-1]
         picture = sparkline(trace, 0.0, last, width=24)
-        table.add_row(name, low, high, str(len(trace.times) - 1), TIME.format(last, digits=3), picture)
+        table.add_row(
+            name, low, high, str(len(trace.times) - 1), TIME.format(last, digits=3), picture
+        )
     return table
 
 

@@ -1,4 +1,5 @@
-"""One plan under several schedules, on a calm and on a changing network: the table of ``argosy demo``."""
+"""One plan under several schedules, on a calm and on a changing network: the table of ``argosy
+demo``."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def case_table(cases: Sequence[Case]) -> Table:
 
 
 def in_a_sentence(base: Case, other: Case) -> str:
-    """What the changing network costs under two schedules, and what the second pays for being faster."""
+    """What the changing network costs under two schedules, and what the second pays for being
+    faster."""
     costs = [percent(case.mean_seconds / case.calm_seconds - 1) for case in (base, other)]
     held = [SIZE.format(case.first_stage_memory[0], digits=3) for case in (base, other)]
     return (

@@ -1,4 +1,5 @@
-"""The table of ``argosy compare``: every planner's plan in one simulator, as bars, with why each loses."""
+"""The table of ``argosy compare``: every planner's plan in one simulator, as bars, with why each
+loses."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _CLOSE = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ContestRow:
     """One line."""
 
     name: str
@@ -39,11 +40,19 @@ class Row:
         return self.entry is not None and math.isfinite(self.entry.seconds)
 
 
-def rows_of(entries: Sequence[Entry], refused: Sequence[tuple[str, str]], cluster: Cluster) -> list[Row]:
+def rows_of(
+    entries: Sequence[Entry], refused: Sequence[tuple[str, str]], cluster: Cluster
+) -> list[ContestRow]:
     """The fastest first, ours before equals, then those without a plan."""
     ordered = sorted(entries, key=lambda entry: (entry.seconds, entry.name != OURS))
-    rows = [Row(name=entry.name, entry=entry, reason=_reason(entry, ordered[0], cluster)) for entry in ordered]
-    return [*rows, *(Row(name=name, entry=None, reason=f"no plan: {why}") for name, why in refused)]
+    rows = [
+        ContestRow(name=entry.name, entry=entry, reason=_reason(entry, ordered[0], cluster))
+        for entry in ordered
+    ]
+    return [
+        *rows,
+        *(ContestRow(name=name, entry=None, reason=f"no plan: {why}") for name, why in refused),
+    ]
 
 
 def _reason(entry: Entry, best: Entry, cluster: Cluster) -> str:
@@ -58,7 +67,8 @@ def _reason(entry: Entry, best: Entry, cluster: Cluster) -> str:
 
 
 def in_words(loss: Loss, share: float, plan: Plan, cluster: Cluster) -> str:
-    """Where the time goes, as a phrase with the share of the cluster's capacity that is lost to it."""
+    """Where the time goes, as a phrase with the share of the cluster's capacity that is lost to
+    it."""
     lost = percent(share)
     stages = counted(len(plan.stages), "stage")
     match loss:
@@ -108,13 +118,15 @@ def shape_of(plan: Plan) -> str:
     """``4 stages, 16 x 4, recompute``: the plan in a few letters."""
     stages = counted(len(plan.stages), "stage")
     again = ", offload" if plan.offloads else ""
-    again += ", recompute" if any(stage.recompute is not Recompute.NONE for stage in plan.stages) else ""
+    again += (
+        ", recompute" if any(stage.recompute is not Recompute.NONE for stage in plan.stages) else ""
+    )
     return f"{stages}, {plan.num_micro_batches} x {plan.micro_batch_size}{again}"
 
 
 def counted_over(scenarios: Sequence[Cluster], robust: str) -> str | None:
-    """What the times of a table are where links or devices change; None where nothing does, and a plan's time is what
-    ``argosy plan`` predicts."""
+    """What the times of a table are where links or devices change; None where nothing does, and a
+    plan's time is what ``argosy plan`` predicts."""
     last = last_change(scenarios)
     if not last:
         return None
@@ -126,17 +138,28 @@ def counted_over(scenarios: Sequence[Cluster], robust: str) -> str | None:
     )
 
 
-def contest_table(rows: Sequence[Row], *, with_shape: bool = False) -> Table:
-    """Speed as bars relative to the fastest, and how many times as long as ours an iteration takes."""
+def contest_table(rows: Sequence[ContestRow], *, with_shape: bool = False) -> Table:
+    """Speed as bars relative to the fastest, and how many times as long as ours an iteration
+    takes."""
     columns = ("planner", "speed", "iteration", "x ours", *(["plan"] if with_shape else []), "why")
     table = plain_table(*columns, right=("iteration", "x ours"))
     table.columns[-1].no_wrap, table.columns[-1].ratio = False, 1
-    ours = next((row.entry.seconds for row in rows if row.entry is not None and row.name == OURS), math.inf)
+    ours = next(
+        (row.entry.seconds for row in rows if row.entry is not None and row.name == OURS), math.inf
+    )
     best = min((row.entry.seconds for row in rows if row.entry is not None), default=math.inf)
     for row in rows:
         style = "bold" if row.name == OURS else None
         if row.entry is None or not row.is_feasible:
-            table.add_row(row.name, bar(0.0), "-", "-", *([""] if with_shape else []), row.reason, style=style or "dim")
+            table.add_row(
+                row.name,
+                bar(0.0),
+                "-",
+                "-",
+                *([""] if with_shape else []),
+                row.reason,
+                style=style or "dim",
+            )
             continue
         seconds = row.entry.seconds
         factor = f"{seconds / ours:.2f}" if math.isfinite(ours) else "-"
@@ -146,14 +169,18 @@ def contest_table(rows: Sequence[Row], *, with_shape: bool = False) -> Table:
     return table
 
 
-def rows_to_dict(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def rows_to_dict(rows: Sequence[ContestRow]) -> list[dict[str, Any]]:
     """For JSON; what a planner without a plan has no figures for is null."""
     return [
         {
             "name": row.name,
             "feasible": row.is_feasible,
-            "iteration_seconds": row.entry.seconds if row.entry is not None and row.is_feasible else None,
-            "samples_per_second": row.entry.samples_per_second if row.entry is not None and row.is_feasible else None,
+            "iteration_seconds": row.entry.seconds
+            if row.entry is not None and row.is_feasible
+            else None,
+            "samples_per_second": row.entry.samples_per_second
+            if row.entry is not None and row.is_feasible
+            else None,
             "reason": row.reason,
             "plan": shape_of(row.entry.plan) if row.entry is not None else None,
             "losses": dict(row.entry.losses) if row.entry is not None and row.is_feasible else {},

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from argosy.choose.replan import Course, Courses, Switch
+from argosy.choose.replan import Courses, Switch, TraceRun
 from argosy.report.tables import plain_table
 from argosy.units import TIME
 
@@ -32,16 +32,23 @@ def course_table(courses: Courses) -> Table:
     return table
 
 
-def switch_table(course: Course) -> Table:
-    """When plans were changed, what moving took, and how long the new state must last for it to pay."""
-    table = plain_table("at", "moving takes", "pays after", "to", right=("at", "moving takes", "pays after"))
+def switch_table(course: TraceRun) -> Table:
+    """When plans were changed, what moving took, and how long the new state must last for it to
+    pay."""
+    table = plain_table(
+        "at", "moving takes", "pays after", "to", right=("at", "moving takes", "pays after")
+    )
     table.columns[3].no_wrap = False
     for switch in course.switches[:_MOST_SWITCHES]:
         pays = "-"
         if switch.pays_after < float("inf"):
-            pays = f"{TIME.format(switch.pays_after, digits=3)}, {ceil(switch.pays_after_steps)} steps"
+            pays = (
+                f"{TIME.format(switch.pays_after, digits=3)}, {ceil(switch.pays_after_steps)} steps"
+            )
         plan = repr(switch.new).partition(", ")[2]
-        table.add_row(TIME.format(switch.time, digits=3), TIME.format(switch.migration, digits=3), pays, plan)
+        table.add_row(
+            TIME.format(switch.time, digits=3), TIME.format(switch.migration, digits=3), pays, plan
+        )
     return table
 
 

@@ -73,8 +73,12 @@ _KINDS: Mapping[str, type[_Entry]] = {"decision": _Decision, "outcome": _Outcome
 
 
 def read_decisions(path: Path | str) -> list[dict[str, Any]]:
-    """Every line of the file; an ``InputError`` that names the line where one is not what a run writes."""
-    return [_event(line, str(path), number) for number, line in enumerate(read_text(path).splitlines(), 1)]
+    """Every line of the file; an ``InputError`` that names the line where one is not what a run
+    writes."""
+    return [
+        _event(line, str(path), number)
+        for number, line in enumerate(read_text(path).splitlines(), 1)
+    ]
 
 
 def _event(line: str, file: str, number: int) -> dict[str, Any]:
@@ -92,7 +96,11 @@ def _event(line: str, file: str, number: int) -> dict[str, Any]:
 def tell_decisions(events: list[dict[str, Any]]) -> list[Told]:
     """A row for each decision, with what was measured after it."""
     outcomes = {event["step"]: event for event in events if event["event"] == "outcome"}
-    return [_told(event, outcomes.get(event["step"])) for event in events if event["event"] == "decision"]
+    return [
+        _told(event, outcomes.get(event["step"]))
+        for event in events
+        if event["event"] == "decision"
+    ]
 
 
 def _told(event: Mapping[str, Any], outcome: Mapping[str, Any] | None) -> Told:
@@ -119,22 +127,35 @@ def _what(event: Mapping[str, Any]) -> str:
     k = f" (k={schedule.get('k', 1)})" if schedule["kind"] == "kfkb" else ""
     parts = [f"{event['what']}: {schedule['kind']}{k}"]
     if event["what"] == "full":
-        parts.append("layers " + " | ".join(str(s["layers"][1] - s["layers"][0]) for s in event["stages"]))
+        parts.append(
+            "layers " + " | ".join(str(s["layers"][1] - s["layers"][0]) for s in event["stages"])
+        )
     if event["what"] in ("full", "shares"):
-        parts.append("samples " + " | ".join(":".join(map(str, s["samples"].values())) for s in event["stages"]))
+        parts.append(
+            "samples "
+            + " | ".join(":".join(map(str, s["samples"].values())) for s in event["stages"])
+        )
     return "; ".join(parts)
 
 
 def _moved(event: Mapping[str, Any]) -> str:
     if event.get("moved_bytes") is None:
         return "-"
-    took, predicted = _time(event.get("moved_seconds") or 0.0), _time(event.get("predicted_moving", 0.0))
+    took, predicted = (
+        _time(event.get("moved_seconds") or 0.0),
+        _time(event.get("predicted_moving", 0.0)),
+    )
     return f"{SIZE.format(event['moved_bytes'], digits=3)} in {took} (predicted {predicted})"
 
 
 def _why(event: Mapping[str, Any]) -> str:
-    seen = [f"{name} carries {RATE.format(rate, digits=3)}" for name, rate in event.get("bandwidths", {}).items()]
-    seen += [f"{name} runs at {100 * speed:.0f} %" for name, speed in event.get("speeds", {}).items()]
+    seen = [
+        f"{name} carries {RATE.format(rate, digits=3)}"
+        for name, rate in event.get("bandwidths", {}).items()
+    ]
+    seen += [
+        f"{name} runs at {100 * speed:.0f} %" for name, speed in event.get("speeds", {}).items()
+    ]
     more = f" and {len(seen) - 4} more" if len(seen) > 4 else ""
     return "; ".join([str(event["why"]), *seen[:4]]) + more
 
@@ -143,7 +164,9 @@ def event_in_a_line(event: Mapping[str, Any]) -> str:
     """For a terminal, while the run goes on."""
     if event["event"] == "outcome":
         before, after = _time(event["measured_before"]), _time(event["measured_after"])
-        return f"  since the change after step {event['step']}: {before} -> {after} a step, measured"
+        return (
+            f"  since the change after step {event['step']}: {before} -> {after} a step, measured"
+        )
     told = _told(event, None)
     moved = "" if told.moved == "-" else f", moved {told.moved}"
     return f"  after step {told.step}: {told.what}, predicted {told.predicted} a step{moved}; {told.why}"

@@ -1,4 +1,5 @@
-"""Why a plan is as fast as it is, for people and for ``--json``: memory, bottleneck, and what would help."""
+"""Why a plan is as fast as it is, for people and for ``--json``: memory, bottleneck, and what would
+help."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ def memory_table(explanation: Explanation, cluster: Cluster) -> Table:
 
 def _memory_cells(memory: DeviceMemory) -> tuple[str, ...]:
     amounts = [getattr(memory, part) for part in MEMORY_PARTS]
-    return (*(_gib(one) for one in (*amounts, memory.peak)), f"{memory.capacity / 2**30:.0f}", _gib(memory.free))
+    return (
+        *(_gib(one) for one in (*amounts, memory.peak)),
+        f"{memory.capacity / 2**30:.0f}",
+        _gib(memory.free),
+    )
 
 
 def _gib(num_bytes: float) -> str:
@@ -62,19 +67,30 @@ def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, 
     rate = throughput(plan.global_batch / explanation.seconds, plan.model.sequence_length)
     yield "iteration", f"{TIME.format(explanation.seconds)}, {rate}"
     yield "uncertainty", interval_in_words(plan, cluster, explanation.seconds)
-    shares = {"computes": load.computing, "exchanges tensors": load.exchanging, "waits": 1 - load.busy}
-    spent = [f"{what} for {percent(share)}" for what, share in shares.items() if share >= _HALF_A_PERCENT]
+    shares = {
+        "computes": load.computing,
+        "exchanges tensors": load.exchanging,
+        "waits": 1 - load.busy,
+    }
+    spent = [
+        f"{what} for {percent(share)}" for what, share in shares.items() if share >= _HALF_A_PERCENT
+    ]
     yield "bottleneck", f"stage {load.stage}: it {', '.join(spent)} of the time"
     if plan.collectives:
         yield "collectives", collectives_in_short(plan)
     if explanation.edges:
         busiest = explanation.edges[0]
-        yield "busiest link", f"{busiest.edge}, {percent(busiest.utilisation)} of what it could carry"
+        yield (
+            "busiest link",
+            f"{busiest.edge}, {percent(busiest.utilisation)} of what it could carry",
+        )
     for use in explanation.hosts:
         yield f"on {use.node}.{use.tier}", _host_use(use)
     path = critical_parts(explanation.timeline.critical_path())
     total = sum(spent for _, spent in path)
-    shown = [(what, spent) for what, spent in path[:_MOST_PARTS] if spent >= _HALF_A_PERCENT * total]
+    shown = [
+        (what, spent) for what, spent in path[:_MOST_PARTS] if spent >= _HALF_A_PERCENT * total
+    ]
     rest = total - sum(spent for _, spent in shown)
     shown += [("other", rest)] if rest >= _HALF_A_PERCENT * total else []
     yield "critical path", ", ".join(f"{what} {percent(spent / total)}" for what, spent in shown)
@@ -158,22 +174,35 @@ def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
         "improvements": _what_ifs_to_list(explanation.improvements),
         "settings": _what_ifs_to_list(explanation.settings),
         "additions": _what_ifs_to_list(explanation.additions),
-        **({"hosts": [{**vars(use), "tier": str(use.tier)} for use in explanation.hosts]} if explanation.hosts else {}),
+        **(
+            {"hosts": [{**vars(use), "tier": str(use.tier)} for use in explanation.hosts]}
+            if explanation.hosts
+            else {}
+        ),
         "runner_ups": [dict(vars(other)) for other in plan.runner_ups],
         "left_out": [dict(vars(left)) for left in plan.left_out],
         "left_out_tests": [
-            {**vars(test), "devices": list(test.devices), "cause": str(test.cause)} for test in explanation.left_out
+            {**vars(test), "devices": list(test.devices), "cause": str(test.cause)}
+            for test in explanation.left_out
         ],
     }
 
 
 def _memory_to_dict(memory: DeviceMemory) -> dict[str, Any]:
-    parts = {f"{part}_bytes": getattr(memory, part) for part in (*MEMORY_PARTS, "peak", "capacity", "free")}
+    parts = {
+        f"{part}_bytes": getattr(memory, part)
+        for part in (*MEMORY_PARTS, "peak", "capacity", "free")
+    }
     return {"device": memory.device, "kind": memory.kind, **parts}
 
 
 def _what_ifs_to_list(what_ifs: Iterable[WhatIf]) -> list[dict[str, Any]]:
     return [
-        {"change": one.change, "iteration_seconds": one.seconds, "gain": one.gain, "missing_bytes": one.missing}
+        {
+            "change": one.change,
+            "iteration_seconds": one.seconds,
+            "gain": one.gain,
+            "missing_bytes": one.missing,
+        }
         for one in what_ifs
     ]

@@ -1,7 +1,8 @@
 """A timeline as a Gantt chart made of characters: a row per stage, time from left to right.
 
-Every column stands for an equal part of the window. It shows what the device did for at least half of that
-time: the kind of work that took longest, else a dot. An action that is wide enough carries its micro-batch:
+Every column stands for an equal part of the window. It shows what the device did for at least half
+of that time: the kind of work that took longest, else a dot. An action that is wide enough carries
+its micro-batch:
 
     0 a0.0..3 |F0-F1-......B0====F2-B1====|
 
@@ -29,7 +30,7 @@ _MOST_LABEL = 20
 _LEAST_COLUMNS = 20
 
 
-class Look(NamedTuple):
+class SpanStyle(NamedTuple):
     """How one kind of span is drawn."""
 
     letter: str
@@ -39,20 +40,20 @@ class Look(NamedTuple):
 
 
 LOOKS = {
-    SpanKind.FORWARD: Look("F", "-", "black on cyan", "forward"),
-    SpanKind.BACKWARD: Look("B", "=", "black on green", "backward"),
-    SpanKind.INPUT_GRADIENT: Look("I", "=", "black on green", "input gradient"),
-    SpanKind.WEIGHT_GRADIENT: Look("W", "~", "black on yellow", "weight gradient"),
-    SpanKind.UPDATE: Look("U", "u", "black on magenta", "update"),
-    SpanKind.COLLECTIVE: Look(":", ":", "blue", "collective"),
-    SpanKind.TRANSFER: Look(">", ">", "blue", "transfer"),
-    SpanKind.COPY: Look(">", ">", "blue", "copy"),
+    SpanKind.FORWARD: SpanStyle("F", "-", "black on cyan", "forward"),
+    SpanKind.BACKWARD: SpanStyle("B", "=", "black on green", "backward"),
+    SpanKind.INPUT_GRADIENT: SpanStyle("I", "=", "black on green", "input gradient"),
+    SpanKind.WEIGHT_GRADIENT: SpanStyle("W", "~", "black on yellow", "weight gradient"),
+    SpanKind.UPDATE: SpanStyle("U", "u", "black on magenta", "update"),
+    SpanKind.COLLECTIVE: SpanStyle(":", ":", "blue", "collective"),
+    SpanKind.TRANSFER: SpanStyle(">", ">", "blue", "transfer"),
+    SpanKind.COPY: SpanStyle(">", ">", "blue", "copy"),
 }
-_IDLE = Look(".", ".", "dim", "idle")
+_IDLE = SpanStyle(".", ".", "dim", "idle")
 
 
 @dataclass(frozen=True)
-class Block:
+class GanttBlock:
     """One thing to draw: from when to when (seconds), and what."""
 
     start: float
@@ -67,11 +68,11 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Row:
+class GanttRow:
     """A labelled line of the chart."""
 
     label: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[GanttBlock, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,8 @@ def gantt(
     most_rows: int = 24,
     legend: bool = True,
 ) -> Text:
-    """One iteration, or all that happened ``between`` two times (seconds), at most ``width`` characters wide."""
+    """One iteration, or all that happened ``between`` two times (seconds), at most ``width``
+    characters wide."""
     start, end = between or iteration_bounds(timeline, iteration)
     draft = Window(start=start, end=end, columns=max(width - 12, _LEAST_COLUMNS))
     rows = _device_rows(timeline, draft)
@@ -120,14 +122,18 @@ def iteration_bounds(timeline: Timeline, iteration: int) -> tuple[float, float]:
     spans = [span for span in timeline.spans if span.iteration == iteration]
     if not spans:
         recorded = max((span.iteration for span in timeline.spans), default=-1) + 1
-        raise bad_input(f"one of the {recorded} recorded iterations, from 0", iteration, where="iteration")
+        raise bad_input(
+            f"one of the {recorded} recorded iterations, from 0", iteration, where="iteration"
+        )
     computing = [span.start for span in spans if not span.kind.is_communication]
-    return min(computing, default=min(span.start for span in spans)), max(span.end for span in spans)
+    return min(computing, default=min(span.start for span in spans)), max(
+        span.end for span in spans
+    )
 
 
-def _device_rows(timeline: Timeline, window: Window) -> list[Row]:
+def _device_rows(timeline: Timeline, window: Window) -> list[GanttRow]:
     """A row for each set of devices of a stage that do the same at the same time."""
-    blocks: dict[str, list[Block]] = {device: [] for device in timeline.devices}
+    blocks: dict[str, list[GanttBlock]] = {device: [] for device in timeline.devices}
     stage_of: dict[str, int] = {}
     for span in timeline.spans:
         device = span.where.partition(">")[0]
@@ -137,7 +143,7 @@ def _device_rows(timeline: Timeline, window: Window) -> list[Row]:
             stage_of[device] = min(span.stage, stage_of.get(device, span.stage))
         if span.end > window.start and span.start < window.end:
             numbered = None if span.kind is SpanKind.COLLECTIVE else span.micro_batch
-            blocks[device].append(Block(span.start, span.end, span.kind, numbered))
+            blocks[device].append(GanttBlock(span.start, span.end, span.kind, numbered))
     groups: list[tuple[int, list[str]]] = []
     for device in timeline.devices:
         stage = stage_of.get(device, -1)
@@ -147,12 +153,17 @@ def _device_rows(timeline: Timeline, window: Window) -> list[Row]:
                 break
         else:
             groups.append((stage, [device]))
-    return [Row(_label(stage, members), tuple(blocks[members[0]])) for stage, members in groups]
+    return [
+        GanttRow(_label(stage, members), tuple(blocks[members[0]])) for stage, members in groups
+    ]
 
 
-def _alike(one: Sequence[Block], other: Sequence[Block], tolerance: float) -> bool:
-    """Whether the same is computed in the same order, at times that differ by no more than ``tolerance``."""
-    pairs = [[block for block in row if block.kind is not SpanKind.COLLECTIVE] for row in (one, other)]
+def _alike(one: Sequence[GanttBlock], other: Sequence[GanttBlock], tolerance: float) -> bool:
+    """Whether the same is computed in the same order, at times that differ by no more than
+    ``tolerance``."""
+    pairs = [
+        [block for block in row if block.kind is not SpanKind.COLLECTIVE] for row in (one, other)
+    ]
     return len(pairs[0]) == len(pairs[1]) and all(
         (a.kind, a.micro_batch) == (b.kind, b.micro_batch)
         and abs(a.start - b.start) <= tolerance
@@ -166,8 +177,9 @@ def _label(stage: int, devices: Sequence[str]) -> str:
     return text if len(text) <= _MOST_LABEL else text[: _MOST_LABEL - 1] + "…"
 
 
-def _transfer_rows(timeline: Timeline, window: Window) -> list[Row]:
-    """A row for each ordered pair of nodes, with the time from the first to the last byte of each micro-batch."""
+def _transfer_rows(timeline: Timeline, window: Window) -> list[GanttRow]:
+    """A row for each ordered pair of nodes, with the time from the first to the last byte of each
+    micro-batch."""
     extent: dict[tuple[str, int, int | None, int | None], tuple[float, float]] = {}
     for span in timeline.spans:
         is_drawn = span.kind in (SpanKind.TRANSFER, SpanKind.COPY)
@@ -176,13 +188,13 @@ def _transfer_rows(timeline: Timeline, window: Window) -> list[Row]:
             key = (row, span.iteration, span.stage, span.micro_batch)
             start, end = extent.get(key, (math.inf, -math.inf))
             extent[key] = (min(start, span.start), max(end, span.end))
-    rows: dict[str, list[Block]] = defaultdict(list)
+    rows: dict[str, list[GanttBlock]] = defaultdict(list)
     for (pair, _, _, micro_batch), (start, end) in extent.items():
-        rows[pair].append(Block(start, end, SpanKind.TRANSFER, micro_batch))
-    return [Row(pair, tuple(blocks)) for pair, blocks in rows.items()]
+        rows[pair].append(GanttBlock(start, end, SpanKind.TRANSFER, micro_batch))
+    return [GanttRow(pair, tuple(blocks)) for pair, blocks in rows.items()]
 
 
-def _line(row: Row, window: Window, margin: int) -> Text:
+def _line(row: GanttRow, window: Window, margin: int) -> Text:
     line = Text(f"{row.label:<{margin}} |", end="")
     for block, run in groupby(_columns(row.blocks, window)):
         count = len(list(run))
@@ -191,27 +203,34 @@ def _line(row: Row, window: Window, margin: int) -> Text:
     return line.append("|")
 
 
-def _fitted(block: Block | None, look: Look, count: int) -> str:
-    """A label and fillers in ``count`` characters; the letter alone where the label does not fit."""
+def _fitted(block: GanttBlock | None, look: SpanStyle, count: int) -> str:
+    """A label and fillers in ``count`` characters; the letter alone where the label does not
+    fit."""
     if block is None:
         return look.letter * count
-    room = count - 1 if block.kind is SpanKind.TRANSFER else count  # two bare numbers side by side read as one
+    room = (
+        count - 1 if block.kind is SpanKind.TRANSFER else count
+    )  # two bare numbers side by side read as one
     label = block.label if len(block.label) <= room else look.letter
     return label + look.filler * (count - len(label))
 
 
-def _columns(blocks: Iterable[Block], window: Window) -> list[Block | None]:
+def _columns(blocks: Iterable[GanttBlock], window: Window) -> list[GanttBlock | None]:
     """Per column, the block that stands for it, or None where the device is idle."""
-    overlaps: list[list[tuple[float, Block]]] = [[] for _ in range(window.columns)]
+    overlaps: list[list[tuple[float, GanttBlock]]] = [[] for _ in range(window.columns)]
     for block in blocks:
-        start, end = (block.start - window.start) / window.step, (block.end - window.start) / window.step
+        start, end = (
+            (block.start - window.start) / window.step,
+            (block.end - window.start) / window.step,
+        )
         for column in range(max(math.floor(start), 0), min(math.ceil(end), window.columns)):
             overlaps[column].append((min(end, column + 1) - max(start, column), block))
     return [_winner(column) for column in overlaps]
 
 
-def _winner(overlaps: Sequence[tuple[float, Block]]) -> Block | None:
-    """Of the kind of work that takes longest in a column, the longest; collectives behind computation.
+def _winner(overlaps: Sequence[tuple[float, GanttBlock]]) -> GanttBlock | None:
+    """Of the kind of work that takes longest in a column, the longest; collectives behind
+    computation.
 
     A transfer is often much shorter than a column and is shown from a tenth of it on.
     """
@@ -223,7 +242,9 @@ def _winner(overlaps: Sequence[tuple[float, Block]]) -> Block | None:
             for share, block in candidates:
                 totals[block.kind] += share
             kind = max(totals, key=lambda one: totals[one])
-            return max((pair for pair in candidates if pair[1].kind is kind), key=lambda pair: pair[0])[1]
+            return max(
+                (pair for pair in candidates if pair[1].kind is kind), key=lambda pair: pair[0]
+            )[1]
     return None
 
 
@@ -237,7 +258,9 @@ def axis(window: Window) -> str:
     power = 10.0 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
     text = ""
-    for tick in range(math.ceil(window.start / step - 1e-9), math.floor(window.end / step + 1e-9) + 1):
+    for tick in range(
+        math.ceil(window.start / step - 1e-9), math.floor(window.end / step + 1e-9) + 1
+    ):
         column = int((tick * step - window.start) / window.step + 1e-9)
         mark = f"|{TIME.format(tick * step, digits=6) if tick else '0 s'}"
         if column + len(mark) > window.columns:
@@ -247,7 +270,7 @@ def axis(window: Window) -> str:
     return text
 
 
-def _legend(rows: Sequence[Row], margin: int, width: int) -> Text:
+def _legend(rows: Sequence[GanttRow], margin: int, width: int) -> Text:
     """What the letters mean, on as many lines as that takes."""
     drawn = {block.kind for row in rows for block in row.blocks}
     looks = [look for kind, look in LOOKS.items() if kind in drawn]

@@ -1,4 +1,5 @@
-"""A gravity plan for people: tables of its domains and reasons, and one page with a step drawn to scale."""
+"""A gravity plan for people: tables of its domains and reasons, and one page with a step drawn to
+scale."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from typing import Any
 from rich.table import Table
 
 from argosy.cluster.topology import Cluster
-from argosy.nbody.plan import Phase, PricedDomains
-from argosy.nbody.pricing import BoxWork
-from argosy.nbody.reasons import StepReasons
+from argosy.nbody.planning.plan import PricedDomains, StepPhase
+from argosy.nbody.planning.pricing import BoxWork
+from argosy.nbody.planning.reasons import StepReasons
 from argosy.report.tables import plain_table
 from argosy.timeline import Timeline
 from argosy.units import SIZE, TIME
 
-_COLOURS = {Phase.TREE: "#7a9e9f", Phase.MESH: "#4f6d7a", Phase.PAIRS: "#eeb868"}
+_COLOURS = {StepPhase.TREE: "#7a9e9f", StepPhase.MESH: "#4f6d7a", StepPhase.PAIRS: "#eeb868"}
 _WIDTH, _ROW, _LEFT = 900, 22, 130
 """Pixels of the drawing, of a row, and of the names beside it."""
 _MOST_ROWS = 128
@@ -41,7 +42,14 @@ def domain_rows(cluster: Cluster, box: BoxWork, choice: PricedDomains) -> list[t
         shown = [TIME.format(value, digits=3) if value else "-" for value in times]
         memory = SIZE.format(choice.memory[i], digits=3) + ("" if choice.fits[i] else " (too much)")
         rows.append(
-            (device.name, device.kind.name, f"{100 * share:.2f} %", str(choice.domains.planes[i]), *shown, memory)
+            (
+                device.name,
+                device.kind.name,
+                f"{100 * share:.2f} %",
+                str(choice.domains.planes[i]),
+                *shown,
+                memory,
+            )
         )
     return rows
 
@@ -55,14 +63,20 @@ def reason_lines(reasons: StepReasons) -> list[str]:
         f"the slowest device computes {reasons.priced.balance:.3f} times as long as if all shared by speed",
     ]
     if reasons.busiest_link is not None:
-        lines.append(f"busiest link: {reasons.busiest_link}, {100 * reasons.link_share:.0f} % of what it could carry")
+        lines.append(
+            f"busiest link: {reasons.busiest_link}, {100 * reasons.link_share:.0f} % of what it could carry"
+        )
     return lines
 
 
 def improvement_rows(reasons: StepReasons) -> list[tuple[str, str, str]]:
     step = reasons.priced.step_seconds
     return [
-        (found.change, TIME.format(found.step_seconds), f"{100 * (1 - found.step_seconds / step):.1f} %")
+        (
+            found.change,
+            TIME.format(found.step_seconds),
+            f"{100 * (1 - found.step_seconds / step):.1f} %",
+        )
         for found in reasons.improvements
     ]
 
@@ -77,7 +91,8 @@ def reasons_to_dict(reasons: StepReasons) -> dict[str, Any]:
         "busiest_link": reasons.busiest_link,
         "link_share": reasons.link_share,
         "improvements": [
-            {"change": found.change, "step_seconds": found.step_seconds} for found in reasons.improvements
+            {"change": found.change, "step_seconds": found.step_seconds}
+            for found in reasons.improvements
         ],
     }
 
@@ -113,21 +128,29 @@ def gravity_page(
         "table{border-collapse:collapse}td,th{padding:.15rem .8rem .15rem 0;text-align:left}svg{max-width:100%}"
     )
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+    )
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _drawing(timeline: Timeline) -> str:
     """The computations of the first step, a row per device."""
-    spans = [span for span in timeline.spans if span.iteration == 0 and not span.kind.is_communication]
+    spans = [
+        span for span in timeline.spans if span.iteration == 0 and not span.kind.is_communication
+    ]
     end = max((span.end for span in spans), default=1.0)
-    devices = [name for name in timeline.devices if any(span.where == name for span in spans)][:_MOST_ROWS]
-    phases = list(Phase)
+    devices = [name for name in timeline.devices if any(span.where == name for span in spans)][
+        :_MOST_ROWS
+    ]
+    phases = list(StepPhase)
     marks = []
     for row, name in enumerate(devices):
         top = row * _ROW
@@ -135,7 +158,10 @@ def _drawing(timeline: Timeline) -> str:
         for span in spans:
             if span.where == name and span.stage is not None and span.stage < len(phases):
                 phase = phases[span.stage]
-                left, width = _LEFT + span.start / end * _WIDTH, max(span.seconds / end * _WIDTH, 0.5)
+                left, width = (
+                    _LEFT + span.start / end * _WIDTH,
+                    max(span.seconds / end * _WIDTH, 0.5),
+                )
                 about = f"<title>{phase}: {TIME.format(span.seconds)}</title>"
                 box = f'x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="{_ROW - 6}"'
                 marks.append(f'<rect {box} fill="{_COLOURS[phase]}">{about}</rect>')

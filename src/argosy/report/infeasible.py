@@ -16,11 +16,25 @@ from argosy.units import TIME
 
 def need_table(infeasibility: Infeasibility) -> Table:
     """The plan that comes closest: what each of its devices needs, and what it may use, in GiB."""
-    columns = ("stage", "layers", "on", "needs", "state", "activations", "buffers", "may use", "over")
+    columns = (
+        "stage",
+        "layers",
+        "on",
+        "needs",
+        "state",
+        "activations",
+        "buffers",
+        "may use",
+        "over",
+    )
     table = plain_table(*columns, right=(columns[0], *columns[3:]))
     plan = infeasibility.plan
     for need in infeasibility.needs:
-        layers = f"{plan.stages[need.stage].first}..{plan.stages[need.stage].end - 1}" if plan is not None else ""
+        layers = (
+            f"{plan.stages[need.stage].first}..{plan.stages[need.stage].end - 1}"
+            if plan is not None
+            else ""
+        )
         sizes = [need.total, need.state, need.activations, need.buffers, need.room]
         over = f"{need.over:.2f}x" if need.over > 1 else "-"
         on = f"{need.devices}x {need.kind}"
@@ -28,13 +42,18 @@ def need_table(infeasibility: Infeasibility) -> Table:
     return table
 
 
-def change_lines(infeasibility: Infeasibility, command: Callable[[Change], str | None] | None = None) -> list[str]:
-    """One for each change that would make a plan fit, with its step time, and the command that plans it."""
+def change_lines(
+    infeasibility: Infeasibility, command: Callable[[Change], str | None] | None = None
+) -> list[str]:
+    """One for each change that would make a plan fit, with its step time, and the command that
+    plans it."""
     if not infeasibility.changes:
         return ["No single change that was tried makes a plan fit."]
     lines = ["A plan fits with any one of:"]
     for change in infeasibility.changes:
-        seconds = "" if change.seconds is None else f" ({TIME.format(change.seconds, digits=3)} per step)"
+        seconds = (
+            "" if change.seconds is None else f" ({TIME.format(change.seconds, digits=3)} per step)"
+        )
         lines.append(f"  - {change.sentence}{seconds}")
         pasted = command(change) if command is not None else None
         if pasted is not None:

@@ -1,4 +1,5 @@
-"""Island plans for people: who takes how many samples, what an exchange costs, and what changes by it."""
+"""Island plans for people: who takes how many samples, what an exchange costs, and what changes by
+it."""
 
 from __future__ import annotations
 
@@ -51,9 +52,15 @@ def _figures(plan: IslandPlan) -> Iterator[tuple[str, str]]:
         yield "step", f"{TIME.format(predicted.step_seconds)} predicted, exchanges included"
         yield "throughput", throughput(predicted.samples_per_second, plan.model.sequence_length)
         yield "exchange", _exchange(plan)
-        yield "outer state", f"{SIZE.format(predicted.outer_bytes, digits=3)} of host memory on each island"
+        yield (
+            "outer state",
+            f"{SIZE.format(predicted.outer_bytes, digits=3)} of host memory on each island",
+        )
         if predicted.synchronous_seconds is not None:
-            yield "synchronous", against_synchronous(predicted.synchronous_seconds, predicted.step_seconds)
+            yield (
+                "synchronous",
+                against_synchronous(predicted.synchronous_seconds, predicted.step_seconds),
+            )
     yield "what changes", what_changes(plan)
     if plan.certificate is not None:
         yield "certificate", certificate_in_a_sentence(plan.certificate)
@@ -84,18 +91,27 @@ def against_synchronous(synchronous: float, seconds: float) -> str:
 def what_changes(plan: IslandPlan) -> str:
     """How training by the plan differs from synchronous training."""
     late = f"; results are used {counted(plan.overlap, 'step')} late" if plan.overlap else ""
-    lossy = "" if plan.compression is Compression.NONE else f"; differences are rounded to {plan.compression}"
+    lossy = (
+        ""
+        if plan.compression is Compression.NONE
+        else f"; differences are rounded to {plan.compression}"
+    )
     every = "after every step" if plan.sync_every == 1 else f"for {plan.sync_every} steps"
     apart = "islands average" if plan.sync_every == 1 else "islands train apart"
     return f"{apart} {every}, so losses differ from synchronous training{late}{lossy}; docs/islands.md has figures"
 
 
-def course_lines(plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None = None) -> Table:
-    """What a simulation showed, one figure a line; ``between``: seconds of a step if computing takes longer."""
+def course_lines(
+    plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None = None
+) -> Table:
+    """What a simulation showed, one figure a line; ``between``: seconds of a step if computing
+    takes longer."""
     return named_lines(_course(plan, course, between))
 
 
-def _course(plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None) -> Iterator[tuple[str, str]]:
+def _course(
+    plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None
+) -> Iterator[tuple[str, str]]:
     if course.stalled is not None:
         yield "STALLED", f"{counted(course.steps, 'step')} done: {course.stalled}"
     if not course.steps:
@@ -104,11 +120,17 @@ def _course(plan: IslandPlan, course: IslandCourse, between: tuple[float, float]
     yield "step", f"{TIME.format(seconds)} on average over {course.steps}, exchanges included"
     if between is not None:
         low, high = (TIME.format(one) if math.isfinite(one) else "never" for one in between)
-        yield "", f"{low} to {high} if computing takes up to 10 % longer: exchanges then begin at other moments"
+        yield (
+            "",
+            f"{low} to {high} if computing takes up to 10 % longer: exchanges then begin at other moments",
+        )
     yield "throughput", throughput(course.samples_per_second, plan.model.sequence_length)
     alone = sum(len(one.islands) < len(plan.islands) for one in course.exchanges)
     if alone:
-        yield "lost", f"{counted(alone, 'exchange')} without every island; what those left out trained does not count"
+        yield (
+            "lost",
+            f"{counted(alone, 'exchange')} without every island; what those left out trained does not count",
+        )
     if course.exchanges:
         took = [exchange.end - exchange.begin for exchange in course.exchanges]
         best, worst = TIME.format(min(took)), TIME.format(max(took))
@@ -145,7 +167,9 @@ def course_to_dict(
 
 def side_by_side(plans: Sequence[IslandPlan], synchronous: float) -> Table:
     """The synchronous plan and island plans, with what each changes."""
-    table = plain_table("algorithm", "step", "x synchronous", "what changes", right=("step", "x synchronous"))
+    table = plain_table(
+        "algorithm", "step", "x synchronous", "what changes", right=("step", "x synchronous")
+    )
     for column in (table.columns[0], table.columns[3]):
         column.no_wrap, column.ratio = False, 1
     table.add_row("synchronous", TIME.format(synchronous, digits=3), "1.00", "nothing")
@@ -166,7 +190,9 @@ def compared_to_dict(plans: Sequence[IslandPlan]) -> list[dict[str, Any]]:
             "overlap": plan.overlap,
             "shares": [island.global_batch for island in plan.islands],
             "step_seconds": None if plan.predicted is None else plan.predicted.step_seconds,
-            "synchronous_seconds": None if plan.predicted is None else plan.predicted.synchronous_seconds,
+            "synchronous_seconds": None
+            if plan.predicted is None
+            else plan.predicted.synchronous_seconds,
             "what_changes": what_changes(plan),
         }
         for plan in plans

@@ -1,12 +1,14 @@
 """A timeline as Chrome trace events in the shape that PyTorch's profiler writes.
 
-Two forms. ``chrome_trace`` is one document for a person in Perfetto: a process per device, with what it computes
-and the memory it holds, and a process per link, with what crosses it. ``rank_traces`` are the documents of the ranks,
-for HolisticTraceAnalysis, which reads a folder of them and expects in each
+Two forms. ``chrome_trace`` is one document for a person in Perfetto: a process per device, with
+what it computes and the memory it holds, and a process per link, with what crosses it.
+``rank_traces`` are the documents of the ranks, for HolisticTraceAnalysis, which reads a folder of
+them and expects in each
 
     (1)  ``distributedInfo`` with the rank, counted in the order of ``Timeline.devices``;
     (2)  a ``ProfilerStep#N`` annotation around each iteration;
-    (3)  category ``kernel`` with a stream above 0, and a ``cuda_runtime`` launch with the same correlation;
+    (3)  category ``kernel`` with a stream above 0, and a ``cuda_runtime`` launch with the same
+         correlation;
     (4)  names that begin with ``ncclKernel`` for communication.
 
 Times are microseconds, rounded to nanoseconds.
@@ -77,7 +79,10 @@ def rank_traces(timeline: Timeline, *, name: str = "argosy") -> Iterator[dict[st
 def _rank_events(device: str, own: Sequence[Span], network: Sequence[Span]) -> list[Event]:
     lanes = _lanes(network)
     streams = {_COMPUTE_STREAM: "compute"} | dict.fromkeys(sorted(set(lanes)), "network")
-    events = [*_process(0, f"device {device}", streams), *_process(_HOST, "host", {_HOST: "launches"})]
+    events = [
+        *_process(0, f"device {device}", streams),
+        *_process(_HOST, "host", {_HOST: "launches"}),
+    ]
     events += _steps(own, _HOST, _HOST)
     placed = zip([*own, *network], [_COMPUTE_STREAM] * len(own) + lanes, strict=True)
     for correlation, (span, stream) in enumerate(placed, start=1):
@@ -99,7 +104,9 @@ def _document(timeline: Timeline, events: list[Event], *, rank: int, name: str) 
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
         "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": len(timeline.devices)},
-        "deviceProperties": [{"id": index, "name": device} for index, device in enumerate(timeline.devices)],
+        "deviceProperties": [
+            {"id": index, "name": device} for index, device in enumerate(timeline.devices)
+        ],
         "traceName": name,
         "clock": timeline.clock,
         "traceEvents": events,
@@ -108,9 +115,23 @@ def _document(timeline: Timeline, events: list[Event], *, rank: int, name: str) 
 
 def _process(pid: int, name: str, threads: dict[int, str]) -> Iterator[Event]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}}
+    yield {
+        "ph": "M",
+        "name": "process_sort_index",
+        "pid": pid,
+        "tid": 0,
+        "ts": 0,
+        "args": {"sort_index": pid},
+    }
     for tid, thread in threads.items():
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": thread}}
+        yield {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": pid,
+            "tid": tid,
+            "ts": 0,
+            "args": {"name": thread},
+        }
 
 
 def _steps(spans: Sequence[Span], pid: int, tid: int) -> Iterator[Event]:
@@ -148,7 +169,13 @@ def _kernel(span: Span, pid: int, stream: int, correlation: int) -> Event:
         "pid": pid,
         "tid": stream,
         **_extent(span.start, span.end),
-        "args": {"device": 0, "stream": stream, "correlation": correlation, "External id": correlation, **known},
+        "args": {
+            "device": 0,
+            "stream": stream,
+            "correlation": correlation,
+            "External id": correlation,
+            **known,
+        },
     }
 
 

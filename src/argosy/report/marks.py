@@ -29,10 +29,13 @@ def percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %")
 
 
-def sparkline(trace: Trace, start: float, end: float, *, width: int = 24, top: float | None = None) -> str:
+def sparkline(
+    trace: Trace, start: float, end: float, *, width: int = 24, top: float | None = None
+) -> str:
     """A trace between two times (seconds), each character the mean over its part of the time.
 
-    ``top`` is the value of the highest character (default: the trace's own highest); 0 is the lowest.
+    ``top`` is the value of the highest character (default: the trace's own highest); 0 is the
+    lowest.
 
     >>> sparkline(Trace.from_steps([(4, 2.0), (6, 8.0)], initial=8.0), 0, 8, width=8)
     '████▃▃██'
@@ -57,11 +60,14 @@ def names_in_short(names: Iterable[str]) -> str:
             runs[-1][1].append(digits)
         else:
             runs.append((stem, [digits]))
-    return ", ".join(f"{stem}{run[0]}" + (f"..{run[-1]}" if len(run) > 1 else "") for stem, run in runs)
+    return ", ".join(
+        f"{stem}{run[0]}" + (f"..{run[-1]}" if len(run) > 1 else "") for stem, run in runs
+    )
 
 
 def _follows(digits: str, before: str) -> bool:
-    """Whether one number comes after another, both written in the same way: padded with zeros, or not."""
+    """Whether one number comes after another, both written in the same way: padded with zeros, or
+    not."""
     if not digits or not before or len(digits) > _MOST_DIGITS or int(digits) != int(before) + 1:
         return False
     return len(digits) == len(before) or not (digits.startswith("0") or before.startswith("0"))

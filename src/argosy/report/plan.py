@@ -1,4 +1,5 @@
-"""A plan for people: its stages, what is expected of it, how sure that is, and what it was chosen over."""
+"""A plan for people: its stages, what is expected of it, how sure that is, and what it was chosen
+over."""
 
 from __future__ import annotations
 
@@ -79,8 +80,13 @@ def collectives_in_short(plan: Plan) -> str:
     """
     stages: dict[str, dict[str, list[int]]] = {}
     for choice in plan.collectives:
-        stages.setdefault(choice.collective, {}).setdefault(choice.algorithm, []).append(choice.stage)
-    return "; ".join(f"{name} {' and '.join(_where(by_algorithm))}" for name, by_algorithm in sorted(stages.items()))
+        stages.setdefault(choice.collective, {}).setdefault(choice.algorithm, []).append(
+            choice.stage
+        )
+    return "; ".join(
+        f"{name} {' and '.join(_where(by_algorithm))}"
+        for name, by_algorithm in sorted(stages.items())
+    )
 
 
 def _where(stages: Mapping[str, Sequence[int]]) -> Iterator[str]:
@@ -97,11 +103,16 @@ def samples_in_short(replicas: Iterable[Replica]) -> str:
     >>> samples_in_short([Replica(devices=("a",), samples=n) for n in (3, 3, 1)])
     '2x 3, 1'
     """
-    runs = [(samples, len(list(group))) for samples, group in groupby(replicas, key=lambda one: one.samples)]
+    runs = [
+        (samples, len(list(group)))
+        for samples, group in groupby(replicas, key=lambda one: one.samples)
+    ]
     if len(runs) == 1:
         samples, count = runs[0]
         return f"{samples} each" if count > 1 else str(samples)
-    return ", ".join(f"{count}x {samples}" if count > 1 else str(samples) for samples, count in runs)
+    return ", ".join(
+        f"{count}x {samples}" if count > 1 else str(samples) for samples, count in runs
+    )
 
 
 def devices_in_short(devices: Iterable[str], cluster: Cluster) -> str:
@@ -128,7 +139,10 @@ def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
     if plan.predicted is not None:
         yield "iteration", f"{TIME.format(plan.predicted.iteration_seconds)} predicted"
         yield "uncertainty", interval_in_words(plan, cluster, plan.predicted.iteration_seconds)
-        yield "throughput", throughput(plan.predicted.samples_per_second, plan.model.sequence_length)
+        yield (
+            "throughput",
+            throughput(plan.predicted.samples_per_second, plan.model.sequence_length),
+        )
         if plan.predicted.peak_memory_bytes:
             yield "memory", _fullest(plan.predicted, cluster)
         if plan.predicted.bottleneck:
@@ -152,7 +166,9 @@ def throughput(samples_per_second: float, sequence_length: int) -> str:
     >>> throughput(19.0631, 2048)
     '19.06 samples/s, 39,041 tokens/s'
     """
-    tokens = f", {samples_per_second * sequence_length:,.0f} tokens/s" if sequence_length > 1 else ""
+    tokens = (
+        f", {samples_per_second * sequence_length:,.0f} tokens/s" if sequence_length > 1 else ""
+    )
     return f"{samples_per_second:.4g} samples/s{tokens}"
 
 
@@ -167,7 +183,9 @@ def interval_in_words(plan: Plan, cluster: Cluster, seconds: float) -> str:
 
 
 def _fullest(predicted: Predicted, cluster: Cluster) -> str:
-    shares = {name: held / cluster.device(name).kind.memory for name, held in predicted.peak_memory_bytes}
+    shares = {
+        name: held / cluster.device(name).kind.memory for name, held in predicted.peak_memory_bytes
+    }
     name = max(shares, key=lambda one: shares[one])
     held = dict(predicted.peak_memory_bytes)[name]
     capacity = SIZE.format(cluster.device(name).kind.memory, digits=3)
@@ -177,7 +195,8 @@ def _fullest(predicted: Predicted, cluster: Cluster) -> str:
 
 
 def certificate_in_a_sentence(certificate: Certificate) -> str:
-    """State what is proven, and for which cost model: gap = predicted time over lower bound, minus 1."""
+    """State what is proven, and for which cost model: gap = predicted time over lower bound, minus
+    1."""
     if certificate.cost_model is None:
         holds_for = "; its cost model is not recorded"
     else:

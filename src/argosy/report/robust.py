@@ -14,8 +14,11 @@ from argosy.units import RATE, TIME
 
 
 def scenario_table(choice: RobustChoice) -> Table:
-    """Iteration times over all scenarios: the plan, the best for the average network, and others."""
-    table = plain_table("over the scenarios", "mean", "p95", "worst", right=("mean", "p95", "worst"))
+    """Iteration times over all scenarios: the plan, the best for the average network, and
+    others."""
+    table = plain_table(
+        "over the scenarios", "mean", "p95", "worst", right=("mean", "p95", "worst")
+    )
     table.columns[0].no_wrap = False
     rows = [("this plan", choice.chosen)]
     if choice.average.plan != choice.chosen.plan:
@@ -23,7 +26,9 @@ def scenario_table(choice: RobustChoice) -> Table:
     rows += [(repr(other.plan).partition(", ")[2], other) for other in choice.others[:2]]
     for name, figures in rows:
         name += ", which gets stuck" if figures.never_ends else ""
-        table.add_row(name, *(TIME.format(seconds) for seconds in (figures.mean, figures.p95, figures.worst)))
+        table.add_row(
+            name, *(TIME.format(seconds) for seconds in (figures.mean, figures.p95, figures.worst))
+        )
     return table
 
 
@@ -31,11 +36,17 @@ def robust_lines(choice: RobustChoice) -> list[str]:
     """The gain in a sentence, and the policy, a rule a line."""
     lines = []
     if choice.chosen.never_ends:
-        lines.append("every plan that was judged gets stuck in one of the scenarios; times are of iterations that end")
+        lines.append(
+            "every plan that was judged gets stuck in one of the scenarios; times are of iterations that end"
+        )
     if choice.gain >= OPTIMAL and not choice.average.never_ends:
-        lines.append(f"{choice.robust}: {gap_in_words(choice.gain)} faster than the best plan for the average network")
+        lines.append(
+            f"{choice.robust}: {gap_in_words(choice.gain)} faster than the best plan for the average network"
+        )
     for rule in choice.plan.policy:
-        lines.append(f"policy: {rule.schedule!r} while {rule.edge} carries less than {RATE.format(rule.below)}")
+        lines.append(
+            f"policy: {rule.schedule!r} while {rule.edge} carries less than {RATE.format(rule.below)}"
+        )
     return lines
 
 
@@ -56,5 +67,8 @@ def _figures_to_dict(figures: Figures) -> dict[str, Any]:
     return {
         "plan": repr(figures.plan),
         "never_ends": figures.never_ends,
-        **{f"{name}_seconds": seconds if math.isfinite(seconds) else None for name, seconds in times.items()},
+        **{
+            f"{name}_seconds": seconds if math.isfinite(seconds) else None
+            for name, seconds in times.items()
+        },
     }

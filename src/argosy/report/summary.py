@@ -93,7 +93,12 @@ def summarise(plan: Plan, cluster: Cluster, timeline: Timeline) -> Summary:
     """The figures of ``timeline``, in which ``plan`` ran on ``cluster``."""
     bandwidth = {link.name: link.bandwidth for link in cluster.links}
     links = [
-        LinkFigures(name=use.link, bytes=use.bytes, utilisation=use.utilisation, bandwidth=bandwidth[use.link])
+        LinkFigures(
+            name=use.link,
+            bytes=use.bytes,
+            utilisation=use.utilisation,
+            bandwidth=bandwidth[use.link],
+        )
         for use in timeline.links
     ]
     return Summary(
@@ -136,7 +141,9 @@ def critical_parts(path: tuple[Span, ...]) -> tuple[tuple[str, float], ...]:
         parts["waiting"] += max(span.start - clock, 0.0)
         parts[_part(span)] += span.end - max(span.start, min(clock, span.end))
         clock = span.end
-    return tuple(sorted(((k, v) for k, v in parts.items() if v > 0), key=lambda part: (-part[1], part[0])))
+    return tuple(
+        sorted(((k, v) for k, v in parts.items() if v > 0), key=lambda part: (-part[1], part[0]))
+    )
 
 
 def _place(where: str) -> str:
@@ -196,7 +203,10 @@ def summary_to_dict(summary: Summary) -> dict[str, Any]:
             }
             for device in summary.devices
         ],
-        "links": [{"name": link.name, "bytes": link.bytes, "utilisation": link.utilisation} for link in summary.links],
+        "links": [
+            {"name": link.name, "bytes": link.bytes, "utilisation": link.utilisation}
+            for link in summary.links
+        ],
         "fits_memory": summary.fits,
         "stalled": summary.stalled,
     }

@@ -48,13 +48,22 @@ def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
             text += f" on average over {len(seconds)}, {best} at best, {worst} at worst"
         yield "iteration", text
         if summary.repeated:
-            yield "played", f"{len(seconds) - summary.repeated:,}; the other {summary.repeated:,} repeat them exactly"
-        tokens = f", {summary.tokens_per_second:,.0f} tokens/s" if summary.plan.model.sequence_length > 1 else ""
+            yield (
+                "played",
+                f"{len(seconds) - summary.repeated:,}; the other {summary.repeated:,} repeat them exactly",
+            )
+        tokens = (
+            f", {summary.tokens_per_second:,.0f} tokens/s"
+            if summary.plan.model.sequence_length > 1
+            else ""
+        )
         yield "throughput", f"{summary.samples_per_second:.4g} samples/s{tokens}"
     yield "bubble", f"{percent(summary.bubble_fraction)} of the devices' time"
     total = sum(spent for _, spent in summary.critical)
     if total:
-        parts = [f"{what} {percent(spent / total)}" for what, spent in summary.critical[:_MOST_PARTS]]
+        parts = [
+            f"{what} {percent(spent / total)}" for what, spent in summary.critical[:_MOST_PARTS]
+        ]
         rest = sum(spent for _, spent in summary.critical[_MOST_PARTS:])
         parts += [f"other {percent(rest / total)}"] if rest else []
         yield "critical path", ", ".join(parts)
@@ -68,7 +77,9 @@ def device_table(devices: Iterable[DeviceFigures]) -> Table:
         one = alike[0]
         memory = Text(f"{_gib(one.peak_memory):>5} of {SIZE.format(one.memory, digits=3)}")
         if one.is_over:
-            memory.append(f"  OVER by {SIZE.format(one.peak_memory - one.memory, digits=3)}", style="bold red")
+            memory.append(
+                f"  OVER by {SIZE.format(one.peak_memory - one.memory, digits=3)}", style="bold red"
+            )
         else:
             memory.append(f"  {percent(one.peak_memory / one.memory)}", style="dim")
         table.add_row(

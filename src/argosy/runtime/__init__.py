@@ -1,1 +1,7 @@
-"""What happens: a plan carried out on torch.distributed, measured as it runs. Importing this alone needs no torch."""
+"""Execute a plan on torch.distributed, and measure it as it runs.
+
+Sub-packages, from bottom to top: ``processes``, ``communication``, ``graphs``, ``stages``, ``weights``,
+``sources``, ``state``, ``step``, ``job``, ``elastic`` and ``islands``; each imports only those before it.
+May import everything up to ``adapt``. Importing this package alone needs no torch.
+Start reading at ``step.executor``.
+"""

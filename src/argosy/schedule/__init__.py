@@ -1,4 +1,5 @@
-"""In which order the stages of a pipeline work: actions, schedules, and what can be checked about them before a run."""
+"""In which order the stages of a pipeline work: actions, schedules, and what can be checked about
+them before a run."""
 
 from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
 from argosy.schedule.check import check_schedule, in_flight, most_in_flight

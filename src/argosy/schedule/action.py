@@ -1,6 +1,8 @@
-"""The words of a schedule: one ``Action`` of one stage on one micro-batch, and a ``Schedule`` as rows of actions.
+"""The words of a schedule: one ``Action`` of one stage on one micro-batch, and a ``Schedule`` as
+rows of actions.
 
-The text form of an action is stage, kind, micro-batch, and parses back: ``2F0`` is stage 2's forward of micro-batch 0.
+The text form of an action is stage, kind, micro-batch, and parses back: ``2F0`` is stage 2's
+forward of micro-batch 0.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ class ScheduleKind(StrEnum):
 
     @property
     def is_v(self) -> bool:
-        """Whether the pipeline turns round: a worker hosts a stage on the way down and one on the way back."""
+        """Whether the pipeline turns round: a worker hosts a stage on the way down and one on the
+        way back."""
         return self in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUALPIPE_V)
 
     @property
@@ -116,8 +119,8 @@ def worker_of(kind: ScheduleKind, stage: int, num_workers: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Per worker, the order of its actions. A worker is a group of devices that hosts one stage, or under some
-    schedules several (``worker_of``)."""
+    """Per worker, the order of its actions. A worker is a group of devices that hosts one stage, or
+    under some schedules several (``worker_of``)."""
 
     kind: ScheduleKind
     num_stages: int
@@ -146,4 +149,8 @@ class Schedule:
 
 def parse_rows(text: str) -> tuple[tuple[Action, ...], ...]:
     """Rows from the text form of a schedule."""
-    return tuple(tuple(Action.parse(word) for word in line.split()) for line in text.splitlines() if line.strip())
+    return tuple(
+        tuple(Action.parse(word) for word in line.split())
+        for line in text.splitlines()
+        if line.strip()
+    )

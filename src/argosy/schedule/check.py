@@ -1,4 +1,5 @@
-"""What can be known about a schedule before anything runs: is it complete, does it deadlock, how much is in flight.
+"""What can be known about a schedule before anything runs: is it complete, does it deadlock, how
+much is in flight.
 
 Dependencies between actions, for stage s and micro-batch m:
 
@@ -34,14 +35,18 @@ def needs(action: Action, num_stages: int) -> tuple[tuple[Action, ...], ...]:
 
 
 def check_schedule(schedule: Schedule, *, limit: tuple[int, ...] | None = None) -> None:
-    """Raise an ``InputError`` unless the schedule is complete, free of deadlock and within ``limit`` micro-batches in
-    flight per stage."""
+    """Raise an ``InputError`` unless the schedule is complete, free of deadlock and within
+    ``limit`` micro-batches in flight per stage."""
     problems = [*_incomplete(schedule)]
     if not problems:
         problems += _deadlock(schedule)
     if not problems and limit is not None:
         problems += [
-            Problem(path=f"stage {stage}", found=f"{held} micro-batches in flight", expected=f"at most {allowed}")
+            Problem(
+                path=f"stage {stage}",
+                found=f"{held} micro-batches in flight",
+                expected=f"at most {allowed}",
+            )
             for stage, (held, allowed) in enumerate(zip(in_flight(schedule), limit, strict=True))
             if held > allowed
         ]
@@ -71,7 +76,8 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
 def most_in_flight(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, ...]:
     """``in_flight`` of the schedule of a plan, in a time that does not grow with its micro-batches.
 
-    Stages of the family hold their depth. The others hold most while they begin, so that a few rounds tell it.
+    Stages of the family hold their depth. The others hold most while they begin, so that a few
+    rounds tell it.
     """
     if spec.kind not in (ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE):
         return depth_of(spec, num_stages, num_micro_batches)
@@ -89,15 +95,21 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
             found, expected = str(foreign), f"only stages of worker {worker}"
             problems.append(Problem(path=f"worker {worker}", found=found, expected=expected))
         num_stages, num_micro_batches = schedule.num_stages, schedule.num_micro_batches
-        beyond = next((a for a in row if a.stage >= num_stages or a.micro_batch >= num_micro_batches), None)
+        beyond = next(
+            (a for a in row if a.stage >= num_stages or a.micro_batch >= num_micro_batches), None
+        )
         if beyond is not None:
-            expected = f"only {num_stages} stages and {num_micro_batches} micro-batches, counted from 0"
+            expected = (
+                f"only {num_stages} stages and {num_micro_batches} micro-batches, counted from 0"
+            )
             problems.append(Problem(path=f"worker {worker}", found=str(beyond), expected=expected))
     for stage in range(schedule.num_stages):
         for micro_batch in range(schedule.num_micro_batches):
             counts = [seen[Action(stage, kind, micro_batch)] for kind in "FBIW"]  # type: ignore[arg-type]
             if counts not in ([1, 1, 0, 0], [1, 0, 1, 1]):
-                found = ", ".join(f"{count} {kind}" for count, kind in zip(counts, "FBIW", strict=True) if count)
+                found = ", ".join(
+                    f"{count} {kind}" for count, kind in zip(counts, "FBIW", strict=True) if count
+                )
                 expected = "1 F and 1 B, or 1 F, 1 I and 1 W"
                 path = f"stage {stage} micro-batch {micro_batch}"
                 problems.append(Problem(path=path, found=found or "nothing", expected=expected))
@@ -113,7 +125,9 @@ def _deadlock(schedule: Schedule) -> list[Problem]:
     while moved:
         moved = False
         for worker, row in enumerate(rows):
-            while position[worker] < len(row) and not _waits_for(row[position[worker]], schedule, done):
+            while position[worker] < len(row) and not _waits_for(
+                row[position[worker]], schedule, done
+            ):
                 done.add(row[position[worker]])
                 position[worker] += 1
                 moved = True

@@ -1,9 +1,9 @@
 """The pass that inserts communication into a schedule of computation.
 
-Sends follow the action that produces the tensor; receives are *posted* before the action that needs it, ``lookahead``
-computations early, because a receive that is posted late delays the sender's whole pipeline. Between two workers and
-in one direction sends and receives are in the same order, which the pass keeps and ``check_channels`` proves: that is
-what a point-to-point channel needs.
+Sends follow the action that produces the tensor; receives are *posted* before the action that needs
+it, ``lookahead`` computations early, because a receive that is posted late delays the sender's
+whole pipeline. Between two workers and in one direction sends and receives are in the same order,
+which the pass keeps and ``check_channels`` proves: that is what a point-to-point channel needs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def with_communication(schedule: Schedule, *, lookahead: int = 1) -> Schedule:
     return Schedule(schedule.kind, schedule.num_stages, schedule.num_micro_batches, rows)
 
 
-def _communicating_row(schedule: Schedule, row: tuple[Action, ...], lookahead: int) -> tuple[Action, ...]:
+def _communicating_row(
+    schedule: Schedule, row: tuple[Action, ...], lookahead: int
+) -> tuple[Action, ...]:
     posts: dict[int, list[Action]] = defaultdict(list)
     for index, action in enumerate(row):
         received = _received(schedule, action)
@@ -47,7 +49,11 @@ def _communicating_row(schedule: Schedule, row: tuple[Action, ...], lookahead: i
 
 def _received(schedule: Schedule, action: Action) -> Action | None:
     stage = action.stage
-    if action.kind is ActionKind.FORWARD and stage > 0 and not _same_worker(schedule, stage, stage - 1):
+    if (
+        action.kind is ActionKind.FORWARD
+        and stage > 0
+        and not _same_worker(schedule, stage, stage - 1)
+    ):
         return Action(stage, ActionKind.RECEIVE_FORWARD, action.micro_batch)
     last = schedule.num_stages - 1
     if action.kind.is_gradient and stage < last and not _same_worker(schedule, stage, stage + 1):
@@ -57,7 +63,11 @@ def _received(schedule: Schedule, action: Action) -> Action | None:
 
 def _sent(schedule: Schedule, action: Action) -> Action | None:
     stage, last = action.stage, schedule.num_stages - 1
-    if action.kind is ActionKind.FORWARD and stage < last and not _same_worker(schedule, stage, stage + 1):
+    if (
+        action.kind is ActionKind.FORWARD
+        and stage < last
+        and not _same_worker(schedule, stage, stage + 1)
+    ):
         return Action(stage, ActionKind.SEND_FORWARD, action.micro_batch)
     if action.kind.is_gradient and stage > 0 and not _same_worker(schedule, stage, stage - 1):
         return Action(stage, ActionKind.SEND_BACKWARD, action.micro_batch)
@@ -69,7 +79,8 @@ def _same_worker(schedule: Schedule, one: int, other: int) -> bool:
 
 
 def check_channels(schedule: Schedule) -> None:
-    """Raise an ``InputError`` unless every channel is received from in the order in which it is sent to."""
+    """Raise an ``InputError`` unless every channel is received from in the order in which it is
+    sent to."""
     sent: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
     received: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
     for worker, row in enumerate(schedule.rows):

@@ -1,7 +1,8 @@
 """Schedules as pure functions of the number of stages S and micro-batches M.
 
-One family covers four of the eight kinds. Stage s first runs d_s forwards (its *depth*: that many micro-batches are in
-flight), then alternates g backwards with g forwards until the forwards run out, then drains:
+One family covers four of the eight kinds. Stage s first runs d_s forwards (its *depth*: that many
+micro-batches are in flight), then alternates g backwards with g forwards until the forwards run
+out, then drains:
 
     (1)  gpipe        d_s = M                        g = M
     (2)  1f1b         d_s = min(M, S - s)            g = 1
@@ -10,7 +11,8 @@ flight), then alternates g backwards with g forwards until the forwards run out,
 
 so k = 1 is 1f1b and k = M is gpipe. Backwards are always in micro-batch order. Outside the family:
 
-    (5)  interleaved  each worker hosts several stages (chunks) and takes micro-batches in groups of the worker count
+    (5)  interleaved each worker hosts several stages (chunks) and takes micro-batches in groups of
+         the worker count
     (6)  zero-bubble  ZB-H1: the backward is split in two, and the weight gradients fill the drain
 
 and the two of ``vshape``.
@@ -48,7 +50,8 @@ class ScheduleSpec:
 
     @property
     def placement(self) -> tuple[int, bool]:
-        """What decides which worker hosts which stage; a run switches only between schedules with the same."""
+        """What decides which worker hosts which stage; a run switches only between schedules with
+        the same."""
         return self.stages_per_worker, self.kind.is_v
 
     def __repr__(self) -> str:
@@ -85,8 +88,13 @@ def group_size(spec: ScheduleSpec, num_micro_batches: int) -> int:
 
 
 def usual_depth(spec: ScheduleSpec, from_end: int, num_micro_batches: int) -> int:
-    """d of (1) to (4) of one stage, the last being 1 from the end; under a zero-bubble schedule that of 1f1b."""
-    ahead = 2 * from_end - 1 if spec.kind is ScheduleKind.EAGER else group_size(spec, num_micro_batches) * from_end
+    """d of (1) to (4) of one stage, the last being 1 from the end; under a zero-bubble schedule
+    that of 1f1b."""
+    ahead = (
+        2 * from_end - 1
+        if spec.kind is ScheduleKind.EAGER
+        else group_size(spec, num_micro_batches) * from_end
+    )
     return min(num_micro_batches, ahead)
 
 
@@ -106,7 +114,9 @@ def default_depth(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -
     return tuple(usual_depth(spec, left, num_micro_batches) for left in range(num_stages, 0, -1))
 
 
-def family(kind: ScheduleKind, depth: Sequence[int], group: int, num_micro_batches: int) -> Schedule:
+def family(
+    kind: ScheduleKind, depth: Sequence[int], group: int, num_micro_batches: int
+) -> Schedule:
     """(1) to (4), for any depth per stage and any group size.
 
     >>> print(family(ScheduleKind.KFKB, (4, 2), 2, 5).text())
@@ -119,7 +129,9 @@ def family(kind: ScheduleKind, depth: Sequence[int], group: int, num_micro_batch
         if not 1 <= ahead <= num_micro_batches:
             expected = f"a depth between 1 and the {num_micro_batches} micro-batches"
             raise bad_input(expected, ahead, where=f"schedule.depth[{stage}]")
-    rows = tuple(_family_row(stage, ahead, group, num_micro_batches) for stage, ahead in enumerate(depth))
+    rows = tuple(
+        _family_row(stage, ahead, group, num_micro_batches) for stage, ahead in enumerate(depth)
+    )
     return Schedule(kind, len(rows), num_micro_batches, rows)
 
 
@@ -135,15 +147,20 @@ def _family_row(stage: int, depth: int, group: int, num_micro_batches: int) -> t
 
 
 def interleaved(num_stages: int, num_micro_batches: int, chunks: int) -> Schedule:
-    """(5): ``num_stages`` counts all chunks. Micro-batches go in groups of the worker count W through chunk 0, then
-    the same group through chunk 1, and so on; worker w runs 2 (W - w - 1) + (chunks - 1) W forwards ahead.
+    """(5): ``num_stages`` counts all chunks. Micro-batches go in groups of the worker count W
+    through chunk 0, then the same group through chunk 1, and so on; worker w runs 2 (W - w - 1) +
+    (chunks - 1) W forwards ahead.
 
     >>> print(interleaved(4, 2, 2).text())
     0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
     """
     if chunks < 1 or num_stages % chunks:
-        raise bad_input(f"a number of chunks that divides the {num_stages} stages", chunks, where="schedule.chunks")
+        raise bad_input(
+            f"a number of chunks that divides the {num_stages} stages",
+            chunks,
+            where="schedule.chunks",
+        )
     workers = num_stages // chunks
     if num_micro_batches % workers:
         expected = f"a multiple of the {workers} workers for an interleaved schedule"
@@ -160,7 +177,10 @@ def interleaved(num_stages: int, num_micro_batches: int, chunks: int) -> Schedul
             for index in range(workers)
         ]
         forwards = [Action(chunk * workers + worker, FORWARD, index) for chunk, index in order]
-        backwards = [Action((chunks - 1 - chunk) * workers + worker, BACKWARD, index) for chunk, index in order]
+        backwards = [
+            Action((chunks - 1 - chunk) * workers + worker, BACKWARD, index)
+            for chunk, index in order
+        ]
         ahead = min(2 * (workers - worker - 1) + (chunks - 1) * workers, len(order))
         row = forwards[:ahead]
         for forward, backward in zip(forwards[ahead:], backwards, strict=False):
@@ -170,8 +190,9 @@ def interleaved(num_stages: int, num_micro_batches: int, chunks: int) -> Schedul
 
 
 def zero_bubble(num_stages: int, num_micro_batches: int) -> Schedule:
-    """(6): stage s keeps its weight gradients s micro-batches late, so that every stage holds at most S in flight,
-    the most that 1f1b holds anywhere, and the late ones fill the time in which 1f1b drains.
+    """(6): stage s keeps its weight gradients s micro-batches late, so that every stage holds at
+    most S in flight, the most that 1f1b holds anywhere, and the late ones fill the time in which
+    1f1b drains.
 
     >>> print(zero_bubble(2, 3).text())
     0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
@@ -179,7 +200,10 @@ def zero_bubble(num_stages: int, num_micro_batches: int) -> Schedule:
     """
     rows = []
     for stage in range(num_stages):
-        row = [Action(stage, FORWARD, index) for index in range(min(num_stages - stage, num_micro_batches))]
+        row = [
+            Action(stage, FORWARD, index)
+            for index in range(min(num_stages - stage, num_micro_batches))
+        ]
         for index in range(num_micro_batches):
             row.append(Action(stage, ActionKind.INPUT_GRADIENT, index))
             if index >= stage:

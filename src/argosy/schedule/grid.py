@@ -1,4 +1,5 @@
-"""A schedule drawn on a grid: a row per worker, a column per unit of time, transfers taken as free."""
+"""A schedule drawn on a grid: a row per worker, a column per unit of time, transfers taken as
+free."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ UNITS = {
 """Durations on the grid; a backward is two forwards."""
 
 
-def unit_times(schedule: Schedule, units: Mapping[ActionKind, int] = UNITS) -> dict[Action, tuple[int, int]]:
+def unit_times(
+    schedule: Schedule, units: Mapping[ActionKind, int] = UNITS
+) -> dict[Action, tuple[int, int]]:
     """Start and end of every action if nothing but computation took time."""
     check_schedule(schedule)
     times: dict[Action, tuple[int, int]] = {}
@@ -28,7 +31,10 @@ def unit_times(schedule: Schedule, units: Mapping[ActionKind, int] = UNITS) -> d
             while position[worker] < len(row):
                 action = row[position[worker]]
                 choices = needs(action, schedule.num_stages)
-                ready = [min((times[a][1] for a in one_of if a in times), default=None) for one_of in choices]
+                ready = [
+                    min((times[a][1] for a in one_of if a in times), default=None)
+                    for one_of in choices
+                ]
                 if any(time is None for time in ready):
                     break
                 start = max([free[worker], *(time for time in ready if time is not None)])
@@ -49,12 +55,18 @@ def grid(schedule: Schedule, *, width: int | None = None) -> str:
     times = unit_times(schedule)
     columns = max(end for _, end in times.values())
     shown = columns if width is None else min(width, columns)
-    label = len(str(schedule.num_micro_batches - 1)) + (3 if schedule.num_workers < schedule.num_stages else 1)
+    label = len(str(schedule.num_micro_batches - 1)) + (
+        3 if schedule.num_workers < schedule.num_stages else 1
+    )
     lines = []
     for worker, row in enumerate(schedule.rows):
         cells = ["."] * columns
         for action in (action for action in row if action.kind.is_computation):
-            text = str(action) if schedule.num_workers < schedule.num_stages else f"{action.kind}{action.micro_batch}"
+            text = (
+                str(action)
+                if schedule.num_workers < schedule.num_stages
+                else f"{action.kind}{action.micro_batch}"
+            )
             start, end = times[action]
             cells[start:end] = [text] * (end - start)
         body = " ".join(cell.ljust(label) for cell in cells[:shown]).rstrip()

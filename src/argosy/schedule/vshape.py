@@ -1,7 +1,8 @@
 """Schedules in which the pipeline turns round: worker w of W hosts stage w and stage 2 W - 1 - w.
 
-The last worker hands a micro-batch to itself, and the first has both ends of the model. Chunk 0 is the way down, chunk
-1 the way back up. Per worker, with F, B, I and W the actions of a chunk, each on its chunk's next micro-batch:
+The last worker hands a micro-batch to itself, and the first has both ends of the model. Chunk 0 is
+the way down, chunk 1 the way back up. Per worker, with F, B, I and W the actions of a chunk, each
+on its chunk's next micro-batch:
 
     (1)  zero-bubble-v (ZB-V, Qi et al. 2024)
          F0 x (2 (W - w) - 1), (F1 F0) x w, (F1 I1 W1) x (W - w)            filling
@@ -12,7 +13,8 @@ The last worker hands a micro-batch to itself, and the first has both ends of th
          (F0 B1 F1 B0) x (M - 2 W + w + 1), (B1 F1 B0) x (W - w - 1)        steady
          (B1 B0) x (w + 1), from their middle on as I; (W I0) x (W - w - 1), W x (w + 1)
 
-(1) is made for N micro-batches, of which those beyond M are left out. Forwards and backwards of (2) that may overlap
+(1) is made for N micro-batches, of which those beyond M are left out. Forwards and backwards of (2)
+    that may overlap
 run one after the other here: a stage has one stream of computation.
 """
 
@@ -49,7 +51,9 @@ class _Row:
 
     def weight_gradient(self, chunk: int | None = None) -> None:
         """The oldest that waits, of a chunk or of both."""
-        oldest = next(action for action in self.waiting if chunk is None or action.stage == self.stages[chunk])
+        oldest = next(
+            action for action in self.waiting if chunk is None or action.stage == self.stages[chunk]
+        )
         self.waiting.remove(oldest)
         self.actions.append(oldest)
 
@@ -68,7 +72,11 @@ def zero_bubble_v(num_stages: int, num_micro_batches: int) -> Schedule:
     workers = _workers(num_stages, ScheduleKind.ZERO_BUBBLE_V)
     count = max(num_micro_batches, 2 * workers - 1)
     rows = tuple(
-        tuple(action for action in _zero_bubble_row(worker, workers, count) if action.micro_batch < num_micro_batches)
+        tuple(
+            action
+            for action in _zero_bubble_row(worker, workers, count)
+            if action.micro_batch < num_micro_batches
+        )
         for worker in range(workers)
     )
     return Schedule(ScheduleKind.ZERO_BUBBLE_V, num_stages, num_micro_batches, rows)
@@ -99,7 +107,9 @@ def _zero_bubble_row(worker: int, workers: int, count: int) -> list[Action]:
     for _ in range(left):
         row.input_gradient(0)
         row.weight_gradient(0)
-    for action in sorted(row.waiting, reverse=True, key=lambda action: (action.stage, -action.micro_batch)):
+    for action in sorted(
+        row.waiting, reverse=True, key=lambda action: (action.stage, -action.micro_batch)
+    ):
         row.actions.append(action)
     return row.actions
 
@@ -113,9 +123,13 @@ def dualpipe_v(num_stages: int, num_micro_batches: int) -> Schedule:
     """
     workers = _workers(num_stages, ScheduleKind.DUALPIPE_V)
     if num_micro_batches < num_stages:
-        expected = f"at least {num_stages} micro-batches, as many as stages, for {ScheduleKind.DUALPIPE_V}"
+        expected = (
+            f"at least {num_stages} micro-batches, as many as stages, for {ScheduleKind.DUALPIPE_V}"
+        )
         raise bad_input(expected, num_micro_batches, where="num_micro_batches")
-    rows = tuple(tuple(_dualpipe_row(worker, workers, num_micro_batches)) for worker in range(workers))
+    rows = tuple(
+        tuple(_dualpipe_row(worker, workers, num_micro_batches)) for worker in range(workers)
+    )
     return Schedule(ScheduleKind.DUALPIPE_V, num_stages, num_micro_batches, rows)
 
 
@@ -152,5 +166,9 @@ def _dualpipe_row(worker: int, workers: int, count: int) -> list[Action]:
 
 def _workers(num_stages: int, kind: ScheduleKind) -> int:
     if num_stages % 2:
-        raise bad_input(f"an even number of stages, two for each worker of {kind}", num_stages, where="num_stages")
+        raise bad_input(
+            f"an even number of stages, two for each worker of {kind}",
+            num_stages,
+            where="num_stages",
+        )
     return num_stages // 2

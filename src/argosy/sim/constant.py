@@ -1,16 +1,19 @@
-"""Times of bare pipelines whose devices and links do not change, many at once: the inner loop of the search.
+"""Times of bare pipelines whose devices and links do not change, many at once: the inner loop of
+the search.
 
-Stages are the unit here, one device each (several stages share one under some schedules), a link of its own
-per direction between neighbours. What is done in which order depends on the schedule, the stages and the micro-batches
-alone and is kept:
+Stages are the unit here, one device each (several stages share one under some schedules), a link of
+its own per direction between neighbours. What is done in which order depends on the schedule, the
+stages and the micro-batches alone and is kept:
 
     (1)  start = max(end of the worker's previous action, arrival of its input)
-    (2)  the link is free again at max(end, link free) + transfer;  arrival one latency later. Between stages of which
-         the first has no backward there are no transfers back: ``returns`` is 0 there
-    (3)  iteration = max over stages of (last end of the worker + tail), the tail being gradient exchange and update
+    (2)  the link is free again at max(end, link free) + transfer; arrival one latency later.
+         Between stages of which the first has no backward there are no transfers back: ``returns``
+         is 0 there
+    (3)  iteration = max over stages of (last end of the worker + tail), the tail being gradient
+         exchange and update
 
-Under a zero-bubble schedule a backward is two halves: the gradients that the stage before waits for, and those of the
-weights.
+Under a zero-bubble schedule a backward is two halves: the gradients that the stage before waits
+for, and those of the weights.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from argosy.schedule.generate import depth_of, group_size
 from argosy.sim.steady import steady_seconds
 
 Step = tuple[int, int, int, int, int]
-"""Worker; stage; forward (0), backward (1) or half a backward (2); the step whose result it waits for (-1: none); where
-it sends (-1 nowhere, else the boundary)."""
+"""Worker; stage; forward (0), backward (1) or half a backward (2); the step whose result it waits
+for (-1: none); where it sends (-1 nowhere, else the boundary)."""
 Program = tuple[list[int], list[Step]]
 """The worker of every stage, and the steps of all workers."""
 _FORWARD, _BACKWARD, _HALF = range(3)
@@ -47,8 +50,8 @@ def pipeline_seconds(
     tail: FloatArray,
     returns: FloatArray | None = None,
 ) -> FloatArray:
-    """(3) for every candidate; all arrays are (stages, candidates), ``transfer[s]`` and ``latency[s]`` between stages s
-    and s + 1. Without ``returns`` all stages have a backward."""
+    """(3) for every candidate; all arrays are (stages, candidates), ``transfer[s]`` and
+    ``latency[s]`` between stages s and s + 1. Without ``returns`` all stages have a backward."""
     back = (transfer, latency) if returns is None else (transfer * returns, latency * returns)
     arrays = (forward, backward, transfer, latency, *back, tail)
 
@@ -56,7 +59,12 @@ def pipeline_seconds(
         program = _program(schedule, len(forward), count)
         if forward.shape[1] > _FEW:
             return _many(program, *arrays)
-        return np.array([_one(program, *(array[:, at].tolist() for array in arrays)) for at in range(forward.shape[1])])
+        return np.array(
+            [
+                _one(program, *(array[:, at].tolist() for array in arrays))
+                for at in range(forward.shape[1])
+            ]
+        )
 
     return steady_seconds(seconds, schedule, len(forward), num_micro_batches)
 
@@ -114,21 +122,27 @@ def orders_of(
         return [[_plain(action) for action in row] for row in rows]
     depths = depth_of(schedule, num_stages, num_micro_batches)
     group = group_size(schedule, num_micro_batches)
-    return [_family_order(stage, depth, group, num_micro_batches) for stage, depth in enumerate(depths)]
+    return [
+        _family_order(stage, depth, group, num_micro_batches) for stage, depth in enumerate(depths)
+    ]
 
 
 def _plain(action: Action) -> tuple[int, ActionKind, int]:
     return action.stage, action.kind, action.micro_batch
 
 
-def _family_order(stage: int, depth: int, group: int, num_micro_batches: int) -> list[tuple[int, ActionKind, int]]:
+def _family_order(
+    stage: int, depth: int, group: int, num_micro_batches: int
+) -> list[tuple[int, ActionKind, int]]:
     """As ``schedule.generate.family``, without making actions of it."""
     forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
     order = [(stage, forward, index) for index in range(depth)]
     ahead, done = depth, 0
     while ahead < num_micro_batches:
         order += [(stage, backward, index) for index in range(done, done + group)]
-        order += [(stage, forward, index) for index in range(ahead, min(ahead + group, num_micro_batches))]
+        order += [
+            (stage, forward, index) for index in range(ahead, min(ahead + group, num_micro_batches))
+        ]
         ahead, done = ahead + group, done + group
     return order + [(stage, backward, index) for index in range(done, num_micro_batches)]
 

@@ -1,17 +1,22 @@
-"""A plan folded along its symmetries, so that its simulation costs the same however many replicas it has.
+"""A plan folded along its symmetries, so that its simulation costs the same however many replicas
+it has.
 
-Equal replicas that stand next to each other in a stage do the same at the same time. A *bundle* of them becomes one
-device that computes as long as any of them, and what they send becomes one flow with all the bytes:
+Equal replicas that stand next to each other in a stage do the same at the same time. A *bundle* of
+them becomes one device that computes as long as any of them, and what they send becomes one flow
+with all the bytes:
 
-    (1)  the NICs of a bundle's nodes become one link with their capacity together; bundles in the same nodes share it
-    (2)  bytes between devices of one node cross a link with the capacity of all the bundle's devices together
+    (1)  the NICs of a bundle's nodes become one link with their capacity together; bundles in the
+         same nodes share it
+    (2)  bytes between devices of one node cross a link with the capacity of all the bundle's
+         devices together
     (3)  links in between (uplinks, wires, shared capacities) stay as they are
     (4)  reductions inside a tensor-parallel group take their closed form, as part of the compute
     (5)  of a collective, all devices and all NICs of a bundle pass as much as the busiest of them
 
-Exact where the replicas of a bundle are equally loaded; transfers between stages take the mean over the nodes.
-Not modelled: conflicts, more than one route between two nodes, memory. Under an interleaved schedule a bundle has
-several stages; a plan whose worker has other replicas in each of its stages stays as it is.
+Exact where the replicas of a bundle are equally loaded; transfers between stages take the mean over
+the nodes. Not modelled: conflicts, more than one route between two nodes, memory. Under an
+interleaved schedule a bundle has several stages; a plan whose worker has other replicas in each of
+its stages stays as it is.
 """
 
 from __future__ import annotations
@@ -28,12 +33,12 @@ from argosy.cost.collective import Pairs, seconds_alone
 from argosy.cost.compute import ComputeModel, StageSeconds, split_stage_seconds, update_seconds
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import ScheduleKind
-from argosy.sim.blocking import with_blocking_transfers
-from argosy.sim.compile import Compiler, compile_plan
-from argosy.sim.exchange import Exchange, key_values, reduction, routed, weight_exchange
-from argosy.sim.graph import Flow, TaskGraph
-from argosy.sim.member import Member, portion_of
-from argosy.sim.split import overlaps, share_overlaps
+from argosy.sim.engine.graph import Flow, TaskGraph
+from argosy.sim.tasks.blocking import with_blocking_transfers
+from argosy.sim.tasks.compile import Compiler, compile_plan
+from argosy.sim.tasks.exchange import StageExchange, key_values, reduction, routed, weight_exchange
+from argosy.sim.tasks.member import MemberCost, portion_of
+from argosy.sim.tasks.split import overlaps, share_overlaps
 from argosy.workload.chain import Chain
 
 NOWHERE = -1
@@ -73,13 +78,17 @@ def _num_workers(plan: Plan) -> int:
 
 
 def _has_bundles(plan: Plan) -> bool:
-    """Whether every worker has the same replicas in all of its stages, and all of a bundle have as many experts."""
+    """Whether every worker has the same replicas in all of its stages, and all of a bundle have as
+    many experts."""
     workers = _num_workers(plan)
     if any(stage.experts for stage in plan.stages):
         return False
     if workers == len(plan.stages):
         return True
-    equal = all(stage.replicas == plan.stages[index % workers].replicas for index, stage in enumerate(plan.stages))
+    equal = all(
+        stage.replicas == plan.stages[index % workers].replicas
+        for index, stage in enumerate(plan.stages)
+    )
     return workers > 1 and equal
 
 
@@ -87,20 +96,25 @@ def find_bundles(plan: Plan, cluster: Cluster) -> list[Bundle]:
     """Runs of replicas with equal devices, widths and samples, worker by worker."""
 
     def look(replica: Replica) -> tuple[object, ...]:
-        kinds = tuple((d.kind.name, d.efficiency, d.speed) for d in map(cluster.device, replica.devices))
+        kinds = tuple(
+            (d.kind.name, d.efficiency, d.speed) for d in map(cluster.device, replica.devices)
+        )
         return kinds, replica.samples, replica.ratios
 
     bundles = []
     for index, stage in enumerate(plan.stages[: _num_workers(plan)]):
         runs = (tuple(run) for _, run in itertools.groupby(stage.replicas, key=look))
         for number, run in enumerate(runs):
-            nodes = frozenset(cluster.device(name).node for replica in run for name in replica.devices)
+            nodes = frozenset(
+                cluster.device(name).node for replica in run for name in replica.devices
+            )
             bundles.append(Bundle(f"stage{index}.{number}", index, run, nodes))
     return bundles
 
 
 class Folder(Compiler):
-    """Compiles a plan of one device per bundle; what stays inside nodes goes from a bundle to a twin of itself."""
+    """Compiles a plan of one device per bundle; what stays inside nodes goes from a bundle to a
+    twin of itself."""
 
     def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
         self.whole = plan
@@ -110,7 +124,9 @@ class Folder(Compiler):
         self.sites = _sites(self.bundles)
         links = FoldedLinks(cluster)
         self.outward = {name: links.outward(name) for name in self.home}
-        self.num_outward = [len({self.outward[name] for name in bundle.devices}) for bundle in self.bundles]
+        self.num_outward = [
+            len({self.outward[name] for name in bundle.devices}) for bundle in self.bundles
+        ]
         super().__init__(_one_device_each(plan, self.bundles), chain, cluster, model)
         self.num_holders = [stage.num_holders for stage in plan.stages]
         self.key_values = self._key_values()
@@ -120,11 +136,13 @@ class Folder(Compiler):
     def _bundle(self, replica: Replica) -> Bundle:
         return self.bundles[self.index[replica.devices[0]]]
 
-    def _member(self, stage_index: int, replica: Replica, member: int) -> Member:
+    def _member(self, stage_index: int, replica: Replica, member: int) -> MemberCost:
         bundle, stage = self._bundle(replica), self.whole.stages[stage_index]
         one = bundle.replicas[0]
         each = [
-            split_stage_seconds(self.model, self.chain, stage, portion_of(self.real, stage, one, at))
+            split_stage_seconds(
+                self.model, self.chain, stage, portion_of(self.real, stage, one, at)
+            )
             for at in range(one.width)
         ]
         reduce = self._reduce_seconds(stage_index, bundle)
@@ -133,15 +151,17 @@ class Folder(Compiler):
         )
         if stage.end > self.chain.first_backward:
             backward += reduce
-        return Member(seconds=StageSeconds(forward + reduce, backward, hidden_forward, hidden_backward))
+        return MemberCost(
+            seconds=StageSeconds(forward + reduce, backward, hidden_forward, hidden_backward)
+        )
 
-    def _reductions(self, index: int, stage: Stage) -> list[Exchange | None]:
+    def _reductions(self, index: int, stage: Stage) -> list[StageExchange | None]:
         """They are part of the compute."""
         return [None for _ in stage.replicas]
 
-    def _key_values(self) -> list[list[Exchange | None]]:
+    def _key_values(self) -> list[list[StageExchange | None]]:
         """What the replicas of a bundle do side by side."""
-        found: list[list[Exchange | None]] = []
+        found: list[list[StageExchange | None]] = []
         for index, stage in enumerate(self.whole.stages):
             found.append([])
             for bundle in bundles_of(self.whole, self.bundles, index):
@@ -150,20 +170,26 @@ class Folder(Compiler):
                 found[index].append(merged[0] if merged else None)
         return found
 
-    def _merged(self, exchanges: Iterable[Exchange]) -> list[Exchange]:
+    def _merged(self, exchanges: Iterable[StageExchange]) -> list[StageExchange]:
         """Those of the same bundles as one, on bundles."""
-        found: dict[tuple[str, ...], Exchange] = {}
+        found: dict[tuple[str, ...], StageExchange] = {}
         for one in exchanges:
-            names = tuple(self.bundles[at].name for at in sorted({self.home[name] for name in one.devices}))
+            names = tuple(
+                self.bundles[at].name for at in sorted({self.home[name] for name in one.devices})
+            )
             pairs = {**found[names].pairs, **one.pairs} if names in found else one.pairs
-            found[names] = Exchange(names, pairs, one.rounds)
+            found[names] = StageExchange(names, pairs, one.rounds)
         return list(found.values())
 
     def _reduce_seconds(self, index: int, bundle: Bundle) -> float:
         """(4), with all the groups in the node of the first one, which may share a medium."""
         stage, algorithm = self.whole.stages[index], self.whole.algorithm(Collective.TENSOR, index)
         home = self.real.device(bundle.devices[0]).node
-        near = [replica for replica in bundle.replicas if self.real.device(replica.devices[0]).node == home]
+        near = [
+            replica
+            for replica in bundle.replicas
+            if self.real.device(replica.devices[0]).node == home
+        ]
         found = [reduction(self.chain, stage, replica, self.real, algorithm) for replica in near]
         exchanges = [one for one in found if one is not None]
         if not exchanges:
@@ -171,12 +197,15 @@ class Folder(Compiler):
         pairs = {pair: size for one in exchanges for pair, size in one.pairs.items()}
         return seconds_alone(self.real, pairs, exchanges[0].rounds)
 
-    def _weight_exchange(self, stages: tuple[int, ...], parameters: int) -> Exchange:
+    def _weight_exchange(self, stages: tuple[int, ...], parameters: int) -> StageExchange:
         return weight_exchange(self.whole, self.chain, self.real, stages, parameters)
 
     def _flows(self, source: int, target: int, num_bytes: float) -> tuple[Flow, ...]:
         inside = self.inside.get((source, target), 0.0)
-        flows = (Flow(source, target, num_bytes * (1 - inside)), Flow(source, self._twin(source), num_bytes * inside))
+        flows = (
+            Flow(source, target, num_bytes * (1 - inside)),
+            Flow(source, self._twin(source), num_bytes * inside),
+        )
         return tuple(flow for flow in flows if flow.bytes > 0)
 
     def _twin(self, bundle: int) -> int:
@@ -190,7 +219,10 @@ class Folder(Compiler):
                 for sender, receiver, part in share_overlaps(source.shares, target.shares):
                     start, end = source.devices[sender], target.devices[receiver]
                     stays = self.real.device(start).node == self.real.device(end).node
-                    for pair in ((self.home[start], self.home[end]), (self.home[end], self.home[start])):
+                    for pair in (
+                        (self.home[start], self.home[end]),
+                        (self.home[end], self.home[start]),
+                    ):
                         moved[pair][0] += samples * part
                         moved[pair][1] += samples * part * stays
         return {pair: stayed / whole for pair, (whole, stayed) in moved.items() if stayed}
@@ -230,15 +262,23 @@ class Folder(Compiler):
     def _bundle_update(self, device: int) -> float:
         """Seconds of the slowest device of a bundle, for all of its stages."""
         bundle = self.bundles[device]
-        replica, stages = bundle.replicas[0], self.whole.stages[bundle.stage :: _num_workers(self.whole)]
+        replica, stages = (
+            bundle.replicas[0],
+            self.whole.stages[bundle.stage :: _num_workers(self.whole)],
+        )
         return max(
-            sum(update_seconds(self.chain, stage, portion_of(self.real, stage, replica, member)) for stage in stages)
+            sum(
+                update_seconds(self.chain, stage, portion_of(self.real, stage, replica, member))
+                for stage in stages
+            )
             for member in range(replica.width)
         )
 
     def graph(self) -> TaskGraph:
         names = tuple(bundle.name for bundle in self.bundles)
-        return replace(super().graph(), devices=(*names, *(f"{name}.inside" for name in names)), resident=())
+        return replace(
+            super().graph(), devices=(*names, *(f"{name}.inside" for name in names)), resident=()
+        )
 
 
 def bundles_of(plan: Plan, bundles: Sequence[Bundle], stage: int) -> list[Bundle]:
@@ -252,7 +292,9 @@ def _one_device_each(plan: Plan, bundles: Sequence[Bundle]) -> Plan:
     stages = []
     for index, stage in enumerate(plan.stages):
         mine = bundles_of(plan, bundles, index)
-        replicas = tuple(Replica(devices=(b.name,), samples=sum(r.samples for r in b.replicas)) for b in mine)
+        replicas = tuple(
+            Replica(devices=(b.name,), samples=sum(r.samples for r in b.replicas)) for b in mine
+        )
         stages.append(replace(stage, replicas=replicas, context=1, expert=1))
     return replace(plan, stages=tuple(stages))
 
@@ -268,13 +310,17 @@ def folded_cluster(cluster: Cluster, bundles: Sequence[Bundle]) -> Cluster:
             routes[one.name, other.name] = (route,)
     devices = []
     for bundle in bundles:
-        devices.append(replace(cluster.device(bundle.devices[0]), name=bundle.name, node=bundle.name))
+        devices.append(
+            replace(cluster.device(bundle.devices[0]), name=bundle.name, node=bundle.name)
+        )
         devices.append(replace(devices[-1], name=f"{bundle.name}.inside"))
         inside = builder.inside(bundle)
         if inside is not None:
             routes[bundle.name, f"{bundle.name}.inside"] = (inside,)
     nodes = tuple(Node(name=device.name, devices=(device.name,)) for device in devices)
-    folded = Cluster(name=cluster.name, nodes=nodes, devices=tuple(devices), links=tuple(builder.links))
+    folded = Cluster(
+        name=cluster.name, nodes=nodes, devices=tuple(devices), links=tuple(builder.links)
+    )
     return folded.with_routes(routes)
 
 
@@ -300,7 +346,9 @@ class FoldedLinks:
 
     def between(self, one: Bundle, other: Bundle, sites: dict[str, frozenset[str]]) -> Route | None:
         """(1) and (3): from any node of a bundle to another node of the other."""
-        ends = ((a, b) for a in one.devices for b in other.devices if self._node(a) != self._node(b))
+        ends = (
+            (a, b) for a in one.devices for b in other.devices if self._node(a) != self._node(b)
+        )
         pair = next(ends, None)
         if pair is None:
             return None
@@ -311,10 +359,15 @@ class FoldedLinks:
             if link not in self.nics:
                 folded.append(self._link(("real", link), [link]))
             elif link == links[0]:
-                folded.append(self._link(("out", out), [self.nodes[n].nic[0] for n in sorted(out)]))  # type: ignore[index]
+                folded.append(self._link(("out", out), self._nics(out, 0)))
             else:
-                folded.append(self._link(("in", into), [self.nodes[n].nic[1] for n in sorted(into)]))  # type: ignore[index]
+                folded.append(self._link(("in", into), self._nics(into, 1)))
         return Route("folded", tuple(folded))
+
+    def _nics(self, nodes: Iterable[str], direction: int) -> list[int]:
+        """Return the links of the nodes' NICs: outgoing if ``direction`` is 0, incoming if it is 1."""
+        nics = [self.nodes[node].nic for node in sorted(nodes)]
+        return [nic[direction] for nic in nics if nic is not None]
 
     def inside(self, bundle: Bundle) -> Route | None:
         """(2)."""
@@ -322,10 +375,13 @@ class FoldedLinks:
         return Route("inside", (self._link(("inside", *members), members),)) if members else None
 
     def outward(self, device: str) -> int:
-        """The link over which a device talks to others in its node; ``NOWHERE`` where there is none."""
+        """The link over which a device talks to others in its node; ``NOWHERE`` where there is
+        none."""
         node, at = self.cluster.node_of[device]
         links = [medium.outward[at] for medium in node.media]
-        return max(links, key=lambda link: self.cluster.links[link].bandwidth.at(0), default=NOWHERE)
+        return max(
+            links, key=lambda link: self.cluster.links[link].bandwidth.at(0), default=NOWHERE
+        )
 
     def _link(self, key: tuple[object, ...], members: Iterable[int]) -> int:
         """One link with the capacity of several."""

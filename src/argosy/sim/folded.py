@@ -1,18 +1,23 @@
 """The time of a folded plan on a cluster that does not change, without a task graph.
 
-The result is that of the exact engine on ``sim.fold``, to rounding, in about a quarter of its time; searches rank plans
-by it. Three things make it quick: bundles follow the lists of the schedule, so that no tasks are made; a transfer that
-shares no link with any other takes its bytes over its bandwidth and needs no event but its arrival; and the max-min
-fair rates of the others are looked up by the set of flows that are under way.
+The result is that of the exact engine on ``sim.fold``, to rounding, in about a quarter of its time;
+searches rank plans by it. Three things make it quick: bundles follow the lists of the schedule, so
+that no tasks are made; a transfer that shares no link with any other takes its bytes over its
+bandwidth and needs no event but its arrival; and the max-min fair rates of the others are looked up
+by the set of flows that are under way.
 
-    (1)  an action begins when its bundle is free, its inputs have arrived and, under ZeRO 3, its weights
-    (2)  a transfer follows the one before it on its channel; it arrives one latency after its last byte has left
-    (3)  ZeRO 2 and 3: a stage scatters its gradients behind every backward; under ZeRO 3 it gathers its weights for an
-         action while the one before computes; what a stage exchanges goes one after the other
-    (4)  at the end a stage sums its gradients, stages with tied weights sum those, and each bundle updates its weights
+    (1)  an action begins when its bundle is free, its inputs have arrived and, under ZeRO 3, its
+         weights
+    (2)  a transfer follows the one before it on its channel; it arrives one latency after its last
+         byte has left
+    (3)  ZeRO 2 and 3: a stage scatters its gradients behind every backward; under ZeRO 3 it gathers
+         its weights for an action while the one before computes; what a stage exchanges goes one
+         after the other
+    (4)  at the end a stage sums its gradients, stages with tied weights sum those, and each bundle
+         updates its weights
 
-Not here: parts of a sequence, experts, blocking transfers, ZeRO that prefetches and interleaved schedules;
-``sim.simulate`` plays such plans in the exact engine.
+Not here: parts of a sequence, experts, blocking transfers, ZeRO that prefetches and interleaved
+schedules; ``sim.simulate`` plays such plans in the exact engine.
 """
 
 from __future__ import annotations
@@ -32,18 +37,25 @@ from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Plan
 from argosy.schedule import ActionKind, ScheduleSpec
 from argosy.sim.constant import orders_of
+from argosy.sim.engine.graph import Flow
 from argosy.sim.fold import FoldedLinks, Folder
-from argosy.sim.graph import Flow
-from argosy.sim.lanes import Crowd, Lane, LinkUsers, Message
+from argosy.sim.lanes import Crowd, Lane, LaneMessage, LinkUsers
 from argosy.sim.steady import steady_seconds
 from argosy.workload.chain import Chain
 
-_KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+_KINDS = (
+    ActionKind.FORWARD,
+    ActionKind.BACKWARD,
+    ActionKind.INPUT_GRADIENT,
+    ActionKind.WEIGHT_GRADIENT,
+)
 _FORWARD, _BACKWARD, _INPUT, _WEIGHT = range(4)
 _COMPUTED, _ARRIVED, _FLOW_LEFT, _FLOW_ENDS = range(4)
 
 
-def folded_seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> float | None:
+def folded_seconds(
+    plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
+) -> float | None:
     """The time of one iteration; None for what is not played here."""
     if plan.schedule.kind.is_chunked:
         return None
@@ -68,18 +80,25 @@ class FoldedPlan(Folder):
             for member, speed in zip(members, speeds, strict=True)
         ]
         """Per bundle and kind of action."""
-        self.update = [_over(self._bundle_update(number), speed) for number, speed in enumerate(speeds)]
+        self.update = [
+            _over(self._bundle_update(number), speed) for number, speed in enumerate(speeds)
+        ]
         """Per bundle, in seconds."""
-        self.messages: list[Message] = []
-        self.sends: tuple[list[list[int]], list[list[int]]] = ([[] for _ in speeds], [[] for _ in speeds])
-        """Per bundle, the messages that a forward sends on, and those that a backward sends back."""
+        self.messages: list[LaneMessage] = []
+        self.sends: tuple[list[list[int]], list[list[int]]] = (
+            [[] for _ in speeds],
+            [[] for _ in speeds],
+        )
+        """Per bundle, the messages that a forward sends on, and those that a backward sends
+        back."""
         self.waits = ([0] * len(speeds), [0] * len(speeds))
         """Per bundle, how many messages a forward waits for, and a backward."""
         for stage, (one, _) in enumerate(itertools.pairwise(plan.stages)):
             self._add_channels(stage, stage + 1, one.end - 1)
             self._add_channels(stage + 1, stage, one.end - 1)
         self.zero = [
-            stage.zero if holders > 1 else 0 for stage, holders in zip(plan.stages, self.num_holders, strict=True)
+            stage.zero if holders > 1 else 0
+            for stage, holders in zip(plan.stages, self.num_holders, strict=True)
         ]
         self.exchanges = {
             stage: self._add_message(*self._weights_around((stage,), 1))
@@ -97,15 +116,20 @@ class FoldedPlan(Folder):
 
     @property
     def is_playable(self) -> bool:
-        """Whether ``seconds`` plays all that the plan does, on devices and links that do not change."""
+        """Whether ``seconds`` plays all that the plan does, on devices and links that do not
+        change."""
         if self.model.blocking or self.plan.schedule.kind.is_v or self.whole.offloads:
             return False
-        if self.model.prefetch and any(self.zero[stage] >= 2 for stage in range(len(self.plan.stages))):
+        if self.model.prefetch and any(
+            self.zero[stage] >= 2 for stage in range(len(self.plan.stages))
+        ):
             return False
         if any(stage.context > 1 or stage.expert > 1 for stage in self.whole.stages):
             return False
         traces = [self.real.device(bundle.devices[0]).speed for bundle in self.bundles]
-        traces += [trace for link in self.folded_links.links for trace in (link.bandwidth, link.latency)]
+        traces += [
+            trace for link in self.folded_links.links for trace in (link.bandwidth, link.latency)
+        ]
         return all(trace.is_constant for trace in traces)
 
     def seconds(self, schedule: ScheduleSpec) -> float:
@@ -125,7 +149,9 @@ class FoldedPlan(Folder):
             self.sends[direction][source].append(self._add_message(flows, 1, target, direction))
             self.waits[direction][target] += 1
 
-    def _add_message(self, flows: Sequence[Flow], rounds: int, target: int = -1, direction: int = 0) -> int:
+    def _add_message(
+        self, flows: Sequence[Flow], rounds: int, target: int = -1, direction: int = 0
+    ) -> int:
         lanes = []
         for flow in flows:
             bundle = self.bundles[flow.source]
@@ -136,12 +162,14 @@ class FoldedPlan(Folder):
             assert route is not None, "what is sent has a way"
             latency = sum(self.folded_links.links[link].latency.at(0) for link in route.links)
             lanes.append(Lane(route.links, flow.bytes, rounds * latency))
-        self.messages.append(Message(tuple(lanes), target, direction))
+        self.messages.append(LaneMessage(tuple(lanes), target, direction))
         return len(self.messages) - 1
 
 
 @lru_cache(maxsize=256)
-def _orders(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) -> list[list[tuple[int, int]]]:
+def _orders(
+    schedule: ScheduleSpec, num_stages: int, num_micro_batches: int
+) -> list[list[tuple[int, int]]]:
     """Per stage, kind and micro-batch of its actions."""
     orders = orders_of(schedule, num_stages, num_micro_batches)
     return [[(_KINDS.index(kind), index) for _, kind, index in order] for order in orders]
@@ -193,7 +221,8 @@ class _Play:
         self.bundles_left = [len(members) for members in parts.bundles_of]
 
     def _chain(self, stage: int) -> list[tuple[int, int]]:
-        """(3): per exchange, how many actions of the stage must be over, and the action that waits for it or -1."""
+        """(3): per exchange, how many actions of the stage must be over, and the action that waits
+        for it or -1."""
         chain = []
         zero = self.parts.zero[stage]
         for at, (kind, _) in enumerate(self.orders[stage]):
@@ -287,7 +316,9 @@ class _Play:
         if self.network.is_alone[message]:
             start = max(self.now, self.free_at[message])
             left = arrival = start
-            for flow, lane in enumerate(self.messages[message].lanes, self.network.first_flow[message]):
+            for flow, lane in enumerate(
+                self.messages[message].lanes, self.network.first_flow[message]
+            ):
                 end = start + lane.bytes / self.network.alone[flow]
                 left = max(left, end)
                 arrival = max(arrival, end + lane.latency)
@@ -315,7 +346,9 @@ class _Play:
 
     def _flow_left(self, flow: int) -> None:
         message = self.network.message_of[flow]
-        self.arrival[message] = max(self.arrival[message], self.now + self.network.lanes[flow].latency)
+        self.arrival[message] = max(
+            self.arrival[message], self.now + self.network.lanes[flow].latency
+        )
         self.flows_left[message] -= 1
         if not self.flows_left[message]:
             index, self.carrying[message] = self.carrying[message], -1

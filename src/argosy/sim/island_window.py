@@ -1,4 +1,5 @@
-"""Some steps of islands as one timeline: what every device computes, and what islands exchange meanwhile."""
+"""Some steps of islands as one timeline: what every device computes, and what islands exchange
+meanwhile."""
 
 from __future__ import annotations
 
@@ -33,10 +34,14 @@ class IslandWindow:
         """The steps around the first exchange, up to the use of its result if that is soon."""
         first = max(0, plan.period - _AROUND)
         before_next = max(2 * plan.period - 1, plan.period + 1)
-        return cls(first=first, end=min(plan.period + plan.overlap + _AROUND, first + _MOST_STEPS, before_next))
+        return cls(
+            first=first,
+            end=min(plan.period + plan.overlap + _AROUND, first + _MOST_STEPS, before_next),
+        )
 
     def num_recorded(self, done: int, count: int) -> int:
-        """How many of ``count`` steps after ``done`` ones must be recorded; 0 if none is in the window."""
+        """How many of ``count`` steps after ``done`` ones must be recorded; 0 if none is in the
+        window."""
         return max(0, min(self.end - done, count)) if done + count > self.first else 0
 
     def add_steps(self, played: Timeline, begin: float, done: int, first_stage: int) -> None:
@@ -48,7 +53,9 @@ class IslandWindow:
                 place[at] = len(self.spans)
                 cause = None if span.waited_for is None else place.get(span.waited_for)
                 stage = None if span.stage is None else span.stage + first_stage
-                self.spans.append(_moved(span, begin)._replace(iteration=step, waited_for=cause, stage=stage))
+                self.spans.append(
+                    _moved(span, begin)._replace(iteration=step, waited_for=cause, stage=stage)
+                )
         for step, end in enumerate(played.iteration_ends, start=done):
             if self.first <= step < self.end:
                 self.ends[step] = max(self.ends.get(step, 0.0), begin + end)

@@ -1,17 +1,22 @@
-"""Play an island plan: the steps of every island, and what islands exchange over the links between them.
+"""Play an island plan: the steps of every island, and what islands exchange over the links between
+them.
 
-    (1)  A step of an island is an iteration of its plan (``sim.simulate``), from its own moment on under the traces.
-    (2)  An exchange begins when the last island has reached its step, and moves, with S the bytes of a fragment as the
-         plan compresses it and N islands: weights to each island's lead, S / N from each lead to each other one, the
-         sums of these S / N back to each other one, new weights from each lead to its island.
-    (3)  Blocking: an island goes on when its exchange has ended. Overlapped by tau steps: after tau more steps.
-    (4)  An island is lost to an exchange that has not ended when no byte has passed between its lead and island 0's, in
-         one direction, for ``lost_after`` seconds, which may begin before the exchange: the others exchange without it.
-         It returns at the first exchange that finds the link up, and takes over parameters and momentum from the
-         others before they go on. What it trained meanwhile does not count.
+    (1)  A step of an island is an iteration of its plan (``sim.simulate``), from its own moment on
+         under the traces.
+    (2)  An exchange begins when the last island has reached its step, and moves, with S the bytes
+         of a fragment as the plan compresses it and N islands: weights to each island's lead, S / N
+         from each lead to each other one, the sums of these S / N back to each other one, new
+         weights from each lead to its island.
+    (3)  Blocking: an island goes on when its exchange has ended. Overlapped by tau steps: after tau
+         more steps.
+    (4)  An island is lost to an exchange that has not ended when no byte has passed between its
+         lead and island 0's, in one direction, for ``lost_after`` seconds, which may begin before
+         the exchange: the others exchange without it. It returns at the first exchange that finds
+         the link up, and takes over parameters and momentum from the others before they go on. What
+         it trained meanwhile does not count.
 
-An exchange that is overlapped is played without the traffic inside islands, which uses other links except for the NICs
-of leads. Time to add up, compress and copy to host memory is not counted.
+An exchange that is overlapped is played without the traffic inside islands, which uses other links
+except for the NICs of leads. Time to add up, compress and copy to host memory is not counted.
 """
 
 from __future__ import annotations
@@ -26,8 +31,8 @@ from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.plan.islands import IslandPlan, lead
 from argosy.plan.plan import Plan
-from argosy.sim.exact import simulate_exact
-from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import Flow, Task, TaskGraph
 from argosy.sim.island_window import IslandWindow
 from argosy.sim.simulate import first_end, play
 from argosy.timeline import SpanKind, Timeline
@@ -40,7 +45,7 @@ _WEIGHT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class FragmentExchange:
     """One exchange of a fragment."""
 
     step: int
@@ -64,8 +69,9 @@ class IslandCourse:
 
     steps: int
     ends: tuple[float, ...]
-    """Per island, when it had done its last step and had the results of the exchanges that were due."""
-    exchanges: tuple[Exchange, ...]
+    """Per island, when it had done its last step and had the results of the exchanges that were
+    due."""
+    exchanges: tuple[FragmentExchange, ...]
     waited: tuple[float, ...]
     """Per island, seconds in which it waited for exchanges or for other islands."""
     samples: int = 0
@@ -87,7 +93,8 @@ class IslandCourse:
 
 
 def held_parameters(plan: Plan, chain: Chain) -> list[tuple[str, float, float]]:
-    """Per device of a plan: parameters that it keeps, and how many of them it sends when each is sent once."""
+    """Per device of a plan: parameters that it keeps, and how many of them it sends when each is
+    sent once."""
     found = []
     for stage in plan.stages:
         total = float(sum(layer.parameters for layer in chain.layers[stage.first : stage.end]))
@@ -123,7 +130,8 @@ def exchange_graph(plan: IslandPlan, chain: Chain) -> TaskGraph:
         return len(tasks) - 1
 
     def between(after: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        """Every lead sends a piece to every other one; per island, the tasks that bring it something."""
+        """Every lead sends a piece to every other one; per island, the tasks that bring it
+        something."""
         come: dict[int, list[int]] = {at: [] for at in range(count)}
         for sender in range(count):
             for receiver in range(count):
@@ -134,7 +142,9 @@ def exchange_graph(plan: IslandPlan, chain: Chain) -> TaskGraph:
                     come[receiver].append(len(tasks) - 1)
         return {at: tuple(numbers) for at, numbers in come.items()}
 
-    gathered: dict[int, tuple[int, ...]] = {at: (inside(at, (), outward=False),) for at in range(count)}
+    gathered: dict[int, tuple[int, ...]] = {
+        at: (inside(at, (), outward=False),) for at in range(count)
+    }
     summed = between(between(gathered))
     for at in range(count):
         inside(at, summed[at], outward=True)
@@ -177,7 +187,9 @@ class _Player:
             return begin + self.known[key]
         where, plan = from_moment(self.cluster, begin), self.plan.islands[island]
         whole = True if record else None
-        timeline = play(plan, self.chain, where, self.model, whole=whole, iterations=count, record=record)
+        timeline = play(
+            plan, self.chain, where, self.model, whole=whole, iterations=count, record=record
+        )
         if record and self.window is not None:
             self.window.add_steps(timeline, begin, done, self.first_stages[island])
         ends = timeline.iteration_ends
@@ -199,26 +211,39 @@ class _Player:
 
     def _played_exchange(self, islands: tuple[int, ...], begin: float, record: int) -> Timeline:
         part = replace(self.plan, islands=tuple(self.plan.islands[at] for at in islands))
-        return simulate_exact(exchange_graph(part, self.chain), from_moment(self.cluster, begin), record=record)
+        return simulate_exact(
+            exchange_graph(part, self.chain), from_moment(self.cluster, begin), record=record
+        )
 
-    def record_exchange(self, exchange: Exchange) -> None:
+    def record_exchange(self, exchange: FragmentExchange) -> None:
         """Add the spans of an exchange to the window, if there is one."""
-        if self.window is not None and self.window.has_exchange(exchange.step) and len(exchange.islands) > 1:
+        if (
+            self.window is not None
+            and self.window.has_exchange(exchange.step)
+            and len(exchange.islands) > 1
+        ):
             played = self._played_exchange(exchange.islands, exchange.begin, record=1)
             self.window.add_exchange(played, exchange.begin, exchange.step)
 
     def ways(self, island: int) -> list[list[Trace]]:
-        """Bandwidths between the leads of island 0 and another, by direction and route; none for island 0."""
-        pairs = ((self.leads[0], self.leads[island]), (self.leads[island], self.leads[0])) if island else ()
-        return [[self.cluster.bandwidth(way) for way in self.cluster.routes(*pair)] for pair in pairs]
+        """Bandwidths between the leads of island 0 and another, by direction and route; none for
+        island 0."""
+        pairs = (
+            ((self.leads[0], self.leads[island]), (self.leads[island], self.leads[0]))
+            if island
+            else ()
+        )
+        return [
+            [self.cluster.bandwidth(way) for way in self.cluster.routes(*pair)] for pair in pairs
+        ]
 
     def is_reached(self, island: int, time: float) -> bool:
         """Whether bytes pass between the leads of island 0 and another, both ways."""
         return all(any(trace.at(time) > 0 for trace in traces) for traces in self.ways(island))
 
     def lost_at(self, island: int, begin: float, lost_after: float) -> float:
-        """The first moment from ``begin`` on at which no byte has passed one way for ``lost_after`` seconds, which may
-        have begun before; infinite if there is none (4)."""
+        """The first moment from ``begin`` on at which no byte has passed one way for ``lost_after``
+        seconds, which may have begun before; infinite if there is none (4)."""
         found = math.inf
         for traces in self.ways(island):
             knots = sorted({time for trace in traces for time in trace.times})
@@ -254,13 +279,13 @@ def play_islands(
     lost_after: float = LOST_AFTER,
     window: IslandWindow | None = None,
 ) -> IslandCourse:
-    """Play ``steps`` of an island plan from time 0; no period between exchanges begins after ``until`` seconds. Spans
-    of the steps in ``window`` are added to it."""
+    """Play ``steps`` of an island plan from time 0; no period between exchanges begins after
+    ``until`` seconds. Spans of the steps in ``window`` are added to it."""
     player = _Player(plan, chain, cluster, model, window=window)
     shares = [island.global_batch for island in plan.islands]
     numbers = range(len(shares))
     now, waited = [0.0 for _ in numbers], [0.0 for _ in numbers]
-    exchanges: list[Exchange] = []
+    exchanges: list[FragmentExchange] = []
     members: tuple[int, ...] = tuple(numbers)
     done = late = samples = 0
     arrives = 0.0
@@ -275,7 +300,9 @@ def play_islands(
             now[at] = player.steps(at, now[at], done + first, count - first)
         stuck = [at for at in members if math.isinf(now[at])]
         if stuck:
-            return _stalled(f"a step of island {stuck[0]} never ends", done, samples, exchanges, waited, now)
+            return _stalled(
+                f"a step of island {stuck[0]} never ends", done, samples, exchanges, waited, now
+            )
         done += count
         if count < plan.period:
             samples += count * sum(shares[at] for at in members)
@@ -288,9 +315,13 @@ def play_islands(
         if len(stay) < len(members):
             end = player.exchange(stay, met + lost)
         if math.isinf(end):
-            return _stalled(f"the exchange after step {done} never ends", done, samples, exchanges, waited, now)
+            return _stalled(
+                f"the exchange after step {done} never ends", done, samples, exchanges, waited, now
+            )
         arrived = tuple(now[at] for at in stay)
-        exchanges.append(Exchange(step=done, arrived=arrived, end=end, islands=stay, lost_seconds=lost))
+        exchanges.append(
+            FragmentExchange(step=done, arrived=arrived, end=end, islands=stay, lost_seconds=lost)
+        )
         player.record_exchange(exchanges[-1])
         samples += count * sum(shares[at] for at in stay)
         returned = tuple(at for at in numbers if at not in members and player.is_reached(at, end))
@@ -304,13 +335,25 @@ def play_islands(
                 waited[at] += 0.0 if at in returned else end - now[at]
                 now[at] = end
     ends = tuple(now)
-    return IslandCourse(steps=done, ends=ends, exchanges=tuple(exchanges), waited=tuple(waited), samples=samples)
+    return IslandCourse(
+        steps=done, ends=ends, exchanges=tuple(exchanges), waited=tuple(waited), samples=samples
+    )
 
 
 def _stalled(
-    why: str, steps: int, samples: int, exchanges: list[Exchange], waited: list[float], now: list[float]
+    why: str,
+    steps: int,
+    samples: int,
+    exchanges: list[FragmentExchange],
+    waited: list[float],
+    now: list[float],
 ) -> IslandCourse:
     ends = tuple(end if math.isfinite(end) else 0.0 for end in now)
     return IslandCourse(
-        steps=steps, ends=ends, exchanges=tuple(exchanges), waited=tuple(waited), samples=samples, stalled=why
+        steps=steps,
+        ends=ends,
+        exchanges=tuple(exchanges),
+        waited=tuple(waited),
+        samples=samples,
+        stalled=why,
     )

@@ -1,8 +1,10 @@
-"""Messages on links that do not change: which flows have their links to themselves, and how fast the others are.
+"""Messages on links that do not change: which flows have their links to themselves, and how fast
+the others are.
 
-(1)  a flow that shares no link with any other takes its bytes over the bandwidth of its narrowest link
-(2)  flows that share links, directly or not, form a crowd; their max-min fair rates depend on which of them are
-     under way, and are found once for each such set
+(1)  a flow that shares no link with any other takes its bytes over the bandwidth of its narrowest
+     link
+(2)  flows that share links, directly or not, form a crowd; their max-min fair rates depend on which
+     of them are under way, and are found once for each such set
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from argosy.sim.fairshare import max_min_rates
+from argosy.sim.engine.fairshare import max_min_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class LaneMessage:
     """Flows that begin together: a transfer between two bundles, or a collective."""
 
     lanes: tuple[Lane, ...]
@@ -38,23 +40,30 @@ class Message:
 
 
 class LinkUsers:
-    """The flows of all messages: which ones have their links to themselves, and which ones share them."""
+    """The flows of all messages: which ones have their links to themselves, and which ones share
+    them."""
 
-    def __init__(self, messages: Sequence[Message], capacity: Sequence[float]) -> None:
+    def __init__(self, messages: Sequence[LaneMessage], capacity: Sequence[float]) -> None:
         self.lanes = [lane for message in messages for lane in message.lanes]
         self.message_of = [number for number, message in enumerate(messages) for _ in message.lanes]
-        self.first_flow = [*itertools.accumulate((len(message.lanes) for message in messages), initial=0)]
+        self.first_flow = [
+            *itertools.accumulate((len(message.lanes) for message in messages), initial=0)
+        ]
         """Per message, the number of its first flow; the others follow."""
         users: dict[int, list[int]] = defaultdict(list)
         for flow, lane in enumerate(self.lanes):
             for link in lane.links:
                 users[link].append(flow)
         self.alone = [
-            min(capacity[link] for link in lane.links) if all(len(users[link]) == 1 for link in lane.links) else 0.0
+            min(capacity[link] for link in lane.links)
+            if all(len(users[link]) == 1 for link in lane.links)
+            else 0.0
             for lane in self.lanes
         ]
         """Per flow, its rate if no other ever uses its links; else 0."""
-        self.is_alone = [all(self.alone[begin:end]) for begin, end in itertools.pairwise(self.first_flow)]
+        self.is_alone = [
+            all(self.alone[begin:end]) for begin, end in itertools.pairwise(self.first_flow)
+        ]
         """Per message, whether it has all its links to itself."""
         self.crowds: dict[int, Crowd] = {}
         """Per other flow, those that it shares links with, directly or not."""
@@ -66,7 +75,9 @@ class LinkUsers:
                     member = reached.pop()
                     if member not in self.crowds:
                         self.crowds[member] = crowd
-                        reached += [other for link in self.lanes[member].links for other in users[link]]
+                        reached += [
+                            other for link in self.lanes[member].links for other in users[link]
+                        ]
 
     def clear(self) -> None:
         """Take everything off the network."""
@@ -75,7 +86,8 @@ class LinkUsers:
 
 
 class Crowd:
-    """Flows that share links: which are under way, at which rates, and when the first of them ends."""
+    """Flows that share links: which are under way, at which rates, and when the first of them
+    ends."""
 
     def __init__(self, lanes: Sequence[Lane], capacity: Sequence[float]) -> None:
         self.lanes = lanes
@@ -88,7 +100,8 @@ class Crowd:
 
     def clear(self) -> None:
         self.under_way: dict[int, list[float]] = {}
-        """Per flow: bytes left at a moment, that moment, the rate since, and the end that follows."""
+        """Per flow: bytes left at a moment, that moment, the rate since, and the end that
+        follows."""
         self.mask = 0
         self.is_changed = False
 
@@ -107,7 +120,11 @@ class Crowd:
         rates = self.rates.get(self.mask)
         if rates is None:
             flows = list(self.under_way)
-            fair = max_min_rates([self.lanes[flow].links for flow in flows], self.capacity) if flows else []
+            fair = (
+                max_min_rates([self.lanes[flow].links for flow in flows], self.capacity)
+                if flows
+                else []
+            )
             rates = self.rates[self.mask] = list(zip(flows, fair, strict=True))
         first, first_flow = math.inf, -1
         for flow, rate in rates:

@@ -1,8 +1,11 @@
-"""What a plan is predicted to do: the first iteration in the exact engine, its time, bottleneck and memory.
+"""What a plan is predicted to do: the first iteration in the exact engine, its time, bottleneck and
+memory.
 
 (1)  A plan is played whole or folded (``sim.simulate``).
-(2)  The bottleneck is the stage whose computation and collectives make up most of the critical path.
-(3)  Memory is the peak of each device if the plan was played whole, else its closed form (``cost.planned``).
+(2)  The bottleneck is the stage whose computation and collectives make up most of the critical
+     path.
+(3)  Memory is the peak of each device if the plan was played whole, else its closed form
+     (``cost.planned``).
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ class Played:
     """Why the iteration never ends."""
 
 
-def play_once(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None, *, whole: bool) -> Played:
+def play_once(
+    plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None, *, whole: bool
+) -> Played:
     """Play the first iteration of a plan that ``check_plan`` passes (1)."""
     return played_of(plan, play(plan, chain, cluster, model, whole=whole))
 

@@ -1,14 +1,16 @@
 """Times of very many micro-batches, from the times of a few thousand.
 
-In the middle of an iteration a pipeline repeats itself: what a schedule does with micro-batch m it does again with
-m + p, where p is a multiple of its group. From some number on, each p micro-batches more therefore take as long:
+In the middle of an iteration a pipeline repeats itself: what a schedule does with micro-batch m it
+does again with m + p, where p is a multiple of its group. From some number on, each p micro-batches
+more therefore take as long:
 
     (1)  T(M + p) - T(M) = D  for all M >= M1
     (2)  T(M) = T(M3) + (M - M3) / p * D,  M3 = M1 + 2 p  and  M = M1 modulo p
 
-M1 is taken as found if (1) holds between M1, M1 + p and M1 + 2 p to a millionth; else it is doubled, until all
-micro-batches are played. (1) may hold there by chance and fail later, if two of the pipeline's cycles are nearly as
-long: then (2) is too small, by no more than the time of one filling of the pipeline for every M1 micro-batches.
+M1 is taken as found if (1) holds between M1, M1 + p and M1 + 2 p to a millionth; else it is
+doubled, until all micro-batches are played. (1) may hold there by chance and fail later, if two of
+the pipeline's cycles are nearly as long: then (2) is too small, by no more than the time of one
+filling of the pipeline for every M1 micro-batches.
 """
 
 from __future__ import annotations
@@ -30,14 +32,19 @@ MOST_PLAYED = 8192
 _MOST_SHOWN = 50_000
 _FIRST = 512
 _SAME = 1e-6
-# Lengths of cycles that are looked for, in groups of micro-batches: all their divisors are found, too.
+# Lengths of cycles that are looked for, in groups of micro-batches: all their divisors are found,
+# too.
 _CYCLES = (60, 12, 4, 1)
 
 
 def steady_seconds(
-    seconds: Callable[[int], FloatArray], schedule: ScheduleSpec, num_stages: int, num_micro_batches: int
+    seconds: Callable[[int], FloatArray],
+    schedule: ScheduleSpec,
+    num_stages: int,
+    num_micro_batches: int,
 ) -> FloatArray:
-    """Return T for every candidate, where ``seconds`` plays all of some number of micro-batches (2)."""
+    """Return T for every candidate, where ``seconds`` plays all of some number of micro-batches
+    (2)."""
     period = _period(schedule, num_stages) if num_micro_batches > MOST_PLAYED else None
     least = _least(schedule)
     while period is not None:
@@ -56,7 +63,8 @@ def steady_seconds(
 
 
 def shortened(plan: Plan, cluster: Cluster) -> Plan:
-    """Return the plan itself, or of one with very many micro-batches a shorter one that shows what they repeat.
+    """Return the plan itself, or of one with very many micro-batches a shorter one that shows what
+    they repeat.
 
     Raises ``InputError`` if they do not repeat, because devices or links change.
     """
@@ -70,7 +78,9 @@ def shortened(plan: Plan, cluster: Cluster) -> Plan:
     traces += [device.speed for device in cluster.devices]
     if not all(trace.is_constant for trace in traces):
         expected = f"at most {_MOST_SHOWN // num_stages} with {num_stages} stages while devices or links change"
-        raise bad_input(expected, count, where="num_micro_batches", suggestion="take larger micro-batches")
+        raise bad_input(
+            expected, count, where="num_micro_batches", suggestion="take larger micro-batches"
+        )
     kept = least + (count - least) % period
     return replace(
         plan,

@@ -1,5 +1,5 @@
 """How a plan is chosen: exact solvers of the small problems that the planner is made of."""
 
-from argosy.solve.chain import ChainCut, cut_chain
+from argosy.solve.search.chain import ChainCut, cut_chain
 
 __all__ = ["ChainCut", "cut_chain"]

@@ -1,12 +1,14 @@
-"""The best plan of many restricted searches: stages with as many replicas each, or all that a target system runs.
+"""The best plan of many restricted searches: stages with as many replicas each, or all that a
+target system runs.
 
 A search lets every stage choose by itself, so what all stages have in common is fixed from outside:
 
     (1)  Plans with equal shares are searched once per number of replicas R.
-    (2)  Plans for a system with one grid (``plan.targets``) are searched once per R and tensor-parallel width T.
-    (3)  If the best plan of a search differs between stages in anything else that the target has once, recomputation,
-         ZeRO level, context or expert parallelism, the search is repeated with every single value of it, unless its
-         lower bound is no better than the best plan so far.
+    (2)  Plans for a system with one grid (``plan.targets``) are searched once per R and
+         tensor-parallel width T.
+    (3)  If the best plan of a search differs between stages in anything else that the target has
+         once, recomputation, ZeRO level, context or expert parallelism, the search is repeated with
+         every single value of it, unless its lower bound is no better than the best plan so far.
 
 The searches share one time budget. The least of their bounds is the bound of the whole.
 """
@@ -24,8 +26,8 @@ from argosy.plan.plan import Plan, Recompute
 from argosy.plan.targets import Target
 from argosy.solve.budget import Budget
 from argosy.solve.pool_search import PoolSearch
+from argosy.solve.search.shape import MOST_STAGES
 from argosy.solve.settings import FEW_DEVICES, Settings, search_scope
-from argosy.solve.shape import MOST_STAGES
 from argosy.space.enumerate import with_splits
 from argosy.space.granularity import even_unit, node_unit
 from argosy.space.pool import able_pools
@@ -34,14 +36,21 @@ from argosy.space.widths import node_widths
 from argosy.workload.chain import Chain
 
 _ROOM = 1.2
-"""A search is given this times the best plan of the others: level 1 passes over shapes that it estimates near that."""
+"""A search is given this times the best plan of the others: level 1 passes over shapes that it
+estimates near that."""
 
 
 class EvenSearch:
-    """Restricted searches one after the other; ``run`` returns the best plan, then those of other searches."""
+    """Restricted searches one after the other; ``run`` returns the best plan, then those of other
+    searches."""
 
     def __init__(
-        self, chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel
+        self,
+        chain: Chain,
+        cluster: Cluster,
+        global_batch: int,
+        settings: Settings,
+        model: ComputeModel,
     ) -> None:
         self.job = (chain, cluster, global_batch)
         self.settings = settings
@@ -71,29 +80,43 @@ class EvenSearch:
         assert best.certificate is not None
         target = self.settings.target
         scope = best.certificate.scope + (f", for {target.full_name}" if target is not None else "")
-        certificate = replace(best.certificate, lower_bound_seconds=bound, gap=_seconds(best) / bound - 1, scope=scope)
-        return [replace(best, certificate=certificate), *(plan for plan in self.plans if plan is not best)]
+        certificate = replace(
+            best.certificate, lower_bound_seconds=bound, gap=_seconds(best) / bound - 1, scope=scope
+        )
+        return [
+            replace(best, certificate=certificate),
+            *(plan for plan in self.plans if plan is not best),
+        ]
 
     @property
     def _name(self) -> str:
-        return "a system with equal shares" if self.settings.target is None else self.settings.target.full_name
+        return (
+            "a system with equal shares"
+            if self.settings.target is None
+            else self.settings.target.full_name
+        )
 
     def _variants(self) -> Iterator[Settings]:
         """(1) and (2), the largest stages first."""
         settings, target = self.settings, self.settings.target
         if target is None:
             for replicas in self._replicas(len(self.job[1].devices)):
-                units = settings.units or tuple(even_unit(pool.count, replicas) for pool in self.pools)
+                units = settings.units or tuple(
+                    even_unit(pool.count, replicas) for pool in self.pools
+                )
                 yield replace(settings, replicas=replicas, units=units)
-        elif not target.one_grid and not any(layer.tied_to is not None for layer in self.job[0].layers):
+        elif not target.one_grid and not any(
+            layer.tied_to is not None for layer in self.job[0].layers
+        ):
             units = settings.units or tuple(node_unit(pool) for pool in self.pools)
             yield replace(settings, zero=settings.zero or self._levels(target), units=units)
         else:
             yield from self._grids(target)
 
     def _grids(self, target: Target) -> Iterator[Settings]:
-        """A stage takes R x T devices, or several times as many if sequences are cut; one that could use less than half
-        of the devices in the longest pipeline is left out if there are larger ones."""
+        """A stage takes R x T devices, or several times as many if sequences are cut; one that
+        could use less than half of the devices in the longest pipeline is left out if there are
+        larger ones."""
         settings = self.settings
         total = sum(pool.count for pool in self.pools)
         most = max(max(node_widths(pool, widest(self.job[0].layers))) for pool in self.pools)
@@ -101,17 +124,22 @@ class EvenSearch:
         pairs = [(replicas, width) for replicas in self._replicas(total) for width in widths]
         largest = max(pool.count for pool in self.pools)
         node = math.lcm(*(pool.per_node for pool in self.pools)) if target.whole_hosts else 1
-        fitting = [pair for pair in pairs if math.prod(pair) <= largest and math.prod(pair) % node == 0]
+        fitting = [
+            pair for pair in pairs if math.prod(pair) <= largest and math.prod(pair) % node == 0
+        ]
         long_enough = [pair for pair in fitting if 2 * math.prod(pair) * MOST_STAGES >= total]
-        for replicas, width in sorted(long_enough or fitting, key=lambda pair: (-math.prod(pair), pair)):
+        for replicas, width in sorted(
+            long_enough or fitting, key=lambda pair: (-math.prod(pair), pair)
+        ):
             size = replicas * width
             zero = settings.zero or self._levels(target)
             units = settings.units or tuple(min(size, pool.count) for pool in self.pools)
             yield replace(settings, replicas=replicas, width=width, zero=zero, units=units)
 
     def _levels(self, target: Target) -> tuple[int, ...]:
-        """ZeRO levels: 0 is left out if there is ZeRO 1, which costs no more and holds less, or if the target splits
-        experts over ranks that shard weights; level 1 has the extremes of many devices."""
+        """ZeRO levels: 0 is left out if there is ZeRO 1, which costs no more and holds less, or if
+        the target splits experts over ranks that shard weights; level 1 has the extremes of many
+        devices."""
         levels = target.zero
         has_experts = any(layer.expert_parameters for layer in self.job[0].layers)
         if 1 in levels or (target.shards_splits and has_experts):
@@ -123,7 +151,11 @@ class EvenSearch:
         return [number for number in range(1, most + 1) if self.job[2] % number == 0]
 
     def _search(self, settings: Settings) -> None:
-        best = min(map(_seconds, self.plans), default=math.inf) if settings.target is not None else math.inf
+        best = (
+            min(map(_seconds, self.plans), default=math.inf)
+            if settings.target is not None
+            else math.inf
+        )
         search = PoolSearch(*self.job, replace(settings, ceiling=_ROOM * best), self.model)
         self.interrupted = settings.time_budget <= 0 and bool(self.plans)
         try:
@@ -154,8 +186,11 @@ class EvenSearch:
                 self._search(variant)
 
 
-def _parts(settings: Settings, target: Target, plan: Plan, search: PoolSearch) -> Iterator[Settings]:
-    """(3): the same search with one value of the first thing that its plan has not as the target needs it."""
+def _parts(
+    settings: Settings, target: Target, plan: Plan, search: PoolSearch
+) -> Iterator[Settings]:
+    """(3): the same search with one value of the first thing that its plan has not as the target
+    needs it."""
     kinds = {stage.recompute for stage in plan.stages}
     scope = with_splits(search_scope(settings, search.pools, search.units), search.prices)
     context, expert = scope.context or (1,), scope.expert or (1,)
@@ -169,7 +204,11 @@ def _parts(settings: Settings, target: Target, plan: Plan, search: PoolSearch) -
     elif len(expert) > 1:
         yield from (replace(settings, expert=number) for number in expert)
     elif settings.width is None:
-        widths = {width for pool in search.pools for width in node_widths(pool, widest(search.chain.layers))}
+        widths = {
+            width
+            for pool in search.pools
+            for width in node_widths(pool, widest(search.chain.layers))
+        }
         allowed_widths = (width for width in sorted(widths) if scope.allows_width(width))
         yield from (replace(settings, width=width) for width in allowed_widths)
 

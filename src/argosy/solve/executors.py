@@ -1,8 +1,9 @@
-"""Who plays simulations side by side: processes, threads, or a Ray cluster, all as a ``concurrent.futures.Executor``.
+"""Who plays simulations side by side: processes, threads, or a Ray cluster, all as a
+``concurrent.futures.Executor``.
 
-What is found never depends on the executor or on the number of workers: results are taken in the order of the calls.
-Modules are imported when they are asked for, because starting a pool is rare and importing one costs as much as a
-search.
+What is found never depends on the executor or on the number of workers: results are taken in the
+order of the calls. Modules are imported when they are asked for, because starting a pool is rare
+and importing one costs as much as a search.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Whether any plan fits in memory at all: a programme over devices and stages that asks nothing else.
+"""Whether any plan fits in memory at all: a programme over devices and stages that asks nothing
+else.
 
-Memory never falls when a stage takes one more layer, so of all ways to hold the end of the chain with q stages on u
-devices only the one that reaches furthest to the front matters:
+Memory never falls when a stage takes one more layer, so of all ways to hold the end of the chain
+with q stages on u devices only the one that reaches furthest to the front matters:
 
     (1)  low_v[b]    = the first layer a such that some option on v devices holds layers a..b-1 with n_q in flight
     (2)  reach[0, u] = L
     (3)  reach[q, u] = min over v <= u of  low_v[ reach[q-1, u - v] ]
 
-and a plan of q stages fits if and only if reach[q, all devices] = 0. This is exact for the scope, whatever the times
-are, and has no dimension for the layers: it says in milliseconds what a search for the fastest plan would take minutes
-to fail at.
+and a plan of q stages fits if and only if reach[q, all devices] = 0. This is exact for the scope,
+whatever the times are, and has no dimension for the layers: it says in milliseconds what a search
+for the fastest plan would take minutes to fail at.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from argosy.cost.memory import USABLE
 from argosy.plan.offload import Offload
 from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size, usual_depth
-from argosy.solve.judge import Complete
-from argosy.solve.pipeline import Choice
-from argosy.solve.row import States
-from argosy.solve.shape import MOST_STAGES, Shape
+from argosy.solve.finalists.judge import Complete
+from argosy.solve.search.pipeline import Choice
+from argosy.solve.search.row import States
+from argosy.solve.search.shape import MOST_STAGES, Shape
 from argosy.space.enumerate import Scope, stage_options
 from argosy.space.granularity import granularities
 from argosy.space.offloaded import copied_weights, least_on_devices, limit_in_flight
@@ -44,7 +45,7 @@ Reach = NDArray[np.intp]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class FittingPlan:
     """A plan that fits, fast or not."""
 
     shape: Shape
@@ -58,27 +59,39 @@ def is_quick(counts: Vector) -> bool:
 
 
 def quick_units(pools: Sequence[Pool], units: Vector | None = None) -> Vector:
-    """The finest granularity that is quick to look through, unless units are given for these pools."""
+    """The finest granularity that is quick to look through, unless units are given for these
+    pools."""
     if units is not None and len(units) == len(pools):
         return units
     levels = list(granularities(pools))
-    quick = [units for units in levels if is_quick(tuple(p.count // u for p, u in zip(pools, units, strict=True)))]
+    quick = [
+        units
+        for units in levels
+        if is_quick(tuple(p.count // u for p, u in zip(pools, units, strict=True)))
+    ]
     return quick[-1] if quick else levels[0]
 
 
 def batch_shapes(global_batch: int, schedules: Sequence[ScheduleSpec]) -> Iterator[Shape]:
-    """Every way to cut the global batch into equal micro-batches, fewest first, with the schedules that go with it."""
+    """Every way to cut the global batch into equal micro-batches, fewest first, with the schedules
+    that go with it."""
     small = [one for one in range(1, math.isqrt(global_batch) + 1) if global_batch % one == 0]
     for count in sorted({*small, *(global_batch // one for one in small)}):
         fitting = tuple(schedule for schedule in schedules if schedule.k <= count)
         if fitting:
-            yield Shape(num_micro_batches=count, micro_batch_size=global_batch // count, schedules=fitting)
+            yield Shape(
+                num_micro_batches=count, micro_batch_size=global_batch // count, schedules=fitting
+            )
 
 
-def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> Fit | None:
-    """The first of the shapes with a plan that fits, and that plan; None if no plan of the scope fits."""
-    # ZeRO 1 never needs more than none. Beyond it bytes per weight fall with every level, and a layer is held whole.
-    lightest = replace(scope, zero=tuple(zero for zero in scope.zero if zero) or scope.zero, prune=False)
+def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> FittingPlan | None:
+    """The first of the shapes with a plan that fits, and that plan; None if no plan of the scope
+    fits."""
+    # ZeRO 1 never needs more than none. Beyond it bytes per weight fall with every level, and a
+    # layer is held whole.
+    lightest = replace(
+        scope, zero=tuple(zero for zero in scope.zero if zero) or scope.zero, prune=False
+    )
     if not holds_state(prices, scope.offload):
         return None
     options: dict[int, Mapping[Vector, list[Option]]] = {}
@@ -87,15 +100,17 @@ def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> Fit | Non
         if size not in options:
             options[size] = stage_options(prices, size, lightest, Counters())
         for schedule in _lightest(shape):
-            plan = _Programme(prices, options[size], shape, schedule, scope.counts(prices.pools)).solve()
+            plan = _Programme(
+                prices, options[size], shape, schedule, scope.counts(prices.pools)
+            ).solve()
             if plan is not None:
-                return Fit(shape=shape, schedule=schedule, plan=plan)
+                return FittingPlan(shape=shape, schedule=schedule, plan=plan)
     return None
 
 
 def holds_state(prices: Prices, offload: Offload) -> bool:
-    """Whether all devices together have room for one copy of weights, gradients and optimizer state, less what may be
-    kept outside: no ZeRO needs less."""
+    """Whether all devices together have room for one copy of weights, gradients and optimizer
+    state, less what may be kept outside: no ZeRO needs less."""
     room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
     return least_on_devices(prices, offload) <= room
 
@@ -104,11 +119,16 @@ def _lightest(shape: Shape) -> Iterator[ScheduleSpec]:
     """The schedules of a shape, less those that never need less memory than another of them."""
     count = shape.num_micro_batches
     needs = [
-        (*(usual_depth(schedule, left, count) for left in range(1, MOST_STAGES + 1)), group_size(schedule, count))
+        (
+            *(usual_depth(schedule, left, count) for left in range(1, MOST_STAGES + 1)),
+            group_size(schedule, count),
+        )
         for schedule in shape.schedules
     ]
     kept: list[tuple[int, ...]] = []
-    for need, schedule in sorted(zip(needs, shape.schedules, strict=True), key=lambda both: both[0]):
+    for need, schedule in sorted(
+        zip(needs, shape.schedules, strict=True), key=lambda both: both[0]
+    ):
         if not any(all(a <= b for a, b in zip(other, need, strict=True)) for other in kept):
             kept.append(need)
             yield schedule
@@ -162,10 +182,15 @@ class _Programme:
         for left in range(len(reach) - 1, 0, -1):
             vector, end = self._step(states, reach[left - 1], left, first, devices)
             choices.append(Choice(self._option(vector, first, end, left), first, end))
-            first, devices = end, tuple(have - take for have, take in zip(devices, vector, strict=True))
+            first, devices = (
+                end,
+                tuple(have - take for have, take in zip(devices, vector, strict=True)),
+            )
         return tuple(choices)
 
-    def _step(self, states: States, before: Reach, left: int, first: int, devices: Vector) -> tuple[Vector, int]:
+    def _step(
+        self, states: States, before: Reach, left: int, first: int, devices: Vector
+    ) -> tuple[Vector, int]:
         for vector, low in zip(self.vectors, self._low(left), strict=True):
             rest = tuple(have - take for have, take in zip(devices, vector, strict=True))
             if min(rest) >= 0:
@@ -178,11 +203,14 @@ class _Programme:
         """The one with the least recomputation that fits."""
         count = self.shape.num_micro_batches
         depth, group = usual_depth(self.schedule, left, count), group_size(self.schedule, count)
-        return next(option for option in self.options[vector] if option.fits(first, end, depth, group))
+        return next(
+            option for option in self.options[vector] if option.fits(first, end, depth, group)
+        )
 
 
 def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> NDArray[np.float64]:
-    """[a, b]: micro-batches in flight with which layers a..b-1 fit under the best of several options."""
+    """[a, b]: micro-batches in flight with which layers a..b-1 fit under the best of several
+    options."""
     best = np.zeros((prices.num_layers + 1,) * 2)
     for option in options:
         kept = np.maximum(option.kept_ranges, 1e-9)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from argosy.plan.plan import Plan
-from argosy.solve.settings import Progress
+from argosy.solve.settings import SearchProgress
 
 # Moments of a search that a plan keeps.
 _MOST_MOMENTS = 200
@@ -17,12 +17,12 @@ _MOST_MOMENTS = 200
 class History:
     """Records the progress of a search and passes it on."""
 
-    def __init__(self, pass_on: Callable[[Progress], None] | None) -> None:
+    def __init__(self, pass_on: Callable[[SearchProgress], None] | None) -> None:
         self._pass_on = pass_on
         self._begin = time.process_time()
         self._found: list[tuple[float, float, float]] = []
 
-    def __call__(self, state: Progress) -> None:
+    def __call__(self, state: SearchProgress) -> None:
         if self._pass_on is not None:
             self._pass_on(state)
         now = (state.seconds, state.bound)
@@ -35,7 +35,7 @@ class History:
         return tuple(self._found[::-1][::step][::-1])
 
 
-def with_history(plan: Plan, history: Callable[[Progress], None] | None) -> Plan:
+def with_history(plan: Plan, history: Callable[[SearchProgress], None] | None) -> Plan:
     """Return the plan with what ``history`` recorded of the search for it."""
     if plan.search is None or not isinstance(history, History):
         return plan

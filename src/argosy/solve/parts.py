@@ -1,9 +1,10 @@
-"""Parts of a cluster that may do better alone: where links are slow, a plan need not use all devices.
+"""Parts of a cluster that may do better alone: where links are slow, a plan need not use all
+devices.
 
-A search on all pools covers the plans on fewer devices, too, but level 1 looks at some plans only. So that a cluster
-never gets a slower plan than a part of it does, level 1 also searches parts by themselves: whole nodes of each pool,
-or, where that would be many, whole pools. With r_p the throughput of a device (``space.rate``) a part with n_p devices
-of each pool takes no less than
+A search on all pools covers the plans on fewer devices, too, but level 1 looks at some plans only.
+So that a cluster never gets a slower plan than a part of it does, level 1 also searches parts by
+themselves: whole nodes of each pool, or, where that would be many, whole pools. With r_p the
+throughput of a device (``space.rate``) a part with n_p devices of each pool takes no less than
 
     (1)  min over shapes of M / sum of n_p r_p,
 
@@ -17,7 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from argosy.solve.shape import Shape
+from argosy.solve.search.shape import Shape
 from argosy.space.pool import Pool
 from argosy.space.price import Prices
 from argosy.space.rate import period, pool_rates
@@ -28,9 +29,11 @@ _MOST_PARTS = 32
 """Whole pools are the parts of a cluster that has more."""
 
 
-def parts_of(prices: Prices, shapes: Sequence[Shape]) -> Iterator[tuple[float, tuple[Pool, ...], list[int]]]:
-    """(1) and the pools of every part, numbered from 0, with their numbers in the cluster; those of fewest nodes first,
-    because it is across many that links are slow."""
+def parts_of(
+    prices: Prices, shapes: Sequence[Shape]
+) -> Iterator[tuple[float, tuple[Pool, ...], list[int]]]:
+    """(1) and the pools of every part, numbered from 0, with their numbers in the cluster; those of
+    fewest nodes first, because it is across many that links are slow."""
     pools = prices.pools
     if sum(pool.count for pool in pools) > _MOST_DEVICES:
         return
@@ -40,7 +43,9 @@ def parts_of(prices: Prices, shapes: Sequence[Shape]) -> Iterator[tuple[float, t
     else:
         choices = itertools.product(*numbers)
     everything = tuple(len(pool.nodes) for pool in pools)
-    rates = [(shape.num_micro_batches, pool_rates(prices, shape.micro_batch_size)) for shape in shapes]
+    rates = [
+        (shape.num_micro_batches, pool_rates(prices, shape.micro_batch_size)) for shape in shapes
+    ]
     found = []
     for nodes in choices:
         if nodes == everything or not any(nodes):

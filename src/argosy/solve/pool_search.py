@@ -1,16 +1,18 @@
 """The search over all plans on some pools: shapes, units of devices, levels.
 
-(1)  For every way to cut the global batch into micro-batches (a ``Shape``) the options of a stage are priced
-     (``space.enumerate``), and what cannot win is removed (``space.prune``).
-(2)  Suffix programmes bound every plan of a shape (``solve.bounds``). Shapes are taken in the order of a first,
-     cheap bound on throughput; a second one (``solve.reach``) says which need no programme.
-(3)  Level 1 (``quick``) judges the plans that the bounds lead to and improves the best by small moves. It takes
-     the first units that have a plan, and finer ones while there are few of them; of a long chain it looks at some
-     of the cuts (``solve.grid``).
-(4)  Level 2 (``prove``) starts from the plan of level 1 and goes on best-first, from coarse to fine units, until
-     the gap between the best plan and the least open bound is small enough or time is up.
-(5)  The exact engine plays whatever is best (``solve.verdict``): a plan that was only judged is never the answer,
-     and never closes anything in the certificate.
+(1)  For every way to cut the global batch into micro-batches (a ``Shape``) the options of a stage
+     are priced (``space.enumerate``), and what cannot win is removed (``space.prune``).
+(2)  Suffix programmes bound every plan of a shape (``solve.search.bounds``). Shapes are taken in
+     the order of a first, cheap bound on throughput; a second one (``solve.search.reach``) says
+     which need no programme.
+(3)  Level 1 (``quick``) judges the plans that the bounds lead to and improves the best by small
+     moves. It takes the first units that have a plan, and finer ones while there are few of them;
+     of a long chain it looks at some of the cuts (``solve.search.grid``).
+(4)  Level 2 (``prove``) starts from the plan of level 1 and goes on best-first, from coarse to fine
+     units, until the gap between the best plan and the least open bound is small enough or time is
+     up.
+(5)  The exact engine plays whatever is best (``solve.finalists.verdict``): a plan that was only
+     judged is never the answer, and never closes anything in the certificate.
 """
 
 from __future__ import annotations
@@ -24,23 +26,23 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import NothingFitsError
 from argosy.plan.plan import Plan, Search
-from argosy.solve.beside import with_uniform
 from argosy.solve.budget import Budget
-from argosy.solve.candidate import Candidate, diverse, on_pools, single_stages
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
-from argosy.solve.frontier import Branch
-from argosy.solve.grid import all_cuts, coarse_cuts
-from argosy.solve.incumbents import Incumbents
-from argosy.solve.judge import Judge
-from argosy.solve.kinds import ground_of
-from argosy.solve.menu import Menu
+from argosy.solve.finalists.beside import with_uniform
+from argosy.solve.finalists.candidate import Candidate, diverse, on_pools, single_stages
+from argosy.solve.finalists.incumbents import Incumbents
+from argosy.solve.finalists.judge import Judge
+from argosy.solve.finalists.verdict import ExactTrial, Verdict, certify
 from argosy.solve.parts import parts_of
-from argosy.solve.pipeline import PlanSearch
-from argosy.solve.reach import promising_shapes, reach_bound
-from argosy.solve.settings import FEW_DEVICES, Progress, Settings, played_scope, search_scope
-from argosy.solve.shape import MOST_STAGES, estimated, hoped
+from argosy.solve.search.frontier import Branch
+from argosy.solve.search.grid import all_cuts, coarse_cuts
+from argosy.solve.search.kinds import ground_of
+from argosy.solve.search.menu import Menu
+from argosy.solve.search.pipeline import PlanSearch
+from argosy.solve.search.reach import promising_shapes, reach_bound
+from argosy.solve.search.shape import MOST_STAGES, estimated, hoped
+from argosy.solve.settings import FEW_DEVICES, SearchProgress, Settings, played_scope, search_scope
 from argosy.solve.unmeasured import why_no_plan
-from argosy.solve.verdict import Trial, Verdict, certify
 from argosy.space.enumerate import Scope, quick_parts, stage_options, stage_parts, with_splits
 from argosy.space.granularity import granularities
 from argosy.space.option import Option, Vector
@@ -51,7 +53,8 @@ from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain
 
 _AIM = 0.9
-"""A search stops at this share of the gap that it may leave, and dominance may be wrong by the rest."""
+"""A search stops at this share of the gap that it may leave, and dominance may be wrong by the
+rest."""
 _STEPS = 64
 """Steps of the search of one branch before the branch with the least bound is looked up again."""
 _NEAR = 1.15
@@ -59,19 +62,24 @@ _NEAR = 1.15
 _CLOSE = 1.02
 """Level 1 closes a shape of a large cluster whose lower bound is within 2 % of the best plan."""
 _HARDLY = 1.1
-"""Level 1 of a large cluster tries no pipelines of a shape if they are estimated slower than this times the best."""
+"""Level 1 of a large cluster tries no pipelines of a shape if they are estimated slower than this
+times the best."""
 _MISLED = 1.02
-"""Level 1 searches again if the exact engine finds its best plan slower than judged by more than this factor."""
+"""Level 1 searches again if the exact engine finds its best plan slower than judged by more than
+this factor."""
 _TASKS = 1_500
 """Tasks of the finalists that the exact engine plays on level 1."""
 _PLAYS, _LIKELY = 2, 1.005
-"""Level 1 of a large cluster plays so many plans until one is as fast as judged, and finalists that are this near."""
+"""Level 1 of a large cluster plays so many plans until one is as fast as judged, and finalists that
+are this near."""
 _PARTS = 2
 """Parts of a cluster that level 1 searches by themselves."""
 _REFINED, _FEW_STATES = 32, 160
-"""Up to so many devices, and so many vectors of units that can be left, level 1 searches finer units."""
+"""Up to so many devices, and so many vectors of units that can be left, level 1 searches finer
+units."""
 _QUICK_ROUNDS, _QUICK_GAP = 28, 0.003
-"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which it stops."""
+"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which
+it stops."""
 
 
 class PoolSearch:
@@ -88,7 +96,8 @@ class PoolSearch:
         *,
         is_part: bool = False,
     ) -> None:
-        """``pools``: by default all that can run the chain; ``is_part``: whether they are part of a larger search."""
+        """``pools``: by default all that can run the chain; ``is_part``: whether they are part of a
+        larger search."""
         self.chain = chain
         self.cluster = cluster
         self.global_batch = global_batch
@@ -108,10 +117,13 @@ class PoolSearch:
         self.counters = Counters()
         scope = played_scope(settings, self.pools)
         judge = Judge(self.prices, cluster, guesses=True)
-        trial = Trial(self.prices, cluster, at_time_zero(cluster), scope, settings.executor, judge.played)
+        trial = ExactTrial(
+            self.prices, cluster, at_time_zero(cluster), scope, settings.executor, judge.played
+        )
         self.incumbents = Incumbents(judge, trial, settings.ceiling)
         self.winners: list[Candidate] = []
-        """Of level 1, and of parts of the cluster: whatever else is found is played against them."""
+        """Of level 1, and of parts of the cluster: whatever else is found is played against
+        them."""
         self.interrupted = False
         self.left_open = math.inf
         """The least bound of what the search of these units has not looked at."""
@@ -120,11 +132,13 @@ class PoolSearch:
         """Bounds of shapes that were not looked at yet."""
         self._batch_shapes = list(batch_shapes(global_batch, settings.schedules))
         self.finished: tuple[float, Vector, int] = (0.0, (), 1)
-        """The bound, the units and the level of the last proof that came to its end, at first those of level 1."""
+        """The bound, the units and the level of the last proof that came to its end, at first those
+        of level 1."""
         self.units = self.settings.units or next(iter(granularities(self.pools)))
 
     def run(self) -> Plan:
-        """The best plan, with its certificate; an interrupt ends the search with the best plan so far."""
+        """The best plan, with its certificate; an interrupt ends the search with the best plan so
+        far."""
         try:
             self.quick()
             if self.settings.level > 1:
@@ -141,15 +155,22 @@ class PoolSearch:
         self.level = 1
         self._search_levels()
         if not self.incumbents.found:
-            raise NothingFitsError(why_no_plan(self.prices, self.cluster, self.global_batch, self.settings))
+            raise NothingFitsError(
+                why_no_plan(self.prices, self.cluster, self.global_batch, self.settings)
+            )
         self._play_beside()
-        if not self.is_part and self.settings.units is None and self.incumbents.best > self.bound * 1.005:
+        if (
+            not self.is_part
+            and self.settings.units is None
+            and self.incumbents.best > self.bound * 1.005
+        ):
             self._search_parts()  # else none of them has a plan that is worth it
         self.winners.append(self._decide().winner)
         self.finished = self.bound, self.units, 1
 
     def _search_parts(self) -> None:
-        """Search parts of a small cluster alone, as far as their throughput allows a better plan."""
+        """Search parts of a small cluster alone, as far as their throughput allows a better
+        plan."""
         searched = 0
         for bound, part, indices in parts_of(self.prices, self._batch_shapes):
             if searched == _PARTS or self.budget.is_spent:
@@ -195,7 +216,9 @@ class PoolSearch:
         if self.level > 1:
             return True
         counts = self.scope(units).counts(self.pools)
-        return self.num_devices <= _REFINED and math.prod(count + 1 for count in counts) <= _FEW_STATES
+        return (
+            self.num_devices <= _REFINED and math.prod(count + 1 for count in counts) <= _FEW_STATES
+        )
 
     def _may_fit(self, units: Vector) -> bool:
         """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
@@ -206,24 +229,39 @@ class PoolSearch:
 
     @cached_property
     def free_bound(self) -> float:
-        """No plan at all is faster, whatever its granularity and whatever was or was not looked at."""
-        bounds = (s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size) for s in self._batch_shapes)
+        """No plan at all is faster, whatever its granularity and whatever was or was not looked
+        at."""
+        bounds = (
+            s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size)
+            for s in self._batch_shapes
+        )
         return min(bounds, default=math.inf)
 
     @property
     def bound(self) -> float:
         """No plan in the scope of the units that were searched last is faster."""
         bounds = (branch.bound - self.slack for branch in self.branches)
-        return min([self.incumbents.best, self.left_open, self.incumbents.least_suspect, *bounds, *self.pending])
+        return min(
+            [
+                self.incumbents.best,
+                self.left_open,
+                self.incumbents.least_suspect,
+                *bounds,
+                *self.pending,
+            ]
+        )
 
     @property
     def _is_quick(self) -> bool:
-        """On level 1 of a large cluster, shapes that are hardly worth it are left open with their bounds."""
+        """On level 1 of a large cluster, shapes that are hardly worth it are left open with their
+        bounds."""
         return self.level == 1 and self.settings.prune and self.num_devices > FEW_DEVICES
 
     def scope(self, units: Vector) -> Scope:
         settings = self.settings
-        if self.level < settings.level:  # level 2 starts from what is found without mixtures that take long
+        if (
+            self.level < settings.level
+        ):  # level 2 starts from what is found without mixtures that take long
             settings = replace(settings, level=self.level, mixed=settings.mixed and None)
         return with_splits(search_scope(settings, self.pools, units), self.prices)
 
@@ -233,18 +271,24 @@ class PoolSearch:
             self.incumbents.confirm(_PLAYS if self._is_quick else math.inf)
             if self.level > 1:
                 break
-            self.left_open = min(self.left_open, judged)  # plans that are slower than that were closed unseen
+            self.left_open = min(
+                self.left_open, judged
+            )  # plans that are slower than that were closed unseen
             if self.incumbents.best <= judged * _MISLED:
                 break
         if self.level > 1 or not self.settings.prune:
             self._prove(math.inf)
 
     def _look(self, units: Vector) -> float:
-        """Open every shape that may have a better plan; the time of the best plan as judged meanwhile."""
+        """Open every shape that may have a better plan; the time of the best plan as judged
+        meanwhile."""
         scope = self.scope(units)
         self.units, self.branches, self.left_open = units, [], math.inf
         proves = self.level > 1 or not self.settings.prune
-        counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units, is_quick=not proves)
+        counts, ground = (
+            scope.counts(self.pools),
+            ground_of(self.cluster, self.pools, units, is_quick=not proves),
+        )
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
         self.menus: dict[int, dict[Vector, list[Option]]] = {}
         shapes = promising_shapes(self.prices, self._batch_shapes, scope)
@@ -262,14 +306,18 @@ class PoolSearch:
             if self.settings.prune:
                 most = min(self._goal, hoped(bound, shape))
                 bound = reach_bound(self.prices, shape, parts, counts, bound, most)
-                is_closed = bound >= self._goal or (self._is_quick and bound * _CLOSE >= self.incumbents.best)
+                is_closed = bound >= self._goal or (
+                    self._is_quick and bound * _CLOSE >= self.incumbents.best
+                )
                 if is_closed and not is_alone:
                     self._leave(bound)
                     continue
             if is_alone:
                 most = self.incumbents.best / shape.num_micro_batches
                 parts = quick_parts(self.prices, parts, most)
-            options = stage_options(self.prices, shape.micro_batch_size, scope, self.counters, parts)
+            options = stage_options(
+                self.prices, shape.micro_batch_size, scope, self.counters, parts
+            )
             self.menus[shape.micro_batch_size] = options
             if is_alone:
                 self._leave(bound)
@@ -302,8 +350,8 @@ class PoolSearch:
         return self.incumbents.best / (1 + (_AIM * self.settings.gap if self.level > 1 else 0.0))
 
     def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> Branch:
-        """The search of a shape, with the plans that its bounds lead to at once: as long as there is no plan to beat,
-        those near the bound, which takes less time, or else all of them."""
+        """The search of a shape, with the plans that its bounds lead to at once: as long as there
+        is no plan to beat, those near the bound, which takes less time, or else all of them."""
         hopes = (_NEAR * bound, hoped(bound, menu.shape)) if not self.incumbents.found else ()
         for hope in (*hopes, math.inf):
             branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
@@ -315,7 +363,9 @@ class PoolSearch:
         most_stages = min(sum(counts), MOST_STAGES)
         upper = upper if self.settings.prune else math.inf
         search = PlanSearch(menu, counts, most_stages, upper, slack=None, only_kind=False)
-        self.incumbents.settle(menu.shape, list(search.descend(self.incumbents.best)), units, menu.grid.bundle)
+        self.incumbents.settle(
+            menu.shape, list(search.descend(self.incumbents.best)), units, menu.grid.bundle
+        )
         return Branch(search=search, counts=counts, most_stages=most_stages)
 
     def _prove(self, most_rounds: float) -> None:
@@ -327,7 +377,9 @@ class PoolSearch:
             least = branch.bound if branch is not None else math.inf
             goal = self._goal / (1 + (_QUICK_GAP if most_rounds < math.inf else 0.0)) + self.slack
             self._report()
-            doubtful = self.incumbents.least_open_suspect + self.slack if self.level > 1 else math.inf
+            doubtful = (
+                self.incumbents.least_open_suspect + self.slack if self.level > 1 else math.inf
+            )
             if min(least, doubtful) >= goal:
                 self.finished = self.bound, self.units, self.level
                 return
@@ -341,7 +393,9 @@ class PoolSearch:
     def _split(self, branch: Branch) -> int:
         """Take a branch apart; into how many others."""
         prunes = self.settings.prune
-        parts = branch.split(self.incumbents.best if prunes else math.inf, self.slack if prunes else None)
+        parts = branch.split(
+            self.incumbents.best if prunes else math.inf, self.slack if prunes else None
+        )
         if parts or branch.is_whole:
             self.branches.remove(branch)
         self.branches += parts
@@ -355,37 +409,46 @@ class PoolSearch:
         shape = branch.search.shape
         plans = branch.search.advance(upper, goal, _STEPS)
         dived = branch.search.dive(upper)
-        self.incumbents.keep(shape, [plan for _, plan in plans] + ([dived] if dived else []), self.units)
+        self.incumbents.keep(
+            shape, [plan for _, plan in plans] + ([dived] if dived else []), self.units
+        )
         self.incumbents.suspect(shape, plans, self.units)
 
     def _report(self) -> None:
         if self.settings.progress is not None and self.level == self.settings.level:
             judged = self.incumbents.judge.judged
-            self.settings.progress(Progress(seconds=self.incumbents.best, bound=self.bound, candidates=judged))
+            self.settings.progress(
+                SearchProgress(seconds=self.incumbents.best, bound=self.bound, candidates=judged)
+            )
 
     def _finalists(self) -> list[Candidate]:
         """As many as the exact engine plays in a fraction of the search."""
         found = self.incumbents.found
         tasks = 4 * len(found[0].plan) * found[0].shape.num_micro_batches
         most = max(1, _TASKS // tasks) if self.level == 1 else max(4, 20 * _TASKS // tasks)
-        likely = [one for one in found if not self._is_quick or one.seconds <= _LIKELY * found[0].seconds]
+        likely = [
+            one for one in found if not self._is_quick or one.seconds <= _LIKELY * found[0].seconds
+        ]
         return diverse(likely, min(most, 8))
 
     def _decide(self) -> Verdict:
         return self.incumbents.trial.decide([*self._finalists(), *self.winners])
 
     def _play_beside(self) -> None:
-        """Play the finalists, and what a careful person would write down (``solve.beside``)."""
+        """Play the finalists, and what a careful person would write down
+        (``solve.finalists.beside``)."""
         trial = self.incumbents.trial
         verdict = trial.decide(self._finalists())
         if self.settings.units is None or self.settings.replicas is not None:
             menus = self.menus if self.num_devices <= _REFINED else {}
-            verdict = with_uniform(verdict, trial, self.incumbents.judge, self._batch_shapes, 12 * _TASKS, menus)
+            verdict = with_uniform(
+                verdict, trial, self.incumbents.judge, self._batch_shapes, 12 * _TASKS, menus
+            )
         self.incumbents.add(verdict.winner)
 
     def finish(self) -> Plan:
-        """The best plan that was played, with its certificate. If time is up before a proof has come to its end, the
-        certificate holds for the scope of the last one that has."""
+        """The best plan that was played, with its certificate. If time is up before a proof has
+        come to its end, the certificate holds for the scope of the last one that has."""
         bound, verdict = self.bound, self._decide()
         if not self.interrupted and bound < self.finished[0]:
             bound, self.units, self.level = self.finished
@@ -396,5 +459,5 @@ class PoolSearch:
         assert plan.predicted is not None and plan.certificate is not None
         if self.settings.progress is not None and not self.interrupted:
             seconds, least = plan.predicted.iteration_seconds, plan.certificate.lower_bound_seconds
-            self.settings.progress(Progress(seconds=seconds, bound=least, candidates=judged))
+            self.settings.progress(SearchProgress(seconds=seconds, bound=least, candidates=judged))
         return replace(plan, search=search)

@@ -1,10 +1,12 @@
 """What planning a captured program takes beyond its chain of segments.
 
-(1)  A plan divides the batch between replicas and micro-batches, and not every program can be divided so. The
-     search is repeated without replicas; if that does not help either, the whole batch runs at once.
-(2)  The whole batch at once: on one device, by all devices of a node, or by all of the cluster. Several devices
-     share it as one tensor-parallel group, whose ratios are in proportion to speed, or from the linear programme
-     for the program that the group executes (``solve.ratios``), whichever is faster in the exact engine.
+(1)  A plan divides the batch between replicas and micro-batches, and not every program can be
+     divided so. The search is repeated without replicas; if that does not help either, the whole
+     batch runs at once.
+(2)  The whole batch at once: on one device, by all devices of a node, or by all of the cluster.
+     Several devices share it as one tensor-parallel group, whose ratios are in proportion to speed,
+     or from the linear programme for the program that the group executes
+     (``solve.programs.ratios``), whichever is faster in the exact engine.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from argosy.plan.group_program import GroupProgram
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.prediction import play_once, prediction
+from argosy.solve.programs.tensor_segments import group_ratios, with_tensor_groups
 from argosy.solve.settings import Settings
-from argosy.solve.tensor_segments import group_ratios, with_tensor_groups
 from argosy.workload.chain import Chain
 from argosy.workload.graph import Graph
 
@@ -61,8 +63,11 @@ class CapturedProgram:
         return replace(self, chain=with_tensor_groups(self.chain, self.graph, self.samples, widest))
 
 
-def divided_plan(program: CapturedProgram, settings: Settings, find: Callable[[Settings], Plan]) -> Plan | None:
-    """(1): the plan that ``find`` finds under the settings, or without replicas; None if it divides what cannot be."""
+def divided_plan(
+    program: CapturedProgram, settings: Settings, find: Callable[[Settings], Plan]
+) -> Plan | None:
+    """(1): the plan that ``find`` finds under the settings, or without replicas; None if it divides
+    what cannot be."""
     for replicas in (settings.replicas, 1) if program.mixes is None else ():
         plan = find(replace(settings, replicas=replicas))
         if program.divides(plan):
@@ -81,7 +86,9 @@ def undivided_plan(program: CapturedProgram, cluster: Cluster, model: ComputeMod
             found.append((played.iteration_seconds, replace(plan, predicted=played)))
     if not found:
         why = program.mixes or "its batch cannot be divided"
-        raise NothingFitsError(f"neither a device nor a group of {cluster.name} holds all of {chain.name}: {why}")
+        raise NothingFitsError(
+            f"neither a device nor a group of {cluster.name} holds all of {chain.name}: {why}"
+        )
     return min(found, key=lambda pair: pair[0])[1]
 
 
@@ -107,7 +114,10 @@ def _ratios(
 ) -> Iterator[tuple[float, ...]]:
     portions = [Portion(device=cluster.device(name), samples=program.samples) for name in names]
     chain = program.chain
-    speeds = [1 / sum(sum(layer_seconds(model, chain, layer, one)) for layer in chain.layers) for one in portions]
+    speeds = [
+        1 / sum(sum(layer_seconds(model, chain, layer, one)) for layer in chain.layers)
+        for one in portions
+    ]
     yield tuple(speed / sum(speeds) for speed in speeds)
     try:
         yield group_ratios(program.graph, device_group(cluster, names, chain.dtype))
@@ -115,7 +125,9 @@ def _ratios(
         return
 
 
-def _plan(program: CapturedProgram, cluster: Cluster, names: tuple[str, ...], ratios: tuple[float, ...]) -> Plan:
+def _plan(
+    program: CapturedProgram, cluster: Cluster, names: tuple[str, ...], ratios: tuple[float, ...]
+) -> Plan:
     replica = Replica(devices=names, samples=program.samples, ratios=ratios)
     return Plan(
         model=ModelRef.of(program.chain),

@@ -1,8 +1,8 @@
 """Ray behind the interface of ``concurrent.futures``.
 
-Ray takes seconds to start and ships every argument through its object store, so it pays for sweeps that outgrow one
-machine. A cluster that is already running (``RAY_ADDRESS``) is used as it is and left running; otherwise Ray is started
-here with as many CPUs as workers, and stopped again.
+Ray takes seconds to start and ships every argument through its object store, so it pays for sweeps
+that outgrow one machine. A cluster that is already running (``RAY_ADDRESS``) is used as it is and
+left running; otherwise Ray is started here with as many CPUs as workers, and stopped again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ class RayExecutor(Executor):
         self.started = not self.ray.is_initialized()
         if self.started:
             where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers}
-            self.ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", **where)
+            self.ray.init(
+                include_dashboard=False, log_to_driver=False, logging_level="error", **where
+            )
         self._call = self.ray.remote(_call)
 
-    def submit(self, fn: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
+    def submit(
+        self, fn: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[Result]:
         future: Future[Result] = self._call.remote(fn, args, kwargs).future()
         return future
 
@@ -47,5 +51,7 @@ def _import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        problem = Problem(path="--executor", found='"ray"', expected='an installed ray: pip install "argosy[ray]"')
+        problem = Problem(
+            path="--executor", found='"ray"', expected='an installed ray: pip install "argosy[ray]"'
+        )
         raise InputError([problem]) from None

@@ -28,12 +28,13 @@ SCHEDULES = (
 )
 
 FEW_DEVICES = 16
-"""Up to so many devices level 1 looks at every shape and every setting of memory, and tightens its bounds."""
+"""Up to so many devices level 1 looks at every shape and every setting of memory, and tightens its
+bounds."""
 _MIXED_POOLS, _MIXED_DEVICES = 3, 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class SearchProgress:
     """Where a search stands."""
 
     seconds: float
@@ -51,23 +52,28 @@ class Settings:
     """What a search may do."""
 
     level: int = 1
-    """1 takes seconds; 2 searches on until ``gap`` or a budget is reached, and looks at more plans."""
+    """1 takes seconds; 2 searches on until ``gap`` or a budget is reached, and looks at more
+    plans."""
     gap: float = 0.01
     """Level 2 stops at this gap."""
     time_budget: float = math.inf
     """CPU seconds."""
     memory_budget: float = 3.5 * 2**30
-    """Bytes that a search may come to hold; tables and open sub-problems grow with its units and its time."""
+    """Bytes that a search may come to hold; tables and open sub-problems grow with its units and
+    its time."""
     prune: bool = True
-    """Whether options are removed that cannot be part of a better plan (``space.rules``); the plan is the same."""
+    """Whether options are removed that cannot be part of a better plan
+    (``space.operations.rules``); the plan is the same."""
     runnable: bool = False
     """Whether only plans count that our own runtime executes (``plan.runnable``)."""
     schedules: tuple[ScheduleSpec, ...] = SCHEDULES
     """What a plan may choose from; by default 1f1b, eager 1f1b and kfkb with k = 2 and 4."""
     even_shares: bool = False
-    """Whether all replicas of a plan take the same number of samples, so that every stage has as many replicas."""
+    """Whether all replicas of a plan take the same number of samples, so that every stage has as
+    many replicas."""
     target: Target | None = None
-    """The system that is to run the plan: only plans count that it can express (``plan.targets``)."""
+    """The system that is to run the plan: only plans count that it can express
+    (``plan.targets``)."""
     replicas: int | None = None
     """Of every stage, with equal shares; by default any number."""
     width: int | None = None
@@ -77,16 +83,18 @@ class Settings:
     expert: int | None = None
     """Holders of the experts of every stage; by default any number up to ``max_expert``."""
     recompute: tuple[Recompute, ...] | None = None
-    """What a stage may recompute; by default anything, and the extremes on level 1 of more than 16 devices."""
+    """What a stage may recompute; by default anything, and the extremes on level 1 of more than 16
+    devices."""
     zero: tuple[int, ...] | None = None
     """Levels of ZeRO that a stage may choose from; by default as for ``recompute``."""
     offload: Offload = NO_OFFLOAD
     """What a stage may keep outside its devices; by default nothing."""
     mixed: bool | None = None
-    """Whether stages may mix kinds; by default on level 2 of up to three pools and 64 devices, and of up to 8 devices:
-    in a minute of search the tables of mixtures of four kinds took 15 GB."""
+    """Whether stages may mix kinds; by default on level 2 of up to three pools and 64 devices, and
+    of up to 8 devices: in a minute of search the tables of mixtures of four kinds took 15 GB."""
     max_width: int | None = None
-    """Devices of a tensor-parallel group at most; by default as many as a node and the layers allow."""
+    """Devices of a tensor-parallel group at most; by default as many as a node and the layers
+    allow."""
     max_context: int | None = None
     """Parts of a sequence at most, of whatever length; by default only long ones are cut."""
     max_expert: int | None = None
@@ -95,10 +103,11 @@ class Settings:
     """Seconds of a plan from another search: none slower is looked for."""
     units: Vector | None = None
     """Devices of each pool that are taken together; by default coarse to fine."""
-    progress: Callable[[Progress], None] | None = None
+    progress: Callable[[SearchProgress], None] | None = None
     """Called whenever the best plan or the lower bound has moved."""
     ends_early: bool = True
-    """Whether an interrupt ends a search with the best plan so far; else it is for whoever searches more than once."""
+    """Whether an interrupt ends a search with the best plan so far; else it is for whoever searches
+    more than once."""
     executor: Executor | None = None
     """Simulates the finalists side by side; the result does not depend on it."""
 
@@ -109,11 +118,14 @@ class Settings:
 
 
 def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:
-    """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2. Mixed
-    stages of many devices have tensor-parallel groups of one width: pairs of widths are most of their options."""
+    """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory
+    to level 2. Mixed stages of many devices have tensor-parallel groups of one width: pairs of
+    widths are most of their options."""
     mixed, devices = settings.mixed, sum(pool.count for pool in pools)
     if mixed is None:
-        mixed = devices <= 8 or (settings.level > 1 and len(pools) <= _MIXED_POOLS and devices <= _MIXED_DEVICES)
+        mixed = devices <= 8 or (
+            settings.level > 1 and len(pools) <= _MIXED_POOLS and devices <= _MIXED_DEVICES
+        )
     is_large = devices > FEW_DEVICES
     scope = Scope(units=units, mixed=mixed, one_width=mixed and is_large, prune=settings.prune)
     if settings.level == 1 and is_large:
@@ -123,8 +135,13 @@ def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Sc
 
 
 def without_deadlock(settings: Settings, model: ComputeModel) -> Settings:
-    """Of the schedules only 1f1b where transfers keep both ends waiting (``sim.blocking``): others could lock up."""
-    return replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),)) if model.blocking else settings
+    """Of the schedules only 1f1b where transfers keep both ends waiting (``sim.tasks.blocking``):
+    others could lock up."""
+    return (
+        replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
+        if model.blocking
+        else settings
+    )
 
 
 def played_scope(settings: Settings, pools: Sequence[Pool]) -> Scope:
@@ -157,7 +174,8 @@ def _widths(scope: Scope, settings: Settings) -> tuple[int, ...] | None:
 
 
 def for_powersgd(settings: Settings, chain: Chain) -> Settings:
-    """What of the settings PowerSGD can do (``plan.runnable.powersgd_problems``); all of them without PowerSGD."""
+    """What of the settings PowerSGD can do (``plan.runnable.powersgd_problems``); all of them
+    without PowerSGD."""
     if not chain.powersgd:
         return settings
     if chain.dtype is Dtype.FP16:
@@ -181,7 +199,9 @@ def for_target(settings: Settings) -> Settings:
     schedules = tuple(spec for spec in settings.schedules if spec.kind in target.schedules)
     if not schedules:
         names = " or ".join(target.schedules)
-        raise bad_input(f"{names}, which {target.full_name} runs", settings.schedules[0].kind, where="schedules")
+        raise bad_input(
+            f"{names}, which {target.full_name} runs", settings.schedules[0].kind, where="schedules"
+        )
     return replace(
         settings,
         schedules=schedules,
@@ -194,13 +214,16 @@ def for_target(settings: Settings) -> Settings:
 
 
 def with_offload(settings: Settings, text: str) -> Settings:
-    """The settings with what ``--offload`` allows; an ``InputError`` for what they cannot go together with."""
+    """The settings with what ``--offload`` allows; an ``InputError`` for what they cannot go
+    together with."""
     offload = parse_offload(text)
     if settings.runnable and str(offload) not in OFFLOAD.runs:
         runs = ", ".join(str(value) for value in OFFLOAD.runs[1:-1])
         raise bad_input(f"{runs} or both with --runnable", text, where="--offload")
     if offload.activations is not None and any(spec.kind.is_split for spec in settings.schedules):
-        raise bad_input("no activations with a schedule that splits backwards", text, where="--offload")
+        raise bad_input(
+            "no activations with a schedule that splits backwards", text, where="--offload"
+        )
     return replace(settings, offload=offload)
 
 

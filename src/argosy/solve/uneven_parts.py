@@ -1,14 +1,16 @@
-"""Variants of a plan in which unequal devices share one sequence, or the experts, each as much as it is fast.
+"""Variants of a plan in which unequal devices share one sequence, or the experts, each as much as
+it is fast.
 
-The pools of the search are of equal devices, and a replica is of one pool. So parts of a sequence and of experts are
-equal there, and a replica of unequal devices is not searched but tried, on the best plan and on one stage of all
-devices:
+The pools of the search are of equal devices, and a replica is of one pool. So parts of a sequence
+and of experts are equal there, and a replica of unequal devices is not searched but tried, on the
+best plan and on one stage of all devices:
 
     (1)  the devices of a stage as one replica, which cuts the sequence in parts by speed
     (2)  the replicas of a stage as one group, which shares out its experts by speed
 
-with micro-batches as they are or of any smaller size that divides them. A device's speed is one over the seconds of a
-stage on it alone. The exact engine plays the whole plan and says what it holds in memory.
+with micro-batches as they are or of any smaller size that divides them. A device's speed is one
+over the seconds of a stage on it alone. The exact engine plays the whole plan and says what it
+holds in memory.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from dataclasses import replace
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import Portion, stage_seconds
 from argosy.plan.plan import Plan, Replica, Stage
+from argosy.solve.finalists.variant import in_place_of, played_if_it_fits
 from argosy.solve.pool_search import PoolSearch
-from argosy.solve.variant import in_place_of, played_if_it_fits
 from argosy.space.enumerate import Scope
+from argosy.space.operations.sharding import unit_counts
 from argosy.space.price import Prices
-from argosy.space.sharding import unit_counts
 
 _MOST_DEVICES = 8
 """Of a replica or group of unequal devices."""
@@ -38,8 +40,8 @@ _FASTER = 1 - 1e-9
 
 
 def with_uneven_parts(plain: Plan, search: PoolSearch, cluster: Cluster) -> Plan:
-    """The best plan as it is, or its fastest variant if that is faster, of which only the bound that holds whatever the
-    granularity is certain. ``cluster`` as it is at time 0."""
+    """The best plan as it is, or its fastest variant if that is faster, of which only the bound
+    that holds whatever the granularity is certain. ``cluster`` as it is at time 0."""
     assert plain.predicted is not None and plain.certificate is not None
     chain, model = search.prices.chain, search.prices.model
     seconds, best, played = plain.predicted.iteration_seconds, plain, None
@@ -65,9 +67,13 @@ def _variants(plain: Plan, search: PoolSearch, cluster: Cluster) -> Iterator[Pla
             if len(base.devices) * base.global_batch // size > _MOST_STEPS:
                 continue
             if max(scope.context or (1,)) > 1:
-                yield from _changed(base, size, lambda stage: _one_sequence(stage, search.prices, cluster))
+                yield from _changed(
+                    base, size, lambda stage: _one_sequence(stage, search.prices, cluster)
+                )
             if max(scope.expert or (1,)) > 1:
-                yield from _changed(base, size, lambda stage: _shared_experts(stage, search.prices, cluster))
+                yield from _changed(
+                    base, size, lambda stage: _shared_experts(stage, search.prices, cluster)
+                )
 
 
 def _on_all_devices(plain: Plan, search: PoolSearch, scope: Scope) -> Iterator[Plan]:
@@ -98,28 +104,39 @@ def _sizes(size: int) -> list[int]:
 
 
 def _changed(base: Plan, size: int, change: Callable[[Stage], Stage | None]) -> Iterator[Plan]:
-    """A plan with micro-batches of a size, and all stages changed that can be; none if nothing changes."""
+    """A plan with micro-batches of a size, and all stages changed that can be; none if nothing
+    changes."""
     resized = [_resized(stage, size, base.micro_batch_size) for stage in base.stages]
     changed = [change(stage) for stage in resized]
     stages = [new or old for new, old in zip(changed, resized, strict=True)]
     if any(changed) and all(replica.samples for stage in stages for replica in stage.replicas):
         count = base.global_batch // size
-        yield replace(base, micro_batch_size=size, num_micro_batches=count, stages=tuple(stages), collectives=())
+        yield replace(
+            base,
+            micro_batch_size=size,
+            num_micro_batches=count,
+            stages=tuple(stages),
+            collectives=(),
+        )
 
 
 def _resized(stage: Stage, size: int, before: int) -> Stage:
-    """Replicas with their shares of a smaller micro-batch if these are whole; else the first has all of it."""
+    """Replicas with their shares of a smaller micro-batch if these are whole; else the first has
+    all of it."""
     shares = [replica.samples * size / before for replica in stage.replicas]
     if all(share == int(share) >= 1 for share in shares):
         samples = [int(share) for share in shares]
     else:
         samples = [size, *(0 for _ in shares[1:])]
     pairs = zip(stage.replicas, samples, strict=True)
-    return replace(stage, replicas=tuple(replace(replica, samples=count) for replica, count in pairs))
+    return replace(
+        stage, replicas=tuple(replace(replica, samples=count) for replica, count in pairs)
+    )
 
 
 def _one_sequence(stage: Stage, prices: Prices, cluster: Cluster) -> Stage | None:
-    """(1); None if the devices are alike, are tensor-parallel groups, or too many for the sequence."""
+    """(1); None if the devices are alike, are tensor-parallel groups, or too many for the
+    sequence."""
     devices, layers = stage.devices, prices.chain.layers[stage.first : stage.end]
     most = min(layer.max_context for layer in layers)
     if not stage.parts_are_alone or not 2 <= len(devices) <= min(most, _MOST_DEVICES):
@@ -134,12 +151,17 @@ def _one_sequence(stage: Stage, prices: Prices, cluster: Cluster) -> Stage | Non
 
 
 def _shared_experts(stage: Stage, prices: Prices, cluster: Cluster) -> Stage | None:
-    """(2); None if the devices are alike or stand in groups, or there are no experts for all of them."""
+    """(2); None if the devices are alike or stand in groups, or there are no experts for all of
+    them."""
     counts = {layer.num_experts for layer in prices.chain.layers[stage.first : stage.end]} - {0}
     devices = stage.devices
     samples = sum(replica.samples for replica in stage.replicas)
     alone = stage.context == 1 and stage.parts_are_alone
-    if not alone or len(counts) != 1 or not 2 <= len(devices) <= min(*counts, samples, _MOST_DEVICES):
+    if (
+        not alone
+        or len(counts) != 1
+        or not 2 <= len(devices) <= min(*counts, samples, _MOST_DEVICES)
+    ):
         return None
     speeds = [_speed(stage, device, 1, prices, cluster) for device in devices]
     if len(set(speeds)) == 1:
@@ -147,14 +169,22 @@ def _shared_experts(stage: Stage, prices: Prices, cluster: Cluster) -> Stage | N
     shares = _shares(speeds)
     pairs = zip(stage.replicas, unit_counts(samples, shares), strict=True)
     replicas = tuple(replace(replica, samples=count) for replica, count in pairs)
-    return replace(stage, replicas=replicas, expert=len(devices), experts=unit_counts(counts.pop(), shares))
+    return replace(
+        stage, replicas=replicas, expert=len(devices), experts=unit_counts(counts.pop(), shares)
+    )
 
 
 def _speed(stage: Stage, device: str, samples: int, prices: Prices, cluster: Cluster) -> float:
     """Of a device that runs a stage alone."""
     where = cluster.device(device)
     portion = Portion(device=where, samples=samples)
-    alone = replace(stage, replicas=(Replica(devices=(device,), samples=samples),), context=1, expert=1, experts=())
+    alone = replace(
+        stage,
+        replicas=(Replica(devices=(device,), samples=samples),),
+        context=1,
+        expert=1,
+        experts=(),
+    )
     return where.speed.at(0) / sum(stage_seconds(prices.model, prices.chain, alone, portion))
 
 

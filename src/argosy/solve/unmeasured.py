@@ -1,15 +1,17 @@
-"""Where no plan is found because times are missing, not memory: which measurements would let one be made.
+"""Where no plan is found because times are missing, not memory: which measurements would let one be
+made.
 
-A search leaves out what a profile has no times for. So an input for which nothing is found is asked again under
-profiles that are filled in with times for
+A search leaves out what a profile has no times for. So an input for which nothing is found is asked
+again under profiles that are filled in with times for
 
     (1)  any number of samples, at the tensor widths that were measured
     (2)  any tensor width, for the samples that were measured
     (3)  any of both, and any layer and dtype
 
-for one kind of device after the other, then for all. The first of these under which a plan fits in memory
-(``solve.feasible``) is what binds, and what that plan asks for is what to measure. Only memory counts in that question:
-the times that are filled in share out the samples of a stage of several kinds, and mean nothing else.
+for one kind of device after the other, then for all. The first of these under which a plan fits in
+memory (``solve.feasible``) is what binds, and what that plan asks for is what to measure. Only
+memory counts in that question: the times that are filled in share out the samples of a stage of
+several kinds, and mean nothing else.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
-from argosy.solve.feasible import Fit, batch_shapes, find_fit, quick_units
+from argosy.solve.feasible import FittingPlan, batch_shapes, find_fit, quick_units
+from argosy.solve.finalists.verdict import named, why_infeasible
 from argosy.solve.settings import Settings, search_scope
-from argosy.solve.verdict import named, why_infeasible
 from argosy.space.enumerate import with_splits
 from argosy.space.price import Prices, widest
 from argosy.space.widths import node_widths
@@ -43,7 +45,11 @@ class MissingTimes:
     """Those without any time at this width, where others have some; as a profile names them."""
 
     def __str__(self) -> str:
-        numbers = f"{self.fewest} to {self.most} samples" if self.most > self.fewest else counted(self.most, "sample")
+        numbers = (
+            f"{self.fewest} to {self.most} samples"
+            if self.most > self.fewest
+            else counted(self.most, "sample")
+        )
         layers = f" of {', '.join(self.layers)}" if self.layers else ""
         return f"{self.kind}{layers} at tensor width {self.tensor_width} for {numbers}"
 
@@ -52,7 +58,7 @@ class MissingTimes:
 class Untimed:
     """A plan that fits in memory and was not considered, for want of times."""
 
-    fit: Fit
+    fit: FittingPlan
     prices: Prices
     """Filled in."""
     missing: tuple[MissingTimes, ...]
@@ -63,18 +69,25 @@ class Untimed:
         return " and on ".join(map(str, self.missing))
 
 
-def find_any_fit(prices: Prices, global_batch: int, settings: Settings) -> Fit | None:
-    """A plan that fits in memory, fast or not, of the finest units that are quick to look through."""
-    scope = with_splits(search_scope(settings, prices.pools, quick_units(prices.pools, settings.units)), prices)
+def find_any_fit(prices: Prices, global_batch: int, settings: Settings) -> FittingPlan | None:
+    """A plan that fits in memory, fast or not, of the finest units that are quick to look
+    through."""
+    scope = with_splits(
+        search_scope(settings, prices.pools, quick_units(prices.pools, settings.units)), prices
+    )
     return find_fit(prices, batch_shapes(global_batch, settings.schedules), scope)
 
 
 def find_untimed(prices: Prices, global_batch: int, settings: Settings) -> Untimed | None:
-    """A plan that more measurements would allow, by (1) to (3); None if times are not what is missing."""
+    """A plan that more measurements would allow, by (1) to (3); None if times are not what is
+    missing."""
     profiles = prices.model.profiles or {}
     kinds = [kind for kind in dict.fromkeys(pool.name for pool in prices.pools) if kind in profiles]
     subsets = [(kind,) for kind in kinds] + ([tuple(kinds)] if len(kinds) > 1 else [])
-    if not kinds or find_any_fit(_with_times(prices, kinds, _more_of_all), global_batch, settings) is None:
+    if (
+        not kinds
+        or find_any_fit(_with_times(prices, kinds, _more_of_all), global_batch, settings) is None
+    ):
         return None  # nothing fits, whatever is measured
     if find_any_fit(prices, global_batch, settings) is not None:
         return None
@@ -87,7 +100,9 @@ def find_untimed(prices: Prices, global_batch: int, settings: Settings) -> Untim
     return None
 
 
-def _with_times(prices: Prices, kinds: Sequence[str], more: Callable[[Prices, str], list[tuple[int, int]]]) -> Prices:
+def _with_times(
+    prices: Prices, kinds: Sequence[str], more: Callable[[Prices, str], list[tuple[int, int]]]
+) -> Prices:
     """With the profiles of some kinds filled in."""
     filled = {kind: _filled(prices, _profile(prices, kind), more(prices, kind)) for kind in kinds}
     profiles = {**(prices.model.profiles or {}), **filled}
@@ -98,7 +113,10 @@ def why_untimed(untimed: Untimed, prices: Prices, cluster: Cluster) -> str:
     """The plan that lacks times, what there is instead, and what to do."""
     chain, profiles = prices.chain, prices.model.profiles or {}
     kinds = dict.fromkeys(one.kind for one in untimed.missing)
-    have = "; ".join(f"the profile of {profiles[kind].model} for {kind} has {_known(prices, kind)}" for kind in kinds)
+    have = "; ".join(
+        f"the profile of {profiles[kind].model} for {kind} has {_known(prices, kind)}"
+        for kind in kinds
+    )
     roofline = chain.forward_flop and all(_has_roofline(prices, kind) for kind in kinds)
     otherwise = ", or plan without the profile, by the roofline" if roofline else ""
     return (
@@ -117,7 +135,7 @@ def why_no_plan(prices: Prices, cluster: Cluster, global_batch: int, settings: S
     return why_infeasible(prices, cluster, settings.offload)
 
 
-def _missing(fit: Fit, prices: Prices) -> Iterator[MissingTimes]:
+def _missing(fit: FittingPlan, prices: Prices) -> Iterator[MissingTimes]:
     """What the plan asks for and the profiles lack, per kind and width."""
     ranges: dict[tuple[str, int], tuple[int, int]] = {}
     for part in (part for choice in fit.plan for part in choice.option.parts):
@@ -136,7 +154,9 @@ def _untimed_layers(prices: Prices, kind: str, width: int) -> tuple[str, ...]:
     """Without a time at this width, if others have one."""
     profile = _profile(prices, kind)
     names = _names(prices, profile)
-    lacking = tuple(name for name in names if profile.sample_range(name, width, prices.chain.dtype) is None)
+    lacking = tuple(
+        name for name in names if profile.sample_range(name, width, prices.chain.dtype) is None
+    )
     return lacking if len(lacking) < len(names) else ()
 
 
@@ -146,7 +166,11 @@ def _known(prices: Prices, kind: str) -> str:
     for width, (fewest, most) in _ranges(prices, kind).items():
         samples = f"{fewest} to {most:.0f} samples" if most < math.inf else "any number of samples"
         texts.append(f"tensor width {width} for {samples}")
-    return ", ".join(texts) if texts else f"no tensor width with {prices.chain.dtype} times of every layer"
+    return (
+        ", ".join(texts)
+        if texts
+        else f"no tensor width with {prices.chain.dtype} times of every layer"
+    )
 
 
 def _profile(prices: Prices, kind: str) -> Profile:
@@ -165,7 +189,9 @@ def _ranges(prices: Prices, kind: str) -> dict[int, tuple[int, float]]:
 def _has_roofline(prices: Prices, kind: str) -> bool:
     """Whether devices of a kind can be priced without their profile."""
     bare = replace(prices.model, profiles=None)
-    return all(bare.can_run(prices.chain, pool.device) for pool in prices.pools if pool.name == kind)
+    return all(
+        bare.can_run(prices.chain, pool.device) for pool in prices.pools if pool.name == kind
+    )
 
 
 def _more_samples(prices: Prices, kind: str) -> list[tuple[int, int]]:
@@ -180,7 +206,9 @@ def _more_widths(prices: Prices, kind: str) -> list[tuple[int, int]]:
         return []
     fewest, most = min(low for low, _ in known.values()), max(high for _, high in known.values())
     samples = (fewest, int(most)) if most < math.inf else (1,)
-    return [(width, count) for width in _widths(prices, kind) if width not in known for count in samples]
+    return [
+        (width, count) for width in _widths(prices, kind) if width not in known for count in samples
+    ]
 
 
 def _more_of_all(prices: Prices, kind: str) -> list[tuple[int, int]]:
@@ -191,16 +219,21 @@ def _more_of_all(prices: Prices, kind: str) -> list[tuple[int, int]]:
 def _widths(prices: Prices, kind: str) -> list[int]:
     """That groups of a kind may have."""
     most = widest(prices.chain.layers)
-    return sorted({width for pool in prices.pools if pool.name == kind for width in node_widths(pool, most)})
+    return sorted(
+        {width for pool in prices.pools if pool.name == kind for width in node_widths(pool, most)}
+    )
 
 
 def _names(prices: Prices, profile: Profile) -> list[str]:
     """Of the layers, as the profile has them or should have them."""
-    return list(dict.fromkeys(profile.row_name(layer) or layer.name for layer in prices.chain.layers))
+    return list(
+        dict.fromkeys(profile.row_name(layer) or layer.name for layer in prices.chain.layers)
+    )
 
 
 def _filled(prices: Prices, profile: Profile, measured: Sequence[tuple[int, int]]) -> Profile:
-    """A profile with rows of all layers for these widths and samples, in place of its own at these widths."""
+    """A profile with rows of all layers for these widths and samples, in place of its own at these
+    widths."""
     dtype, widths = prices.chain.dtype, {width for width, _ in measured}
     rows = [row for row in profile.rows if row.tensor_width not in widths or row.dtype is not dtype]
     for name in _names(prices, profile):

@@ -1,1 +1,4 @@
-"""What may be chosen: pools of equal devices, the options of a stage, and the rules that remove what cannot win."""
+"""The space of choices: pools of equal devices, options of a stage, pruning rules, placement.
+
+May import ``cost`` and what is below it. Start reading at ``option``.
+"""

@@ -1,19 +1,23 @@
-"""Seconds that the devices of a stage need for what they send each other, at the least, before they are placed.
+"""Seconds that the devices of a stage need for what they send each other, at the least, before they
+are placed.
 
-For a replica of W devices of a pool with n samples, tensor width t, the sequence in c parts, experts over e holders;
-a node has k of the pool's devices and so at most h = k / t holders. Bandwidth i inside a node (of a device, or of all
-together where they share it), b out of a node; per layer and pass:
+For a replica of W devices of a pool with n samples, tensor width t, the sequence in c parts,
+experts over e holders; a node has k of the pool's devices and so at most h = k / t holders.
+Bandwidth i inside a node (of a device, or of all together where they share it), b out of a node;
+per layer and pass:
 
     (1)  reductions       2 (t-1)/t n/c reduced bytes / i, or by a tree            shared: all W send over i
-    (2)  keys and values  (c-1) n/W of their bytes / i, where parts share a node;  shared: all of a node's send over i
+    (2)  keys and values (c-1) n/W of their bytes / i, where parts share a node; shared: all of a
+         node's send over i
                           (c-1) n/c of their bytes / (c b / nodes), where W is several nodes: t devices leave each
     (3)  routed inputs    x = (e-1)/e n/c routed bytes of a holder
                           e <= h:  x / (t i + b), because a group may lie in one node or be spread out;  shared: t = 1
                           e > h:   min(1, h (e-h) / (e-1)) x / b: of a node with m holders of a group m (e-m) / e of
                                    what a holder routes leaves, which is least for one holder or for h
 
-Latencies as in ``sim.exchange``. Real placements reach (1) and (2) exactly where nothing else uses the links; (3) is
-reached where a group lies in one node or has nodes to itself, and what a full node adds to it is in ``crowding``.
+Latencies as in ``sim.tasks.exchange``. Real placements reach (1) and (2) exactly where nothing else
+uses the links; (3) is reached where a group lies in one node or has nodes to itself, and what a
+full node adds to it is in ``crowding``.
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ def reduction_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> f
     if width < 2 or not layer.reduced_bytes:
         return 0.0
     payload = 2 * layer.reduced_bytes * samples / split.context
-    bandwidth = pool.intra_bandwidth / (min(split.width, pool.per_node) if pool.intra_is_shared else 1)
+    bandwidth = pool.intra_bandwidth / (
+        min(split.width, pool.per_node) if pool.intra_is_shared else 1
+    )
     latency = pool.intra_latency * num_reductions(layer) * 2
     ring = payload * (width - 1) / width / bandwidth + (width - 1) * latency
     return min(ring, payload * tree_load(width) / bandwidth + tree_depth(width) * latency)
@@ -56,7 +62,10 @@ def key_value_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> f
     """(2) for one pass."""
     if split.context < 2 or not layer.key_value_bytes:
         return 0.0
-    each, steps = samples * layer.key_value_bytes / split.width * (split.context - 1), split.context - 1
+    each, steps = (
+        samples * layer.key_value_bytes / split.width * (split.context - 1),
+        split.context - 1,
+    )
     seconds = 0.0
     inside = min(split.width, pool.per_node)
     if inside > split.tensor_width:
@@ -65,7 +74,9 @@ def key_value_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> f
             crowd = inside if split.width <= pool.per_node else inside - split.tensor_width
         seconds = crowd * each / pool.intra_bandwidth + steps * pool.intra_latency
     if split.width > pool.per_node:
-        seconds = max(seconds, split.tensor_width * each / pool.nic_bandwidth + steps * pool.nic_latency)
+        seconds = max(
+            seconds, split.tensor_width * each / pool.nic_bandwidth + steps * pool.nic_latency
+        )
     return seconds
 
 
@@ -78,14 +89,17 @@ def routed_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> floa
     most = pool.per_node // split.tensor_width
     if expert <= most or not pool.nic_bandwidth:
         lanes = 1 if pool.intra_is_shared else split.tensor_width
-        latency = min(pool.intra_latency, pool.nic_latency) if pool.nic_bandwidth else pool.intra_latency
+        latency = (
+            min(pool.intra_latency, pool.nic_latency) if pool.nic_bandwidth else pool.intra_latency
+        )
         return holder / (lanes * pool.intra_bandwidth + pool.nic_bandwidth) + latency
     leaving = min(1.0, most * (expert - most) / (expert - 1))
     return leaving * holder / pool.nic_bandwidth + pool.nic_latency
 
 
 def routed_crowding(pool: Pool, split: Split, replicas: int) -> float:
-    """Seconds per routed byte of a sample that (3) leaves out, where the holders of a stage fill nodes."""
+    """Seconds per routed byte of a sample that (3) leaves out, where the holders of a stage fill
+    nodes."""
     expert = split.expert
     most = pool.per_node // split.tensor_width
     holders = min(most, replicas * split.context)
@@ -95,5 +109,9 @@ def routed_crowding(pool: Pool, split: Split, replicas: int) -> float:
         return (holders - 1) * (expert - 1) / expert / split.context / pool.intra_bandwidth
     leaving = min(1.0, most * (expert - most) / (expert - 1))
     return (
-        (most * (expert - most) / (expert - 1) - leaving) * (expert - 1) / expert / split.context / pool.nic_bandwidth
+        (most * (expert - most) / (expert - 1) - leaving)
+        * (expert - 1)
+        / expert
+        / split.context
+        / pool.nic_bandwidth
     )

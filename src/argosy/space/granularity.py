@@ -1,4 +1,5 @@
-"""Units of devices, coarse to fine: a search over few large units takes an instant and prunes the next, finer one."""
+"""Units of devices, coarse to fine: a search over few large units takes an instant and prunes the
+next, finer one."""
 
 from __future__ import annotations
 
@@ -24,12 +25,17 @@ def granularities(pools: Sequence[Pool]) -> Iterator[Vector]:
 def _unit(pool: Pool, most: int) -> int:
     """The smallest unit that gives at most ``most`` of them, aligned with the pool's nodes."""
     sizes = [size for size in range(1, pool.per_node + 1) if pool.per_node % size == 0]
-    sizes += [pool.per_node * number for number in range(2, len(pool.nodes) + 1) if len(pool.nodes) % number == 0]
+    sizes += [
+        pool.per_node * number
+        for number in range(2, len(pool.nodes) + 1)
+        if len(pool.nodes) % number == 0
+    ]
     return next((size for size in sizes if pool.count // size <= most), pool.count)
 
 
 def even_unit(count: int, replicas: int) -> int:
-    """Devices of a pool that an even plan takes together: one of every replica, or more where there would be many."""
+    """Devices of a pool that an even plan takes together: one of every replica, or more where there
+    would be many."""
     unit = replicas
     while count // unit > _MOST_UNITS:
         unit *= 2
@@ -37,7 +43,8 @@ def even_unit(count: int, replicas: int) -> int:
 
 
 def node_unit(pool: Pool) -> int:
-    """Devices of a pool that a plan of whole nodes takes together: a node, or more where there would be many."""
+    """Devices of a pool that a plan of whole nodes takes together: a node, or more where there
+    would be many."""
     unit = pool.per_node
     while pool.count // unit > _MOST_UNITS:
         unit *= 2

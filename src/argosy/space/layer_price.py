@@ -1,4 +1,5 @@
-"""What one layer costs on a device of a pool: compute, what it exchanges inside its stage, and what may overlap."""
+"""What one layer costs on a device of a pool: compute, what it exchanges inside its stage, and what
+may overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.cost.compute import ComputeModel, Portion, hidden_seconds, layer_seconds, recompute_seconds
+from argosy.cost.compute import (
+    ComputeModel,
+    Portion,
+    hidden_seconds,
+    layer_seconds,
+    recompute_seconds,
+)
 from argosy.plan.plan import Recompute
 from argosy.space.exchange import Split, key_value_seconds, reduction_seconds, routed_seconds
 from argosy.space.pool import Pool
@@ -29,7 +36,12 @@ class LayerSeconds(NamedTuple):
 
 
 def price_layer(
-    model: ComputeModel, chain: Chain, layer: Layer, where: Pool, portion: Portion, recompute: Recompute
+    model: ComputeModel,
+    chain: Chain,
+    layer: Layer,
+    where: Pool,
+    portion: Portion,
+    recompute: Recompute,
 ) -> tuple[LayerSeconds, LayerSeconds]:
     """Forward and backward of a layer."""
     split, samples = Split(portion.width, portion.context, portion.expert), portion.samples
@@ -54,9 +66,11 @@ def price_layer(
     )
 
 
-def summed(distinct: Sequence[LayerSeconds], counts: NDArray[np.intp], times: float) -> NDArray[np.float64]:
-    """Seconds of each of some layers, of which there are so many each, with compute so many times as long; what is
-    longer over all of them counts: attention, or what arrives beside it."""
+def summed(
+    distinct: Sequence[LayerSeconds], counts: NDArray[np.intp], times: float
+) -> NDArray[np.float64]:
+    """Seconds of each of some layers, of which there are so many each, with compute so many times
+    as long; what is longer over all of them counts: attention, or what arrives beside it."""
     beside = hidden = [times * layer.hidden for layer in distinct]
     if any(layer.arriving for layer in distinct):
         arriving = [layer.arriving for layer in distinct]

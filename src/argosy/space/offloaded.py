@@ -1,6 +1,8 @@
-"""What an option of a stage keeps outside its devices: seconds of copies and room on the hosts, for ranges of layers.
+"""What an option of a stage keeps outside its devices: seconds of copies and room on the hosts, for
+ranges of layers.
 
-For a part whose devices reach a host at R bytes/s each (R / n where n of them share a link), of layers a..b-1:
+For a part whose devices reach a host at R bytes/s each (R / n where n of them share a link), of
+layers a..b-1:
 
     (1)  out(a, b)   = bytes that a forward keeps there of a micro-batch, per device        (``cost.offload``, K)
     (2)  in(a, b)    = weights that are kept there, per device                              (W)
@@ -23,7 +25,7 @@ from argosy.cluster.host import Tier
 from argosy.cost.memory import COPIED_LAYERS, PIECE_BYTES, layer_bytes, layer_weights
 from argosy.plan.offload import Offload
 from argosy.plan.plan import Recompute
-from argosy.space.part import Part
+from argosy.space.part import PoolPart
 from argosy.space.ranges import FloatArray, largest_of, largest_two_of
 from argosy.workload.optimizer import OPTIMIZERS
 
@@ -36,8 +38,8 @@ Places = int | NDArray[np.intp]
 
 
 def inside_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArray:
-    """[a, b]: activation bytes per sample that stay on the devices of a replica if they are offloaded: the input of
-    layer a."""
+    """[a, b]: activation bytes per sample that stay on the devices of a replica if they are
+    offloaded: the input of layer a."""
 
     def made() -> FloatArray:
         given = prices.copies(width) * prices.outputs
@@ -57,7 +59,8 @@ def outside_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArr
 
 
 def copied_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArray:
-    """[a, b]: activation bytes per sample that are on the devices while they are copied (``cost.memory``, (11))."""
+    """[a, b]: activation bytes per sample that are on the devices while they are copied
+    (``cost.memory``, (11))."""
 
     def made() -> FloatArray:
         kept = prices.kept_ranges(recompute, width)
@@ -92,7 +95,7 @@ def weight_rates(option: Option) -> Rates:
     return width / over, width / (over if option.zero == 3 else option.expert), 0.0
 
 
-def rate_of(option: Option, part: Part, tier: Tier, *, alone: bool = False) -> float:
+def rate_of(option: Option, part: PoolPart, tier: Tier, *, alone: bool = False) -> float:
     """R of a device of a part; ``alone``: as if no other device used the link."""
     pool = option.prices.pools[part.pool]
     beside = 1 if alone else min(part.devices, pool.per_node)
@@ -101,7 +104,7 @@ def rate_of(option: Option, part: Part, tier: Tier, *, alone: bool = False) -> f
 
 
 def copy_seconds(
-    option: Option, part: Part, first: Places, end: Places, *, alone: bool = False
+    option: Option, part: PoolPart, first: Places, end: Places, *, alone: bool = False
 ) -> tuple[FloatArray, FloatArray]:
     """(3) of a forward and of a backward."""
     kept = np.zeros(np.shape(first))
@@ -150,18 +153,23 @@ def limit_in_flight(option: Option, first: Places, end: Places) -> FloatArray:
     for part, (size, _) in zip(option.parts, option.room, strict=True):
         most = np.where(on_device <= size, most, 0.0)
         for tier in {tier for _, tier in option.offload.parts if tier is not None}:
-            held = moments * (option.offload.optimizer is tier) + weights * (option.offload.weights is tier)
+            held = moments * (option.offload.optimizer is tier) + weights * (
+                option.offload.weights is tier
+            )
             left = prices.pools[part.pool].tier_room(tier) * part.width - held
             each: FloatArray | float = 0.0
             if option.offload.activations is tier:
                 kept = outside_ranges(prices, option.recompute, option.width)[first, end]
                 each = part.most * kept
-            most = np.minimum(most, np.where(left >= 0, np.floor(left / np.maximum(each, 1e-9) + 1e-9), 0.0))
+            most = np.minimum(
+                most, np.where(left >= 0, np.floor(left / np.maximum(each, 1e-9) + 1e-9), 0.0)
+            )
     return most
 
 
 def least_on_devices(prices: Prices, offload: Offload) -> float:
-    """Bytes of one copy of weights, gradients and optimizer state, less what may be kept outside."""
+    """Bytes of one copy of weights, gradients and optimizer state, less what may be kept
+    outside."""
     chain, least = prices.chain, prices.least_state_bytes
     if offload.optimizer is not None:
         least -= chain.parameters * OPTIMIZERS[chain.optimizer].state_bytes

@@ -1,22 +1,24 @@
 """The options of a stage: how a number of devices of each pool runs *some* range of layers.
 
-An option fixes everything but the layers: tensor width and samples of each part, recomputation, ZeRO and offload
-(``space.offloaded``). Its times and bytes are running sums over the layers, so one object prices every range. For
-layers a..b-1 and n micro-batches in flight:
+An option fixes everything but the layers: tensor width and samples of each part, recomputation,
+ZeRO and offload (``space.offloaded``). Its times and bytes are running sums over the layers, so one
+object prices every range. For layers a..b-1 and n micro-batches in flight:
 
     (1)  slowest(a, b)  = max over parts of forward + backward     what limits the rate of the stage
     (2)  quickest(a, b) = min over parts of forward + backward     what a micro-batch needs at least to pass through
          and back
     (3)  memory(a, b)   = weights + gradients + optimizer + n kept + receive buffers + what is recomputed at a time
          + what ZeRO 2 and 3 hold whole of a layer
-    (4)  exchange(a, b) = seconds of gradient exchange that cannot overlap with the stage's own compute
+    (4)  exchange(a, b) = seconds of gradient exchange that cannot overlap with the stage's own
+         compute
     (5)  loaded(a, b)   = seconds per micro-batch that ZeRO 2 and 3 keep the network busy
-    (6)  stretch(a, b)  = seconds between a backward under ZeRO 3 and the stage's next action: gradients are scattered,
-         then weights gathered; the gather for a backward hides behind the forward before it, as far as it is shorter;
-         0 if the cost model says ``prefetch``, by which all of it may hide behind compute
+    (6)  stretch(a, b) = seconds between a backward under ZeRO 3 and the stage's next action:
+         gradients are scattered, then weights gathered; the gather for a backward hides behind the
+         forward before it, as far as it is shorter; 0 if the cost model says ``prefetch``, by which
+         all of it may hide behind compute
 
-A part is a group of equal replicas from one pool. Samples are shared out one by one to the replica that would finish
-first, which minimises (1) over integer shares.
+A part is a group of equal replicas from one pool. Samples are shared out one by one to the replica
+that would finish first, which minimises (1) over integer shares.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from argosy.space.offloaded import (
     rate_of,
     weight_rates,
 )
-from argosy.space.part import Part as Part
+from argosy.space.part import PoolPart as PoolPart
 from argosy.space.pool import Pool
 from argosy.space.price import FloatArray, Prices, Rates
 from argosy.workload.optimizer import OPTIMIZERS
@@ -55,11 +57,12 @@ Vector = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
-    """One way to run a stage on a vector of devices; ``solve.tables`` makes tables of many."""
+    """One way to run a stage on a vector of devices; ``solve.search.tables`` makes tables of
+    many."""
 
     prices: Prices
     vector: Vector
-    parts: tuple[Part, ...]
+    parts: tuple[PoolPart, ...]
     recompute: Recompute
     zero: int
     offload: Offload = NO_OFFLOAD
@@ -91,19 +94,22 @@ class Option:
         return self.replicas * self.context
 
     def recomputing(self, recompute: Recompute) -> Option:
-        """The same with other recomputation, and with what is known of this one: only times and activations depend on
-        it, which are not kept here."""
+        """The same with other recomputation, and with what is known of this one: only times and
+        activations depend on it, which are not kept here."""
         other = copy.copy(self)
         object.__setattr__(other, "recompute", recompute)
         return other
 
-    def sums(self, part: Part, samples: int) -> tuple[FloatArray, FloatArray]:
+    def sums(self, part: PoolPart, samples: int) -> tuple[FloatArray, FloatArray]:
         """Running sums of forward and backward of a replica of a part with so many samples."""
         way = (part.pool, part.width, samples, self.recompute)
-        return self.prices.seconds(*way, context=part.context, expert=part.expert, devices=self.num_devices)
+        return self.prices.seconds(
+            *way, context=part.context, expert=part.expert, devices=self.num_devices
+        )
 
     def stage(self, first: int, end: int, replicas: tuple[Replica, ...]) -> Stage:
-        """These layers run so, placed on devices; where none has experts there are none to split."""
+        """These layers run so, placed on devices; where none has experts there are none to
+        split."""
         has_experts = any(layer.num_experts for layer in self.prices.chain.layers[first:end])
         return Stage(
             first=first,
@@ -137,13 +143,23 @@ class Option:
         if self.offload:
             return self._offloaded(first, end)
         pairs = [self.sums(part, part.most) for part in self.parts]
-        crowd = [self._crowding(part, pool, first, end) for part, pool in zip(self.parts, self.pools, strict=True)]
-        forward = max(float(sums[end] - sums[first]) + more for (sums, _), more in zip(pairs, crowd, strict=True))
-        backward = max(float(sums[end] - sums[first]) + more for (_, sums), more in zip(pairs, crowd, strict=True))
+        crowd = [
+            self._crowding(part, pool, first, end)
+            for part, pool in zip(self.parts, self.pools, strict=True)
+        ]
+        forward = max(
+            float(sums[end] - sums[first]) + more
+            for (sums, _), more in zip(pairs, crowd, strict=True)
+        )
+        backward = max(
+            float(sums[end] - sums[first]) + more
+            for (_, sums), more in zip(pairs, crowd, strict=True)
+        )
         return forward, backward
 
     def _offloaded(self, first: int, end: int) -> tuple[float, float]:
-        """Forward and backward of the slowest replica with copies beside them ((5) of ``cost.offload``)."""
+        """Forward and backward of the slowest replica with copies beside them ((5) of
+        ``cost.offload``)."""
         forward = backward = 0.0
         for part, pool in zip(self.parts, self.pools, strict=True):
             sums, copied = self.sums(part, part.most), copy_seconds(self, part, first, end)
@@ -157,8 +173,9 @@ class Option:
         """Seconds of one gather of the weights, or scatter of the gradients."""
         return self.prices.weigh_range(self._times_around(1), first, end)
 
-    def _crowding(self, part: Part, pool: Pool, first: int, end: int) -> float:
-        """What the other groups of a node add: to a group's reductions where all share one bus, and to routing."""
+    def _crowding(self, part: PoolPart, pool: Pool, first: int, end: int) -> float:
+        """What the other groups of a node add: to a group's reductions where all share one bus, and
+        to routing."""
         prices, seconds = self.prices, 0.0
         if part.expert > 1:
             routed = 2 * part.most * float(prices.routed[end] - prices.routed[first])
@@ -171,8 +188,8 @@ class Option:
         return seconds + others * payload * (width - 1) / pool.intra_bandwidth
 
     def tail(self, first: int, end: int) -> float:
-        """(4), by the best algorithm, and the update; the last backward under ZeRO 2 has nothing after it that its
-        scatter could hold up."""
+        """(4), by the best algorithm, and the update; the last backward under ZeRO 2 has nothing
+        after it that its scatter could hold up."""
         exchange = min(self.prices.weigh_range(way, first, end) for way in self.exchanges)
         if self.prefetches and self.zero > 1:
             exchange += self.once_around(first, end) / (end - first)
@@ -186,12 +203,16 @@ class Option:
         return max(part.tensor_width for part in self.parts)
 
     def fits(self, first: int, end: int, in_flight: int, group: int) -> bool:
-        """(3): whether the layers can be split so and fit; a stage holds 2 k + 1 receive buffers."""
+        """(3): whether the layers can be split so and fit; a stage holds 2 k + 1 receive
+        buffers."""
         prices = self.prices
         if self.width > 1 and self.width > prices.widest[first, end]:
             return False
         held = self.state_range(first, end) + self.whole_bytes(first, end)
-        passing, kept = float(self.transient[first, end]), in_flight * float(self.kept_ranges[first, end])
+        passing, kept = (
+            float(self.transient[first, end]),
+            in_flight * float(self.kept_ranges[first, end]),
+        )
         if self.offload and float(limit_in_flight(self, first, end)) < in_flight:
             return False
         each = passing + kept + (2 * group + 1) * prices.largest_output
@@ -218,48 +239,66 @@ class Option:
         return None if self.offload.weights is not None else self.prices.frozen(self.expert)
 
     def state_range(self, first: int, end: int) -> float:
-        """Bytes of weights, gradients and optimizer state of some layers on all devices of a replica."""
+        """Bytes of weights, gradients and optimizer state of some layers on all devices of a
+        replica."""
         held = self.prices.weigh_range(self.state, first, end)
         frozen = self.frozen
         return held if frozen is None else held + self.context * float(frozen[first, end])
 
     def whole_bytes(self, first: int, end: int) -> float:
-        """What a backward has whole of one layer for a moment, on all devices of a replica (``cost.memory``, (8))."""
-        gathered = self.whole * float(self.prices.largest_layer(self.expert)[first, end]) if self.whole else 0.0
+        """What a backward has whole of one layer for a moment, on all devices of a replica
+        (``cost.memory``, (8))."""
+        gathered = (
+            self.whole * float(self.prices.largest_layer(self.expert)[first, end])
+            if self.whole
+            else 0.0
+        )
         return gathered + float(copied_weights(self, first, end)) if self.offload else gathered
 
     @cached_property
     def whole(self) -> float:
         """The same per weight of the layer."""
-        return times_whole(self.zero, self.holders, backward=True) * self.prices.chain.dtype.bytes * self.context
+        return (
+            times_whole(self.zero, self.holders, backward=True)
+            * self.prices.chain.dtype.bytes
+            * self.context
+        )
 
     @cached_property
     def spans_nodes(self) -> bool:
         """Whether its replicas sit in more than one node, wherever they are placed."""
-        if any(part.devices > pool.per_node for part, pool in zip(self.parts, self.pools, strict=True)):
+        if any(
+            part.devices > pool.per_node for part, pool in zip(self.parts, self.pools, strict=True)
+        ):
             return True
-        return len(self.parts) > 1 and not frozenset.intersection(*(pool.homes for pool in self.pools))
+        return len(self.parts) > 1 and not frozenset.intersection(
+            *(pool.homes for pool in self.pools)
+        )
 
     @cached_property
     def least_nodes(self) -> int:
         """In how many nodes its replicas sit at the least."""
         both = list(zip(self.parts, self.pools, strict=True))
         counts = [math.ceil(part.devices / pool.per_node) for part, pool in both]
-        apart = all(one.homes.isdisjoint(other.homes) for one, other in itertools.combinations(self.pools, 2))
+        apart = all(
+            one.homes.isdisjoint(other.homes)
+            for one, other in itertools.combinations(self.pools, 2)
+        )
         return max(sum(counts) if apart else max(counts), 2 if self.spans_nodes else 1)
 
     @cached_property
     def ring(self) -> Rates:
-        """Seconds per byte of weights that all holders have, per byte of weights of experts, and of latency, to pass
-        those of the stage around the holders that have them once: no algorithm is better in any of the three. Of
-        experts with several holders at least one copy goes from node to node where the stage spans nodes."""
+        """Seconds per byte of weights that all holders have, per byte of weights of experts, and of
+        latency, to pass those of the stage around the holders that have them once: no algorithm is
+        better in any of the three. Of experts with several holders at least one copy goes from node
+        to node where the stage spans nodes."""
         ways = self._ways_around
         return min(way[0] for way in ways), min(way[1] for way in ways), min(way[2] for way in ways)
 
     @cached_property
     def _ways_around(self) -> list[Rates]:
-        """The same for a ring (of one device per node, where there are several) and, if nothing is scattered or
-        gathered apart, for trees."""
+        """The same for a ring (of one device per node, where there are several) and, if nothing is
+        scattered or gathered apart, for trees."""
         if self.holders < 2:
             return [(0.0, 0.0, 0.0)]
         copies = self.holders // self.expert
@@ -272,11 +311,15 @@ class Option:
                     rate, seconds = one.far[other.site]
                     slow, latency = min(slow, rate), max(latency, seconds)
             ring = (count - 1) / count / slow
-            tree = max(0.5 / slow, tree_load(count) / fast)  # leaves need not be where NICs are fast
+            tree = max(
+                0.5 / slow, tree_load(count) / fast
+            )  # leaves need not be where NICs are fast
             split = min(split, 0.5 / self.expert) / fast
         else:
             count, latency = self.holders, max(pool.intra_latency for pool in self.pools)
-            bandwidth = min(pool.intra_bandwidth for pool in self.pools) * min(p.tensor_width for p in self.parts)
+            bandwidth = min(pool.intra_bandwidth for pool in self.pools) * min(
+                p.tensor_width for p in self.parts
+            )
             shared = any(pool.intra_is_shared for pool in self.pools)
             if shared:
                 bandwidth = min(pool.intra_bandwidth for pool in self.pools) / self.holders
@@ -284,7 +327,11 @@ class Option:
             tree = ring if shared else tree_load(count) / bandwidth
         alone = self.expert == 1
         ways = [(ring, ring if alone else split, (count - 1) * latency)]
-        return ways if self.zero else [*ways, (tree, tree if alone else split, tree_depth(count) * latency)]
+        return (
+            ways
+            if self.zero
+            else [*ways, (tree, tree if alone else split, tree_depth(count) * latency)]
+        )
 
     @cached_property
     def exchange(self) -> Rates:
@@ -298,9 +345,9 @@ class Option:
 
     @property
     def _exchanges_at_the_end(self) -> int:
-        """A sum is twice around, and so are the last scatter and the gather of ZeRO 2. Under ZeRO 3 the last scatter is
-        left, less (6), which every backward is charged with. With ``prefetch`` the last scatter hides behind the
-        backward before it."""
+        """A sum is twice around, and so are the last scatter and the gather of ZeRO 2. Under ZeRO 3
+        the last scatter is left, less (6), which every backward is charged with. With ``prefetch``
+        the last scatter hides behind the backward before it."""
         if self.prefetches:
             return {2: 1, 3: 0}.get(self.zero, 2)
         return -1 if self.zero == 3 else 2
@@ -317,7 +364,8 @@ class Option:
 
     @cached_property
     def load(self) -> Rates:
-        """(5) alike: ZeRO 2 scatters gradients after every backward; ZeRO 3 also gathers weights twice."""
+        """(5) alike: ZeRO 2 scatters gradients after every backward; ZeRO 3 also gathers weights
+        twice."""
         return self._times_around({2: 1, 3: 3}.get(self.zero, 0))
 
     def _times_around(self, times: int, way: Rates | None = None) -> Rates:
@@ -328,16 +376,25 @@ class Option:
 
     @cached_property
     def update(self) -> Rates:
-        """Seconds: the optimizer reads and writes all it keeps; what is outside is copied before."""
-        rates = [pool.memory_bandwidth * part.width for pool, part in zip(self.pools, self.parts, strict=True)]
+        """Seconds: the optimizer reads and writes all it keeps; what is outside is copied
+        before."""
+        rates = [
+            pool.memory_bandwidth * part.width
+            for pool, part in zip(self.pools, self.parts, strict=True)
+        ]
         passes = 2 * OPTIMIZERS[self.prices.chain.optimizer].passes
-        common, split = ((passes * held + FACTOR_PASSES * self._error_bytes) / min(rates) for held in self._updated[:2])
+        common, split = (
+            (passes * held + FACTOR_PASSES * self._error_bytes) / min(rates)
+            for held in self._updated[:2]
+        )
         for kept, tier in (
             (moment_rates(self), self.offload.optimizer),
             (weight_rates(self), self.offload.weights),
         ):
             if tier is not None:
-                slowest = max(1 / (rate_of(self, part, tier, alone=True) * part.width) for part in self.parts)
+                slowest = max(
+                    1 / (rate_of(self, part, tier, alone=True) * part.width) for part in self.parts
+                )
                 common, split = common + kept[0] * slowest, split + kept[1] * slowest
         return common, split, 0.0
 
@@ -353,7 +410,9 @@ class Option:
         if not self.offload:
             return self._updated[0] + errors, self._updated[1] + errors, 0.0
         outside = zip(moment_rates(self), weight_rates(self), strict=True)
-        common, split, _ = (all_ - sum(kept) for all_, kept in zip(self._updated, outside, strict=True))
+        common, split, _ = (
+            all_ - sum(kept) for all_, kept in zip(self._updated, outside, strict=True)
+        )
         return common + errors, split + errors, 0.0
 
     @cached_property
@@ -368,16 +427,23 @@ class Option:
 
     @cached_property
     def room(self) -> list[tuple[float, int]]:
-        """Per part: bytes that a replica may use, less what is on its way between its devices, and its samples."""
+        """Per part: bytes that a replica may use, less what is on its way between its devices, and
+        its samples."""
         buffers = self.prices.exchange_buffers(self.context, self.expert)
         both = zip(self.pools, self.parts, strict=True)
         return [
-            (max(USABLE * pool.device.kind.memory * part.width - part.most * buffers, 1e-9), part.most)
+            (
+                max(USABLE * pool.device.kind.memory * part.width - part.most * buffers, 1e-9),
+                part.most,
+            )
             for pool, part in both
         ]
 
     def __repr__(self) -> str:
-        parts = " + ".join(f"{p.replicas}x{p.width} {self.prices.pools[p.pool].name} n={p.most}" for p in self.parts)
+        parts = " + ".join(
+            f"{p.replicas}x{p.width} {self.prices.pools[p.pool].name} n={p.most}"
+            for p in self.parts
+        )
         splits = f", context {self.context}" if self.context > 1 else ""
         splits += f", expert {self.expert}" if self.expert > 1 else ""
         splits += f", offload {self.offload}" if self.offload else ""

@@ -8,7 +8,7 @@ from argosy.space.exchange import Split
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PoolPart:
     """Equal replicas from one pool."""
 
     pool: int

@@ -1,13 +1,15 @@
 """From numbers of devices to devices: which ones each stage takes.
 
-The devices of a pool stand in a *row*, node by node. Stages take the next ones of the row, in stage order:
+The devices of a pool stand in a *row*, node by node. Stages take the next ones of the row, in stage
+order:
 
     (1)  a part of a stage that fits into what is left of a node begins there,
     (2)  any other begins with the next node, and leaves what it passes idle.
 
-So numbers alone decide which stages are neighbours inside a node, and the search can price hand-overs by it
-(``solve.bounds``). Where the row is too short because of (2), every part takes the fullest node begun that has room for
-it, or else the emptiest nodes; such plans are outside the scope of a certificate.
+So numbers alone decide which stages are neighbours inside a node, and the search can price
+hand-overs by it (``solve.search.bounds``). Where the row is too short because of (2), every part
+takes the fullest node begun that has room for it, or else the emptiest nodes; such plans are
+outside the scope of a certificate.
 
 No group of devices that works on one layer crosses a node unless it fills several.
 """
@@ -19,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from argosy.plan.plan import Replica
-from argosy.space.option import Option, Part
+from argosy.space.option import Option, PoolPart
 from argosy.space.pool import Pool
 
 Places = tuple[tuple[int, int], ...]
@@ -68,35 +70,50 @@ def place_stages(pools: Sequence[Pool], options: Sequence[Option]) -> list[tuple
             for option, stage in zip(options, places, strict=True)
         ]
     placed = _best_fit(pools, options)
-    if placed is None:  # no plan that wins, but perhaps the one that comes closest where nothing fits
+    if (
+        placed is None
+    ):  # no plan that wins, but perhaps the one that comes closest where nothing fits
         joined = [replace(pool, nodes=(tuple(itertools.chain(*pool.nodes)),)) for pool in pools]
         placed = _best_fit(joined, options)
     assert placed is not None, "there are devices for all"
-    return [tuple(itertools.chain(*(placed[stage, part] for part in o.parts))) for stage, o in enumerate(options)]
+    return [
+        tuple(itertools.chain(*(placed[stage, part] for part in o.parts)))
+        for stage, o in enumerate(options)
+    ]
 
 
-def _replicas(part: Part, names: Sequence[str]) -> list[Replica]:
+def _replicas(part: PoolPart, names: Sequence[str]) -> list[Replica]:
     samples = [part.samples + (index < part.extra) for index in range(part.replicas)]
     groups = [tuple(names[at : at + part.width]) for at in range(0, part.devices, part.width)]
-    return [Replica(devices=group, samples=number) for group, number in zip(groups, samples, strict=True)]
+    return [
+        Replica(devices=group, samples=number)
+        for group, number in zip(groups, samples, strict=True)
+    ]
 
 
 def can_place(pools: Sequence[Pool], options: Sequence[Option]) -> bool:
-    """Whether every group of devices finds a node; always where widths divide nodes, or there is one node."""
+    """Whether every group of devices finds a node; always where widths divide nodes, or there is
+    one node."""
     parts = (part for option in options for part in option.parts)
     sizes = ((part.width, pools[part.pool].per_node, len(pools[part.pool].nodes)) for part in parts)
-    is_certain = all(nodes == 1 or size % width == 0 or width % size == 0 for width, size, nodes in sizes)
+    is_certain = all(
+        nodes == 1 or size % width == 0 or width % size == 0 for width, size, nodes in sizes
+    )
     return is_certain or _best_fit(pools, options) is not None
 
 
-def _best_fit(pools: Sequence[Pool], options: Sequence[Option]) -> dict[tuple[int, Part], list[Replica]] | None:
-    """In stage order; if that leaves no node for a wide group, the widest first, which never does where widths divide
-    one another."""
+def _best_fit(
+    pools: Sequence[Pool], options: Sequence[Option]
+) -> dict[tuple[int, PoolPart], list[Replica]] | None:
+    """In stage order; if that leaves no node for a wide group, the widest first, which never does
+    where widths divide one another."""
     parts = [(stage, part) for stage, option in enumerate(options) for part in option.parts]
     return _place(pools, parts) or _place(pools, sorted(parts, key=lambda item: -item[1].width))
 
 
-def _place(pools: Sequence[Pool], parts: Sequence[tuple[int, Part]]) -> dict[tuple[int, Part], list[Replica]] | None:
+def _place(
+    pools: Sequence[Pool], parts: Sequence[tuple[int, PoolPart]]
+) -> dict[tuple[int, PoolPart], list[Replica]] | None:
     """Parts of stages in the order given; None if there is no node for a group."""
     free = [[list(node) for node in pool.nodes] for pool in pools]
     placed = {}

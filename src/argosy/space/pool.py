@@ -1,9 +1,10 @@
 """Pools: equal devices that also reach each other equally.
 
-Two devices belong to one pool if they are of one kind and equally efficient, their nodes look the same from outside
-(devices, media, NIC, uplinks and wires), and they are in one *site*: no link between their nodes is narrow or far. A
-plan then only says *how many* devices of each pool a stage takes; ``place`` says which ones. This is what makes the
-search independent of the number of devices.
+Two devices belong to one pool if they are of one kind and equally efficient, their nodes look the
+same from outside (devices, media, NIC, uplinks and wires), and they are in one *site*: no link
+between their nodes is narrow or far. A plan then only says *how many* devices of each pool a stage
+takes; ``place`` says which ones. This is what makes the search independent of the number of
+devices.
 
 A link above the NICs of two nodes separates sites if
 
@@ -48,7 +49,8 @@ class Pool:
     node_size: int
     """Devices in each of these nodes, those of other pools included."""
     intra_bandwidth: float
-    """Bytes/s between two devices of a node over the best medium; infinity where a node has only one."""
+    """Bytes/s between two devices of a node over the best medium; infinity where a node has only
+    one."""
     intra_latency: float
     intra_is_shared: bool
     """Whether that bandwidth is one capacity for the whole node."""
@@ -58,7 +60,8 @@ class Pool:
     """Seconds between two nodes, best case."""
     site: int = 0
     far: tuple[tuple[float, float], ...] = ()
-    """Per site, bytes/s and least latency from here to there; infinity and 0 for its own. Empty: there is one site."""
+    """Per site, bytes/s and least latency from here to there; infinity and 0 for its own. Empty:
+    there is one site."""
     host_bandwidth: float = 0.0
     """Bytes/s between a device and the memory of its host, in each direction."""
     host_is_shared: bool = False
@@ -66,7 +69,8 @@ class Pool:
     nvme_bandwidth: float = 0.0
     """Bytes/s of a node's drive; 0 without one."""
     rooms: tuple[tuple[Tier, float], ...] = ()
-    """Bytes that each device may keep in host memory and on a drive: an equal share of its node's."""
+    """Bytes that each device may keep in host memory and on a drive: an equal share of its
+    node's."""
 
     def tier_room(self, tier: Tier) -> float:
         return dict(self.rooms).get(tier, 0.0)
@@ -106,17 +110,30 @@ def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
         for name in node.devices:
             device = cluster.device(name)
             if device.speed.at(0) > 0:
-                key = (device.kind, device.efficiency * device.speed.at(0), device.price_per_hour, looks)
+                key = (
+                    device.kind,
+                    device.efficiency * device.speed.at(0),
+                    device.price_per_hour,
+                    looks,
+                )
                 members.setdefault(key, []).append(name)
         for key, names in members.items():
             groups.setdefault((*key, len(names)), []).append(tuple(names))
-    rows = (sorted(nodes, key=lambda names: cluster.node_of[names[0]][0].uplinks) for nodes in groups.values())
-    return with_sites(tuple(_pool(cluster, index, nodes) for index, nodes in enumerate(rows)), cluster)
+    rows = (
+        sorted(nodes, key=lambda names: cluster.node_of[names[0]][0].uplinks)
+        for nodes in groups.values()
+    )
+    return with_sites(
+        tuple(_pool(cluster, index, nodes) for index, nodes in enumerate(rows)), cluster
+    )
 
 
 def with_sites(pools: tuple[Pool, ...], cluster: Cluster) -> tuple[Pool, ...]:
     """The pools, grouped into sites by (1)."""
-    ways = {(one.index, other.index): _way(cluster, one, other) for one, other in itertools.permutations(pools, 2)}
+    ways = {
+        (one.index, other.index): _way(cluster, one, other)
+        for one, other in itertools.permutations(pools, 2)
+    }
     site_of = [pool.index for pool in pools]
     for (one, other), way in ways.items():
         nic = min(pools[one].nic_bandwidth, pools[other].nic_bandwidth)
@@ -134,7 +151,11 @@ def with_sites(pools: tuple[Pool, ...], cluster: Cluster) -> tuple[Pool, ...]:
         return max(way.rate for way in there), min(way.latency for way in there)
 
     return tuple(
-        replace(pool, site=sites.index(site_of[pool.index]), far=tuple(far(pool, site) for site in sites))
+        replace(
+            pool,
+            site=sites.index(site_of[pool.index]),
+            far=tuple(far(pool, site) for site in sites),
+        )
         for pool in pools
     )
 
@@ -172,12 +193,15 @@ def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Poo
 
 
 def _check_measured(chain: Chain, pools: Sequence[Pool], model: ComputeModel) -> None:
-    """Refuse, all at once, kinds without a profile where the model states no FLOP to price them by."""
+    """Refuse, all at once, kinds without a profile where the model states no FLOP to price them
+    by."""
     lacking = dict.fromkeys(pool.name for pool in pools if model.profile_for(pool.device) is None)
     if lacking:
         expected = f"a measured profile of {chain.name}, because the model states no FLOP"
         suggestion = "measure it there (argosy profile), or leave these devices out of the cluster"
-        raise InputError(Problem(path=kind, expected=expected, suggestion=suggestion) for kind in lacking)
+        raise InputError(
+            Problem(path=kind, expected=expected, suggestion=suggestion) for kind in lacking
+        )
 
 
 def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Pool:
@@ -186,7 +210,10 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
     if len(home.devices) > 1:
         routes = cluster.routes(home.devices[0], home.devices[1])
         route = max(routes, key=lambda r: (cluster.bandwidth_at(r), -cluster.latency(r)))
-        best, shared = (max(DOWN, cluster.bandwidth_at(route)), cluster.latency(route)), len(route.links) == 1
+        best, shared = (
+            (max(DOWN, cluster.bandwidth_at(route)), cluster.latency(route)),
+            len(route.links) == 1,
+        )
     bandwidth, latency = _outward(cluster, home)
     return Pool(
         index=index,
@@ -206,7 +233,8 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
 
 
 def _outward(cluster: Cluster, home: Node) -> tuple[float, float]:
-    """The widest first link and the least latency from a node to any other, one of each look and switch."""
+    """The widest first link and the least latency from a node to any other, one of each look and
+    switch."""
     seen: set[tuple[Any, ...]] = set()
     bandwidth, latency = 0.0, float("inf")
     for other in cluster.nodes:
@@ -224,13 +252,23 @@ def _looks(cluster: Cluster, node: Node) -> tuple[Any, ...]:
     """What a node looks like to the rest of the cluster, at time 0."""
 
     def figures(links: Sequence[int]) -> tuple[tuple[float, float], ...]:
-        return tuple((cluster.links[link].bandwidth.at(0), cluster.links[link].latency.at(0)) for link in links)
+        return tuple(
+            (cluster.links[link].bandwidth.at(0), cluster.links[link].latency.at(0))
+            for link in links
+        )
 
     kinds = tuple((cluster.device(n).kind.name, cluster.device(n).efficiency) for n in node.devices)
-    media = tuple((m.name, figures((m.outward[0], m.inward[0])), m.outward[0] == m.inward[0]) for m in node.media)
+    media = tuple(
+        (m.name, figures((m.outward[0], m.inward[0])), m.outward[0] == m.inward[0])
+        for m in node.media
+    )
     uplinks = tuple(figures(pair) for pair in node.uplinks)
     narrow = tuple(pair for pair in node.uplinks if _separates(cluster, node, pair))
-    wires = tuple((w.name, node.name in w.one) for w in cluster.wires if node.name in w.one or node.name in w.other)
+    wires = tuple(
+        (w.name, node.name in w.one)
+        for w in cluster.wires
+        if node.name in w.one or node.name in w.other
+    )
     return kinds, media, figures(node.nic or ()), uplinks, narrow, wires, node.host_memory
 
 

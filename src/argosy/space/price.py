@@ -1,8 +1,8 @@
-"""Prices per layer: what every layer of a chain costs on a pool, as running sums, so that any range of layers is a
-subtraction.
+"""Prices per layer: what every layer of a chain costs on a pool, as running sums, so that any range
+of layers is a subtraction.
 
-``sums[b] - sums[a]`` is the price of layers a..b-1. Everything is cached: a search asks for the same few hundred
-combinations of pool, tensor width, samples and recomputation again and again.
+``sums[b] - sums[a]`` is the price of layers a..b-1. Everything is cached: a search asks for the
+same few hundred combinations of pool, tensor width, samples and recomputation again and again.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ class Prices:
         expert: int = 1,
         devices: int = 1,
     ) -> tuple[FloatArray, FloatArray]:
-        """Running sums of forward and backward on one device of a replica of so many, with what it exchanges inside
-        its stage, which has so many ``devices`` in all.
+        """Running sums of forward and backward on one device of a replica of so many, with what it
+        exchanges inside its stage, which has so many ``devices`` in all.
 
-        What overlaps takes the longer of two sums, which no running sum can say; here all layers take the one that is
-        longer over the whole chain. So a range is exact where its layers are alike, and otherwise never too long.
+        What overlaps takes the longer of two sums, which no running sum can say; here all layers
+        take the one that is longer over the whole chain. So a range is exact where its layers are
+        alike, and otherwise never too long.
         """
         way = (pool, width, samples, recompute, context, expert)
         times = waiting(self.model.spread, devices)
@@ -69,11 +70,17 @@ class Prices:
             if way not in self._layers:
                 where = self.pools[pool]
                 portion = Portion(
-                    device=where.device, samples=samples, share=1 / width, width=width, context=context, expert=expert
+                    device=where.device,
+                    samples=samples,
+                    share=1 / width,
+                    width=width,
+                    context=context,
+                    expert=expert,
                 )
                 layers = (self.chain.layers[at] for at in self.distinct_layers)
                 self._layers[way] = [
-                    price_layer(self.model, self.chain, layer, where, portion, recompute) for layer in layers
+                    price_layer(self.model, self.chain, layer, where, portion, recompute)
+                    for layer in layers
                 ]
             pairs = self._layers[way]
             forward, backward = (self._sums([pair[at] for pair in pairs], times) for at in range(2))
@@ -88,40 +95,70 @@ class Prices:
         return sums
 
     def whole(
-        self, pool: int, width: int, samples: int, recompute: Recompute, *, context: int = 1, expert: int = 1
+        self,
+        pool: int,
+        width: int,
+        samples: int,
+        recompute: Recompute,
+        *,
+        context: int = 1,
+        expert: int = 1,
     ) -> float:
-        """Forward and backward of the whole chain; sharing samples out asks for nothing else, and very often."""
+        """Forward and backward of the whole chain; sharing samples out asks for nothing else, and
+        very often."""
         key = (pool, width, samples, recompute, context, expert)
         found = self._whole.get(key)
         if found is None:
-            forward, backward = self.seconds(pool, width, samples, recompute, context=context, expert=expert)
+            forward, backward = self.seconds(
+                pool, width, samples, recompute, context=context, expert=expert
+            )
             found = self._whole[key] = float(forward[-1] + backward[-1])
         return found
 
     def sample_range(self, pool: int, tensor_width: int) -> tuple[int, float] | None:
-        """Samples whose times are known for all layers, the fewest and the most; None where this width was measured for
-        some layers only, or for none."""
+        """Samples whose times are known for all layers, the fewest and the most; None where this
+        width was measured for some layers only, or for none."""
         if (pool, tensor_width) not in self._ranges:
             profile = self.model.profile_for(self.pools[pool].device)
-            names = set() if profile is None else {profile.row_name(layer) or layer.name for layer in self.chain.layers}
-            found = [profile.sample_range(name, tensor_width, self.chain.dtype) for name in names] if profile else []
+            names = (
+                set()
+                if profile is None
+                else {profile.row_name(layer) or layer.name for layer in self.chain.layers}
+            )
+            found = (
+                [profile.sample_range(name, tensor_width, self.chain.dtype) for name in names]
+                if profile
+                else []
+            )
             known = [one for one in found if one is not None]
-            fewest, most = max((one[0] for one in known), default=1), min((one[1] for one in known), default=math.inf)
+            fewest, most = (
+                max((one[0] for one in known), default=1),
+                min((one[1] for one in known), default=math.inf),
+            )
             self._ranges[pool, tensor_width] = (fewest, most) if len(known) == len(found) else None
         return self._ranges[pool, tensor_width]
 
     def least_seconds(self, pool: int, width: int, samples: int) -> FloatArray:
-        """Per layer, forward and backward on one device of a tensor-parallel group, whatever else is split: parts of a
-        sequence read weights more often in all, experts over as many holders as there are read them least."""
+        """Per layer, forward and backward on one device of a tensor-parallel group, whatever else
+        is split: parts of a sequence read weights more often in all, experts over as many holders
+        as there are read them least."""
         if self.most_experts == 1:
             forward, backward = self.seconds(pool, width, samples, Recompute.NONE)
             return np.diff(forward + backward)
         split, where = Split(width, 1, self.most_experts), self.pools[pool]
-        portion = Portion(device=where.device, samples=samples, share=1 / width, width=width, expert=self.most_experts)
+        portion = Portion(
+            device=where.device,
+            samples=samples,
+            share=1 / width,
+            width=width,
+            expert=self.most_experts,
+        )
         each = {}
         for at in set(self.shapes):
             layer = self.chain.layers[at]
-            compute = sum(layer_seconds(self.model, self.chain, layer, portion)) / where.device.speed.at(0)
+            compute = sum(
+                layer_seconds(self.model, self.chain, layer, portion)
+            ) / where.device.speed.at(0)
             each[at] = compute + 2 * reduction_seconds(where, layer, split, samples)
         return np.array([each[shape] for shape in self.shapes])
 
@@ -155,7 +192,9 @@ class Prices:
     def shapes(self) -> list[int]:
         """Per layer, the first layer that costs the same."""
         first: dict[tuple[object, ...], int] = {}
-        return [first.setdefault(layer.cost_key, index) for index, layer in enumerate(self.chain.layers)]
+        return [
+            first.setdefault(layer.cost_key, index) for index, layer in enumerate(self.chain.layers)
+        ]
 
     @cached_property
     def distinct_layers(self) -> list[int]:
@@ -171,13 +210,19 @@ class Prices:
     @cached_property
     def parameters(self) -> FloatArray:
         """Running sum of weights held; a tied layer counts as holding its copy."""
-        return running_sums([layer.parameters + layer.tied_parameters for layer in self.chain.layers])
+        return running_sums(
+            [layer.parameters + layer.tied_parameters for layer in self.chain.layers]
+        )
 
     @cached_property
     def tied(self) -> list[tuple[int, int, int]]:
         """(index, partner, weights) of tied layers."""
         layers = enumerate(self.chain.layers)
-        return [(i, layer.tied_to, layer.tied_parameters) for i, layer in layers if layer.tied_to is not None]
+        return [
+            (i, layer.tied_to, layer.tied_parameters)
+            for i, layer in layers
+            if layer.tied_to is not None
+        ]
 
     @cached_property
     def reduced(self) -> FloatArray:
@@ -191,26 +236,32 @@ class Prices:
 
     @cached_property
     def held(self) -> FloatArray:
-        """[a, b]: weights that layers a..b-1 hold: their own, and of each layer elsewhere the most that one of them
-        shares with it."""
+        """[a, b]: weights that layers a..b-1 hold: their own, and of each layer elsewhere the most
+        that one of them shares with it."""
         own = running_sums([layer.parameters for layer in self.chain.layers])
         table = own[None, :] - own[:, None]
         for (partner, *_), _ in self.chain.shared:
-            most = largest_of([layer.tied_parameters if layer.tied_to == partner else 0 for layer in self.chain.layers])
+            most = largest_of(
+                [
+                    layer.tied_parameters if layer.tied_to == partner else 0
+                    for layer in self.chain.layers
+                ]
+            )
             most[: partner + 1, partner + 1 :] = 0.0
             table += most
         return table
 
     @cached_property
     def held_by_kind(self) -> FloatArray:
-        """[kind, a, b]: the same apart, weights of no expert and those of experts; the latter only if there are any."""
+        """[kind, a, b]: the same apart, weights of no expert and those of experts; the latter only
+        if there are any."""
         experts = running_sums([layer.expert_parameters for layer in self.chain.layers])
         split = experts[None, :] - experts[:, None]
         return np.stack([self.held - split, split]) if experts[-1] else self.held[None]
 
     def weigh(self, rates: FloatArray, held: FloatArray) -> FloatArray:
-        """[option, range]: what weights come to at each of several rates ([option, 3]); ``held`` is ``held_by_kind`` of
-        all ranges or of some."""
+        """[option, range]: what weights come to at each of several rates ([option, 3]); ``held`` is
+        ``held_by_kind`` of all ranges or of some."""
         found = np.multiply.outer(rates[:, 0], held[0])
         if len(held) > 1:
             found += np.multiply.outer(rates[:, 1], held[1])
@@ -223,7 +274,9 @@ class Prices:
         if len(self.held_by_kind) == 1:  # asked for thousands of times in a search
             return rate[0] * float(self.held[first, end]) + rate[-1]
         amounts = self.held_by_kind[:, first, end].tolist()
-        return float(sum(each * amount for each, amount in zip(rate[:-1], amounts, strict=False)) + rate[-1])
+        return float(
+            sum(each * amount for each, amount in zip(rate[:-1], amounts, strict=False)) + rate[-1]
+        )
 
     @cached_property
     def widest(self) -> NDArray[np.int64]:
@@ -241,8 +294,8 @@ class Prices:
 
     @cached_property
     def returned(self) -> FloatArray:
-        """Bytes per sample of gradients across a cut before each layer; the same array as ``outputs`` if all layers
-        have a backward."""
+        """Bytes per sample of gradients across a cut before each layer; the same array as
+        ``outputs`` if all layers have a backward."""
         first = self.chain.first_backward
         if not first:
             return self.outputs
@@ -253,8 +306,8 @@ class Prices:
         return float(self.outputs.max())
 
     def kept_ranges(self, recompute: Recompute, width: int) -> FloatArray:
-        """[a, b]: activation bytes per sample of layers a..b-1 on all devices of a replica with tensor-parallel groups
-        of this width."""
+        """[a, b]: activation bytes per sample of layers a..b-1 on all devices of a replica with
+        tensor-parallel groups of this width."""
         key = (recompute, self.copies(width))
         if key not in self._kept_ranges:
             sums = self._kept(*key)
@@ -262,7 +315,8 @@ class Prices:
         return self._kept_ranges[key]
 
     def copies(self, width: int) -> int:
-        """How often a tensor-parallel group of this width keeps what is outside its matrix products."""
+        """How often a tensor-parallel group of this width keeps what is outside its matrix
+        products."""
         return 1 if self.chain.splits_stream else width
 
     @cached_property
@@ -275,7 +329,10 @@ class Prices:
             case Recompute.NONE:
                 each = [layer.activation_bytes + more * layer.stream_bytes for layer in layers]
             case Recompute.SELECTIVE:
-                left = [(layer.activation_bytes - layer.selective_bytes, layer.stream_bytes) for layer in layers]
+                left = [
+                    (layer.activation_bytes - layer.selective_bytes, layer.stream_bytes)
+                    for layer in layers
+                ]
                 each = [kept + more * min(kept, stream) for kept, stream in left]
             case Recompute.FULL:
                 each = (copies * self.outputs[:-1]).tolist()
@@ -283,16 +340,21 @@ class Prices:
         return factor * running_sums(each)
 
     def transient(self, recompute: Recompute, width: int) -> FloatArray:
-        """[a, b]: bytes per sample that a backward of layers a..b-1 holds for a moment, on all devices of a replica, in
-        tensor-parallel groups of this width."""
+        """[a, b]: bytes per sample that a backward of layers a..b-1 holds for a moment, on all
+        devices of a replica, in tensor-parallel groups of this width."""
         key = (recompute, self.copies(width), width)
         if key not in self._transients:
             found = self._transient(recompute, self.copies(width))
             if self.chain.first_backward:
-                of_frozen = [0.0 if one.frozen is None else one.frozen.forward_bytes for one in self.chain.layers]
+                of_frozen = [
+                    0.0 if one.frozen is None else one.frozen.forward_bytes
+                    for one in self.chain.layers
+                ]
                 found = np.maximum(found, largest_of(of_frozen))
             if width > 1:
-                found = found + WHOLE_OUTPUTS * width * largest_of([layer.output_bytes for layer in self.chain.layers])
+                found = found + WHOLE_OUTPUTS * width * largest_of(
+                    [layer.output_bytes for layer in self.chain.layers]
+                )
             self._transients[key] = found
         return self._transients[key]
 
@@ -303,7 +365,9 @@ class Prices:
     def largest_layer(self, expert: int) -> FloatArray:
         """[a, b]: weights of the largest of layers a..b-1, with experts over so many holders."""
         if expert not in self._largest_layers:
-            self._largest_layers[expert] = largest_of([layer_weights(layer, expert) for layer in self.chain.layers])
+            self._largest_layers[expert] = largest_of(
+                [layer_weights(layer, expert) for layer in self.chain.layers]
+            )
         return self._largest_layers[expert]
 
     @cached_property
@@ -312,17 +376,23 @@ class Prices:
 
     def _transient(self, recompute: Recompute, copies: int) -> FloatArray:
         layers, factor, more = self.chain.layers, self.chain.activation_factor, copies - 1
-        working = largest_of([layer.working_bytes and layer.working_bytes + layer.output_bytes for layer in layers])
+        working = largest_of(
+            [layer.working_bytes and layer.working_bytes + layer.output_bytes for layer in layers]
+        )
         match recompute:
             case Recompute.NONE:
                 return working
             case Recompute.SELECTIVE:
                 return factor * largest_of([layer.selective_bytes for layer in layers]) + working
-        return factor * largest_of([layer.activation_bytes + more * layer.stream_bytes for layer in layers]) + working
+        return (
+            factor
+            * largest_of([layer.activation_bytes + more * layer.stream_bytes for layer in layers])
+            + working
+        )
 
     def frozen(self, expert: int) -> FloatArray | None:
-        """[a, b]: bytes of frozen weights that a holder of layers a..b-1 has, with experts over so many holders; None
-        if there are none. (10) of ``cost.memory``."""
+        """[a, b]: bytes of frozen weights that a holder of layers a..b-1 has, with experts over so
+        many holders; None if there are none. (10) of ``cost.memory``."""
         if not self.chain.frozen_parameters:
             return None
         if expert not in self._frozen:
@@ -340,7 +410,8 @@ class Prices:
 
     @property
     def bytes_summed(self) -> float:
-        """Per weight that goes around once at least, as if links had all of their bandwidth for it."""
+        """Per weight that goes around once at least, as if links had all of their bandwidth for
+        it."""
         return self.exchanged_bytes(1)
 
     def exchanged_bytes(self, zero: int) -> float:

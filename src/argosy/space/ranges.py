@@ -19,7 +19,9 @@ def running_sums(values: list[float] | list[int]) -> FloatArray:
 def largest_of(values: list[float] | list[int]) -> FloatArray:
     """[a, b]: the largest of values a..b-1; 0 where there are none."""
     table = np.zeros((len(values) + 1,) * 2)
-    np.maximum.accumulate(np.triu(np.broadcast_to(values, (len(values),) * 2)), axis=1, out=table[:-1, 1:])
+    np.maximum.accumulate(
+        np.triu(np.broadcast_to(values, (len(values),) * 2)), axis=1, out=table[:-1, 1:]
+    )
     return table
 
 
@@ -39,13 +41,17 @@ def largest_two_of(values: list[float] | list[int]) -> FloatArray:
 
 
 def frozen_ranges(chain: Chain, expert: int) -> FloatArray:
-    """[a, b]: bytes of frozen weights that a holder of layers a..b-1 has, with experts over so many holders: (10) of
-    ``cost.memory``."""
+    """[a, b]: bytes of frozen weights that a holder of layers a..b-1 has, with experts over so many
+    holders: (10) of ``cost.memory``."""
     layers = [layer.frozen for layer in chain.layers]
-    own = running_sums([0.0 if frozen is None else held_frozen_bytes(frozen, expert) for frozen in layers])
+    own = running_sums(
+        [0.0 if frozen is None else held_frozen_bytes(frozen, expert) for frozen in layers]
+    )
     table: FloatArray = own[None, :] - own[:, None]
     table += largest_of([0.0 if frozen is None else frozen.unpacked_bytes for frozen in layers])
-    for partner in {layer.tied_to for layer in chain.layers if layer.frozen and layer.frozen.tied_bytes}:
+    for partner in {
+        layer.tied_to for layer in chain.layers if layer.frozen and layer.frozen.tied_bytes
+    }:
         assert partner is not None, "what is tied has a partner"
         most = largest_of([_tied_frozen_bytes(layer, partner) for layer in chain.layers])
         most[: partner + 1, partner + 1 :] = 0.0

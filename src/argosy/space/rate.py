@@ -1,9 +1,9 @@
 """A bound on throughput that holds for any number of stages and any granularity.
 
-Give every layer l a weight phi_l (its share of the model's FLOP, or of its parameters where no FLOP are known; any that
-add up to 1 will do). In a plan with micro-batches of B samples and period T (no stage is slower than T per
-micro-batch), a device of pool p with tensor width w that runs layer l on n samples in t_l(n, w) seconds contributes at
-most
+Give every layer l a weight phi_l (its share of the model's FLOP, or of its parameters where no FLOP
+are known; any that add up to 1 will do). In a plan with micro-batches of B samples and period T (no
+stage is slower than T per micro-batch), a device of pool p with tensor width w that runs layer l on
+n samples in t_l(n, w) seconds contributes at most
 
     (1)  r_p = max over l, n, w of  phi_l n / (B w t_l(n, w))
 
@@ -11,7 +11,8 @@ of the model per second, whatever its stage. All devices together must do 1 per 
 
     (2)  T >= 1 / sum over pools of count_p r_p,     iteration >= M T.
 
-Where stages take u devices of a pool at least, and sequences are not cut, a stage has u / w replicas or more: then
+Where stages take u devices of a pool at least, and sequences are not cut, a stage has u / w
+replicas or more: then
 
     (3)  n <= B w / u, rounded up, and w >= u / B.
 """
@@ -65,8 +66,9 @@ def pool_rates(prices: Prices, micro_batch: int, units: Vector | None = None) ->
 
 
 def _sizes(prices: Prices, pool: int, width: int, most: int) -> Iterable[int]:
-    """Samples of a replica to look at: the roofline's seconds per sample never rise with the samples; a measured
-    profile may do anything between the fewest and the most that were measured."""
+    """Samples of a replica to look at: the roofline's seconds per sample never rise with the
+    samples; a measured profile may do anything between the fewest and the most that were
+    measured."""
     if not prices.model.profiles:
         return [most]
     known = prices.sample_range(pool, width)

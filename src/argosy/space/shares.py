@@ -1,4 +1,5 @@
-"""How the replicas of a stage share a micro-batch: one by one to the replica that would finish first."""
+"""How the replicas of a stage share a micro-batch: one by one to the replica that would finish
+first."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from argosy.plan.plan import Recompute
-from argosy.space.option import Part
+from argosy.space.option import PoolPart
 from argosy.space.price import Prices
 
 
@@ -19,16 +20,16 @@ def share_samples(
     *,
     context: int = 1,
     expert: int = 1,
-) -> tuple[Part, ...] | None:
-    """Integer shares of a micro-batch for (pool, width, replicas) groups that minimise the slowest replica; None if
-    there are more replicas than samples."""
+) -> tuple[PoolPart, ...] | None:
+    """Integer shares of a micro-batch for (pool, width, replicas) groups that minimise the slowest
+    replica; None if there are more replicas than samples."""
     total = sum(replicas for _, _, replicas in groups)
     if total > micro_batch:
         return None
 
-    def part(group: int, samples: int, extra: int) -> Part:
+    def part(group: int, samples: int, extra: int) -> PoolPart:
         pool, width, replicas = groups[group]
-        return Part(
+        return PoolPart(
             pool=pool,
             width=width,
             replicas=replicas,
@@ -65,9 +66,11 @@ def share_samples(
     return tuple(part(at, given[at], more[at]) for at in range(len(groups)))
 
 
-def whole_seconds(prices: Prices, parts: Sequence[Part], recompute: Recompute) -> float:
+def whole_seconds(prices: Prices, parts: Sequence[PoolPart], recompute: Recompute) -> float:
     """Forward and backward of the whole chain for a micro-batch, on the slowest replica."""
     return max(
-        prices.whole(part.pool, part.width, part.most, recompute, context=part.context, expert=part.expert)
+        prices.whole(
+            part.pool, part.width, part.most, recompute, context=part.context, expert=part.expert
+        )
         for part in parts
     )

@@ -8,15 +8,16 @@ from argosy.space.pool import Pool
 
 
 def node_widths(pool: Pool, most: int) -> Iterator[int]:
-    """Widths of tensor-parallel groups inside a node: all that divide it, and powers of two, so that a node with a
-    device more can do what it could without."""
+    """Widths of tensor-parallel groups inside a node: all that divide it, and powers of two, so
+    that a node with a device more can do what it could without."""
     for width in range(1, min(pool.per_node, most) + 1):
         if pool.per_node % width == 0 or width & (width - 1) == 0:
             yield width
 
 
 def tensor_widths(pool: Pool, devices: int, most: int) -> Iterator[int]:
-    """Those that ``devices`` of a pool can be cut into; of several nodes only such as divide a node."""
+    """Those that ``devices`` of a pool can be cut into; of several nodes only such as divide a
+    node."""
     for width in node_widths(pool, min(devices, most)):
         if devices % width == 0 and (pool.per_node % width == 0 or devices <= pool.per_node):
             yield width

@@ -24,7 +24,14 @@ MemoryStep = Annotated[list[Amount], Field(min_length=2, max_length=2)]
 class SpanSchema(Schema):
     where: str
     kind: Literal[
-        "forward", "backward", "input-gradient", "weight-gradient", "update", "transfer", "collective", "copy"
+        "forward",
+        "backward",
+        "input-gradient",
+        "weight-gradient",
+        "update",
+        "transfer",
+        "collective",
+        "copy",
     ]
     start: Amount
     end: Amount
@@ -87,7 +94,8 @@ def timeline_from_document(document: Document) -> Timeline:
         clock=schema.clock,
         devices=tuple(schema.devices),
         spans=tuple(
-            Span(**{**span.model_dump(), "kind": SpanKind(span.kind), "via": tuple(span.via)}) for span in schema.spans
+            Span(**{**span.model_dump(), "kind": SpanKind(span.kind), "via": tuple(span.via)})
+            for span in schema.spans
         ),
         iteration_ends=tuple(schema.iteration_ends),
         busy=tuple(schema.busy),
@@ -97,7 +105,8 @@ def timeline_from_document(document: Document) -> Timeline:
             for device in sorted(schema.memory, key=order.__getitem__)
         ),
         contacts=tuple(
-            Contact(**{**contact.model_dump(), "kind": ContactKind(contact.kind)}) for contact in schema.contacts
+            Contact(**{**contact.model_dump(), "kind": ContactKind(contact.kind)})
+            for contact in schema.contacts
         ),
         stalled=schema.stalled,
         repeated=schema.repeated,
@@ -108,7 +117,9 @@ def _span_problems(schema: TimelineSchema, document: Document) -> Iterator[Probl
     finished: set[int] = set()
     for index, span in enumerate(schema.spans):
         if span.end < span.start:
-            yield document.problem(("spans", index, "end"), f"at least the start {span.start:g}", span.end)
+            yield document.problem(
+                ("spans", index, "end"), f"at least the start {span.start:g}", span.end
+            )
         path: dict[int, None] = {}
         at: int | None = index
         while at is not None and at < len(schema.spans) and at not in finished and at not in path:
@@ -116,7 +127,9 @@ def _span_problems(schema: TimelineSchema, document: Document) -> Iterator[Probl
             at = schema.spans[at].waited_for
         if at is not None and at in path:
             found = schema.spans[at].waited_for
-            yield document.problem(("spans", at, "waited_for"), "a span that does not wait for this one", found)
+            yield document.problem(
+                ("spans", at, "waited_for"), "a span that does not wait for this one", found
+            )
         if span.waited_for is not None and span.waited_for >= len(schema.spans):
             expected = f"the index of a span, below {len(schema.spans)}"
             yield document.problem(("spans", index, "waited_for"), expected, span.waited_for)
@@ -130,28 +143,44 @@ def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Pro
             yield document.problem(("devices", index), "each device once", device)
         known.add(device)
     if len(schema.busy) != len(schema.devices):
-        yield document.problem(("busy",), f"one number for each of the {len(schema.devices)} devices", schema.busy)
+        yield document.problem(
+            ("busy",), f"one number for each of the {len(schema.devices)} devices", schema.busy
+        )
     for device in schema.memory:
         if device not in known:
             expected = "one of the devices"
-            yield document.problem(("memory", device), expected, device, suggestion=closest(device, schema.devices))
-    strange: set[str] = set()  # each is said once: a device with another name has thousands of spans
+            yield document.problem(
+                ("memory", device), expected, device, suggestion=closest(device, schema.devices)
+            )
+    strange: set[str] = (
+        set()
+    )  # each is said once: a device with another name has thousands of spans
     for index, span in enumerate(schema.spans):
-        if span.where not in strange and not (len(ends := span.where.split(">")) <= 2 and known.issuperset(ends)):
+        if span.where not in strange and not (
+            len(ends := span.where.split(">")) <= 2 and known.issuperset(ends)
+        ):
             strange.add(span.where)
             suggestion = closest(span.where, schema.devices)
             expected = "one of the devices, or two written SOURCE>TARGET"
-            yield document.problem(("spans", index, "where"), expected, span.where, suggestion=suggestion)
+            yield document.problem(
+                ("spans", index, "where"), expected, span.where, suggestion=suggestion
+            )
     for index, contact in enumerate(schema.contacts):
         if contact.where not in known and contact.where not in strange:
             strange.add(contact.where)
             place, suggestion = ("contacts", index, "where"), closest(contact.where, schema.devices)
-            yield document.problem(place, "one of the devices", contact.where, suggestion=suggestion)
+            yield document.problem(
+                place, "one of the devices", contact.where, suggestion=suggestion
+            )
         if contact.end < contact.start:
-            yield document.problem(("contacts", index, "end"), f"at least the start {contact.start:g}", contact.end)
+            yield document.problem(
+                ("contacts", index, "end"), f"at least the start {contact.start:g}", contact.end
+            )
     for index, (one, other) in enumerate(itertools.pairwise(schema.iteration_ends), start=1):
         if other < one:
-            yield document.problem(("iteration_ends", index), f"at least the end before it, {one:g}", other)
+            yield document.problem(
+                ("iteration_ends", index), f"at least the end before it, {one:g}", other
+            )
 
 
 def dumps_timeline(timeline: Timeline) -> str:
@@ -186,4 +215,8 @@ def _span_to_dict(span: Span) -> dict[str, Any]:
 def _changed(row: Span | Contact) -> dict[str, Any]:
     """The fields that differ from their defaults."""
     defaults = row._field_defaults
-    return {name: value for name, value in row._asdict().items() if name not in defaults or value != defaults[name]}
+    return {
+        name: value
+        for name, value in row._asdict().items()
+        if name not in defaults or value != defaults[name]
+    }

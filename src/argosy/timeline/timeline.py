@@ -1,7 +1,7 @@
 """The timeline: spans (where, from when to when, what), and what they add up to.
 
-The simulator and the runtime return the same type, so predicted against measured is a subtraction. With T the time from
-the first start to the last end and D the devices in use:
+The simulator and the runtime return the same type, so predicted against measured is a subtraction.
+With T the time from the first start to the last end and D the devices in use:
 
     (1)  utilisation of a device = time it computes / T
     (2)  bubble fraction         = 1 - mean utilisation over D
@@ -57,8 +57,8 @@ class Span(NamedTuple):
     waited_for: int | None = None
     """Index of the span whose end let this one start."""
     together: float = 0.0
-    """Of a measured computation: seconds of it spent exchanging tensors with other devices of the stage, waiting for
-    them included."""
+    """Of a measured computation: seconds of it spent exchanging tensors with other devices of the
+    stage, waiting for them included."""
 
     @property
     def seconds(self) -> float:
@@ -146,8 +146,8 @@ class Timeline:
 
     @property
     def usual_seconds(self) -> float | None:
-        """Of an iteration, the median; of measured ones without the first, which also prepares everything, where there
-        are others. None where none was finished."""
+        """Of an iteration, the median; of measured ones without the first, which also prepares
+        everything, where there are others. None where none was finished."""
         times = self.iteration_seconds
         settled = times[1:] or times if self.clock == "measured" else times
         return statistics.median(settled) if settled else None
@@ -175,7 +175,9 @@ class Timeline:
 
     def peak_memory(self) -> dict[str, float]:
         """Most bytes each device held."""
-        return {device: max((held for _, held in steps), default=0.0) for device, steps in self.memory}
+        return {
+            device: max((held for _, held in steps), default=0.0) for device, steps in self.memory
+        }
 
     def critical_path(self) -> tuple[Span, ...]:
         """(3), first to last; empty without spans."""

@@ -1,6 +1,7 @@
 """The shape of a transformer, and exactly how many weights it has.
 
-h hidden width, a heads, g key-value heads, d head dim, f inner width, E experts, v vocabulary, e table width:
+h hidden width, a heads, g key-value heads, d head dim, f inner width, E experts, v vocabulary, e
+table width:
 
     (1) Attention        h a d + 2 h g d + a d h; biases (a + 2 g) d and h; query and key norms 2 d or
                          (a + g) d; a table of relative positions, buckets x a; sinks a
@@ -13,8 +14,8 @@ h hidden width, a heads, g key-value heads, d head dim, f inner width, E experts
     (8) Head             (4); h e where e differs from h; v e unless tied; v bias. BERT adds a transform
                          h h + h + (4), a pooler h h + h and a classifier c h + c
 
-*Matrix weights* multiply every token that meets them: weights without biases, norms and tables. What a shape
-computes and keeps is in ``transformer.py``.
+*Matrix weights* multiply every token that meets them: weights without biases, norms and tables.
+What a shape computes and keeps is in ``transformer.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class NormKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Multi-head attention, with keys and values shared by groups of heads where ``kv_heads < heads``."""
+    """Multi-head attention, with keys and values shared by groups of heads where ``kv_heads <
+    heads``."""
 
     heads: int
     kv_heads: int
@@ -47,9 +49,11 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Literal["none", "head", "all"] = "none"
-    """Root-mean-square norm of queries and keys: a weight per element of one head, or of all heads."""
+    """Root-mean-square norm of queries and keys: a weight per element of one head, or of all
+    heads."""
     relative_buckets: int = 0
-    """Rows of a learned table of relative positions; T5 keeps one in the first block of each side."""
+    """Rows of a learned table of relative positions; T5 keeps one in the first block of each
+    side."""
     window: int | None = None
     """Keys that a query looks at; None: all."""
     dropout: bool = False
@@ -80,14 +84,17 @@ class Attention:
         41943040
         """
         biases = self.qkv_bias * (self.query_width + 2 * self.key_width) + self.output_bias * hidden
-        norms = {"none": 0, "head": 2 * self.head_dim, "all": self.query_width + self.key_width}[self.qk_norm]
+        norms = {"none": 0, "head": 2 * self.head_dim, "all": self.query_width + self.key_width}[
+            self.qk_norm
+        ]
         tables = (self.relative_buckets + self.sinks) * self.heads
         return self.query_weights(hidden) + self.key_weights(hidden) + biases + norms + tables
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForward:
-    """Up projection, activation function, down projection; gated: a second up projection is multiplied in."""
+    """Up projection, activation function, down projection; gated: a second up projection is
+    multiplied in."""
 
     inner: int
     gated: bool = False
@@ -137,7 +144,8 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One transformer block: attention, cross attention where a decoder reads an encoder, feed-forward."""
+    """One transformer block: attention, cross attention where a decoder reads an encoder,
+    feed-forward."""
 
     attention: Attention
     feed_forward: FeedForward | Experts
@@ -185,7 +193,12 @@ class TokenEmbedding:
         """(6)"""
         projection = self.width * hidden if self.width != hidden else 0
         norm = 0 if self.norm is None else self.norm.parameters(hidden)
-        return self.vocabulary * self.width + projection + (self.position_rows + self.token_types) * hidden + norm
+        return (
+            self.vocabulary * self.width
+            + projection
+            + (self.position_rows + self.token_types) * hidden
+            + norm
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +217,8 @@ class PatchEmbedding:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """From the last block to logits: over words for every token, or over classes for the first token."""
+    """From the last block to logits: over words for every token, or over classes for the first
+    token."""
 
     outputs: int
     width: int
@@ -235,7 +249,8 @@ class Length(StrEnum):
     """What ``Architecture.context`` says about the sequence length."""
 
     ANY = "any"
-    """Positions are computed: any length is possible; the context is what the model was made for."""
+    """Positions are computed: any length is possible; the context is what the model was made
+    for."""
     AT_MOST = "at most"
     """Positions are learned: a longer sequence has none."""
     EXACTLY = "exactly"
@@ -251,14 +266,16 @@ class Rotary:
     share: float = 1.0
     """Of the elements of a head that are turned."""
     scaling: float | None = None
-    """Llama 3.1's factor for slow angles, with bands from 1 to 4 and 8192 tokens before; None: not scaled."""
+    """Llama 3.1's factor for slow angles, with bands from 1 to 4 and 8192 tokens before; None: not
+    scaled."""
     other_scaling: str | None = None
     """The name of any other way to scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A transformer: embedding, blocks, head; an encoder-decoder has ``encoder`` blocks before ``blocks``."""
+    """A transformer: embedding, blocks, head; an encoder-decoder has ``encoder`` blocks before
+    ``blocks``."""
 
     hidden: int
     embedding: TokenEmbedding | PatchEmbedding

@@ -1,7 +1,7 @@
 """A model as a chain of layers: what each computes, keeps, and hands to the next.
 
-All amounts are for one sample (one sequence, one image) at the chain's own sequence length and dtype, so a
-micro-batch of n samples costs n times as much. Parameters do not depend on the batch.
+All amounts are for one sample (one sequence, one image) at the chain's own sequence length and
+dtype, so a micro-batch of n samples costs n times as much. Parameters do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from argosy.workload.tuning import FULL, Tuning
 
 
 class Selective(StrEnum):
-    """What selective recomputation computes again; systems that train by a plan mean different things by it."""
+    """What selective recomputation computes again; systems that train by a plan mean different
+    things by it."""
 
     ELEMENTWISE = "elementwise"
-    """What comes back without a matrix product: norms, activation functions, scores of unfused attention. So our own
-    runtime does."""
+    """What comes back without a matrix product: norms, activation functions, scores of unfused
+    attention. So our own runtime does."""
     ATTENTION = "attention"
-    """Scores of unfused attention alone, as Megatron-LM's core attention; nothing where attention is fused."""
+    """Scores of unfused attention alone, as Megatron-LM's core attention; nothing where attention
+    is fused."""
     PRODUCTS = "products"
-    """All but every second matrix product and attention, as torchtitan's per-operation checkpointing."""
+    """All but every second matrix product and attention, as torchtitan's per-operation
+    checkpointing."""
 
 
 SUMMED_BYTES = 4
@@ -33,7 +36,8 @@ SUMMED_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """Weights of a layer that training reads and does not change: they have no gradient and no optimizer state."""
+    """Weights of a layer that training reads and does not change: they have no gradient and no
+    optimizer state."""
 
     parameters: int
     """Number of frozen weights, beside ``Layer.parameters``."""
@@ -54,15 +58,16 @@ class Frozen:
     unpacked_bytes: float = 0.0
     """Of the largest matrix that is unpacked at a time."""
     moved_bytes: float | None = None
-    """Per sample: kept bytes if all weights were trained, by which memory traffic is measured; None: those of the
-    layer."""
+    """Per sample: kept bytes if all weights were trained, by which memory traffic is measured;
+    None: those of the layer."""
     forward_bytes: float = 0.0
-    """Per sample: held for a moment in its forward, its input and its output among it, if there is no backward that
-    something is kept for."""
+    """Per sample: held for a moment in its forward, its input and its output among it, if there is
+    no backward that something is kept for."""
     has_backward: bool = True
     """Whether a backward runs through the layer; False if nothing in it or before it is trained."""
     forward_share: float = 1.0
-    """FLOP of its forward over those without adapters, by which a time measured without them is scaled."""
+    """FLOP of its forward over those without adapters, by which a time measured without them is
+    scaled."""
     backward_share: float = 1.0
     """FLOP of its backward over those if all weights were trained, likewise."""
 
@@ -73,7 +78,8 @@ class Layer:
 
     name: str
     kind: str
-    """What it is: ``embedding``, ``block``, ``head``, ... Layers of one kind and shape cost the same."""
+    """What it is: ``embedding``, ``block``, ``head``, ... Layers of one kind and shape cost the
+    same."""
     forward_flop: float
     """Per sample; 0 where only measured times are known."""
     backward_flop: float
@@ -91,17 +97,19 @@ class Layer:
     score_bytes: float = 0.0
     """Per sample: the part of ``activation_bytes`` that are scores of unfused attention."""
     stream_bytes: float = 0.0
-    """Per sample: the part of ``activation_bytes`` outside the matrix products of a tensor-parallel group, which its
-    devices keep whole unless they split the sequence there."""
+    """Per sample: the part of ``activation_bytes`` outside the matrix products of a tensor-parallel
+    group, which its devices keep whole unless they split the sequence there."""
     working_bytes: float = 0.0
-    """Per sample: held for a moment in its backward beside what was kept and the gradient that it was given; 0 where
-    that was not measured."""
+    """Per sample: held for a moment in its backward beside what was kept and the gradient that it
+    was given; 0 where that was not measured."""
     loss_bytes: float = 0.0
     """Per sample: the part of ``working_bytes`` that are copies of logits and of their gradient."""
     reduced_bytes: float = 0.0
-    """Per sample: what a tensor-parallel group all-reduces in one forward, and again in one backward."""
+    """Per sample: what a tensor-parallel group all-reduces in one forward, and again in one
+    backward."""
     active_parameters: int | None = None
-    """Weights that one token meets; fewer than ``parameters`` in a mixture of experts. None: all of them."""
+    """Weights that one token meets; fewer than ``parameters`` in a mixture of experts. None: all of
+    them."""
     expert_parameters: int = 0
     """The part of ``parameters`` that sits in experts."""
     num_experts: int = 0
@@ -112,27 +120,31 @@ class Layer:
     attention_flop: float = 0.0
     """Per sample: the part of ``forward_flop`` that queries, keys and values meet in."""
     max_tensor_width: int = 1
-    """Largest number of devices that tensor parallelism can split this layer over (its key-value heads)."""
+    """Largest number of devices that tensor parallelism can split this layer over (its key-value
+    heads)."""
     max_context: int = 1
-    """Largest number of parts that the sequence can be cut into; 1 where that is not known to be possible."""
+    """Largest number of parts that the sequence can be cut into; 1 where that is not known to be
+    possible."""
     launches: float | None = None
-    """Kernels that its forward starts, over those of a transformer's block; None: one block's, if it has any FLOP."""
+    """Kernels that its forward starts, over those of a transformer's block; None: one block's, if
+    it has any FLOP."""
     operations: tuple[int, int] | None = None
     """Of a captured program: the first of its forward operations, and one past the last."""
     tied_to: int | None = None
     """Index of the layer whose weights this one shares."""
     tied_parameters: int = 0
-    """Number of trained weights shared with ``tied_to``; layers that are tied to one layer share the same weights of
-    it, the smaller numbers as parts of the larger ones."""
+    """Number of trained weights shared with ``tied_to``; layers that are tied to one layer share
+    the same weights of it, the smaller numbers as parts of the larger ones."""
     frozen: Frozen | None = None
     """Weights that are not trained; None if there are none."""
     summed_parameters: int | None = None
-    """Elements that stand for the gradients of ``parameters`` while they are summed (``workload.powersgd``); None: one
-    each."""
+    """Elements that stand for the gradients of ``parameters`` while they are summed
+    (``workload.powersgd``); None: one each."""
 
     @property
     def has_backward(self) -> bool:
-        """Whether a backward runs through the layer, so that the gradient of its output is needed."""
+        """Whether a backward runs through the layer, so that the gradient of its output is
+        needed."""
         return self.frozen is None or self.frozen.has_backward
 
     @property
@@ -144,8 +156,13 @@ class Layer:
 
     @property
     def cost_key(self) -> tuple[object, ...]:
-        """Everything but its name, its place and whose weights it shares: equal for layers that cost the same."""
-        return tuple(value for name, value in vars(self).items() if name not in ("name", "operations", "tied_to"))
+        """Everything but its name, its place and whose weights it shares: equal for layers that
+        cost the same."""
+        return tuple(
+            value
+            for name, value in vars(self).items()
+            if name not in ("name", "operations", "tied_to")
+        )
 
     def __repr__(self) -> str:
         parameters, flop = self.parameters / 1e6, self.forward_flop / 1e9
@@ -165,7 +182,8 @@ class Chain:
     source: str = ""
     """Where the figures come from."""
     activation_factor: float = 1.0
-    """Memory that live activations take over their bytes; a calibration says what an allocator adds."""
+    """Memory that live activations take over their bytes; a calibration says what an allocator
+    adds."""
     gradient_dtype: Dtype | None = None
     """In which gradients are kept; None: as the weights are."""
     reduce_dtype: Dtype | None = None
@@ -189,8 +207,8 @@ class Chain:
         return (self.gradient_dtype or self.dtype).bytes
 
     def exchanged_bytes(self, zero: int) -> float:
-        """Of one weight that goes once around the devices that hold it: a sum scatters and gathers gradients, ZeRO
-        scatters gradients and gathers weights. Under PowerSGD: at least."""
+        """Of one weight that goes once around the devices that hold it: a sum scatters and gathers
+        gradients, ZeRO scatters gradients and gathers weights. Under PowerSGD: at least."""
         if self.powersgd:
             return SUMMED_BYTES * self.least_summed_share
         summed = (self.reduce_dtype or self.gradient_dtype or self.dtype).bytes
@@ -198,18 +216,24 @@ class Chain:
 
     @cached_property
     def least_summed_share(self) -> float:
-        """Of the layer whose gradients shrink most while they are summed, elements summed over weights."""
-        pairs = ((layer.summed_parameters, layer.parameters) for layer in self.layers if layer.parameters)
-        return min((1.0 if summed is None else summed / number for summed, number in pairs), default=1.0)
+        """Of the layer whose gradients shrink most while they are summed, elements summed over
+        weights."""
+        pairs = (
+            (layer.summed_parameters, layer.parameters) for layer in self.layers if layer.parameters
+        )
+        return min(
+            (1.0 if summed is None else summed / number for summed, number in pairs), default=1.0
+        )
 
     @property
     def is_captured(self) -> bool:
-        """Whether its layers are segments of a program (``space.segments``)."""
+        """Whether its layers are segments of a program (``space.operations.segments``)."""
         return bool(self.layers) and self.layers[0].operations is not None
 
     @property
     def splits_stream(self) -> bool:
-        """Whether tensor-parallel groups split the sequence outside their products; those of a program never do."""
+        """Whether tensor-parallel groups split the sequence outside their products; those of a
+        program never do."""
         return self.sequence_parallel and not self.is_captured
 
     @cached_property
@@ -229,22 +253,33 @@ class Chain:
 
     @cached_property
     def first_backward(self) -> int:
-        """The first layer that a backward runs through: no gradient crosses a cut before or in front of it."""
-        return next((index for index, layer in enumerate(self.layers) if layer.has_backward), len(self.layers))
+        """The first layer that a backward runs through: no gradient crosses a cut before or in
+        front of it."""
+        return next(
+            (index for index, layer in enumerate(self.layers) if layer.has_backward),
+            len(self.layers),
+        )
 
     def returned_bytes(self, layer: int) -> float:
-        """Per sample: the gradient of a layer's output, which a stage that begins after the layer sends back."""
+        """Per sample: the gradient of a layer's output, which a stage that begins after the layer
+        sends back."""
         return self.layers[layer].output_bytes if layer >= self.first_backward else 0.0
 
     @cached_property
     def shared(self) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """Layers that share trained weights, the one that others are tied to first; and how many."""
+        """Layers that share trained weights, the one that others are tied to first; and how
+        many."""
         users: dict[int, list[int]] = {}
         for index, layer in enumerate(self.layers):
             if layer.tied_to is not None:
                 users.setdefault(layer.tied_to, []).append(index)
-        numbers = {home: max(self.layers[index].tied_parameters for index in tied) for home, tied in users.items()}
-        return tuple(((home, *tied), numbers[home]) for home, tied in users.items() if numbers[home])
+        numbers = {
+            home: max(self.layers[index].tied_parameters for index in tied)
+            for home, tied in users.items()
+        }
+        return tuple(
+            ((home, *tied), numbers[home]) for home, tied in users.items() if numbers[home]
+        )
 
     @cached_property
     def forward_flop(self) -> float:
@@ -252,7 +287,8 @@ class Chain:
         return sum(layer.forward_flop for layer in self.layers)
 
     def with_selective(self, selective: Selective) -> Chain:
-        """The chain whose selective recomputation means something else than that of our own runtime."""
+        """The chain whose selective recomputation means something else than that of our own
+        runtime."""
         assert self.selective is Selective.ELEMENTWISE, "what selective means is set once"
         if selective is Selective.ELEMENTWISE:
             return self
@@ -260,23 +296,29 @@ class Chain:
         return replace(self, layers=layers, selective=selective)
 
     def with_loss(self, *, fused: bool, compiled: bool) -> Chain:
-        """The chain with fewer copies of logits: none if the loss is fused, a sixth less if it is compiled."""
+        """The chain with fewer copies of logits: none if the loss is fused, a sixth less if it is
+        compiled."""
         less = 1.0 if fused else 1 / 6 if compiled else 0.0
         assert not self.fused_loss, "whether a loss is fused is set once"
         if not less:
             return self
         layers = tuple(
-            replace(layer, working_bytes=layer.working_bytes - less * layer.loss_bytes) if layer.loss_bytes else layer
+            replace(layer, working_bytes=layer.working_bytes - less * layer.loss_bytes)
+            if layer.loss_bytes
+            else layer
             for layer in self.layers
         )
         return replace(self, layers=layers, fused_loss=fused)
 
     def with_tensor_exchange(self, *, is_async: bool) -> Chain:
-        """The chain whose tensor-parallel groups wait for a part of what they reduce, if the rest is beside compute."""
+        """The chain whose tensor-parallel groups wait for a part of what they reduce, if the rest
+        is beside compute."""
         assert not self.async_tensor, "whether exchanges are asynchronous is set once"
         if not is_async:
             return self
-        layers = tuple(replace(layer, reduced_bytes=_EXPOSED * layer.reduced_bytes) for layer in self.layers)
+        layers = tuple(
+            replace(layer, reduced_bytes=_EXPOSED * layer.reduced_bytes) for layer in self.layers
+        )
         return replace(self, layers=layers, async_tensor=True)
 
     def runs(self) -> list[tuple[Layer, int]]:
@@ -284,16 +326,24 @@ class Chain:
 
         A 32-layer transformer is [(embedding, 1), (block, 32), (head, 1)].
         """
-        groups = [list(group) for _, group in itertools.groupby(self.layers, key=lambda layer: layer.cost_key)]
+        groups = [
+            list(group)
+            for _, group in itertools.groupby(self.layers, key=lambda layer: layer.cost_key)
+        ]
         return [(group[0], len(group)) for group in groups]
 
     @property
     def counted_parameters(self) -> str:
-        """``0.1244 B parameters``, or with frozen ones ``8.03 B parameters of which 6.816 M are trained``."""
+        """``0.1244 B parameters``, or with frozen ones ``8.03 B parameters of which 6.816 M are
+        trained``."""
         if not self.frozen_parameters:
             return f"{self.parameters / 1e9:.4g} B parameters"
         everything = (self.parameters + self.frozen_parameters) / 1e9
-        trained = f"{self.parameters / 1e6:.4g} M" if self.parameters < 1e9 else f"{self.parameters / 1e9:.4g} B"
+        trained = (
+            f"{self.parameters / 1e6:.4g} M"
+            if self.parameters < 1e9
+            else f"{self.parameters / 1e9:.4g} B"
+        )
         return f"{everything:.4g} B parameters of which {trained} are trained"
 
     def __repr__(self) -> str:
@@ -303,7 +353,9 @@ class Chain:
         )
 
 
-def captured_chain(name: str, layers: tuple[Layer, ...], dtype: Dtype, optimizer: str, powersgd: int = 0) -> Chain:
+def captured_chain(
+    name: str, layers: tuple[Layer, ...], dtype: Dtype, optimizer: str, powersgd: int = 0
+) -> Chain:
     """The chain of a captured program."""
     return Chain(
         powersgd=powersgd,
@@ -316,13 +368,15 @@ def captured_chain(name: str, layers: tuple[Layer, ...], dtype: Dtype, optimizer
     )
 
 
-# Share of a block's kept bytes that is neither its input, nor the result of attention, nor of every second product: 9.7
-# of 17 times the residual stream in a Llama block whose feed-forward is 3.5 times as wide, and about as much elsewhere.
+# Share of a block's kept bytes that is neither its input, nor the result of attention, nor of every
+# second product: 9.7 of 17 times the residual stream in a Llama block whose feed-forward is 3.5
+# times as wide, and about as much elsewhere.
 _OF_PRODUCTS = 0.57
 
 
-# Share of a tensor-parallel group's exchange that asynchronous tensor parallelism leaves exposed. Pieces for w devices
-# could hide all but 1 / w of it; steps that torchtitan publishes with and without it differ by half as much.
+# Share of a tensor-parallel group's exchange that asynchronous tensor parallelism leaves exposed.
+# Pieces for w devices could hide all but 1 / w of it; steps that torchtitan publishes with and
+# without it differ by half as much.
 _EXPOSED = 0.5
 
 

@@ -1,7 +1,8 @@
-"""A transformer with frozen weights: what its layers compute, keep and hold if only a part of them is trained.
+"""A transformer with frozen weights: what its layers compute, keep and hold if only a part of them
+is trained.
 
-With w the weights of a frozen matrix (out x in), r the rank of its adapter, s tokens, and a token that meets k of E
-experts (1 of 1 elsewhere):
+With w the weights of a frozen matrix (out x in), r the rank of its adapter, s tokens, and a token
+that meets k of E experts (1 of 1 elsewhere):
 
     (1) trained        r (in + out) per adapter, E times in experts
     (2) forward        2 s k r (in + out) more per adapter
@@ -13,8 +14,9 @@ experts (1 of 1 elsewhere):
                        norms, activation functions and attention need for the gradient of their input as always
     (6) tied tables    layers that share a table are frozen together: a weight is frozen wherever it is used
 
-A block's parts follow one another: projections to queries, keys and values; attention; output projection; projections
-up; activation function; projection down. Dropout in front of adapters is not modelled.
+A block's parts follow one another: projections to queries, keys and values; attention; output
+projection; projections up; activation function; projection down. Dropout in front of adapters is
+not modelled.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from argosy.workload.tuning import Train, Tuning
 
 _ROUTER = "router"
 _INPUT, _ATTENTION, _INNER = range(3)
-"""What a matrix reads: the input of a part, the result of attention, the result of the activation function."""
+"""What a matrix reads: the input of a part, the result of attention, the result of the activation
+function."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class _Matrix:
         return self.rows * self.columns
 
 
-def tuned_chain(chain: Chain, architecture: Architecture, tuning: Tuning, *, fused_attention: bool = True) -> Chain:
+def tuned_chain(
+    chain: Chain, architecture: Architecture, tuning: Tuning, *, fused_attention: bool = True
+) -> Chain:
     """The chain of an architecture with the weights frozen that a tuning does not train."""
     if tuning.is_full:
         return chain
@@ -70,10 +75,16 @@ def tuned_chain(chain: Chain, architecture: Architecture, tuning: Tuning, *, fus
     needed = False
     for layer in chain.layers:
         block = next(blocks) if layer.kind in ("block", "encoder", "decoder") else None
-        targets = tuning.targets if tuning.train is Train.LORA and layer.name not in frozen_names else ()
+        targets = (
+            tuning.targets if tuning.train is Train.LORA and layer.name not in frozen_names else ()
+        )
         is_trained = tuning.train is Train.FULL and layer.name not in frozen_names
         if is_trained:
-            tuned.append(layer if needed or layer.kind == "embedding" else _first_trained(layers, layer, block))
+            tuned.append(
+                layer
+                if needed or layer.kind == "embedding"
+                else _first_trained(layers, layer, block)
+            )
         elif block is not None:
             tuned.append(_FrozenBlock(layers, block, tuning, targets).layer(layer, needed))
         else:
@@ -86,8 +97,8 @@ def tuned_chain(chain: Chain, architecture: Architecture, tuning: Tuning, *, fus
 
 
 def _first_trained(layers: TransformerLayers, layer: Layer, block: Block | None) -> Layer:
-    """A layer that is trained and whose input needs no gradient: (4) for the matrices that read it, unless a norm in
-    front of them is trained too."""
+    """A layer that is trained and whose input needs no gradient: (4) for the matrices that read it,
+    unless a norm in front of them is trained too."""
     head = layers.architecture.head
     if block is None:
         is_plain = head.norm is None and head.transform is None and head.width == layers.hidden
@@ -109,7 +120,9 @@ def _frozen_names(chain: Chain, tuning: Tuning) -> set[str]:
             expected = f"a pattern of layer names of {chain.name}: {names[0]}, {names[1]} to {names[-2]}, {names[-1]}"
             raise bad_input(expected, pattern, where="--freeze")
         found.update(matching)
-    tied = [(layer.name, names[layer.tied_to]) for layer in chain.layers if layer.tied_to is not None]
+    tied = [
+        (layer.name, names[layer.tied_to]) for layer in chain.layers if layer.tied_to is not None
+    ]
     for _ in tied:  # (6), along chains of ties
         found.update(name for pair in tied if not found.isdisjoint(pair) for name in pair)
     return found
@@ -149,7 +162,9 @@ def _frozen_end(layers: TransformerLayers, layer: Layer, chain: Chain, needed: b
 class _FrozenBlock:
     """(1) to (5) for one block."""
 
-    def __init__(self, layers: TransformerLayers, block: Block, tuning: Tuning, targets: tuple[str, ...]) -> None:
+    def __init__(
+        self, layers: TransformerLayers, block: Block, tuning: Tuning, targets: tuple[str, ...]
+    ) -> None:
         self.layers, self.block, self.tuning, self.targets = layers, block, tuning, targets
         self.matrices = list(block_matrices(block, layers.hidden))
         self.adapted = [matrix for matrix in self.matrices if matrix.name in targets]
@@ -162,7 +177,9 @@ class _FrozenBlock:
         backward, kept, dropped = self._backward(needed), 0.0, 0.0
         if needed or adapters:
             kept, dropped = self._kept(needed)
-        in_experts = sum(matrix.copies * weights for matrix, weights in adapters if matrix.in_experts)
+        in_experts = sum(
+            matrix.copies * weights for matrix, weights in adapters if matrix.in_experts
+        )
         trained = sum(matrix.copies * weights for matrix, weights in adapters)
         frozen = self._frozen(layer, has_backward=needed or bool(adapters))
         if not frozen.has_backward:
@@ -186,7 +203,11 @@ class _FrozenBlock:
 
     def _frozen(self, layer: Layer, *, has_backward: bool) -> Frozen:
         width = self.layers.width
-        packed = [matrix for matrix in self.matrices if matrix.is_packable and self.tuning.base is not None]
+        packed = [
+            matrix
+            for matrix in self.matrices
+            if matrix.is_packable and self.tuning.base is not None
+        ]
         unpacked = max((width * matrix.weights for matrix in packed), default=0)
         in_experts = [matrix for matrix in packed if matrix.in_experts]
         num_packed = sum(matrix.copies * matrix.weights for matrix in packed)
@@ -195,7 +216,8 @@ class _FrozenBlock:
             parameters=layer.parameters,
             bytes=(layer.parameters - num_packed) * width + self._packed_bytes(packed),
             expert_parameters=layer.expert_parameters,
-            expert_bytes=(layer.expert_parameters - num_in_experts) * width + self._packed_bytes(in_experts),
+            expert_bytes=(layer.expert_parameters - num_in_experts) * width
+            + self._packed_bytes(in_experts),
             active_share=layer.active_share,
             packed_parameters=num_packed,
             packed_bytes=self._packed_bytes(packed),
@@ -205,7 +227,8 @@ class _FrozenBlock:
         )
 
     def _forward_bytes(self) -> float:
-        """What a forward that keeps nothing holds for a moment: the larger part, with its input and the residual."""
+        """What a forward that keeps nothing holds for a moment: the larger part, with its input and
+        the residual."""
         full, layers = self.layers.block_elements(self.block), self.layers
         larger = max(full.attention + full.normed + full.encoder, full.inner + full.routed)
         return (larger + 2 * layers.stream) * layers.width + full.score_bytes
@@ -214,7 +237,9 @@ class _FrozenBlock:
         base = self.tuning.base
         if base is None:
             return 0.0
-        return sum(matrix.copies * base.matrix_bytes(matrix.rows, matrix.columns) for matrix in matrices)
+        return sum(
+            matrix.copies * base.matrix_bytes(matrix.rows, matrix.columns) for matrix in matrices
+        )
 
     def _backward(self, needed: bool) -> float:
         """(3)"""
@@ -234,8 +259,8 @@ class _FrozenBlock:
         return flop
 
     def _core_backward(self, attention: Attention, *, is_needed: bool) -> float:
-        """Attention proper: two products forward; backward one for values, one for scores, one each for queries and
-        keys, of which a fused kernel makes all or none."""
+        """Attention proper: two products forward; backward one for values, one for scores, one each
+        for queries and keys, of which a fused kernel makes all or none."""
         forward = self.layers.core_flop(attention)
         named = {name: is_needed or name in self.targets for name in "qkv"}
         if self.layers.fused:
@@ -258,7 +283,9 @@ class _FrozenBlock:
         is_risen = is_mixed or bool(names & {"o", "gate", "up"})
         has_result = is_mixed or "o" in names
         num_norms = block.num_norms if needed else max(0, block.num_norms - 2 + has_result)
-        results = layers.tokens * sum(matrix.columns for matrix in self.matrices if matrix.attention is not None)
+        results = layers.tokens * sum(
+            matrix.columns for matrix in self.matrices if matrix.attention is not None
+        )
         attention = full.attention + full.normed if is_mixed else results * has_result
         norms = num_norms * layers.stream
         activated = full.activated if "down" in names else 0.0

@@ -1,9 +1,11 @@
-"""A training step as a graph: every operation of forward and backward, on tensors with shapes and no contents.
+"""A training step as a graph: every operation of forward and backward, on tensors with shapes and
+no contents.
 
-A ``Graph`` is what a captured program leaves behind once torch is gone: the planner reads it without torch, the runtime
-turns it back into calls. Values are numbered; a node names the values that it reads (as ``Ref`` inside its arguments)
-and those that it makes. The graph is functional: nothing is written twice, views are copies, and what the step changes
-(gradients, buffers such as running means) are values that it returns.
+A ``Graph`` is what a captured program leaves behind once torch is gone: the planner reads it
+without torch, the runtime turns it back into calls. Values are numbered; a node names the values
+that it reads (as ``Ref`` inside its arguments) and those that it makes. The graph is functional:
+nothing is written twice, views are copies, and what the step changes (gradients, buffers such as
+running means) are values that it returns.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Ref:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A torch constant where an argument stands: ``torch.float32``, or ``device`` for wherever the step runs."""
+    """A torch constant where an argument stands: ``torch.float32``, or ``device`` for wherever the
+    step runs."""
 
     text: str
 
@@ -81,7 +84,8 @@ class Value:
     """One tensor of the step."""
 
     name: str
-    """A parameter's or buffer's path in the model, an input's place in the batch, or the node that makes it."""
+    """A parameter's or buffer's path in the model, an input's place in the batch, or the node that
+    makes it."""
     role: Role
     shape: tuple[int, ...]
     dtype: str
@@ -106,7 +110,7 @@ class Value:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class GraphNode:
     """One operation."""
 
     name: str
@@ -118,7 +122,8 @@ class Node:
     """Values that it makes; None where nobody reads one."""
     phase: Phase = Phase.FORWARD
     module: str = ""
-    """Path of the module that ran it, such as ``transformer.h.3.mlp``; a backward carries its forward's."""
+    """Path of the module that ran it, such as ``transformer.h.3.mlp``; a backward carries its
+    forward's."""
     source: str = ""
     """``file:line`` in the user's program, where it is known."""
 
@@ -129,15 +134,16 @@ class Node:
 
 
 OWN_GRADIENT = "argosy.own_gradient.default"
-"""An operation that returns its first list of values, whose gradients are found by an ``OwnGradient``. Its arguments
-are (values, the inputs that get gradients, what the backward reads, the number of the ``OwnGradient``)."""
+"""An operation that returns its first list of values, whose gradients are found by an
+``OwnGradient``. Its arguments are (values, the inputs that get gradients, what the backward reads,
+the number of the ``OwnGradient``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnGradient:
     """A backward that the program wrote itself, as a ``torch.autograd.Function``."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     given: tuple[int, ...]
     """Values that stand for the gradients of the results."""
     gradients: tuple[int, ...]
@@ -150,7 +156,7 @@ class Graph:
 
     name: str
     values: tuple[Value, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     """In an order in which they can run."""
     loss: int | None
     """None for a stage that does not make it."""
@@ -180,7 +186,12 @@ class Graph:
     @cached_property
     def producer(self) -> dict[int, int]:
         """Per made value, the index of its node."""
-        return {value: index for index, node in enumerate(self.nodes) for value in node.outputs if value is not None}
+        return {
+            value: index
+            for index, node in enumerate(self.nodes)
+            for value in node.outputs
+            if value is not None
+        }
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
@@ -193,11 +204,18 @@ class Graph:
 
     @cached_property
     def kept(self) -> frozenset[int]:
-        """Values that a forward makes and the backward reads: what a step holds in memory besides the model."""
-        forward = {value for node in self.nodes if node.phase is Phase.FORWARD for value in node.outputs}
-        read = {value for node in self.nodes if node.phase is Phase.FORWARD for value in node.inputs}
+        """Values that a forward makes and the backward reads: what a step holds in memory besides
+        the model."""
+        forward = {
+            value for node in self.nodes if node.phase is Phase.FORWARD for value in node.outputs
+        }
+        read = {
+            value for node in self.nodes if node.phase is Phase.FORWARD for value in node.inputs
+        }
         forward |= read & set(self.with_role(Role.RECEIVED))
-        backward = {value for node in self.nodes if node.phase is Phase.BACKWARD for value in node.inputs}
+        backward = {
+            value for node in self.nodes if node.phase is Phase.BACKWARD for value in node.inputs
+        }
         return frozenset(value for value in forward & backward if value is not None)
 
     def num_parameters(self) -> int:

@@ -1,7 +1,8 @@
-"""Models by their names on the Hugging Face hub, such as ``Qwen/Qwen2.5-14B``, if they are in the local cache.
+"""Models by their names on the Hugging Face hub, such as ``Qwen/Qwen2.5-14B``, if they are in the
+local cache.
 
-Nothing is downloaded. The cache has a folder ``models--OWNER--NAME`` per model with ``refs/main``, the name of a
-revision, and ``snapshots/REVISION/config.json``.
+Nothing is downloaded. The cache has a folder ``models--OWNER--NAME`` per model with ``refs/main``,
+the name of a revision, and ``snapshots/REVISION/config.json``.
 """
 
 from __future__ import annotations
@@ -27,18 +28,27 @@ def hub_cache() -> Path:
     if folder := os.environ.get("HF_HUB_CACHE"):
         return Path(folder)
     home = os.environ.get("HF_HOME")
-    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    base = (
+        Path(home)
+        if home
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    )
     return base / "hub"
 
 
 def cached_config(name: str) -> Path | None:
-    """The config of a model in the cache, of its main revision or else of any; None if it is not there."""
+    """The config of a model in the cache, of its main revision or else of any; None if it is not
+    there."""
     if not is_hub_name(name):
         return None
     folder = hub_cache() / f"models--{name.replace('/', '--')}"
     try:
         revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
-        found = [folder / "snapshots" / revision / "config.json"] if re.fullmatch(r"[0-9a-f]{4,64}", revision) else []
+        found = (
+            [folder / "snapshots" / revision / "config.json"]
+            if re.fullmatch(r"[0-9a-f]{4,64}", revision)
+            else []
+        )
         found += sorted((folder / "snapshots").glob("*/config.json"))
     except (OSError, UnicodeDecodeError):
         found = sorted(folder.glob("snapshots/*/config.json"))

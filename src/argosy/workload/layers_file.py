@@ -102,13 +102,18 @@ def layers_to_dict(layers: Sequence[Layer]) -> dict[str, Any]:
 def layer_to_dict(layer: Layer) -> dict[str, Any]:
     """What ``LayerSchema`` reads back to an equal layer."""
     content = without_defaults(layer)
-    return content if layer.frozen is None else {**content, "frozen": without_defaults(layer.frozen)}
+    return (
+        content if layer.frozen is None else {**content, "frozen": without_defaults(layer.frozen)}
+    )
 
 
 def layers_of(document: Document) -> tuple[Layer, ...]:
     """The layers of a captured program in a document, or every problem in it."""
     content = validate(document, _LayersSchema)
-    problems = [*layer_problems(document, content.layers), *_operation_problems(document, content.layers)]
+    problems = [
+        *layer_problems(document, content.layers),
+        *_operation_problems(document, content.layers),
+    ]
     if problems:
         raise InputError(problems)
     return tuple(layer.value() for layer in content.layers)
@@ -117,7 +122,11 @@ def layers_of(document: Document) -> tuple[Layer, ...]:
 def without_defaults(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
     pairs = [(field, getattr(value, field.name)) for field in fields(value)]
-    return {field.name: content for field, content in pairs if field.default is MISSING or content != field.default}
+    return {
+        field.name: content
+        for field, content in pairs
+        if field.default is MISSING or content != field.default
+    }
 
 
 def layer_problems(document: Document, layers: Sequence[LayerSchema]) -> Iterator[Problem]:
@@ -125,7 +134,9 @@ def layer_problems(document: Document, layers: Sequence[LayerSchema]) -> Iterato
     seen: set[str] = set()
     for index, layer in enumerate(layers):
         if layer.name in seen:
-            yield document.problem(("layers", index, "name"), "a name that no other layer has", layer.name)
+            yield document.problem(
+                ("layers", index, "name"), "a name that no other layer has", layer.name
+            )
         seen.add(layer.name)
         if layer.tied_to is not None and layer.tied_to >= len(layers):
             expected = f"the index of a layer, below {len(layers)}"
@@ -141,6 +152,8 @@ def _operation_problems(document: Document, layers: Sequence[LayerSchema]) -> It
         first, end = layer.operations or (-1, -1)
         if first != begin or end <= first:
             found = "none" if layer.operations is None else str(layer.operations)
-            yield document.problem(("layers", index, "operations"), f"at least one operation from {begin} on", found)
+            yield document.problem(
+                ("layers", index, "operations"), f"at least one operation from {begin} on", found
+            )
             return
         begin = end

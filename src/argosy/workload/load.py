@@ -1,8 +1,8 @@
 """A model from whatever a user names: a preset, a config, a preset file, or a measured profile.
 
-The caller's choice wins over the file, and the file over these defaults: the longest sequence that the config
-names but at most 4096 tokens, bf16, adamw. A preset's name wins over a file of that name: write ``./gpt2``
-for the file.
+The caller's choice wins over the file, and the file over these defaults: the longest sequence that
+the config names but at most 4096 tokens, bf16, adamw. A preset's name wins over a file of that
+name: write ``./gpt2`` for the file.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem, bad_input, closest
 from argosy.workload.architecture import Architecture, Length
 from argosy.workload.chain import Chain
-from argosy.workload.dapple import read_dapple
 from argosy.workload.finetune import tuned_chain
 from argosy.workload.hub import cached_config, is_hub_name
 from argosy.workload.huggingface import read_config
+from argosy.workload.imports.dapple import read_dapple
 from argosy.workload.powersgd import factored_chain
 from argosy.workload.preset import Preset, preset_names, preset_of, read_preset
 from argosy.workload.profile import Profile
 from argosy.workload.profile_file import profile_of, read_profile
-from argosy.workload.settings import Settings, parse_settings
+from argosy.workload.settings import WorkloadSettings, parse_settings
 from argosy.workload.transformer import build_chain
 from argosy.workload.tuning import FULL, Tuning
 
@@ -47,16 +47,21 @@ def load_model(
     tuning: Tuning = FULL,
     powersgd: int = 0,
 ) -> Chain:
-    """The chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, a measured profile.
+    """The chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, a measured
+    profile.
 
-    ``tuning`` says which weights are trained; those of a measured profile are what they were when it was measured.
-    ``powersgd`` is the rank of the matrices as which gradients are summed; 0: as they are.
+    ``tuning`` says which weights are trained; those of a measured profile are what they were when
+    it was measured. ``powersgd`` is the rank of the matrices as which gradients are summed; 0: as
+    they are.
 
     >>> load_model("gpt2", sequence_length=512)
     gpt2: 14 layers, 0.1244 B parameters, sequence 512, bf16
     """
     settings = parse_settings(
-        sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, fused_attention=fused_attention
+        sequence_length=sequence_length,
+        dtype=dtype,
+        optimizer=optimizer,
+        fused_attention=fused_attention,
     )
     settings = replace(settings, tuning=tuning, powersgd=powersgd)
     if str(model) in preset_names():
@@ -82,12 +87,20 @@ def load_architecture(model: str | Path) -> Architecture:
     if path.suffix == ".toml":
         return preset_of(read_toml(path)).config.architecture
     if path.suffix != ".json" or "model_type" not in (document := read_json(path)).data:
-        raise InputError([Problem(file=str(path), expected="a model whose shape is known: a preset or a config.json")])
+        raise InputError(
+            [
+                Problem(
+                    file=str(path),
+                    expected="a model whose shape is known: a preset or a config.json",
+                )
+            ]
+        )
     return read_config(document).architecture
 
 
 def _located(model: str | Path) -> Path:
-    """The file that is meant; of a folder its config, of a name on the hub its config in the local cache."""
+    """The file that is meant; of a folder its config, of a name on the hub its config in the local
+    cache."""
     if not str(model) or not is_there(model):
         if cached := cached_config(str(model)):
             return cached
@@ -112,7 +125,7 @@ def _unknown(name: str) -> InputError:
     return bad_input(expected, name, where="model", suggestion=closest(name, names))
 
 
-def _json_chain(document: Document, path: Path, settings: Settings) -> Chain:
+def _json_chain(document: Document, path: Path, settings: WorkloadSettings) -> Chain:
     if "rows" in document.data:
         profile = profile_of(document)
         optimizer = settings.optimizer or _DEFAULT_OPTIMIZER
@@ -121,20 +134,27 @@ def _json_chain(document: Document, path: Path, settings: Settings) -> Chain:
         expected = '"model_type" of a Hugging Face config, or "rows" of a measured profile'
         raise InputError([Problem(file=document.file, expected=expected)])
     name = _model_name(path)
-    return _preset_chain(Preset(name=name, config=read_config(document), source=document.file), settings)
+    return _preset_chain(
+        Preset(name=name, config=read_config(document), source=document.file), settings
+    )
 
 
 def _model_name(path: Path) -> str:
-    """After the folder of a config, or after the file; of a config in the hub's cache the name on the hub."""
+    """After the folder of a config, or after the file; of a config in the hub's cache the name on
+    the hub."""
     if path.name != "config.json":
         return path.stem
     parents = path.parents
-    if len(parents) > 2 and parents[1].name == "snapshots" and parents[2].name.startswith("models--"):
+    if (
+        len(parents) > 2
+        and parents[1].name == "snapshots"
+        and parents[2].name.startswith("models--")
+    ):
         return parents[2].name.removeprefix("models--").replace("--", "/")
     return path.parent.resolve().name
 
 
-def _preset_chain(preset: Preset, settings: Settings) -> Chain:
+def _preset_chain(preset: Preset, settings: WorkloadSettings) -> Chain:
     architecture = preset.config.architecture
     chain = build_chain(
         architecture,
@@ -145,17 +165,21 @@ def _preset_chain(preset: Preset, settings: Settings) -> Chain:
         source=preset.source,
         fused_attention=settings.fused_attention,
     )
-    chain = tuned_chain(chain, architecture, settings.tuning, fused_attention=settings.fused_attention)
+    chain = tuned_chain(
+        chain, architecture, settings.tuning, fused_attention=settings.fused_attention
+    )
     return factored_chain(chain, architecture, settings.powersgd) if settings.powersgd else chain
 
 
-def _length(preset: Preset, architecture: Architecture, settings: Settings) -> int:
+def _length(preset: Preset, architecture: Architecture, settings: WorkloadSettings) -> int:
     """The sequence length, refused where the model has no positions for it."""
     context = architecture.context
     longest = context if architecture.length is Length.EXACTLY else min(context, _DEFAULT_LENGTH)
     length = settings.sequence_length or preset.sequence_length or longest
     if architecture.length is Length.EXACTLY and length != context:
-        expected = f"{context}: an image of {preset.name} is {context - 1} patches and a class token"
+        expected = (
+            f"{context}: an image of {preset.name} is {context - 1} patches and a class token"
+        )
         raise bad_input(expected, length, where="sequence_length")
     if architecture.length is Length.AT_MOST and length > context:
         expected = f"at most {context}: {preset.name} has learned no position beyond"
@@ -163,7 +187,7 @@ def _length(preset: Preset, architecture: Architecture, settings: Settings) -> i
     return length
 
 
-def _as_measured(chain: Chain, settings: Settings) -> Chain:
+def _as_measured(chain: Chain, settings: WorkloadSettings) -> Chain:
     """The chain, unless another length or dtype than the measured one was asked for."""
     problems = [
         Problem(path=name, found=str(asked), expected=f"{measured}, as {chain.name} was measured")
@@ -178,15 +202,19 @@ def _as_measured(chain: Chain, settings: Settings) -> Chain:
         problems.append(Problem(path=chain.name, found=settings.tuning.options, expected=expected))
     if settings.powersgd:
         expected = "a model whose matrices are known: a preset, a config.json or --program"
-        problems.append(Problem(path=chain.name, found=f"--powersgd {settings.powersgd}", expected=expected))
+        problems.append(
+            Problem(path=chain.name, found=f"--powersgd {settings.powersgd}", expected=expected)
+        )
     if problems:
         raise InputError(problems)
     return chain
 
 
 def read_profiles(paths: Sequence[str]) -> tuple[Profile, ...]:
-    """Read profiles from JSON files, DAPPLE's text files or by their bundled names; ``none`` alone stands for no
-    profile."""
+    """Read profiles from JSON files, DAPPLE's text files or by their bundled names; ``none`` alone
+    stands for no profile."""
     if list(paths) == [NO_PROFILE]:
         return ()
-    return tuple(read_dapple(path)[1] if path.endswith(".txt") else read_profile(path) for path in paths)
+    return tuple(
+        read_dapple(path)[1] if path.endswith(".txt") else read_profile(path) for path in paths
+    )

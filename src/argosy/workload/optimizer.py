@@ -1,7 +1,8 @@
 """Optimizers: what each keeps per trained weight, and what its update costs.
 
 (1)  state   bytes of moments per weight, in fp32 or in blocks of 8 bits with a scale per block
-(2)  master  4 bytes more for an fp32 copy of a weight that is stored in fewer; optimizers that are used with 16-bit
+(2)  master 4 bytes more for an fp32 copy of a weight that is stored in fewer; optimizers that are
+     used with 16-bit
              weights as they are keep none
 (3)  update  reads and writes weight, gradient, state and master copy, ``passes`` times
 """

@@ -1,17 +1,21 @@
-"""A graph in parts that follow one another: stages of a pipeline, or segments with ratios of their own.
+"""A graph in parts that follow one another: stages of a pipeline, or segments with ratios of their
+own.
 
 The forward says which part each of its operations runs in. The backward mirrors it:
 
-    (1)  part of a backward operation = least of the parts in which the gradients that it reads were made and of the
-         last parts in which the forward values that it reads were read
+    (1)  part of a backward operation = least of the parts in which the gradients that it reads were
+         made and of the last parts in which the forward values that it reads were read
 
-so a gradient is summed where a tensor branched and travels back along the way that the tensor came. Then
+so a gradient is summed where a tensor branched and travels back along the way that the tensor came.
+Then
 
-    (2)  what makes the gradient of a parameter runs where the parameter is, if that is no later part
+    (2)  what makes the gradient of a parameter runs where the parameter is, if that is no later
+         part
     (3)  what only earlier parts read runs there, unless more bytes would cross for it
 
 A tensor passes from part to part, once over every boundary, up in the forward and down in the
-backward; inputs, buffers and constants are everywhere, and a parameter is wherever it or its gradient is needed.
+backward; inputs, buffers and constants are everywhere, and a parameter is wherever it or its
+gradient is needed.
 """
 
 from __future__ import annotations
@@ -20,26 +24,27 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from argosy.workload.graph import Argument, Graph, Node, Phase, Ref, Role, Value
+from argosy.workload.graph import Argument, Graph, GraphNode, Phase, Ref, Role, Value
 
 EVERYWHERE = (Role.INPUT, Role.BUFFER, Role.CONSTANT)
 ADD = "aten.add.Tensor"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class GraphPart:
     """One part as a graph of its own."""
 
     graph: Graph
     values: tuple[int, ...]
-    """Per value of the part, its number in the whole graph; -1 for sums that the whole does not have."""
+    """Per value of the part, its number in the whole graph; -1 for sums that the whole does not
+    have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """A graph in parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[GraphPart, ...]
     of_node: tuple[int, ...]
     up_bytes: tuple[float, ...]
     """Per boundary, what the forward sends on."""
@@ -80,7 +85,9 @@ def _with_their_parameters(graph: Graph, found: list[int]) -> frozenset[int]:
     """(2): which nodes it holds fixed."""
     fixed = set()
     for parameter, gradient in graph.gradients:
-        homes = {found[r] for r in graph.consumers[parameter] if graph.nodes[r].phase is Phase.FORWARD}
+        homes = {
+            found[r] for r in graph.consumers[parameter] if graph.nodes[r].phase is Phase.FORWARD
+        }
         for maker in _terms(graph, gradient) if len(homes) > 1 else [graph.producer[gradient]]:
             below = [home for home in homes if home <= found[maker]]
             if below and graph.nodes[maker].phase is Phase.BACKWARD:
@@ -98,10 +105,17 @@ def _moved_down(graph: Graph, found: list[int], fixed: frozenset[int]) -> bool:
         if node.phase is Phase.FORWARD or index in fixed:
             continue
         made = [value for value in node.outputs if value is not None]
-        target = max((found[reader] for value in made for reader in graph.consumers[value]), default=found[index])
+        target = max(
+            (found[reader] for value in made for reader in graph.consumers[value]),
+            default=found[index],
+        )
         if target >= found[index]:
             continue
-        new = [v for v in set(node.inputs) if v in graph.producer and not _is_needed(graph, found, v, target, index)]
+        new = [
+            v
+            for v in set(node.inputs)
+            if v in graph.producer and not _is_needed(graph, found, v, target, index)
+        ]
         if sum(values[v].num_bytes for v in new) <= sum(values[v].num_bytes for v in made):
             found[index], moved = target, True
     return moved
@@ -109,7 +123,9 @@ def _moved_down(graph: Graph, found: list[int], fixed: frozenset[int]) -> bool:
 
 def _is_needed(graph: Graph, found: Sequence[int], value: int, part: int, reader: int) -> bool:
     """Whether a value is made or read that low anyway."""
-    lowest = min((found[other] for other in graph.consumers[value] if other != reader), default=found[reader])
+    lowest = min(
+        (found[other] for other in graph.consumers[value] if other != reader), default=found[reader]
+    )
     return min(found[graph.producer[value]], lowest) <= part
 
 
@@ -159,9 +175,13 @@ def cut_into_parts(graph: Graph, forward: Sequence[int]) -> Parts:
 
 
 def _holders(graph: Graph, of_node: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    found = {value: {of_node[reader] for reader in graph.consumers[value]} for value in graph.parameters}
+    found = {
+        value: {of_node[reader] for reader in graph.consumers[value]} for value in graph.parameters
+    }
     for parameter, gradient in graph.gradients:
-        makers = _terms(graph, gradient) if len(found[parameter]) > 1 else [graph.producer[gradient]]
+        makers = (
+            _terms(graph, gradient) if len(found[parameter]) > 1 else [graph.producer[gradient]]
+        )
         found[parameter] |= {of_node[maker] for maker in makers}
     return {value: tuple(sorted(parts)) for value, parts in found.items()}
 
@@ -169,7 +189,8 @@ def _holders(graph: Graph, of_node: Sequence[int]) -> dict[int, tuple[int, ...]]
 def _gradient_terms(
     graph: Graph, of_node: Sequence[int], holders: dict[int, tuple[int, ...]]
 ) -> tuple[dict[int, dict[int, list[int]]], frozenset[int]]:
-    """Per parameter and part the values that add up to its gradient there, and the additions that fall away."""
+    """Per parameter and part the values that add up to its gradient there, and the additions that
+    fall away."""
     terms: dict[int, dict[int, list[int]]] = {}
     gone: set[int] = set()
     for parameter, gradient in graph.gradients:
@@ -181,7 +202,12 @@ def _gradient_terms(
             node = graph.nodes[maker]
             alone = value == gradient or len(graph.consumers[value]) == 1
             spread = {of_node[term] for term in _terms(graph, value)}
-            if len(holders[parameter]) > 1 and alone and len(spread) > 1 and _is_sum_of_two(graph, node):
+            if (
+                len(holders[parameter]) > 1
+                and alone
+                and len(spread) > 1
+                and _is_sum_of_two(graph, node)
+            ):
                 gone.add(maker)
                 todo += node.inputs
             else:
@@ -190,8 +216,10 @@ def _gradient_terms(
     return terms, frozenset(gone)
 
 
-def _is_sum_of_two(graph: Graph, node: Node) -> bool:
-    plain = node.op == ADD and len(node.inputs) == 2 and len(node.arguments) == 2 and not node.keywords
+def _is_sum_of_two(graph: Graph, node: GraphNode) -> bool:
+    plain = (
+        node.op == ADD and len(node.inputs) == 2 and len(node.arguments) == 2 and not node.keywords
+    )
     return plain and all(value in graph.producer for value in node.inputs)
 
 
@@ -206,14 +234,22 @@ class _Writer:
         terms: dict[int, dict[int, list[int]]],
         part: int,
     ) -> None:
-        self.whole, self.of_node, self.gone, self.terms, self.number = graph, of_node, gone, terms, part
+        self.whole, self.of_node, self.gone, self.terms, self.number = (
+            graph,
+            of_node,
+            gone,
+            terms,
+            part,
+        )
         self.values: list[Value] = []
-        self.nodes: list[Node] = []
+        self.nodes: list[GraphNode] = []
         self.index: dict[int, int] = {}
 
-    def part(self) -> Part:
+    def part(self) -> GraphPart:
         whole = self.whole
-        own = [i for i, part in enumerate(self.of_node) if part == self.number and i not in self.gone]
+        own = [
+            i for i, part in enumerate(self.of_node) if part == self.number and i not in self.gone
+        ]
         made = {value for index in own for value in whole.nodes[index].outputs if value is not None}
         used = {value for index in own for value in whole.nodes[index].inputs}
         used |= {buffer for buffer, after in whole.updates if after in made}
@@ -226,7 +262,11 @@ class _Writer:
         for index in own:
             self._copy(whole.nodes[index])
         gradients = tuple(self._gradients(made))
-        elsewhere = {i for i in range(len(whole.nodes)) if self.of_node[i] != self.number and i not in self.gone}
+        elsewhere = {
+            i
+            for i in range(len(whole.nodes))
+            if self.of_node[i] != self.number and i not in self.gone
+        }
         sent = sorted(value for value in made if elsewhere.intersection(whole.consumers[value]))
         graph = Graph(
             name=f"{whole.name} stage {self.number}",
@@ -235,17 +275,21 @@ class _Writer:
             loss=self.index[whole.loss] if whole.loss in made else None,
             gradients=gradients,
             updates=tuple((self.index[b], self.index[a]) for b, a in whole.updates if a in made),
-            constants=tuple((self.index[v], content) for v, content in whole.constants if v in self.index),
+            constants=tuple(
+                (self.index[v], content) for v, content in whole.constants if v in self.index
+            ),
             sent=tuple(self.index[value] for value in sent),
         )
         back = {here: there for there, here in self.index.items()}
-        return Part(graph=graph, values=tuple(back.get(value, -1) for value in range(len(self.values))))
+        return GraphPart(
+            graph=graph, values=tuple(back.get(value, -1) for value in range(len(self.values)))
+        )
 
     def _add(self, value: int, described: Value) -> None:
         self.index[value] = len(self.values)
         self.values.append(described)
 
-    def _copy(self, node: Node) -> None:
+    def _copy(self, node: GraphNode) -> None:
         for value in node.outputs:
             if value is not None:
                 self._add(value, self.whole.values[value])
@@ -253,8 +297,12 @@ class _Writer:
             replace(
                 node,
                 arguments=tuple(renamed(part, self.index.__getitem__) for part in node.arguments),
-                keywords=tuple((key, renamed(part, self.index.__getitem__)) for key, part in node.keywords),
-                outputs=tuple(None if value is None else self.index[value] for value in node.outputs),
+                keywords=tuple(
+                    (key, renamed(part, self.index.__getitem__)) for key, part in node.keywords
+                ),
+                outputs=tuple(
+                    None if value is None else self.index[value] for value in node.outputs
+                ),
             )
         )
 
@@ -272,7 +320,13 @@ class _Writer:
             name = f"{self.values[total].name}_and_{self.values[term].name}"
             self.values.append(replace(self.values[total], name=name))
             self.nodes.append(
-                Node(name=name, op=ADD, arguments=(Ref(total), Ref(term)), outputs=(made,), phase=Phase.BACKWARD)
+                GraphNode(
+                    name=name,
+                    op=ADD,
+                    arguments=(Ref(total), Ref(term)),
+                    outputs=(made,),
+                    phase=Phase.BACKWARD,
+                )
             )
             total = made
         return total
@@ -298,4 +352,6 @@ def run_after_run(lengths: Sequence[int]) -> tuple[int, ...]:
     >>> run_after_run([2, 1])
     (0, 0, 1)
     """
-    return tuple(itertools.chain.from_iterable([part] * length for part, length in enumerate(lengths)))
+    return tuple(
+        itertools.chain.from_iterable([part] * length for part, length in enumerate(lengths))
+    )

@@ -1,10 +1,14 @@
-"""PowerSGD (arXiv 1905.13727): gradients are summed as matrices of low rank. Another algorithm, so an opt-in.
+"""PowerSGD (arXiv 1905.13727): gradients are summed as matrices of low rank. Another algorithm, so
+an opt-in.
 
-A weight of n rows and m columns, more dims taken together as columns, is summed as two factors of rank r:
+A weight of n rows and m columns, more dims taken together as columns, is summed as two factors of
+rank r:
 
-    (1)  elements summed = r (n + m) where that is fewer than n m; else, and for vectors, all of them
+    (1)  elements summed = r (n + m) where that is fewer than n m; else, and for vectors, all of
+         them
 
-``runtime.powersgd`` has the algorithm. Attention is priced with matrices of their own for queries, keys and values.
+``runtime.weights.powersgd`` has the algorithm. Attention is priced with matrices of their own for
+queries, keys and values.
 """
 
 from __future__ import annotations
@@ -49,7 +53,10 @@ def factored_chain(chain: Chain, architecture: Architecture, rank: int) -> Chain
         expected = "training of all weights; adapters and what is left beside frozen weights are small as they are"
         raise bad_input(expected, chain.tuning.options, where="--powersgd")
     layers = tuple(
-        replace(layer, summed_parameters=layer.parameters - _saved(matrices, rank) if layer.parameters else 0)
+        replace(
+            layer,
+            summed_parameters=layer.parameters - _saved(matrices, rank) if layer.parameters else 0,
+        )
         for layer, matrices in zip(chain.layers, _matrices_by_layer(architecture), strict=True)
     )
     return replace(chain, layers=layers, powersgd=rank)
@@ -57,7 +64,10 @@ def factored_chain(chain: Chain, architecture: Architecture, rank: int) -> Chain
 
 def _saved(matrices: Iterator[_Matrix], rank: int) -> int:
     """Elements of some matrices that are not summed."""
-    return sum(copies * (rows * columns - summed_elements((rows, columns), rank)) for rows, columns, copies in matrices)
+    return sum(
+        copies * (rows * columns - summed_elements((rows, columns), rank))
+        for rows, columns, copies in matrices
+    )
 
 
 def _matrices_by_layer(architecture: Architecture) -> Iterator[Iterator[_Matrix]]:
@@ -65,15 +75,21 @@ def _matrices_by_layer(architecture: Architecture) -> Iterator[Iterator[_Matrix]
     hidden = architecture.hidden
     yield _embedding_matrices(architecture.embedding, hidden)
     for block in architecture.encoder:
-        yield ((matrix.rows, matrix.columns, matrix.copies) for matrix in block_matrices(block, hidden))
+        yield (
+            (matrix.rows, matrix.columns, matrix.copies) for matrix in block_matrices(block, hidden)
+        )
     if architecture.encoder:
         yield iter(())
     for block in architecture.blocks:
-        yield ((matrix.rows, matrix.columns, matrix.copies) for matrix in block_matrices(block, hidden))
+        yield (
+            (matrix.rows, matrix.columns, matrix.copies) for matrix in block_matrices(block, hidden)
+        )
     yield _head_matrices(architecture.head, hidden)
 
 
-def _embedding_matrices(embedding: TokenEmbedding | PatchEmbedding, hidden: int) -> Iterator[_Matrix]:
+def _embedding_matrices(
+    embedding: TokenEmbedding | PatchEmbedding, hidden: int
+) -> Iterator[_Matrix]:
     if isinstance(embedding, PatchEmbedding):
         yield hidden, embedding.values, 1
         yield embedding.patches + 1, hidden, 1
@@ -81,11 +97,15 @@ def _embedding_matrices(embedding: TokenEmbedding | PatchEmbedding, hidden: int)
     yield embedding.vocabulary, embedding.width, 1
     if embedding.width != hidden:
         yield hidden, embedding.width, 1
-    yield from ((rows, hidden, 1) for rows in (embedding.position_rows, embedding.token_types) if rows)
+    yield from (
+        (rows, hidden, 1) for rows in (embedding.position_rows, embedding.token_types) if rows
+    )
 
 
 def _head_matrices(head: Head, hidden: int) -> Iterator[_Matrix]:
-    yield from ((hidden, hidden, 1) for has in (head.transform is not None, head.pooled_classes > 0) if has)
+    yield from (
+        (hidden, hidden, 1) for has in (head.transform is not None, head.pooled_classes > 0) if has
+    )
     if head.width != hidden:
         yield head.width, hidden, 1
     if not head.tied:

@@ -47,7 +47,11 @@ class _PresetFile(Schema):
 
 def preset_names() -> list[str]:
     """Names of the models that come with Argosy, sorted."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in _folder().iterdir()
+        if entry.name.endswith(".toml")
+    )
 
 
 def read_preset(name: str) -> Preset:
@@ -64,7 +68,11 @@ def preset_of(document: Document) -> Preset:
     except InputError as error:
         problems += error.problems
     try:
-        config = read_config(document.inside("config")) if isinstance(document.data.get("config"), dict) else None
+        config = (
+            read_config(document.inside("config"))
+            if isinstance(document.data.get("config"), dict)
+            else None
+        )
     except InputError as error:
         problems += error.problems
     if problems:

@@ -5,9 +5,9 @@ Between two measured micro-batches a time is interpolated linearly:
     (1) t(n) = t(p) + (n - p) / (q - p) x (t(q) - t(p))     p <= n <= q, the nearest that were measured
     (2) t(n) = t(p) n / p                                   where only p was measured
 
-Outside the measured range, and for a layer, tensor width or dtype that was not measured, a look-up is refused
-by name: extrapolated launch overheads are how a cost model goes wrong silently. Reading and writing is in
-``profile_file.py``.
+Outside the measured range, and for a layer, tensor width or dtype that was not measured, a look-up
+is refused by name: extrapolated launch overheads are how a cost model goes wrong silently. Reading
+and writing is in ``profile_file.py``.
 """
 
 from __future__ import annotations
@@ -56,45 +56,55 @@ class Profile:
     measured: str = ""
     """When, on what and with which software."""
     compiled: bool = False
-    """Whether torch.compile made one graph of each layer; a run by such a plan is to be compiled, too."""
+    """Whether torch.compile made one graph of each layer; a run by such a plan is to be compiled,
+    too."""
 
     def forward_seconds(
         self, layer: str, micro_batch: float, tensor_width: int = 1, dtype: Dtype | None = None
     ) -> float:
-        """Seconds for ``micro_batch`` samples; ``dtype`` may be left out where only one was measured.
+        """Seconds for ``micro_batch`` samples; ``dtype`` may be left out where only one was
+        measured.
 
         >>> row = ProfileRow(layer="block", micro_batch=2, tensor_width=1, dtype=Dtype.BF16,
         ...                  forward_seconds=0.5, backward_seconds=1.0)
         >>> Profile(device="A100-80GB", model="gpt2", rows=(row,)).forward_seconds("block", 4)
         1.0
         """
-        return _interpolated(self._measured(layer, micro_batch, tensor_width, dtype), micro_batch, _forward)
+        return _interpolated(
+            self._measured(layer, micro_batch, tensor_width, dtype), micro_batch, _forward
+        )
 
     def backward_seconds(
         self, layer: str, micro_batch: float, tensor_width: int = 1, dtype: Dtype | None = None
     ) -> float:
         """Seconds for ``micro_batch`` samples, both gradients."""
-        return _interpolated(self._measured(layer, micro_batch, tensor_width, dtype), micro_batch, _backward)
+        return _interpolated(
+            self._measured(layer, micro_batch, tensor_width, dtype), micro_batch, _backward
+        )
 
     def fewest_samples(self, layer: str, tensor_width: int, dtype: Dtype | None = None) -> int:
         """The smallest micro-batch of a layer that was measured."""
         return self._rows_of(layer, tensor_width, dtype)[0].micro_batch
 
     def sample_range(self, layer: str, tensor_width: int, dtype: Dtype) -> tuple[int, float] | None:
-        """Micro-batches that can be looked up, the fewest and the most; None where this width was not measured."""
+        """Micro-batches that can be looked up, the fewest and the most; None where this width was
+        not measured."""
         rows = self._index.get((layer, tensor_width, dtype))
         if rows is None:
             return None
         return (1, math.inf) if len(rows) == 1 else (rows[0].micro_batch, rows[-1].micro_batch)
 
     def row_name(self, layer: Layer) -> str | None:
-        """The name under which ``layer`` was measured: its own before its kind; None: not measured."""
+        """The name under which ``layer`` was measured: its own before its kind; None: not
+        measured."""
         return next((name for name in (layer.name, layer.kind) if name in self._names), None)
 
     def chain(self, *, dtype: Dtype | None = None, optimizer: str = "adamw") -> Chain:
         """The measured model; its layers' FLOP are 0 where the profile does not know them."""
         if not self.layers:
-            raise bad_input("a list of layers: times alone do not make a model", where=f"{self.model}: layers")
+            raise bad_input(
+                "a list of layers: times alone do not make a model", where=f"{self.model}: layers"
+            )
         return Chain(
             name=self.model,
             layers=self.layers,
@@ -122,7 +132,8 @@ class Profile:
     def _measured(
         self, layer: str, micro_batch: float, tensor_width: int, dtype: Dtype | None
     ) -> tuple[ProfileRow, ...]:
-        """Rows that ``micro_batch`` can be read from, in order, or a refusal that names what is missing."""
+        """Rows that ``micro_batch`` can be read from, in order, or a refusal that names what is
+        missing."""
         rows = self._rows_of(layer, tensor_width, dtype)
         first, last = rows[0].micro_batch, rows[-1].micro_batch
         if len(rows) > 1 and not first <= micro_batch <= last:
@@ -130,7 +141,9 @@ class Profile:
             raise bad_input(expected, micro_batch, where="micro_batch")
         return rows
 
-    def _rows_of(self, layer: str, tensor_width: int, dtype: Dtype | None) -> tuple[ProfileRow, ...]:
+    def _rows_of(
+        self, layer: str, tensor_width: int, dtype: Dtype | None
+    ) -> tuple[ProfileRow, ...]:
         dtype = self._dtype(dtype)
         rows = self._index.get((layer, tensor_width, dtype))
         if rows is None:
@@ -143,8 +156,12 @@ class Profile:
         if layer not in layers:
             expected = f"a measured layer {of} ({_listed(layers)})"
             return bad_input(expected, layer, where="layer", suggestion=closest(layer, layers))
-        widths = sorted({row.tensor_width for row in self.rows if row.layer == layer and row.dtype is dtype})
-        expected = f"a measured tensor width of {layer} {of} in {dtype} ({_listed(widths) or 'none'})"
+        widths = sorted(
+            {row.tensor_width for row in self.rows if row.layer == layer and row.dtype is dtype}
+        )
+        expected = (
+            f"a measured tensor width of {layer} {of} in {dtype} ({_listed(widths) or 'none'})"
+        )
         return bad_input(expected, tensor_width, where="tensor_width")
 
     def _dtype(self, dtype: Dtype | None) -> Dtype:
@@ -153,7 +170,9 @@ class Profile:
             return measured[0]
         if dtype is None or dtype not in measured:
             found = None if dtype is None else str(dtype)
-            raise bad_input(f"a measured dtype of {self.model} ({_listed(measured)})", found, where="dtype")
+            raise bad_input(
+                f"a measured dtype of {self.model} ({_listed(measured)})", found, where="dtype"
+            )
         return dtype
 
     def __repr__(self) -> str:
@@ -161,7 +180,9 @@ class Profile:
         return f"{self.model} on {self.device}: {len(self.rows)} rows, {layers} layers"
 
 
-def _interpolated(rows: tuple[ProfileRow, ...], micro_batch: float, read: Callable[[ProfileRow], float]) -> float:
+def _interpolated(
+    rows: tuple[ProfileRow, ...], micro_batch: float, read: Callable[[ProfileRow], float]
+) -> float:
     """(1) and (2)"""
     if len(rows) == 1:
         return read(rows[0]) * micro_batch / rows[0].micro_batch

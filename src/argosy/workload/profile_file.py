@@ -4,9 +4,9 @@
      rows:   [{layer, micro_batch, tensor_width, dtype, forward_seconds, backward_seconds, peak_bytes?}],
      layers: [{name, kind, parameters, activation_bytes, output_bytes, forward_flop?, backward_flop?, ...}]?}
 
-``layers`` is the measured model itself, amounts per sample, for models that no config describes; it may hold
-every field of ``Layer``. What equals its default is not written; keys are sorted. Profiles that come with Argosy are in
-``data/profiles`` and go by their names.
+``layers`` is the measured model itself, amounts per sample, for models that no config describes; it
+may hold every field of ``Layer``. What equals its default is not written; keys are sorted. Profiles
+that come with Argosy are in ``data/profiles`` and go by their names.
 """
 
 from __future__ import annotations
@@ -58,13 +58,19 @@ def read_profile(path: Path | str) -> Profile:
     if not is_there(path) and "/" not in str(path) and not Path(path).suffix:
         names = profile_names()
         expected = f"a file, or one of the profiles {', '.join(names)}"
-        raise bad_input(expected, str(path), where="--profile", suggestion=closest(str(path), names))
+        raise bad_input(
+            expected, str(path), where="--profile", suggestion=closest(str(path), names)
+        )
     return profile_of(read_json(path))
 
 
 def profile_names() -> list[str]:
     """Names of the profiles that come with Argosy, sorted."""
-    return sorted(entry.name.removesuffix(".json") for entry in _folder().iterdir() if entry.name.endswith(".json"))
+    return sorted(
+        entry.name.removesuffix(".json")
+        for entry in _folder().iterdir()
+        if entry.name.endswith(".json")
+    )
 
 
 def _folder() -> Traversable:
@@ -128,7 +134,9 @@ def _row_problems(document: Document, content: ProfileSchema) -> Iterator[Proble
         if known and row.layer not in known:
             suggestion = closest(row.layer, known)
             place = ("rows", index, "layer")
-            yield document.problem(place, "the name or kind of a layer", row.layer, suggestion=suggestion)
+            yield document.problem(
+                place, "the name or kind of a layer", row.layer, suggestion=suggestion
+            )
         key = (row.layer, row.micro_batch, row.tensor_width, row.dtype)
         if key in seen:
             found = f"{row.layer}, micro-batch {row.micro_batch}, tensor width {row.tensor_width}, {row.dtype}"

@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class WorkloadSettings:
     """Choices that replace what a model file says; None: as the file says."""
 
     sequence_length: int | None = None
@@ -61,10 +61,10 @@ def parse_settings(
     dtype: object = None,
     optimizer: object = None,
     fused_attention: bool = True,
-) -> Settings:
+) -> WorkloadSettings:
     """The choices, checked; one ``InputError`` names all that are wrong."""
     problems: list[Problem] = []
-    settings = Settings(
+    settings = WorkloadSettings(
         sequence_length=_checked("sequence_length", sequence_length, _parse_length, problems),
         dtype=_checked("dtype", dtype, parse_dtype, problems),
         optimizer=_checked("optimizer", optimizer, parse_optimizer, problems),
@@ -75,12 +75,18 @@ def parse_settings(
     return settings
 
 
-def _checked(name: str, value: object, parse: Callable[[object], Value], problems: list[Problem]) -> Value | None:
+def _checked(
+    name: str, value: object, parse: Callable[[object], Value], problems: list[Problem]
+) -> Value | None:
     """The parsed value, or None and one more of ``problems``."""
     if value is None:
         return None
     try:
         return parse(value)
     except Mismatch as error:
-        problems.append(Problem(path=name, expected=error.expected, found=error.found, suggestion=error.suggestion))
+        problems.append(
+            Problem(
+                path=name, expected=error.expected, found=error.found, suggestion=error.suggestion
+            )
+        )
         return None

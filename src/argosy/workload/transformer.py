@@ -1,19 +1,21 @@
 """What a transformer computes, keeps and sends: an ``Architecture`` to a ``Chain``.
 
-All amounts are for one sample of s tokens; an encoder and its decoder have s tokens each. h hidden width,
-a heads, g key-value heads, d head dim, f inner width, k active experts of E, v outputs, b bytes per element.
+All amounts are for one sample of s tokens; an encoder and its decoder have s tokens each. h hidden
+width, a heads, g key-value heads, d head dim, f inner width, k active experts of E, v outputs, b
+bytes per element.
 
-FLOP = 2 x multiply-adds of matrix products. Norms, softmax, activation functions and table look-ups count as
-0: their cost is memory traffic.
+FLOP = 2 x multiply-adds of matrix products. Norms, softmax, activation functions and table look-ups
+count as 0: their cost is memory traffic.
 
     (1) projections, feed-forward   2 s x the matrix weights that a token meets
     (2) attention proper            4 s min(s, window) a d; counted in full under a causal mask
     (3) logits                      2 s v e; for the first token only 2 v h
     (4) backward                    2 x forward; for patches, whose input needs no gradient, 1 x
 
-Kept by a block from forward to backward, in elements of b bytes. Attention is fused (flash): nothing of size
-s x s is kept. With f = 4 h, g = a, a d = h, b = 2 and dropout the sum is 34 s h bytes, as in Korthikanti et
-al., "Reducing activation recomputation in large transformer models", without their 5 a s^2:
+Kept by a block from forward to backward, in elements of b bytes. Attention is fused (flash):
+nothing of size s x s is kept. With f = 4 h, g = a, a d = h, b = 2 and dropout the sum is 34 s h
+bytes, as in Korthikanti et al., "Reducing activation recomputation in large transformer models",
+without their 5 a s^2:
 
     (5) residual stream     s h per norm (its input) and per part (what its projections read); parallel: - s h
     (6) attention           s (2 a d + 2 g d): queries, keys, values, result; with norms s (a + g) d more
@@ -23,18 +25,22 @@ al., "Reducing activation recomputation in large transformer models", without th
    (10) dropout             s h bytes of mask per part
    (11) unfused attention   a s^2 weights; with dropout a s^2 more, and a s^2 bytes of mask
 
-Selective recomputation drops what comes back without a projection: norm outputs, activation function outputs,
-(11). It repeats (2) where attention is unfused, and about 8 operations per element, whose time is memory
-traffic.
+Selective recomputation drops what comes back without a projection: norm outputs, activation
+function outputs, (11). It repeats (2) where attention is unfused, and about 8 operations per
+element, whose time is memory traffic.
 
-   (12) the embedding keeps 8 s bytes of ids or the pixels, what its norm and its projection read, and a mask
-   (13) the head keeps s h per step before its logits, and their log-probabilities in fp32: 4 s v bytes; nothing
-        follows. While the loss is computed and differentiated there are, for a moment, the logits and their gradient
-        beside these, in fp32 and, where b < 4, in b bytes too: 2 (4 + b) s v bytes, or 8 s v
-   (14) tensor parallelism all-reduces s h after each part, once if parallel. A table split by rows reduces
-        s h in forward only, split logits in backward only: half of it is booked in each direction
-   (15) a sequence in parts exchanges keys and values, 2 s g d per attention; cut in at most s / 2 parts, because
-        each takes a piece from the front and one from the back, so that a causal mask leaves all the same work
+   (12) the embedding keeps 8 s bytes of ids or the pixels, what its norm and its projection read,
+        and a mask
+   (13) the head keeps s h per step before its logits, and their log-probabilities in fp32: 4 s v
+        bytes; nothing follows. While the loss is computed and differentiated there are, for a
+        moment, the logits and their gradient beside these, in fp32 and, where b < 4, in b bytes
+        too: 2 (4 + b) s v bytes, or 8 s v
+   (14) tensor parallelism all-reduces s h after each part, once if parallel. A table split by rows
+        reduces s h in forward only, split logits in backward only: half of it is booked in each
+        direction
+   (15) a sequence in parts exchanges keys and values, 2 s g d per attention; cut in at most s / 2
+        parts, because each takes a piece from the front and one from the back, so that a causal
+        mask leaves all the same work
    (16) experts in parts exchange k s h routed inputs; their results are as many
 
 Not modelled: fp32 copies inside unfused norms, workspace, experts' padded or dropped tokens.
@@ -72,16 +78,22 @@ def build_chain(
     source: str = "",
     fused_attention: bool = True,
 ) -> Chain:
-    """Embedding, blocks, head; with an encoder: embedding, encoder, decoder's embedding, decoder, head."""
+    """Embedding, blocks, head; with an encoder: embedding, encoder, decoder's embedding, decoder,
+    head."""
     layers = TransformerLayers(architecture, sequence_length, dtype, fused_attention)
     body = [layers.embedding()]
     if architecture.encoder:
-        body += [layers.block(f"encoder.{i}", "encoder", block) for i, block in enumerate(architecture.encoder)]
+        body += [
+            layers.block(f"encoder.{i}", "encoder", block)
+            for i, block in enumerate(architecture.encoder)
+        ]
         body.append(layers.decoder_embedding())
     kind = "decoder" if architecture.encoder else "block"
     last = len(architecture.blocks) - 1
     body += [
-        layers.block(f"{kind}.{i}", kind, block, carries_encoder=block.cross is not None and i < last)
+        layers.block(
+            f"{kind}.{i}", kind, block, carries_encoder=block.cross is not None and i < last
+        )
         for i, block in enumerate(architecture.blocks)
     ]
     return Chain(
@@ -95,7 +107,8 @@ def build_chain(
 
 
 class BlockElements(NamedTuple):
-    """What a block keeps if all its weights are trained, piece by piece; elements unless they are said to be bytes."""
+    """What a block keeps if all its weights are trained, piece by piece; elements unless they are
+    said to be bytes."""
 
     attention: float
     """(6) without norms of queries and keys."""
@@ -117,7 +130,12 @@ class TransformerLayers:
     """Builds the layers of one architecture at one sequence length and dtype."""
 
     def __init__(self, architecture: Architecture, tokens: int, dtype: Dtype, fused: bool) -> None:
-        self.architecture, self.tokens, self.width, self.fused = architecture, tokens, dtype.bytes, fused
+        self.architecture, self.tokens, self.width, self.fused = (
+            architecture,
+            tokens,
+            dtype.bytes,
+            fused,
+        )
         self.hidden = architecture.hidden
         self.stream = float(tokens * self.hidden)
         """Elements of the residual stream."""
@@ -134,7 +152,9 @@ class TransformerLayers:
             kept, reduced = float(pixels * self.width), 0.0
         else:
             flop, kept = self._projected(embedding.width)
-            kept += _ID_BYTES * self.tokens + (embedding.norm is not None) * self.stream * self.width
+            kept += (
+                _ID_BYTES * self.tokens + (embedding.norm is not None) * self.stream * self.width
+            )
             backward, reduced = 2 * flop, self.stream * self.width / 2
         return Layer(
             name="embedding",
@@ -150,10 +170,13 @@ class TransformerLayers:
         )
 
     def _projected(self, table_width: int) -> tuple[float, float]:
-        """FLOP and kept bytes of the projection between a narrow token table and the residual stream."""
+        """FLOP and kept bytes of the projection between a narrow token table and the residual
+        stream."""
         if table_width == self.hidden:
             return 0.0, 0.0
-        return 2.0 * self.tokens * table_width * self.hidden, float(self.tokens * table_width * self.width)
+        return 2.0 * self.tokens * table_width * self.hidden, float(
+            self.tokens * table_width * self.width
+        )
 
     def decoder_embedding(self) -> Layer:
         """The decoder's tokens, from the encoder's table; the encoder's output passes through."""
@@ -180,8 +203,12 @@ class TransformerLayers:
         reductions = 1 if block.parallel else block.num_parts
         attentions = _attentions(block)
         keys = sum(attention.key_width for attention in attentions)
-        squares = 0.0 if self.fused else sum(self._square_bytes(attention) for attention in attentions)
-        around = (block.num_norms + block.num_parts - block.parallel) * self.width + block.dropout * block.num_parts
+        squares = (
+            0.0 if self.fused else sum(self._square_bytes(attention) for attention in attentions)
+        )
+        around = (
+            block.num_norms + block.num_parts - block.parallel
+        ) * self.width + block.dropout * block.num_parts
         return Layer(
             name=name,
             kind=kind,
@@ -196,7 +223,9 @@ class TransformerLayers:
             selective_flop=selective_flop,
             reduced_bytes=reductions * self.stream * self.width,
             active_parameters=block.active_parameters(self.hidden) if experts else None,
-            expert_parameters=experts.count * experts.expert.parameters(self.hidden) if experts else 0,
+            expert_parameters=experts.count * experts.expert.parameters(self.hidden)
+            if experts
+            else 0,
             num_experts=experts.count if experts else 0,
             routed_bytes=experts.active * self.stream * self.width if experts else 0.0,
             key_value_bytes=2.0 * keys * self.tokens * self.width,
@@ -220,16 +249,24 @@ class TransformerLayers:
         return 4.0 * self.tokens * keys * attention.query_width
 
     def _block_memory(self, block: Block) -> tuple[float, float, float]:
-        """Bytes kept, bytes that selective recomputation drops, FLOP that it repeats: (5) to (11)."""
+        """Bytes kept, bytes that selective recomputation drops, FLOP that it repeats: (5) to
+        (11)."""
         attentions = _attentions(block)
         kept_inner, activated = self._feed_forward_elements(block.feed_forward)
         normed = sum(_normed_width(attention) for attention in attentions) * self.tokens
-        kept = (block.num_norms + block.num_parts - block.parallel) * self.stream + kept_inner + normed
-        kept += sum(2 * (attention.query_width + attention.key_width) for attention in attentions) * self.tokens
+        kept = (
+            (block.num_norms + block.num_parts - block.parallel) * self.stream + kept_inner + normed
+        )
+        kept += (
+            sum(2 * (attention.query_width + attention.key_width) for attention in attentions)
+            * self.tokens
+        )
         kept += (block.cross is not None) * self.stream
         norm_outputs = (block.num_parts if block.pre_norm else block.num_parts - 1) * self.stream
         dropped = norm_outputs + activated + normed
-        squares = 0.0 if self.fused else sum(self._square_bytes(attention) for attention in attentions)
+        squares = (
+            0.0 if self.fused else sum(self._square_bytes(attention) for attention in attentions)
+        )
         repeated = 0.0 if self.fused else sum(self.core_flop(attention) for attention in attentions)
         masks = block.dropout * block.num_parts * self.stream
         return (
@@ -253,14 +290,21 @@ class TransformerLayers:
             activated=activated,
             routed=routed,
             mask_bytes=block.dropout * block.num_parts * self.stream,
-            score_bytes=0.0 if self.fused else sum(self._square_bytes(attention) for attention in attentions),
+            score_bytes=0.0
+            if self.fused
+            else sum(self._square_bytes(attention) for attention in attentions),
         )
 
     def _feed_forward_elements(self, part: FeedForward | Experts) -> tuple[float, float]:
-        """Elements kept, and those of them that the activation function gives again: (7) and (8)."""
+        """Elements kept, and those of them that the activation function gives again: (7) and
+        (8)."""
         if isinstance(part, FeedForward):
-            return float(self.tokens * part.inner * (3 if part.gated else 2)), float(self.tokens * part.inner)
-        kept, activated = (part.active * amount for amount in self._feed_forward_elements(part.expert))
+            return float(self.tokens * part.inner * (3 if part.gated else 2)), float(
+                self.tokens * part.inner
+            )
+        kept, activated = (
+            part.active * amount for amount in self._feed_forward_elements(part.expert)
+        )
         kept += 2 * part.active * self.stream + self.tokens * part.count
         if part.shared is not None:
             shared_kept, shared_activated = self._feed_forward_elements(part.shared)
@@ -278,10 +322,20 @@ class TransformerLayers:
         rows = 1 if head.first_token_only else self.tokens
         projection_flop, projection_bytes = self._projected(head.width)
         transforms = (head.transform is not None) * self.tokens + (head.pooled_classes > 0)
-        flop = 2.0 * rows * head.outputs * head.width + projection_flop + 2.0 * transforms * self.hidden**2
+        flop = (
+            2.0 * rows * head.outputs * head.width
+            + projection_flop
+            + 2.0 * transforms * self.hidden**2
+        )
         flop += 2.0 * head.pooled_classes * self.hidden
-        inputs = (1 + (head.norm is not None) + 3 * (head.transform is not None)) * self.stream * self.width
-        tied = head.outputs * head.width if head.tied and isinstance(embedding, TokenEmbedding) else 0
+        inputs = (
+            (1 + (head.norm is not None) + 3 * (head.transform is not None))
+            * self.stream
+            * self.width
+        )
+        tied = (
+            head.outputs * head.width if head.tied and isinstance(embedding, TokenEmbedding) else 0
+        )
         return Layer(
             name="head",
             kind="head",

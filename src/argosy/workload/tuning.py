@@ -16,7 +16,8 @@ from enum import StrEnum
 from argosy.errors import bad_input, closest
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-"""Matrices of a block that adapters may be beside: projections of attention and of the feed-forward."""
+"""Matrices of a block that adapters may be beside: projections of attention and of the
+feed-forward."""
 _MOST_RANK = 65_536
 
 
@@ -75,7 +76,11 @@ class Tuning:
         return " ".join(parts)
 
     def __str__(self) -> str:
-        parts = [f"LoRA of rank {self.rank} on {', '.join(self.targets)}"] if self.train is Train.LORA else []
+        parts = (
+            [f"LoRA of rank {self.rank} on {', '.join(self.targets)}"]
+            if self.train is Train.LORA
+            else []
+        )
         parts += [f"{', '.join(self.freeze)} frozen"] if self.freeze else []
         parts += [f"base weights in {self.base}"] if self.base is not None else []
         return ", ".join(parts)
@@ -85,7 +90,11 @@ FULL = Tuning()
 
 
 def parse_tuning(
-    *, train: str | None = None, lora: str | None = None, freeze: Iterable[str] = (), base: str | None = None
+    *,
+    train: str | None = None,
+    lora: str | None = None,
+    freeze: Iterable[str] = (),
+    base: str | None = None,
 ) -> Tuning:
     """The tuning that options name; ``--lora`` alone asks for LoRA.
 
@@ -102,10 +111,16 @@ def parse_tuning(
     patterns = tuple(freeze)
     if any(not pattern for pattern in patterns):
         raise bad_input("a pattern of layer names such as block.[0-7]", "", where="--freeze")
-    packed = None if base is None else BaseFormat(_known("--base-weights", base, [str(one) for one in BaseFormat]))
+    packed = (
+        None
+        if base is None
+        else BaseFormat(_known("--base-weights", base, [str(one) for one in BaseFormat]))
+    )
     if packed is not None and chosen is Train.FULL and not patterns:
         raise bad_input(
-            "--train lora or --freeze with it: trained weights keep their format", base, where="--base-weights"
+            "--train lora or --freeze with it: trained weights keep their format",
+            base,
+            where="--base-weights",
         )
     return Tuning(train=chosen, rank=rank, targets=targets, freeze=patterns, base=packed)
 
@@ -146,5 +161,7 @@ def _targets(text: str | None) -> tuple[str, ...]:
 
 def _known(where: str, value: str, names: list[str]) -> str:
     if value not in names:
-        raise bad_input(f"one of {', '.join(names)}", value, where=where, suggestion=closest(value, names))
+        raise bad_input(
+            f"one of {', '.join(names)}", value, where=where, suggestion=closest(value, names)
+        )
     return value

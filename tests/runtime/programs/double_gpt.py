@@ -1,4 +1,5 @@
-"""A user's program for the tests of elastic runs: a small model in float64 whose steps take a while."""
+"""A user's program for the tests of elastic runs: a small model in float64 whose steps take a
+while."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ CAPTURED = bool(os.environ.get("CAPTURED"))
 """Whether it is a model without layers, which runs in stages of operations that were captured."""
 FAULT = os.environ.get("FAULT", "")
 REACHED = os.environ.get("REACHED", "")
-"""A file into which rank 0 writes the step whose data it needs next, also when the run's own folder is full."""
+"""A file into which rank 0 writes the step whose data it needs next, also when the run's own folder
+is full."""
 
 
 def build() -> Any:

@@ -1,4 +1,5 @@
-"""An ordinary ``transformers.Trainer`` script: GPT-2 tiny, text of several lengths, a cosine schedule, evaluation.
+"""An ordinary ``transformers.Trainer`` script: GPT-2 tiny, text of several lengths, a cosine
+schedule, evaluation.
 
 python hf_script.py FOLDER [resume]
 """
@@ -89,7 +90,9 @@ trainer = Trainer(
 )
 trainer.train(resume_from_checkpoint="resume" in sys.argv)
 trainer.save_model(str(FOLDER / "model"))
-trainer.data_collator = lambda rows: {key: value for key, value in collate(rows).items() if key != "labels"}
+trainer.data_collator = lambda rows: {
+    key: value for key, value in collate(rows).items() if key != "labels"
+}
 unlabelled = trainer.predict(rows[:11])
 assert "test_loss" not in unlabelled.metrics
 if trainer.is_world_process_zero():

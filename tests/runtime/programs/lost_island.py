@@ -1,4 +1,5 @@
-"""A user's program whose island of one process is killed once, in step 5, while the other island goes on."""
+"""A user's program whose island of one process is killed once, in step 5, while the other island
+goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ OTHER, RETURNED = (FOLDER / island / "exchanges.jsonl" for island in ("island-0"
 
 def build() -> Any:
     if os.environ.get("WORLD_SIZE") == "1" and KILLED.exists():
-        while '"islands": [0]' not in OTHER.read_text():  # it returns after the other has gone on without it
+        while (
+            '"islands": [0]' not in OTHER.read_text()
+        ):  # it returns after the other has gone on without it
             time.sleep(0.05)
     return gpt(SAMPLES)
 

@@ -1,4 +1,5 @@
-"""Under torchrun: a step shared by unequal devices through ``argosy.parallelize``; rank 0 prints the losses."""
+"""Under torchrun: a step shared by unequal devices through ``argosy.parallelize``; rank 0 prints
+the losses."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def build() -> Any:
 def main(cluster: str) -> None:
     program = argosy.share_program(build, cluster)
     model, loss, batch = build()
-    trainer = argosy.parallelize(model, loss, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), batch, program)
+    trainer = argosy.parallelize(
+        model, loss, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), batch, program
+    )
     losses = [trainer.step(batch) for _ in range(3)]
     if torch.distributed.get_rank() == 0:
         sys.stdout.write(" ".join(map(repr, losses)) + "\n")

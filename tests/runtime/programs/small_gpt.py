@@ -1,4 +1,5 @@
-"""A user's program for the tests of ``argosy run``: a small GPT, and on demand something that goes wrong in step 2."""
+"""A user's program for the tests of ``argosy run``: a small GPT, and on demand something that goes
+wrong in step 2."""
 
 from __future__ import annotations
 

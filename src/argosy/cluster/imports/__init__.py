@@ -1,1 +1,4 @@
-"""Cluster files from what people have already: host files, Slurm's topology, NCCL's and the driver's view of a node."""
+"""Read cluster descriptions that exist already: host files, Slurm, NCCL and driver output.
+
+May import ``cluster``. Start reading at ``hosts``.
+"""

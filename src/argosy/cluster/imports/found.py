@@ -53,9 +53,15 @@ class FoundSwitch:
     """Bytes/s."""
 
 
-def cluster_text(name: str, nodes: Sequence[FoundNode], switches: Sequence[FoundSwitch] = (), *, source: str) -> str:
+def cluster_text(
+    name: str, nodes: Sequence[FoundNode], switches: Sequence[FoundSwitch] = (), *, source: str
+) -> str:
     """The text of a cluster file."""
-    lines = [f"# From {source}. Please check the bandwidths: most sources do not tell them.", f'name = "{name}"', ""]
+    lines = [
+        f"# From {source}. Please check the bandwidths: most sources do not tell them.",
+        f'name = "{name}"',
+        "",
+    ]
     names: dict[str, str] = {}
     for index, node in enumerate(nodes):
         letter = chr(ord("a") + index) if index < 26 else f"n{index}x"

@@ -1,8 +1,10 @@
-"""Host files and Slurm's topology: which hosts there are, how many devices each has, and the switches above them.
+"""Host files and Slurm's topology: which hosts there are, how many devices each has, and the
+switches above them.
 
-A host file has a host per line: ``node1 slots=8`` (MPI, DeepSpeed), ``node1:8`` or just ``node1``. Slurm writes many
-hosts as one, ``gpu[01-04,7],login``; its ``topology.conf`` has a switch per line, with ``Nodes=`` or ``Switches=``.
-Neither says what the devices are or how fast the links: the user does.
+A host file has a host per line: ``node1 slots=8`` (MPI, DeepSpeed), ``node1:8`` or just ``node1``.
+Slurm writes many hosts as one, ``gpu[01-04,7],login``; its ``topology.conf`` has a switch per line,
+with ``Nodes=`` or ``Switches=``. Neither says what the devices are or how fast the links: the user
+does.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _MOST_HOSTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class HostFacts:
     """What the user says about the hosts."""
 
     kinds: Kinds
@@ -34,22 +36,29 @@ class Given:
     """Bytes/s."""
 
     def nodes(self, counts: Mapping[str, int]) -> list[FoundNode]:
-        """Hosts with the same kind and number of devices form an entry, in the order of the first of each."""
+        """Hosts with the same kind and number of devices form an entry, in the order of the first
+        of each."""
         groups: dict[tuple[str, int], list[str]] = {}
         for host, count in counts.items():
             groups.setdefault((self.kinds.of(host), count), []).append(host)
-        return [self.node(tuple(hosts), ((kind, count),)) for (kind, count), hosts in groups.items()]
+        return [
+            self.node(tuple(hosts), ((kind, count),)) for (kind, count), hosts in groups.items()
+        ]
 
     def node(self, hosts: tuple[str, ...], devices: tuple[tuple[str, int], ...]) -> FoundNode:
         media: tuple[FoundMedium, ...] = ()
         if sum(count for _, count in devices) > 1:
             if self.intra is None:
-                raise bad_input("--intra with the bandwidth: the file does not say", where="--intra")
+                raise bad_input(
+                    "--intra with the bandwidth: the file does not say", where="--intra"
+                )
             media = (FoundMedium(name="intra", bandwidth=self.intra),)
-        return FoundNode(hosts=hosts, devices=devices, intra=media, nic=(self.nic, 1), is_named=True)
+        return FoundNode(
+            hosts=hosts, devices=devices, intra=media, nic=(self.nic, 1), is_named=True
+        )
 
 
-def read_hostfile(text: str, file: str, given: Given) -> list[FoundNode]:
+def read_hostfile(text: str, file: str, given: HostFacts) -> list[FoundNode]:
     """Hosts with as many devices form a node entry, in the order of the file."""
     slots: dict[str, int] = {}
     problems = []
@@ -58,17 +67,22 @@ def read_hostfile(text: str, file: str, given: Given) -> list[FoundNode]:
         if not content:
             continue
         match = re.fullmatch(
-            f"({HOST})" + r"(?::([0-9]{1,9})|\s+(?:slots|max_slots|gpus)\s*=\s*([0-9]{1,9}))?(?:\s+\w+\s*=\s*\w+)*",
+            f"({HOST})"
+            + r"(?::([0-9]{1,9})|\s+(?:slots|max_slots|gpus)\s*=\s*([0-9]{1,9}))?(?:\s+\w+\s*=\s*\w+)*",
             content,
         )
         if match is None:
             expected = 'a host, "host slots=8" or "host:8"'
-            problems.append(Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected))
+            problems.append(
+                Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected)
+            )
             continue
         count = int(match[2] or match[3] or given.per_host)
         if match[1] in slots or count < 1:
             expected = "each host once, with at least one slot"
-            problems.append(Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected))
+            problems.append(
+                Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected)
+            )
             continue
         slots[match[1]] = count
     if not slots and not problems:
@@ -85,7 +99,14 @@ def expand_hosts(text: str) -> list[str]:
     ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
     """
     if re.sub(r"[^\[\]]+", "", text).replace("[]", ""):
-        raise InputError([Problem(found=f'"{text[:40]}"', expected='a "]" after every "[", and none inside another')])
+        raise InputError(
+            [
+                Problem(
+                    found=f'"{text[:40]}"',
+                    expected='a "]" after every "[", and none inside another',
+                )
+            ]
+        )
     hosts: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text.strip()):
         hosts += _expanded(part.strip(), room=_MOST_HOSTS - len(hosts))
@@ -93,18 +114,27 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _expanded(part: str, *, room: int) -> Iterator[str]:
-    """The hosts of ``gpu[01-04,7]rack[1-2]``; refused before they are written out where there is no room for them."""
+    """The hosts of ``gpu[01-04,7]rack[1-2]``; refused before they are written out where there is no
+    room for them."""
     pieces = re.split(r"\[([^\]]*)\]", part)
     ranges = [[_range(one, part) for one in inside.split(",")] for inside in pieces[1::2]]
     count = math.prod(sum(last - first + 1 for first, last, _ in choices) for choices in ranges)
     if count > room:
-        raise InputError([Problem(found=f'"{part[:40]}"', expected=f"at most {_MOST_HOSTS} hosts in all")])
+        raise InputError(
+            [Problem(found=f'"{part[:40]}"', expected=f"at most {_MOST_HOSTS} hosts in all")]
+        )
     numbers = [
-        [f"{number:0{digits}d}" for first, last, digits in choices for number in range(first, last + 1)]
+        [
+            f"{number:0{digits}d}"
+            for first, last, digits in choices
+            for number in range(first, last + 1)
+        ]
         for choices in ranges
     ]
     for chosen in itertools.product(*numbers):
-        yield "".join(itertools.chain.from_iterable(itertools.zip_longest(pieces[::2], chosen, fillvalue="")))
+        yield "".join(
+            itertools.chain.from_iterable(itertools.zip_longest(pieces[::2], chosen, fillvalue=""))
+        )
 
 
 def _range(text: str, part: str) -> tuple[int, int, int]:
@@ -117,25 +147,33 @@ def _range(text: str, part: str) -> tuple[int, int, int]:
     return first, last, len(match[1])
 
 
-def read_topology(text: str, file: str, given: Given, uplink: float) -> tuple[list[FoundNode], list[FoundSwitch]]:
+def read_topology(
+    text: str, file: str, given: HostFacts, uplink: float
+) -> tuple[list[FoundNode], list[FoundSwitch]]:
     """The tree of a ``topology.conf``; ``uplink`` is every switch's bandwidth upwards."""
     hosts: dict[str, tuple[str, ...]] = {}
     below: dict[str, tuple[str, ...]] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), start=1):
         content = line.partition("#")[0].strip()
-        fields = {key.lower(): value for key, value in re.findall(r"\b(\w++)\s*+=\s*+(\S+)", content)}
+        fields = {
+            key.lower(): value for key, value in re.findall(r"\b(\w++)\s*+=\s*+(\S+)", content)
+        }
         if not content:
             continue
         if "switchname" not in fields or not {"nodes", "switches"} & fields.keys():
             expected = "SwitchName= with Nodes= or Switches="
-            problems.append(Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected))
+            problems.append(
+                Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected)
+            )
             continue
         for name in expand_hosts(fields["switchname"]):
             hosts[name] = tuple(expand_hosts(fields.get("nodes", "")))
             below[name] = tuple(expand_hosts(fields.get("switches", "")))
     if problems or not hosts:
-        raise InputError(problems or [Problem(file=file, expected="at least one switch", found="none")])
+        raise InputError(
+            problems or [Problem(file=file, expected="at least one switch", found="none")]
+        )
     parent = {child: name for name, children in below.items() for child in children}
     every = tuple(dict.fromkeys(host for members in hosts.values() for host in members if host))
     top = [name for name in hosts if name not in parent]

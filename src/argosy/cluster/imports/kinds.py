@@ -1,4 +1,5 @@
-"""Which kind the devices of a host are: as the user says, or as a scheduler's name for their type tells."""
+"""Which kind the devices of a host are: as the user says, or as a scheduler's name for their type
+tells."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from argosy.errors import bad_input
 
 @dataclass(frozen=True, kw_only=True)
 class Kinds:
-    """The kinds that ``--kind`` gives: one for all devices, or one for a type or for the hosts of a pattern."""
+    """The kinds that ``--kind`` gives: one for all devices, or one for a type or for the hosts of a
+    pattern."""
 
     everywhere: str | None = None
     by_name: tuple[tuple[str, str], ...] = ()
@@ -24,7 +26,9 @@ class Kinds:
         """``A100-80GB`` for all, ``a100=A100-80GB`` for a type, ``gpu0*=A100-80GB`` for hosts."""
         everywhere = [text for text in texts if "=" not in text]
         if len(everywhere) > 1:
-            expected = "one kind for all devices, and NAME=KIND for a type or the hosts of a pattern"
+            expected = (
+                "one kind for all devices, and NAME=KIND for a type or the hosts of a pattern"
+            )
             raise bad_input(expected, " and ".join(everywhere[:2]), where="--kind")
         named = [text.partition("=") for text in texts if "=" in text]
         return cls(
@@ -35,7 +39,8 @@ class Kinds:
     def of(self, host: str, card: str = "") -> str:
         """The kind of the devices of a host; ``card`` is what a scheduler calls their type.
 
-        A kind for all devices stands for a type that may mean it, or that the catalogue does not have.
+        A kind for all devices stands for a type that may mean it, or that the catalogue does not
+        have.
         """
         for name, kind in self.by_name:
             if name.lower() == card.lower() or fnmatchcase(host, name):
@@ -55,8 +60,8 @@ class Kinds:
 
 
 def kinds_called(name: str) -> tuple[str, ...]:
-    """The kinds of the catalogue that a name may mean: the one with most words in common that has no other words, as
-    a driver writes them; else all whose words contain those of the name.
+    """The kinds of the catalogue that a name may mean: the one with most words in common that has
+    no other words, as a driver writes them; else all whose words contain those of the name.
 
     >>> kinds_called("nvidia_a100-sxm4-80gb"), kinds_called("t4"), kinds_called("a100")[:2]
     (('A100-80GB',), ('T4',), ('A100-40GB', 'A100-80GB'))

@@ -4,10 +4,10 @@
     (2)  NVLink   links of a device x 25 GB/s each way (20 on Pascal, 14 at compute capability 8.6, 50 from 10.0 on)
     (3)  NIC      the fastest of the node's network devices, and how many are as fast
 
-NCCL writes speeds of network devices in Mbit/s, and the compute capability of each device, which hints at its kind.
-Files that people write for it (``NCCL_TOPO_FILE``) may have bare slots instead, a card being one of class 0x03: then
-NVLink is not known, and a kind must be given.
-``nvidia-smi`` writes neither kinds nor NIC speeds; ``nvidia-smi -L`` in the same file says the kinds.
+NCCL writes speeds of network devices in Mbit/s, and the compute capability of each device, which
+hints at its kind. Files that people write for it (``NCCL_TOPO_FILE``) may have bare slots instead,
+a card being one of class 0x03: then NVLink is not known, and a kind must be given. ``nvidia-smi``
+writes neither kinds nor NIC speeds; ``nvidia-smi -L`` in the same file says the kinds.
 """
 
 from __future__ import annotations
@@ -20,25 +20,47 @@ from argosy.cluster.imports.found import FoundMedium, FoundNode, catalogue_kind
 from argosy.errors import InputError, Problem
 
 _NVLINK = {60: 20e9, 70: 25e9, 75: 25e9, 80: 25e9, 86: 14e9, 90: 25e9, 100: 50e9}
-_USUAL_KIND = {60: "P100", 70: "V100-16GB", 75: "T4", 80: "A100-40GB", 86: "RTX-A6000", 89: "L40S", 90: "H100-80GB"}
+_USUAL_KIND = {
+    60: "P100",
+    70: "V100-16GB",
+    75: "T4",
+    80: "A100-40GB",
+    86: "RTX-A6000",
+    89: "L40S",
+    90: "H100-80GB",
+}
 _WHOLE = "a whole number, at least 0"
 _PCIE_GUESS = 25e9
 """Bytes/s where the file does not say: PCIe 4.0 with 16 lanes, less its overhead."""
 
 
-def read_nccl(text: str, file: str, *, host: str, kind: str | None, nic: float | None = None) -> FoundNode:
-    """A node from the XML that NCCL writes to ``NCCL_TOPO_DUMP_FILE``, or reads from ``NCCL_TOPO_FILE``; ``nic`` is
-    used where it tells no speed of a network device."""
+def read_nccl(
+    text: str, file: str, *, host: str, kind: str | None, nic: float | None = None
+) -> FoundNode:
+    """A node from the XML that NCCL writes to ``NCCL_TOPO_DUMP_FILE``, or reads from
+    ``NCCL_TOPO_FILE``; ``nic`` is used where it tells no speed of a network device."""
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise InputError([Problem(file=file, found="a document type", expected="plain XML, as NCCL writes it")])
+        raise InputError(
+            [Problem(file=file, found="a document type", expected="plain XML, as NCCL writes it")]
+        )
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise InputError([Problem(file=file, found=str(error), expected="XML, as NCCL writes it")]) from None
-    cards = list(root.iter("gpu")) or [slot for slot in root.iter("pci") if slot.get("class", "").startswith("0x03")]
+        raise InputError(
+            [Problem(file=file, found=str(error), expected="XML, as NCCL writes it")]
+        ) from None
+    cards = list(root.iter("gpu")) or [
+        slot for slot in root.iter("pci") if slot.get("class", "").startswith("0x03")
+    ]
     if root.tag != "system" or not cards:
         raise InputError(
-            [Problem(file=file, found=f"<{root.tag}> with {len(cards)} gpu", expected="<system> with gpus")]
+            [
+                Problem(
+                    file=file,
+                    found=f"<{root.tag}> with {len(cards)} gpu",
+                    expected="<system> with gpus",
+                )
+            ]
         )
     capabilities = [_whole(card, "sm", file) for card in cards]
     kinds = [kind or _USUAL_KIND.get(capability) for capability in capabilities]
@@ -50,15 +72,20 @@ def read_nccl(text: str, file: str, *, host: str, kind: str | None, nic: float |
     media = [FoundMedium(name="nvlink", bandwidth=min(links) * _NVLINK.get(capabilities[0], 25e9), latency=3e-6,
                          note=f"{min(links)} links")] if min(links) else []  # fmt: skip
     media.append(FoundMedium(name="pcie", bandwidth=_pcie(root, file), latency=5e-6))
-    told = "" if root.find(".//gpu") is not None else "the file does not tell whether there is NVLink"
+    told = (
+        "" if root.find(".//gpu") is not None else "the file does not tell whether there is NVLink"
+    )
     guessed = (
-        told if kind else f"kinds guessed from compute capability {', '.join(map(str, sorted(set(capabilities))))}"
+        told
+        if kind
+        else f"kinds guessed from compute capability {', '.join(map(str, sorted(set(capabilities))))}"
     )
     return FoundNode(
         hosts=(host,),
         devices=tuple(Counter(name for name in kinds if name).items()),
         intra=tuple(media) if len(cards) > 1 else (),
-        nic=_nics([_whole(net, "speed", file) * 1e6 / 8 for net in root.iter("net")]) or ((nic, 1) if nic else None),
+        nic=_nics([_whole(net, "speed", file) * 1e6 / 8 for net in root.iter("net")])
+        or ((nic, 1) if nic else None),
         note=guessed,
     )
 
@@ -67,7 +94,13 @@ def _whole(element: ElementTree.Element, name: str, file: str, missing: int = 0)
     """An attribute that counts something, or tells Mbit/s."""
     text = element.get(name, "")
     if text and re.fullmatch(r"[0-9]{1,9}", text) is None:
-        raise InputError([Problem(file=file, path=f"{element.tag}.{name}", found=f'"{text[:40]}"', expected=_WHOLE)])
+        raise InputError(
+            [
+                Problem(
+                    file=file, path=f"{element.tag}.{name}", found=f'"{text[:40]}"', expected=_WHOLE
+                )
+            ]
+        )
     return int(text or missing)
 
 
@@ -91,9 +124,14 @@ def _nics(rates: list[float]) -> tuple[float, int] | None:
     return (fastest, sum(rate == fastest for rate in rates)) if fastest else None
 
 
-def read_nvidia_smi(text: str, file: str, *, host: str, kind: str | None, nic: float | None) -> FoundNode:
-    """A node from ``nvidia-smi topo -m``, with ``nvidia-smi -L`` before or after it where the kinds are to be known."""
-    table = [line.replace("\x1b[4m", "").replace("\x1b[0m", "").split() for line in text.splitlines()]
+def read_nvidia_smi(
+    text: str, file: str, *, host: str, kind: str | None, nic: float | None
+) -> FoundNode:
+    """A node from ``nvidia-smi topo -m``, with ``nvidia-smi -L`` before or after it where the kinds
+    are to be known."""
+    table = [
+        line.replace("\x1b[4m", "").replace("\x1b[0m", "").split() for line in text.splitlines()
+    ]
     rows = [row for row in table if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
     names = [row[0] for row in rows]
     cells = {row[0]: row[1 : len(names) + 1] for row in rows}
@@ -112,7 +150,12 @@ def read_nvidia_smi(text: str, file: str, *, host: str, kind: str | None, nic: f
     media = []
     if counts and len(counts) == len(pairs):
         media.append(
-            FoundMedium(name="nvlink", bandwidth=min(counts) * 25e9, latency=3e-6, note=f"{min(counts)} links")
+            FoundMedium(
+                name="nvlink",
+                bandwidth=min(counts) * 25e9,
+                latency=3e-6,
+                note=f"{min(counts)} links",
+            )
         )
     media.append(FoundMedium(name="pcie", bandwidth=_PCIE_GUESS, latency=5e-6, note="a guess"))
     partial = (

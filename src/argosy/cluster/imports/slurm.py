@@ -1,10 +1,12 @@
 """Slurm's own listings of nodes: ``scontrol show node``, ``sinfo`` with GRES, and lists of hosts.
 
-``scontrol`` writes ``Key=Value`` words, a node from every ``NodeName=`` on. ``sinfo -N -o "%N %G"`` writes a table with
-the columns NODELIST and GRES, or with ``-h`` the rows alone. A list of hosts (``$SLURM_JOB_NODELIST``) has neither
-devices nor kinds: the user says them. Nothing else is taken for hosts.
+``scontrol`` writes ``Key=Value`` words, a node from every ``NodeName=`` on. ``sinfo -N -o "%N %G"``
+writes a table with the columns NODELIST and GRES, or with ``-h`` the rows alone. A list of hosts
+(``$SLURM_JOB_NODELIST``) has neither devices nor kinds: the user says them. Nothing else is taken
+for hosts.
 
-Generic resources look like ``gpu:a100:8(S:0-1),nvme:2``: name, type where there is one, count, sockets in brackets.
+Generic resources look like ``gpu:a100:8(S:0-1),nvme:2``: name, type where there is one, count,
+sockets in brackets.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from argosy.cluster.imports.found import FoundNode
-from argosy.cluster.imports.hosts import HOST, Given, expand_hosts
+from argosy.cluster.imports.hosts import HOST, HostFacts, expand_hosts
 from argosy.errors import InputError, Problem, bad_input
 
 _GONE = ("DOWN", "DRAIN", "FAIL", "FUTURE")
@@ -34,14 +36,16 @@ class Listed:
     state: str = ""
 
 
-def read_slurm(text: str, file: str, given: Given) -> list[FoundNode]:
+def read_slurm(text: str, file: str, given: HostFacts) -> list[FoundNode]:
     """The nodes with GPUs that take jobs; the others are named in a comment."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and all(re.fullmatch(r"[^\s=|]+", line) for line in lines) and "NODELIST" not in lines:
         hosts = expand_hosts(",".join(lines))
         _check_hosts(hosts, file)
         return given.nodes(dict.fromkeys(hosts, given.per_host))
-    listed = _by_name(_shown(text, file) if re.search(r"^[^\S\n]*NodeName=", text, re.M) else _table(lines, file))
+    listed = _by_name(
+        _shown(text, file) if re.search(r"^[^\S\n]*NodeName=", text, re.M) else _table(lines, file)
+    )
     _check_hosts(list(listed), file)
     return _grouped(listed, file, given)
 
@@ -87,20 +91,28 @@ def _table(lines: list[str], file: str) -> Iterator[Listed]:
     rows = [re.split(r"\s*\|\s*|\s+", line) for line in lines]
     head = next((row for row in rows if "NODELIST" in row), None)
     if head is not None and "GRES" not in head:
-        found, expected = f"a table with {' '.join(head)[:60]}", 'a column GRES, as of `sinfo -N -o "%N %G"`'
+        found, expected = (
+            f"a table with {' '.join(head)[:60]}",
+            'a column GRES, as of `sinfo -N -o "%N %G"`',
+        )
         raise InputError([Problem(file=file, found=found, expected=expected)])
     host_at, gres_at = (head.index("NODELIST"), head.index("GRES")) if head is not None else (0, 1)
     begin = rows.index(head) + 1 if head is not None else 0
     for row in rows[begin:]:
         is_row = len(row) == (2 if head is None else len(head))
-        if not is_row or re.fullmatch(r"\(null\)|[\w.]+(:[^\s,:]+)+(,[^\s,]+)*", row[gres_at]) is None:
-            raise InputError([Problem(file=file, found=f'"{" ".join(row)[:60]}"', expected=_EXPECTED)])
+        if (
+            not is_row
+            or re.fullmatch(r"\(null\)|[\w.]+(:[^\s,:]+)+(,[^\s,]+)*", row[gres_at]) is None
+        ):
+            raise InputError(
+                [Problem(file=file, found=f'"{" ".join(row)[:60]}"', expected=_EXPECTED)]
+            )
         state = row[head.index("STATE")].upper() if head is not None and "STATE" in head else ""
         for name in expand_hosts(row[host_at]):
             yield Listed(name=name, gres=row[gres_at], state=state)
 
 
-def _grouped(listed: dict[str, Listed], file: str, given: Given) -> list[FoundNode]:
+def _grouped(listed: dict[str, Listed], file: str, given: HostFacts) -> list[FoundNode]:
     """Nodes with the same devices and CPUs form an entry."""
     groups: dict[tuple[tuple[tuple[str, int], ...], tuple[str, ...], int | None], list[Listed]] = {}
     without, gone = [], []
@@ -133,7 +145,8 @@ def _note(why: str, names: list[str]) -> str:
 
 
 def gpus_of(gres: str, file: str = "") -> tuple[tuple[str, int], ...]:
-    """The GPUs among generic resources, each type with its number; the type is empty where none is said.
+    """The GPUs among generic resources, each type with its number; the type is empty where none is
+    said.
 
     >>> gpus_of("gpu:a100:8(S:0-1),nvme:2"), gpus_of("gpu:4"), gpus_of("(null)")
     ((('a100', 8),), (('', 4),), ())
@@ -146,7 +159,9 @@ def gpus_of(gres: str, file: str = "") -> tuple[tuple[str, int], ...]:
         rest = [word for word in rest if word != "no_consume"]
         match = re.fullmatch(r"[0-9]{1,4}", rest[-1]) if rest else None
         if match is None or len(rest) > 2 or int(match[0]) > 10_000:
-            raise bad_input('GPUs such as "gpu:a100:8(S:0-1)"', f'"{gres[:60]}"', where=file or "Gres")
+            raise bad_input(
+                'GPUs such as "gpu:a100:8(S:0-1)"', f'"{gres[:60]}"', where=file or "Gres"
+            )
         card = rest[0] if len(rest) == 2 else ""
         counts[card] = counts.get(card, 0) + int(match[0])
     return tuple((card, count) for card, count in counts.items() if count)

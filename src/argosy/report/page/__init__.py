@@ -1,4 +1,5 @@
-"""The report: one self-contained HTML page about a plan, readable offline, in print and without colour."""
+"""The report: one self-contained HTML page about a plan, readable offline, in print and without
+colour."""
 
 from argosy.report.page.page import Picture, ScenarioTimes, report_page
 from argosy.report.page.report import Report

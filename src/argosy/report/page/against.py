@@ -1,4 +1,5 @@
-"""Predicted against measured: what each device computes in an iteration and holds at most, where both are known."""
+"""Predicted against measured: what each device computes in an iteration and holds at most, where
+both are known."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _NOTHING: Cells = ("-", "-", "-")
 def predicted_and_measured(
     plan: Plan, cluster: Cluster, timelines: Sequence[Timeline]
 ) -> list[tuple[str, Cells, Cells]]:
-    """(what, cells of time, cells of peak memory), the whole iteration first; devices that show the same share
-    a row."""
+    """(what, cells of time, cells of peak memory), the whole iteration first; devices that show the
+    same share a row."""
     by_clock = {timeline.clock: timeline for timeline in reversed(timelines)}
     if not {"simulated", "measured"} <= by_clock.keys():
         return []
@@ -33,12 +34,17 @@ def predicted_and_measured(
     alike: dict[tuple[Cells, Cells], list[str]] = {}
     for name in plan.devices:
         if name in times or name in peaks:
-            alike.setdefault((times.get(name, _NOTHING), peaks.get(name, _NOTHING)), []).append(name)
+            alike.setdefault((times.get(name, _NOTHING), peaks.get(name, _NOTHING)), []).append(
+                name
+            )
     return rows + [(devices_in_short(names, cluster), *cells) for cells, names in alike.items()]
 
 
 def _by_device(
-    predicted: Mapping[str, float], measured: Mapping[str, float], devices: Iterable[str], unit: Quantity
+    predicted: Mapping[str, float],
+    measured: Mapping[str, float],
+    devices: Iterable[str],
+    unit: Quantity,
 ) -> dict[str, Cells]:
     both = [name for name in devices if name in predicted and name in measured]
     return {name: _cells(unit, predicted[name], measured[name]) for name in both}
@@ -53,4 +59,6 @@ def _cells(unit: Quantity, predicted: float | None, measured: float | None) -> C
 
 def _busy(timeline: Timeline) -> dict[str, float]:
     count = max(1, len(timeline.iteration_ends))
-    return {name: seconds / count for name, seconds in zip(timeline.devices, timeline.busy, strict=True)}
+    return {
+        name: seconds / count for name, seconds in zip(timeline.devices, timeline.busy, strict=True)
+    }

@@ -1,4 +1,5 @@
-"""Small charts: how a search went, the best plan from above and the bound from below; one iteration after the other."""
+"""Small charts: how a search went, the best plan from above and the bound from below; one iteration
+after the other."""
 
 from __future__ import annotations
 
@@ -67,14 +68,23 @@ def search_curve(history: Moments) -> Curve | None:
         if all(abs(y(value) - y(other)) > 13 for other in kept):
             kept.append(value)
     ticks = tuple((round(y(value), 1), TIME.format(value, digits=3)) for value in kept)
-    return Curve(best=steps(1), bound=steps(2), ticks=ticks, end=TIME.format(last[0], digits=3), in_words=words)
+    return Curve(
+        best=steps(1),
+        bound=steps(2),
+        ticks=ticks,
+        end=TIME.format(last[0], digits=3),
+        in_words=words,
+    )
 
 
 def spark_line(seconds: Sequence[float], top: float) -> str:
-    """Points of a polyline in a box of 100 by 20, from 0 at the bottom to ``top``; of iterations that would share a
-    point the slowest is drawn, and one that never ends touches the upper edge."""
+    """Points of a polyline in a box of 100 by 20, from 0 at the bottom to ``top``; of iterations
+    that would share a point the slowest is drawn, and one that never ends touches the upper
+    edge."""
     group = -(-len(seconds) // _MOST_POINTS)
     worst = [max(seconds[first : first + group]) for first in range(0, len(seconds), group)]
     heights = [19 - 18 * (value / top if math.isfinite(value) else 1.0) for value in worst]
     step = 100 / len(heights)
-    return " ".join(f"{at * step:.1f},{y:.1f} {(at + 1) * step:.1f},{y:.1f}" for at, y in enumerate(heights))
+    return " ".join(
+        f"{at * step:.1f},{y:.1f} {(at + 1) * step:.1f},{y:.1f}" for at, y in enumerate(heights)
+    )

@@ -1,4 +1,5 @@
-"""The page of an island plan: its islands side by side, what they exchange when, and what that changes."""
+"""The page of an island plan: its islands side by side, what they exchange when, and what that
+changes."""
 
 from __future__ import annotations
 
@@ -44,15 +45,27 @@ class IslandReport:
         """The page."""
         plan = self.plan
         window = IslandWindow.around_exchange(plan)
-        work = sum(len(island.devices) * island.num_micro_batches for island in plan.islands) * window.end
+        work = (
+            sum(len(island.devices) * island.num_micro_batches for island in plan.islands)
+            * window.end
+        )
         is_drawn = work <= _MOST_DRAWN
         course = play_islands(
-            plan, self.chain, self.cluster, self.model, steps=4 * plan.sync_every, window=window if is_drawn else None
+            plan,
+            self.chain,
+            self.cluster,
+            self.model,
+            steps=4 * plan.sync_every,
+            window=window if is_drawn else None,
         )
         label = f"predicted, steps {window.first} to {window.end - 1}, with the exchange after step {plan.period}"
         timeline = window.timeline(plan, self.cluster)
         pictures = [Picture(label=label, timeline=timeline)] if timeline.spans else []
-        memory = [row for island in plan.islands for row in planned_stack(island, self.chain, self.cluster)]
+        memory = [
+            row
+            for island in plan.islands
+            for row in planned_stack(island, self.chain, self.cluster)
+        ]
         parts = IslandParts(
             title=island_title(plan),
             facts=_facts(plan, course, self.cluster),
@@ -62,7 +75,9 @@ class IslandReport:
             what_ifs=self._what_ifs(),
         )
         shown = from_moment(self.cluster, window.start)  # links as they are while the picture lasts
-        return report_page(_together(plan, self.cluster), shown, pictures, memory=memory, islands=parts)
+        return report_page(
+            _together(plan, self.cluster), shown, pictures, memory=memory, islands=parts
+        )
 
     def _what_ifs(self) -> list[tuple[str, str, str, str]]:
         """Changes with the time of a step and what it gains, on the cluster as it is at time 0."""
@@ -81,7 +96,9 @@ def _together(plan: IslandPlan, cluster: Cluster) -> Plan:
     used = {name for island in plan.islands for name in island.devices}
     idle = [device.name for device in cluster.devices if device.name not in used]
     left_out = tuple(LeftOut(device=name, reason="it is in no island") for name in idle)
-    whole = replace(plan.islands[0].bare, stages=stages, global_batch=plan.global_batch, left_out=left_out)
+    whole = replace(
+        plan.islands[0].bare, stages=stages, global_batch=plan.global_batch, left_out=left_out
+    )
     return replace(whole, certificate=plan.certificate)
 
 
@@ -98,8 +115,16 @@ def _facts(plan: IslandPlan, course: IslandCourse, cluster: Cluster) -> list[tup
         facts.append((TIME.format(predicted.exchange_seconds), exchange_in_words(plan), "exchange"))
         if predicted.synchronous_seconds is not None:
             factor = f"{predicted.synchronous_seconds / predicted.step_seconds:.2f} times as long"
-            facts.append((TIME.format(predicted.synchronous_seconds), factor, "best synchronous plan"))
-        facts.append((SIZE.format(predicted.outer_bytes, digits=3), "of host memory on each island", "outer state"))
+            facts.append(
+                (TIME.format(predicted.synchronous_seconds), factor, "best synchronous plan")
+            )
+        facts.append(
+            (
+                SIZE.format(predicted.outer_bytes, digits=3),
+                "of host memory on each island",
+                "outer state",
+            )
+        )
     if plan.certificate is not None:
         bound = f"bound {TIME.format(plan.certificate.lower_bound_seconds)}, for this algorithm"
         name = "proven" if plan.certificate.gap < OPTIMAL else "proven gap at most"
@@ -114,7 +139,9 @@ def _rows(plan: IslandPlan, course: IslandCourse, cluster: Cluster) -> list[tupl
     first = 0
     for at, island in enumerate(plan.islands):
         last = first + len(island.stages) - 1
-        seconds = "-" if island.predicted is None else TIME.format(island.predicted.iteration_seconds)
+        seconds = (
+            "-" if island.predicted is None else TIME.format(island.predicted.iteration_seconds)
+        )
         waited = percent(course.waited[at] / course.end) if course.end else "-"
         stages = str(first) if first == last else f"{first}..{last}"
         devices = devices_in_short(island.devices, cluster)
@@ -129,5 +156,12 @@ def _exchanges(course: IslandCourse) -> list[tuple[str, str, str, str]]:
     for one in course.exchanges[:_MOST_EXCHANGES]:
         islands = ", ".join(map(str, one.islands))
         lost = f", after {TIME.format(one.lost_seconds)} for those lost" if one.lost_seconds else ""
-        rows.append((str(one.step), islands, TIME.format(one.begin), f"{TIME.format(one.end - one.begin)}{lost}"))
+        rows.append(
+            (
+                str(one.step),
+                islands,
+                TIME.format(one.begin),
+                f"{TIME.format(one.end - one.begin)}{lost}",
+            )
+        )
     return rows

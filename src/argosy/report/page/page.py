@@ -1,7 +1,8 @@
 """From a plan and what is known of it to the text of the page.
 
-What is static (figures, stages, tables, the picture of the cluster) is written by the template and needs no script; the
-viewer of timelines draws what ``tracks`` encodes. Every text from a file is escaped, by the template or by the script.
+What is static (figures, stages, tables, the picture of the cluster) is written by the template and
+needs no script; the viewer of timelines draws what ``tracks`` encodes. Every text from a file is
+escaped, by the template or by the script.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from argosy.cost.uncertainty import relative_error
 from argosy.explain import DeviceMemory, Explanation
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.decisions import Told
-from argosy.report.explain import MEMORY_PARTS, gain_in_percent, help_in_a_sentence, memory_in_a_sentence
+from argosy.report.explain import (
+    MEMORY_PARTS,
+    gain_in_percent,
+    help_in_a_sentence,
+    memory_in_a_sentence,
+)
 from argosy.report.page.against import predicted_and_measured
 from argosy.report.page.curve import search_curve, spark_line
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
@@ -93,12 +99,17 @@ def report_page(
     scenarios: Sequence[ScenarioTimes] = (),
     islands: IslandParts | None = None,
 ) -> str:
-    """The page. ``rivals`` are (planner, seconds or None, reason), ours among them; ``decided`` what a run changed;
-    ``memory`` what devices hold, where there is no explanation that says it. Of ``islands``, the stages of all of them
-    are those of ``plan``."""
+    """The page. ``rivals`` are (planner, seconds or None, reason), ours among them; ``decided``
+    what a run changed; ``memory`` what devices hold, where there is no explanation that says it. Of
+    ``islands``, the stages of all of them are those of ``plan``."""
     folder = resources.files("argosy.report.page")
-    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(parts["page.html"])
+    parts = {
+        name: (folder / name).read_text(encoding="utf-8")
+        for name in ("page.html", "page.css", "page.js")
+    }
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        parts["page.html"]
+    )
     tracks = [timeline_tracks(one.label, one.timeline, plan, cluster) for one in pictures]
     data = {"ticks": TICKS, "kinds": [str(kind) for kind in KINDS], "timelines": tracks}
     return template.render(
@@ -114,10 +125,15 @@ def report_page(
         against=predicted_and_measured(plan, cluster, [one.timeline for one in pictures]),
         memory=_memory(memory if explanation is None else explanation.memory, cluster),
         what_ifs=_what_ifs(explanation) if islands is None else islands.what_ifs,
-        advice=() if explanation is None else (help_in_a_sentence(explanation), memory_in_a_sentence(explanation)),
+        advice=()
+        if explanation is None
+        else (help_in_a_sentence(explanation), memory_in_a_sentence(explanation)),
         rivals=_bars(rivals),
         decided=decided,
-        runner_ups=[(one.description, TIME.format(one.iteration_seconds), one.reason) for one in plan.runner_ups],
+        runner_ups=[
+            (one.description, TIME.format(one.iteration_seconds), one.reason)
+            for one in plan.runner_ups
+        ],
         certificate=certificate_in_a_sentence(plan.certificate) if plan.certificate else None,
         pruned=_pruned(plan),
         curve=search_curve(plan.search.history) if plan.search else None,
@@ -134,11 +150,15 @@ def _json(data: dict[str, Any]) -> str:
 def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tuple[str, str, str]]:
     """(figure, unit or context, what it is): what a person asks first."""
     facts = []
-    seconds = plan.predicted.iteration_seconds if plan.predicted else pictures[0].timeline.usual_seconds
+    seconds = (
+        plan.predicted.iteration_seconds if plan.predicted else pictures[0].timeline.usual_seconds
+    )
     if seconds:
         within = f"predicted, {100 * relative_error(plan, cluster):.0f} % either way"
         facts.append((TIME.format(seconds), within, "iteration"))
-        facts.append((throughput(plan.global_batch / seconds, 1), f"batch {plan.global_batch}", "throughput"))
+        facts.append(
+            (throughput(plan.global_batch / seconds, 1), f"batch {plan.global_batch}", "throughput")
+        )
     for one in pictures:
         if one.timeline.clock == "measured" and (real := one.timeline.usual_seconds):
             difference = f"{100 * (seconds / real - 1):+.1f} % predicted" if seconds else ""
@@ -149,14 +169,20 @@ def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tu
         facts.append((gap_in_words(plan.certificate.gap), bound, name))
     facts.append((f"{len(plan.devices)} of {len(cluster.devices)}", cluster.name, "devices in use"))
     if plan.predicted and plan.predicted.peak_memory_bytes:
-        fullest = max(plan.predicted.peak_memory_bytes, key=lambda one: one[1] / cluster.device(one[0]).kind.memory)
+        fullest = max(
+            plan.predicted.peak_memory_bytes,
+            key=lambda one: one[1] / cluster.device(one[0]).kind.memory,
+        )
         limit = SIZE.format(cluster.device(fullest[0]).kind.memory, digits=3)
-        facts.append((SIZE.format(fullest[1], digits=3), f"of {limit}, {fullest[0]}", "fullest device"))
+        facts.append(
+            (SIZE.format(fullest[1], digits=3), f"of {limit}, {fullest[0]}", "fullest device")
+        )
     return facts
 
 
 def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
-    """The picture of the cluster: devices by node with their stage and share; nodes that look alike drawn once."""
+    """The picture of the cluster: devices by node with their stage and share; nodes that look alike
+    drawn once."""
     stage_of = {
         name: (index, number, replica.samples)
         for index, stage in enumerate(plan.stages)
@@ -173,7 +199,10 @@ def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
             used = f"stage {stage}, replica {replica}, {counted(samples, 'sample')} of every micro-batch"
             hint = f"{name} ({kind}): {reasons.get(name, 'not used') if stage is None else used}"
             devices.append({"name": name, "stage": stage, "hue": (stage or 0) % 8, "hint": hint})
-        look = (tuple(device["stage"] for device in devices), cluster.device(node.devices[0]).kind.name)
+        look = (
+            tuple(device["stage"] for device in devices),
+            cluster.device(node.devices[0]).kind.name,
+        )
         if nodes and nodes[-1]["look"] == look and len(cluster.nodes) > 32:
             nodes[-1]["names"].append(node.name)
             continue
@@ -187,7 +216,11 @@ def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
     extras = [f"recompute {stage.recompute}"] if stage.recompute is not Recompute.NONE else []
     extras += [f"ZeRO {stage.zero}"] if stage.zero else []
     extras += [f"offload {stage.offload}"] if stage.offload else []
-    extras += [f"{name} {count}" for name, count in (("context", stage.context), ("expert", stage.expert)) if count > 1]
+    extras += [
+        f"{name} {count}"
+        for name, count in (("context", stage.context), ("expert", stage.expert))
+        if count > 1
+    ]
     return {
         "index": index,
         "hue": index % 8,
@@ -202,7 +235,8 @@ def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
 
 
 def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[dict[str, Any]]:
-    """Stacked bars, percent of the device's memory for each part; devices that hold the same share one."""
+    """Stacked bars, percent of the device's memory for each part; devices that hold the same share
+    one."""
     alike: dict[tuple[tuple[float, ...], float], list[str]] = {}
     for one in held:
         parts = tuple(float(f"{getattr(one, part):.4g}") for part in MEMORY_PARTS)
@@ -227,7 +261,10 @@ def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[dict[str, An
 def _what_ifs(explanation: Explanation | None) -> list[tuple[str, str, str, str]]:
     if explanation is None:
         return []
-    rows = sorted((*explanation.improvements, *explanation.settings, *explanation.additions), key=lambda one: -one.gain)
+    rows = sorted(
+        (*explanation.improvements, *explanation.settings, *explanation.additions),
+        key=lambda one: -one.gain,
+    )
     return [
         (
             one.change,
@@ -257,8 +294,14 @@ def _bars(rivals: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any
 def _pruned(plan: Plan) -> list[tuple[str, str]]:
     if plan.search is None:
         return []
-    judged = [("judged", f"{plan.search.candidates:,}"), ("CPU time", TIME.format(plan.search.cpu_seconds, digits=3))]
-    return [*judged, *((f"removed by {rule}", f"{count:,}") for rule, count in _largest(plan.search.pruned))]
+    judged = [
+        ("judged", f"{plan.search.candidates:,}"),
+        ("CPU time", TIME.format(plan.search.cpu_seconds, digits=3)),
+    ]
+    return [
+        *judged,
+        *((f"removed by {rule}", f"{count:,}") for rule, count in _largest(plan.search.pruned)),
+    ]
 
 
 def _scenarios(found: Sequence[ScenarioTimes]) -> list[dict[str, Any]]:
@@ -277,4 +320,6 @@ def _scenarios(found: Sequence[ScenarioTimes]) -> list[dict[str, Any]]:
 
 
 def _largest(counts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    return sorted(((rule, count) for rule, count in counts if count), key=lambda one: (-one[1], one[0]))
+    return sorted(
+        ((rule, count) for rule, count in counts if count), key=lambda one: (-one[1], one[0])
+    )

@@ -1,4 +1,5 @@
-"""The page of a plan, as a file or in a notebook: what was predicted, set against what was measured."""
+"""The page of a plan, as a file or in a notebook: what was predicted, set against what was
+measured."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Report:
     measured: Mapping[str, Timeline] = field(default_factory=dict)
     """By the name under which they are shown."""
     rivals: Sequence[tuple[str, float | None, str]] = ()
-    """Other planners, the seconds of an iteration of theirs, and why it takes longer; ours among them."""
+    """Other planners, the seconds of an iteration of theirs, and why it takes longer; ours among
+    them."""
     decided: Sequence[Told] = ()
     """What a run changed."""
     scenarios: Mapping[str, Cluster] = field(default_factory=dict)
@@ -45,7 +47,8 @@ class Report:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that it and the notebook leave each other's styles alone."""
+        """The page in a frame of its own, so that it and the notebook leave each other's styles
+        alone."""
         frame = 'style="width:100%;height:80vh;border:1px solid #8888" title="Argosy report"'
         return f'<iframe {frame} srcdoc="{html.escape(self.html, quote=True)}"></iframe>'
 
@@ -53,8 +56,14 @@ class Report:
     def html(self) -> str:
         """The page."""
         shown = shown_plan(self.plan, self.chain, self.cluster, self.model)
-        pictures = [Picture(label=f"predicted, {schedule!r}", timeline=one) for schedule, one in shown.timelines]
-        pictures += [Picture(label=f"{one.clock}, {name}", timeline=one) for name, one in self.measured.items()]
+        pictures = [
+            Picture(label=f"predicted, {schedule!r}", timeline=one)
+            for schedule, one in shown.timelines
+        ]
+        pictures += [
+            Picture(label=f"{one.clock}, {name}", timeline=one)
+            for name, one in self.measured.items()
+        ]
         return report_page(
             shown.plan,
             self.cluster,

@@ -1,8 +1,9 @@
 """A timeline as the page's viewer reads it: rows of small whole numbers.
 
-Times are ticks of T / 250,000. A row of spans is a flat list of (gap since the last end, length, code) with code =
-kind + 8 (micro-batch + 1), so that a span costs about ten characters. A row of an amount over time is a flat list of
-(ticks since the last point, value in thousandths of the row's top).
+Times are ticks of T / 250,000. A row of spans is a flat list of (gap since the last end, length,
+code) with code = kind + 8 (micro-batch + 1), so that a span costs about ten characters. A row of an
+amount over time is a flat list of (ticks since the last point, value in thousandths of the row's
+top).
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ def timeline_tracks(label: str, timeline: Timeline, plan: Plan, cluster: Cluster
         "seconds": timeline.end,
         "iterations": [round(end / tick) for end in timeline.iteration_ends],
         "devices": devices,
-        "memory": _alike([row for name, steps in timeline.memory if (row := _memory(name, steps, tick, cluster))]),
+        "memory": _alike(
+            [row for name, steps in timeline.memory if (row := _memory(name, steps, tick, cluster))]
+        ),
         "links": _edges(timeline, tick, cluster),
     }
 
 
 def _kind(name: str, cluster: Cluster) -> str:
-    return cluster.device(name).kind.name if name in cluster.device_index else "several devices as one"
+    return (
+        cluster.device(name).kind.name if name in cluster.device_index else "several devices as one"
+    )
 
 
 def _folded_stage(name: str) -> int | None:
@@ -73,14 +78,21 @@ def _coded(spans: Sequence[Span], tick: float) -> list[int]:
     return numbers
 
 
-def _memory(name: str, steps: Sequence[tuple[float, float]], tick: float, cluster: Cluster) -> dict[str, Any] | None:
+def _memory(
+    name: str, steps: Sequence[tuple[float, float]], tick: float, cluster: Cluster
+) -> dict[str, Any] | None:
     if not steps or name not in cluster.device_index:
         return None
     limit = cluster.device(name).kind.memory
     peak = max(held for _, held in steps)
     note = f"at most {SIZE.format(peak, digits=3)} of {SIZE.format(limit, digits=3)}"
     top = max(peak, limit)
-    return {"label": name, "note": note, **_area(steps, tick, top=top), "limit": round(1000 * limit / top)}
+    return {
+        "label": name,
+        "note": note,
+        **_area(steps, tick, top=top),
+        "limit": round(1000 * limit / top),
+    }
 
 
 def _alike(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -89,7 +101,10 @@ def _alike(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         groups.setdefault((row["note"], row["limit"], *row["area"]), []).append(row)
     more = [f" and {len(group) - 1} alike" if len(group) > 1 else "" for group in groups.values()]
-    return [group[0] | {"label": group[0]["label"] + text} for group, text in zip(groups.values(), more, strict=True)]
+    return [
+        group[0] | {"label": group[0]["label"] + text}
+        for group, text in zip(groups.values(), more, strict=True)
+    ]
 
 
 def _area(steps: Sequence[tuple[float, float]], tick: float, *, top: float) -> dict[str, Any]:
@@ -111,9 +126,11 @@ def _thinned(steps: Sequence[tuple[float, float]]) -> Iterable[tuple[float, floa
 
 
 def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[dict[str, Any]]:
-    """What the busiest links carried, against what they could, both in thousandths of the most that they could.
+    """What the busiest links carried, against what they could, both in thousandths of the most that
+    they could.
 
-    A transfer counts with its mean rate; where such rates add up to more than there is, the link is full.
+    A transfer counts with its mean rate; where such rates add up to more than there is, the link is
+    full.
     """
     capacity = {link.name: link.bandwidth for link in with_host_links(cluster).links}
     events: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -122,7 +139,11 @@ def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[dict[str, 
             rate = span.bytes / (span.end - span.start)
             for link in span.via:
                 events[link] += [(span.start, rate), (span.end, -rate)]
-    busiest = [use for use in sorted(timeline.links, key=lambda use: -use.utilisation) if use.link in capacity]
+    busiest = [
+        use
+        for use in sorted(timeline.links, key=lambda use: -use.utilisation)
+        if use.link in capacity
+    ]
     rows = []
     for use in busiest[:_MOST_EDGES]:
         trace = capacity[use.link]

@@ -1,9 +1,10 @@
 """One agent per host: ``python -m argosy.runtime.elastic.agent RUN.json NODE ADDRESS``.
 
-It starts the workers of its devices, holds copies of training state for its own workers and for those of the host
-before it, and does as the leader says. Where nobody leads, the first host (in the cluster's order) that can be reached
-does. An agent ends with the job, when it is told to go (SIGTERM: it says so and has ``grace`` seconds), or when it is
-killed; its workers never outlive it. Needs no torch itself.
+It starts the workers of its devices, holds copies of training state for its own workers and for
+those of the host before it, and does as the leader says. Where nobody leads, the first host (in the
+cluster's order) that can be reached does. An agent ends with the job, when it is told to go
+(SIGTERM: it says so and has ``grace`` seconds), or when it is killed; its workers never outlive it.
+Needs no torch itself.
 """
 
 from __future__ import annotations
@@ -21,28 +22,29 @@ from argosy.cost.remembered import cost_model_of
 from argosy.errors import ArgosyError, InputError, Problem, RunError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import ModelRef, Plan
-from argosy.runtime.agreement import differences, given_facts
-from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
-from argosy.runtime.elastic.copies import Header, Store
+from argosy.runtime.elastic.claims import AgentAddress, Claim, Claims, RunOutcome
+from argosy.runtime.elastic.copies import BlockHeader, Store
 from argosy.runtime.elastic.events import Events
 from argosy.runtime.elastic.leader import DeposedError, Leader
 from argosy.runtime.elastic.replan import Replanner
 from argosy.runtime.elastic.wire import Line, LostError, Message, Strangers, report_in_a_line
 from argosy.runtime.elastic.workers import Workers
-from argosy.runtime.folder import keep_private
-from argosy.runtime.interfaces import interface_settings
-from argosy.runtime.orphan import end_with_parent
-from argosy.runtime.run_spec import RunSpec, dumps_run_spec, read_run_spec
+from argosy.runtime.job.agreement import differences, given_facts
+from argosy.runtime.processes.interfaces import interface_settings
+from argosy.runtime.processes.orphan import end_with_parent
+from argosy.runtime.processes.run_folder import keep_private
+from argosy.runtime.processes.run_spec import RunSpec, dumps_run_spec, read_run_spec
 from argosy.workload.chain import Chain
 
-LEFT = Outcome(message="this host has left the job, as it was told to", exit_code=0)
+LEFT = RunOutcome(message="this host has left the job, as it was told to", exit_code=0)
 
 
 class Agent:
     """A host's part of an elastic job."""
 
     def __init__(self, spec: RunSpec, node: str, address: str) -> None:
-        """``node`` is the host's name in the plan's cluster, ``address`` where other hosts reach it."""
+        """``node`` is the host's name in the plan's cluster, ``address`` where other hosts reach
+        it."""
         self.spec, self.node, self.address = spec, node, address
         plan = load_plan(spec.plan)
         self.facts = given_facts(spec, plan, elastic=True)
@@ -66,10 +68,12 @@ class Agent:
         self.left = asyncio.Event()
         self.is_leaving = False
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunOutcome:
         """Until the job is over, or this host has left it."""
         server = await self.listen()
-        self.here = Host(name=self.node, address=self.address, port=server.sockets[0].getsockname()[1])
+        self.here = AgentAddress(
+            name=self.node, address=self.address, port=server.sockets[0].getsockname()[1]
+        )
         with contextlib.suppress(OSError):  # a full disk: it is written later
             self.claims.register(self.here)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
@@ -113,7 +117,7 @@ class Agent:
         else:
             self.left.set()
 
-    async def _take_part(self) -> Outcome:
+    async def _take_part(self) -> RunOutcome:
         """Follow whoever leads, or lead, until the job is over."""
         while True:
             outcome = self.claims.outcome()
@@ -130,12 +134,14 @@ class Agent:
             await asyncio.sleep(self.spec.interval)
 
     async def _find_leader(self) -> Line | None:
-        """A connection to whoever leads: the last who claimed, or where that is long ago any host that can be reached:
-        one that was there first leads, and may have claimed nothing yet."""
+        """A connection to whoever leads: the last who claimed, or where that is long ago any host
+        that can be reached: one that was there first leads, and may have claimed nothing yet."""
         claim, hosts = self.claims.newest(), self.claims.hosts()
         candidates = [claim.leader] if claim is not None else []
         if self._is_vacant():
-            candidates += await self._reaches([hosts[name] for name in self.replanner.order if name in hosts])
+            candidates += await self._reaches(
+                [hosts[name] for name in self.replanner.order if name in hosts]
+            )
         for name in candidates:
             line = await self._join(hosts[name]) if name in hosts and name != self.node else None
             if line is not None:
@@ -152,9 +158,11 @@ class Agent:
     async def _is_first(self) -> bool:
         """Whether it is for this host to lead: nobody does, and no earlier host can be reached."""
         hosts = self.claims.hosts()
-        return self._is_vacant() and not await self._reaches([hosts[name] for name in self._earlier() if name in hosts])
+        return self._is_vacant() and not await self._reaches(
+            [hosts[name] for name in self._earlier() if name in hosts]
+        )
 
-    async def _join(self, host: Host) -> Line | None:
+    async def _join(self, host: AgentAddress) -> Line | None:
         """None where that host cannot be reached or does not lead."""
         about = {"devices": self.devices, "leaving": self.is_leaving, "facts": self.facts}
         hello = {"kind": "join", "host": vars(self.here), **about}
@@ -171,22 +179,24 @@ class Agent:
             return None
         return line
 
-    async def _reaches(self, hosts: list[Host]) -> list[str]:
+    async def _reaches(self, hosts: list[AgentAddress]) -> list[str]:
         """Those that answer."""
         answers = await asyncio.gather(*map(self._ping, hosts))
         return [host.name for host, answer in zip(hosts, answers, strict=True) if answer]
 
-    async def _ping(self, host: Host) -> bool:
+    async def _ping(self, host: AgentAddress) -> bool:
         try:
             patience = self.spec.lost_after / 3
-            line = await Line.open(host.address, host.port, self.token, {"kind": "ping"}, patience=patience)
+            line = await Line.open(
+                host.address, host.port, self.token, {"kind": "ping"}, patience=patience
+            )
             await line.receive(patience=patience)
         except LostError:
             return False
         line.close()
         return True
 
-    async def _lead(self) -> Outcome | None:
+    async def _lead(self) -> RunOutcome | None:
         """Lead, and follow ourselves; None where somebody else is to lead."""
         self.leader = Leader(self.spec, self.node, self.claims, self.replanner, self.remembered)
         leading = asyncio.create_task(self.leader.lead())
@@ -206,7 +216,7 @@ class Agent:
                 member.line.close()
             await asyncio.gather(leading, following, return_exceptions=True)
 
-    async def _follow(self, line: Line) -> Outcome | None:
+    async def _follow(self, line: Line) -> RunOutcome | None:
         """Do as the leader says until the job is over; None where the leader is lost."""
         self.upward = line
         beating = asyncio.create_task(line.beat(self.spec.interval))
@@ -223,7 +233,7 @@ class Agent:
             line.close()
             await self.workers.kill()
 
-    async def _obey(self, line: Line, message: Message) -> Outcome | None:
+    async def _obey(self, line: Line, message: Message) -> RunOutcome | None:
         match message["kind"]:
             case "start":
                 await self._start(message)
@@ -232,20 +242,31 @@ class Agent:
             case "stop":
                 await self.workers.kill()
                 headers = [header.to_dict() for header in self.store.headers()]
-                line.send({"answer": message["serial"], "headers": headers, "free_port": self._free_port()})
+                line.send(
+                    {
+                        "answer": message["serial"],
+                        "headers": headers,
+                        "free_port": self._free_port(),
+                    }
+                )
             case "reach":
-                hosts = [Host(name=name, address=address, port=port) for name, address, port in message["places"]]
+                hosts = [
+                    AgentAddress(name=name, address=address, port=port)
+                    for name, address, port in message["places"]
+                ]
                 line.send({"answer": message["serial"], "reached": await self._reaches(hosts)})
             case "dismissed":
                 return LEFT
             case "done":
-                return Outcome(message=message["message"], exit_code=message["exit_code"])
+                return RunOutcome(message=message["message"], exit_code=message["exit_code"])
         return None
 
     async def _start(self, message: Message) -> None:
         """This host's workers of a generation."""
         self.generation = message["generation"]
-        self.remembered = Claim(**{**message["claim"], "members": tuple(message["claim"]["members"])})
+        self.remembered = Claim(
+            **{**message["claim"], "members": tuple(message["claim"]["members"])}
+        )
         base = message["base"]
         self.store.keep_only(None if base["moment"] is None else tuple(base["moment"]))
         names = [name for name, _, _ in message["ring"]]
@@ -274,7 +295,9 @@ class Agent:
                 "MASTER_PORT": str(message["master"][1]),
             }
             log = str(self.spec.folder / f"worker-{device}.log")
-            await self.workers.start(device, {**common, "rank": rank, "environment": environment, "log": log})
+            await self.workers.start(
+                device, {**common, "rank": rank, "environment": environment, "log": log}
+            )
 
     def _free_port(self) -> int:
         with socket.socket() as probe:
@@ -299,8 +322,12 @@ class Agent:
                     name = hello["host"]["name"]
                     problems = differences([self.facts, hello["facts"]], [self.node, name])
                     if problems:
-                        self.leader.events.write("refused", host=name, why="; ".join(map(str, problems)))
-                        line.send({"kind": "refused", "problems": [vars(problem) for problem in problems]})
+                        self.leader.events.write(
+                            "refused", host=name, why="; ".join(map(str, problems))
+                        )
+                        line.send(
+                            {"kind": "refused", "problems": [vars(problem) for problem in problems]}
+                        )
                     else:
                         line.send({"kind": "welcome"})
                         await self.leader.admit(line, hello)
@@ -311,7 +338,7 @@ class Agent:
                 case "put":
                     block = await line.receive_block(hello["size"])
                     keep_from = tuple(hello["keep_from"])
-                    self.store.put(Header.of(hello["header"]), block, keep_from=keep_from)
+                    self.store.put(BlockHeader.of(hello["header"]), block, keep_from=keep_from)
                     line.send({"kind": "kept"})
                 case "get":
                     moment = tuple(hello["moment"])
@@ -363,7 +390,7 @@ def main(values: list[str]) -> int:
     return outcome.exit_code
 
 
-async def _run(spec: RunSpec, node: str, address: str) -> Outcome:
+async def _run(spec: RunSpec, node: str, address: str) -> RunOutcome:
     return Claims(spec.folder).outcome() or await Agent(spec, node, address).run()
 
 

@@ -1,10 +1,11 @@
 """Who may go on: what agents write into the run's folder, which all hosts see.
 
-A *generation* is a set of hosts and a plan for them. Before a leader starts one it *claims* its number by creating a
-file, which only one can; so of two parts of a divided cluster only one goes on. While it leads it writes a *beat* every
-now and then: a leader that cannot be reached but still beats is left alone, and one that finds a newer claim than its
-own gives up. When the job is over the *outcome* is left, and all else removed. If the folder is removed during the job,
-the leader writes its own claim and the token again, and every agent its place. Needs no torch.
+A *generation* is a set of hosts and a plan for them. Before a leader starts one it *claims* its
+number by creating a file, which only one can; so of two parts of a divided cluster only one goes
+on. While it leads it writes a *beat* every now and then: a leader that cannot be reached but still
+beats is left alone, and one that finds a newer claim than its own gives up. When the job is over
+the *outcome* is left, and all else removed. If the folder is removed during the job, the leader
+writes its own claim and the token again, and every agent its place. Needs no torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FOLDER = "elastic"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class AgentAddress:
     """Where an agent listens."""
 
     name: str
@@ -44,7 +45,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """How the job ended."""
 
     message: str
@@ -67,15 +68,15 @@ class Claims:
         self._token = str(json.loads(path.read_text())["token"])
         return self._token
 
-    def register(self, host: Host) -> None:
+    def register(self, host: AgentAddress) -> None:
         self._replace(self.folder / "hosts" / f"{host.name}.json", asdict(host))
 
     def unregister(self, name: str) -> None:
         (self.folder / "hosts" / f"{name}.json").unlink(missing_ok=True)
 
-    def hosts(self) -> dict[str, Host]:
+    def hosts(self) -> dict[str, AgentAddress]:
         found = [_read(path) for path in (self.folder / "hosts").glob("*.json")]
-        return {content["name"]: Host(**content) for content in found if content}
+        return {content["name"]: AgentAddress(**content) for content in found if content}
 
     def newest(self) -> Claim | None:
         """The generation that counts."""
@@ -90,7 +91,8 @@ class Claims:
         return self._create(self.folder / f"generation-{claim.generation:06d}.json", asdict(claim))
 
     def restore(self, claim: Claim | None) -> None:
-        """Write again what somebody has removed: the token, and the claim of this agent, which leads."""
+        """Write again what somebody has removed: the token, and the claim of this agent, which
+        leads."""
         path = self.folder / "token"
         content = _read(path)
         if not content or content["token"] != self._token:
@@ -104,12 +106,14 @@ class Claims:
         self._replace(self.folder / "beat.json", {"beat": secrets.token_hex(8)})
 
     def release(self) -> None:
-        """Lead no longer, so that nobody need wait; on a full disk they wait until the last beat is old."""
+        """Lead no longer, so that nobody need wait; on a full disk they wait until the last beat is
+        old."""
         with contextlib.suppress(OSError):
             self._replace(self.folder / "beat.json", {"beat": None})
 
     def silence(self) -> float:
-        """Seconds for which no beat has been seen, by this host's clock; infinite after a release."""
+        """Seconds for which no beat has been seen, by this host's clock; infinite after a
+        release."""
         content = _read(self.folder / "beat.json")
         beat = content["beat"] if content else ""
         if beat is None:
@@ -118,7 +122,7 @@ class Claims:
             self._seen = beat, time.monotonic()
         return time.monotonic() - self._seen[1]
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         """Say how it ended, and remove everything else."""
         self._replace(self.folder / "outcome.json", asdict(outcome))
         self.clear()
@@ -131,9 +135,9 @@ class Claims:
             elif path.name != "outcome.json":
                 path.unlink(missing_ok=True)
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> RunOutcome | None:
         content = _read(self.folder / "outcome.json")
-        return Outcome(**content) if content else None
+        return RunOutcome(**content) if content else None
 
     def begin_again(self) -> None:
         """Forget how an earlier run in this folder ended."""

@@ -1,9 +1,10 @@
-"""Copies of training state in the agents' memory: what a rank has put there, and what can be restored from it.
+"""Copies of training state in the agents' memory: what a rank has put there, and what can be
+restored from it.
 
-A rank's copy is one block of bytes and a header that lists its pieces: regions of a weight, of optimizer state, of a
-buffer. Copies of one generation and step belong together. They are *whole* where their pieces cover every element that
-the ranks had then, which they counted together; so a copy that lacks what a lost host alone held is known to be
-lacking. Needs no torch.
+A rank's copy is one block of bytes and a header that lists its pieces: regions of a weight, of
+optimizer state, of a buffer. Copies of one generation and step belong together. They are *whole*
+where their pieces cover every element that the ranks had then, which they counted together; so a
+copy that lacks what a lost host alone held is known to be lacking. Needs no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Moment = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class BlockRegion:
     """A region of one tensor, row by row within a block of bytes."""
 
     entry: str
@@ -36,9 +37,11 @@ class Piece:
 
     @property
     def region(self) -> Region:
-        return tuple((first, first + size) for first, size in zip(self.first, self.sizes, strict=True))
+        return tuple(
+            (first, first + size) for first, size in zip(self.first, self.sizes, strict=True)
+        )
 
-    def rows(self, begin: int, end: int) -> Piece:
+    def rows(self, begin: int, end: int) -> BlockRegion:
         """Some of its rows, counted in the whole tensor; they follow one another in the block."""
         if not self.sizes:
             return self
@@ -49,7 +52,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class BlockHeader:
     """What a block holds."""
 
     generation: int
@@ -64,7 +67,7 @@ class Header:
     """Distinct tensors that all ranks held together."""
     elements: int
     """Elements of them, each counted once."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BlockRegion, ...]
 
     @property
     def moment(self) -> Moment:
@@ -74,30 +77,34 @@ class Header:
         return asdict(self)
 
     @staticmethod
-    def of(content: Mapping[str, Any]) -> Header:
+    def of(content: Mapping[str, Any]) -> BlockHeader:
         tuples = ("first", "sizes", "whole")
-        pieces = tuple(Piece(**{**piece, **{key: tuple(piece[key]) for key in tuples}}) for piece in content["pieces"])
-        return Header(**{**content, "pieces": pieces})
+        pieces = tuple(
+            BlockRegion(**{**piece, **{key: tuple(piece[key]) for key in tuples}})
+            for piece in content["pieces"]
+        )
+        return BlockHeader(**{**content, "pieces": pieces})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class BlockSource:
     """A block and the agent that holds it."""
 
     address: str
     port: int
-    header: Header
+    header: BlockHeader
 
 
 class Store:
     """The blocks that one agent holds."""
 
     def __init__(self) -> None:
-        self.blocks: dict[tuple[int, int, int], tuple[Header, bytes]] = {}
+        self.blocks: dict[tuple[int, int, int], tuple[BlockHeader, bytes]] = {}
         """By generation, step and rank."""
 
-    def put(self, header: Header, block: bytes, *, keep_from: Moment) -> None:
-        """Take a block; whatever is older than ``keep_from``, which is known to be whole, is let go."""
+    def put(self, header: BlockHeader, block: bytes, *, keep_from: Moment) -> None:
+        """Take a block; whatever is older than ``keep_from``, which is known to be whole, is let
+        go."""
         self.blocks = {key: held for key, held in self.blocks.items() if key[:2] >= keep_from}
         self.blocks[header.generation, header.step, header.rank] = header, block
 
@@ -108,19 +115,19 @@ class Store:
         """What a new generation does not go on from is let go."""
         self.blocks = {key: held for key, held in self.blocks.items() if key[:2] == moment}
 
-    def headers(self) -> list[Header]:
+    def headers(self) -> list[BlockHeader]:
         return [header for header, _ in self.blocks.values()]
 
 
-def newest_whole(headers: Iterable[Header]) -> Moment | None:
+def newest_whole(headers: Iterable[BlockHeader]) -> Moment | None:
     """The newest moment of which every element is there."""
-    by_moment: dict[Moment, list[Header]] = {}
+    by_moment: dict[Moment, list[BlockHeader]] = {}
     for header in headers:
         by_moment.setdefault(header.moment, []).append(header)
     return max((moment for moment, found in by_moment.items() if is_whole(found)), default=None)
 
 
-def is_whole(headers: Iterable[Header]) -> bool:
+def is_whole(headers: Iterable[BlockHeader]) -> bool:
     """Whether the headers of one moment cover every element that the ranks had then."""
     covered: dict[str, set[Region]] = {}
     counts = (0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from argosy.runtime.folder import EVENTS, Log
+from argosy.runtime.processes.run_folder import EVENTS, Log
 
 
 class Events:

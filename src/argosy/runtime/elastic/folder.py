@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argosy.errors import InputError, Problem
 from argosy.runtime.elastic.claims import Claims
-from argosy.runtime.folder import CHECKPOINTS, checkpoints, forget_after, steps_saved
-from argosy.runtime.run_spec import RunSpec
+from argosy.runtime.processes.run_folder import CHECKPOINTS, checkpoints, forget_after, steps_saved
+from argosy.runtime.processes.run_spec import RunSpec
 
 
 def check_folder(spec: RunSpec) -> None:
@@ -17,8 +17,13 @@ def check_folder(spec: RunSpec) -> None:
         if claims.newest() is None:  # here, before anybody reads what is added
             forget_after(spec.folder, steps_saved(spec.folder))
     elif outcome is not None:
-        found, expected = f"a run that is over: {outcome.message}", "another folder, or --resume to train more steps"
+        found, expected = (
+            f"a run that is over: {outcome.message}",
+            "another folder, or --resume to train more steps",
+        )
         raise InputError([Problem(path="--out", found=found, expected=expected)])
     elif claims.newest() is None and checkpoints(spec.folder / CHECKPOINTS):
         expected = "another folder, or --resume to go on from them"
-        raise InputError([Problem(path="--out", found="checkpoints of an earlier run", expected=expected)])
+        raise InputError(
+            [Problem(path="--out", found="checkpoints of an earlier run", expected=expected)]
+        )

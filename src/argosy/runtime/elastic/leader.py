@@ -1,4 +1,5 @@
-"""The agent that leads: it forms a generation of who is there, watches it, and forms the next when something happens.
+"""The agent that leads: it forms a generation of who is there, watches it, and forms the next when
+something happens.
 
     (1)  stop      every worker that still runs is ended; each host says which copies it holds
     (2)  connect   hosts that do not all reach one another are reduced to a set that does
@@ -6,8 +7,8 @@
     (4)  plan      for the devices that are left (``replan``); where nothing fits, wait for hosts
     (5)  claim     the generation's number (``claims``), start its workers, and watch them
 
-A worker or host that is lost ends a generation at once. A host that comes, or is told to go, ends it at the next step,
-after copies were made: then nothing is trained twice. Needs no torch.
+A worker or host that is lost ends a generation at once. A host that comes, or is told to go, ends
+it at the next step, after copies were made: then nothing is trained twice. Needs no torch.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from dataclasses import asdict, dataclass, field
 from argosy.errors import InfeasibleError, InputError, RunError
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
-from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
-from argosy.runtime.elastic.copies import Header, Source
+from argosy.runtime.elastic.claims import AgentAddress, Claim, Claims, RunOutcome
+from argosy.runtime.elastic.copies import BlockHeader, BlockSource
 from argosy.runtime.elastic.events import Events
 from argosy.runtime.elastic.origin import Base, newest_base, steps_told
 from argosy.runtime.elastic.replan import Replanner
-from argosy.runtime.elastic.watch import Generation, Watch
+from argosy.runtime.elastic.watch import Generation, GenerationWatch
 from argosy.runtime.elastic.wire import Line, LostError, Message
-from argosy.runtime.folder import forget_after
-from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.run_spec import RunSpec
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.processes.run_folder import forget_after
+from argosy.runtime.processes.run_spec import RunSpec
 
 _MOST_BARREN = 5
 """Generations in a row that end before their first step."""
@@ -43,17 +44,18 @@ class DeposedError(Exception):
 
 
 @dataclass
-class Member:
+class HostMember:
     """A host as its leader knows it."""
 
-    host: Host
+    host: AgentAddress
     devices: tuple[str, ...]
     line: Line
     answers: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     is_leaving: bool = False
     is_stopped: bool = False
-    """Whether it has answered (1) for the generation that is being formed; what follows is known only then."""
-    headers: tuple[Header, ...] = ()
+    """Whether it has answered (1) for the generation that is being formed; what follows is known
+    only then."""
+    headers: tuple[BlockHeader, ...] = ()
     free_port: int = 0
 
 
@@ -61,20 +63,32 @@ class Leader:
     """Leads until the job is over."""
 
     def __init__(
-        self, spec: RunSpec, node: str, claims: Claims, replanner: Replanner, remembered: Claim | None = None
+        self,
+        spec: RunSpec,
+        node: str,
+        claims: Claims,
+        replanner: Replanner,
+        remembered: Claim | None = None,
     ) -> None:
-        """``node`` is the host that leads; ``remembered``: the newest generation that it has been in."""
+        """``node`` is the host that leads; ``remembered``: the newest generation that it has been
+        in."""
         self.spec, self.node, self.claims, self.replanner = spec, node, claims, replanner
         self.events = Events(spec.folder, node)
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, HostMember] = {}
         self.inbox: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
-        claim = max(filter(None, (claims.newest(), remembered)), key=lambda one: one.generation, default=None)
+        claim = max(
+            filter(None, (claims.newest(), remembered)),
+            key=lambda one: one.generation,
+            default=None,
+        )
         self.claim: Claim | None = None
         """Of the generation that this leader formed last."""
         self.number = claim.generation if claim else 0
         self.last = claim.last if claim else None
         """Steps after which the job is done; known once the first generation has been formed."""
-        self.previous = {name for name in claim.members if name in claims.hosts()} if claim else set()
+        self.previous = (
+            {name for name in claim.members if name in claims.hosts()} if claim else set()
+        )
         self.is_first = claim is None
         self.is_settled = True
         """Whether who is here may go on, because those who are not have had their time."""
@@ -84,12 +98,14 @@ class Leader:
 
     async def admit(self, line: Line, hello: Message) -> None:
         """Take a host in, and listen to it until it is lost."""
-        host = Host(**hello["host"])
-        member = Member(host, tuple(hello["devices"]), line, is_leaving=hello["leaving"])
+        host = AgentAddress(**hello["host"])
+        member = HostMember(host, tuple(hello["devices"]), line, is_leaving=hello["leaving"])
         replaced = self.members.pop(host.name, None)
         if replaced is not None:
             replaced.line.close()
-            self.inbox.put_nowait((host.name, {"kind": "lost", "why": "its agent was started again"}))
+            self.inbox.put_nowait(
+                (host.name, {"kind": "lost", "why": "its agent was started again"})
+            )
         self.members[host.name] = member
         self.inbox.put_nowait((host.name, {"kind": "joined"}))
         beating = asyncio.create_task(line.beat(self.spec.interval))
@@ -107,21 +123,27 @@ class Leader:
         finally:
             beating.cancel()
 
-    async def lead(self) -> Outcome:
-        """Form generations until one is done; a ``DeposedError`` where somebody else has taken over."""
+    async def lead(self) -> RunOutcome:
+        """Form generations until one is done; a ``DeposedError`` where somebody else has taken
+        over."""
         await self._gather()
         guard = asyncio.create_task(self._guard())
         try:
             while True:
                 generation = await self._form()
-                outcome = generation if isinstance(generation, Outcome) else await self._watch(generation)
+                outcome = (
+                    generation
+                    if isinstance(generation, RunOutcome)
+                    else await self._watch(generation)
+                )
                 if outcome is not None:
                     return await self._end(outcome)
         finally:
             guard.cancel()
 
-    async def _end(self, outcome: Outcome) -> Outcome:
-        """Leave the outcome, as soon as the folder can be written; hosts that are there learn it in any case."""
+    async def _end(self, outcome: RunOutcome) -> RunOutcome:
+        """Leave the outcome, as soon as the folder can be written; hosts that are there learn it in
+        any case."""
         self.events.write("ended", message=outcome.message, exit_code=outcome.exit_code)
         deadline = time.monotonic() + self.spec.patience
         while True:
@@ -148,8 +170,8 @@ class Leader:
             await asyncio.sleep(self.spec.interval)
 
     async def _gather(self) -> None:
-        """Wait for this host, and those of the plan or of the generation before; a part of less than half gives others
-        time."""
+        """Wait for this host, and those of the plan or of the generation before; a part of less
+        than half gives others time."""
         expected = (set(self.replanner.hosts) if self.is_first else self.previous) | {self.node}
         patience = self.spec.gather if self.is_first else self.spec.lost_after
         begin = time.monotonic()
@@ -160,10 +182,11 @@ class Leader:
             await asyncio.sleep(0.05)
 
     def _is_enough(self) -> bool:
-        """At least half of the generation before; on the other side of a cut link there may be the rest."""
+        """At least half of the generation before; on the other side of a cut link there may be the
+        rest."""
         return 2 * len(self.previous & self.members.keys()) >= len(self.previous)
 
-    async def _form(self) -> Generation | Outcome:
+    async def _form(self) -> Generation | RunOutcome:
         """(1) to (5)."""
         began, told = time.monotonic(), False
         while time.monotonic() - began < self.spec.wait:
@@ -185,15 +208,22 @@ class Leader:
                 continue
             base = await asyncio.to_thread(newest_base, self.spec.folder, self._held(members))
             if base.is_lost and self.last is None:
-                return Outcome(message=f"no checkpoint is whole: {base.what_is_torn}", exit_code=InputError.exit_code)
+                return RunOutcome(
+                    message=f"no checkpoint is whole: {base.what_is_torn}",
+                    exit_code=InputError.exit_code,
+                )
             if all(name in self.members and self.members[name].is_stopped for name in members):
                 try:
                     return self._start(plan, members, base)
                 except OSError as error:
-                    self.events.write("waiting", hosts=members, why=f"the run's folder cannot be written: {error}")
+                    self.events.write(
+                        "waiting", hosts=members, why=f"the run's folder cannot be written: {error}"
+                    )
                     await asyncio.sleep(self.spec.interval)
-        message = f"no plan fits on the hosts that are there, and nobody came for {self.spec.wait:g} s"
-        return Outcome(message=message, exit_code=InfeasibleError.exit_code)
+        message = (
+            f"no plan fits on the hosts that are there, and nobody came for {self.spec.wait:g} s"
+        )
+        return RunOutcome(message=message, exit_code=InfeasibleError.exit_code)
 
     async def _stop(self) -> None:
         """(1). What was said before is about a generation that has ended."""
@@ -202,7 +232,7 @@ class Leader:
         answers = await self._ask_all({"kind": "stop"})
         for name, answer in answers.items():
             member = self.members[name]
-            member.headers = tuple(Header.of(content) for content in answer["headers"])
+            member.headers = tuple(BlockHeader.of(content) for content in answer["headers"])
             member.free_port = answer["free_port"]
             member.is_stopped = True
         while not self.inbox.empty():
@@ -210,7 +240,8 @@ class Leader:
             self.note(name, message)
 
     def _has_unstopped(self) -> bool:
-        """Whether a host joined, or its agent was started again, after the others had been stopped."""
+        """Whether a host joined, or its agent was started again, after the others had been
+        stopped."""
         return not all(member.is_stopped for member in self.members.values())
 
     async def _connected(self) -> list[str]:
@@ -228,18 +259,26 @@ class Leader:
         return names
 
     async def connected(self) -> list[str]:
-        """Hosts that all reach one another, in the order of the cluster: whoever misses most others is left out first,
-        never the leader."""
-        places = [(host.name, host.address, host.port) for host in (m.host for m in self.members.values())]
+        """Hosts that all reach one another, in the order of the cluster: whoever misses most others
+        is left out first, never the leader."""
+        places = [
+            (host.name, host.address, host.port) for host in (m.host for m in self.members.values())
+        ]
         answers = await self._ask_all({"kind": "reach", "places": places})
         reached = {name: set(answer["reached"]) for name, answer in answers.items()}
         names = [name for name in self.replanner.order if name in reached]
         while True:
             missing = {
-                name: sum(other not in reached[name] or name not in reached[other] for other in names if other != name)
+                name: sum(
+                    other not in reached[name] or name not in reached[other]
+                    for other in names
+                    if other != name
+                )
                 for name in names
             }
-            worst = max((name for name in names if name != self.node), key=missing.__getitem__, default=None)
+            worst = max(
+                (name for name in names if name != self.node), key=missing.__getitem__, default=None
+            )
             if worst is None or not missing[worst]:
                 return names
             names.remove(worst)
@@ -252,11 +291,11 @@ class Leader:
             if self.crashes.get(device, 0) < _MOST_CRASHES
         ]
 
-    def _held(self, members: list[str]) -> list[Source]:
+    def _held(self, members: list[str]) -> list[BlockSource]:
         """The copies that these hosts hold."""
         hosts = {name: self.members[name].host for name in members if name in self.members}
         return [
-            Source(address=host.address, port=host.port, header=header)
+            BlockSource(address=host.address, port=host.port, header=header)
             for name, host in hosts.items()
             for header in self.members[name].headers
         ]
@@ -265,7 +304,9 @@ class Leader:
         """(5), with what (3) found."""
         hosts = {name: self.members[name].host for name in members}
         last = self.spec.steps if self.last is None else self.last
-        claim = Claim(generation=self.number + 1, leader=self.node, members=tuple(members), last=last)
+        claim = Claim(
+            generation=self.number + 1, leader=self.node, members=tuple(members), last=last
+        )
         if not self.claims.claim(claim):
             raise DeposedError(f"generation {claim.generation} was claimed by another")
         self.claim, self.number, self.last = claim, claim.generation, last
@@ -310,7 +351,8 @@ class Leader:
                 member.line.send(message)
 
     async def _ask_all(self, message: Message) -> Mapping[str, Message]:
-        """Return the answer of every host that is still the member that was asked; one without an answer is lost."""
+        """Return the answer of every host that is still the member that was asked; one without an
+        answer is lost."""
         asked = dict(self.members)
         serial = time.monotonic_ns()
         self.tell_all({**message, "serial": serial})
@@ -319,9 +361,13 @@ class Leader:
             if answer is None:
                 asked[name].line.close()
         answered = {name: answer for name, answer in zip(asked, answers, strict=True) if answer}
-        return {name: answer for name, answer in answered.items() if self.members.get(name) is asked[name]}
+        return {
+            name: answer
+            for name, answer in answered.items()
+            if self.members.get(name) is asked[name]
+        }
 
-    async def _answer(self, member: Member, serial: int) -> Message | None:
+    async def _answer(self, member: HostMember, serial: int) -> Message | None:
         try:
             async with asyncio.timeout(self.spec.lost_after):
                 while True:
@@ -345,13 +391,13 @@ class Leader:
             case "deposed":
                 raise DeposedError("another leads")
 
-    async def _watch(self, generation: Generation) -> Outcome | None:
+    async def _watch(self, generation: Generation) -> RunOutcome | None:
         """Until the generation ends; how the job ended, where it has."""
-        watch = Watch(self, generation)
+        watch = GenerationWatch(self, generation)
         outcome = await watch.run()
         self.barren = 0 if watch.has_stepped else self.barren + 1
         self.why = watch.why
         if outcome is None and self.barren >= _MOST_BARREN:
             message = f"{self.barren} generations in a row ended before their first step, the last because {self.why}"
-            return Outcome(message=message, exit_code=RunError.exit_code)
+            return RunOutcome(message=message, exit_code=RunError.exit_code)
         return outcome

@@ -1,5 +1,5 @@
-"""What a generation goes on from: the newest copies that are whole, or a newer checkpoint, or the beginning.
-Needs no torch."""
+"""What a generation goes on from: the newest copies that are whole, or a newer checkpoint, or the
+beginning. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from argosy.runtime.elastic.copies import Moment, Source, newest_whole
-from argosy.runtime.folder import CHECKPOINTS, PROGRESS, checkpoints, read_lines, step_of
-from argosy.runtime.manifest import tear_in
+from argosy.runtime.elastic.copies import BlockSource, Moment, newest_whole
+from argosy.runtime.processes.manifest import tear_in
+from argosy.runtime.processes.run_folder import (
+    CHECKPOINTS,
+    PROGRESS,
+    checkpoints,
+    read_lines,
+    step_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +28,7 @@ class Base:
     """Steps done."""
     path: Path | None = None
     moment: Moment | None = None
-    sources: tuple[Source, ...] = ()
+    sources: tuple[BlockSource, ...] = ()
     skipped: tuple[tuple[Path, str], ...] = ()
     """Newer checkpoints that are torn, and what is wrong with each."""
 
@@ -36,13 +42,16 @@ class Base:
         return "; ".join(f"{path}: {tear}" for path, tear in self.skipped)
 
     def to_dict(self) -> dict[str, Any]:
-        sources = [(source.address, source.port, source.header.to_dict()) for source in self.sources]
+        sources = [
+            (source.address, source.port, source.header.to_dict()) for source in self.sources
+        ]
         path = None if self.path is None else str(self.path)
         return {"kind": self.kind, "path": path, "moment": self.moment, "sources": sources}
 
 
-def newest_base(run: Path, sources: Iterable[Source]) -> Base:
-    """Return the newest of what is whole; copies if they are as far as a checkpoint, because they need no reading.
+def newest_base(run: Path, sources: Iterable[BlockSource]) -> Base:
+    """Return the newest of what is whole; copies if they are as far as a checkpoint, because they
+    need no reading.
 
     This reads every byte of a checkpoint before it returns it.
     """

@@ -1,9 +1,10 @@
 """A plan for who is left. Needs no torch.
 
-Where the model's costs are known the planner searches again (level 1) on the cluster without the devices that are not
-there. Where they are not, the first plan is kept as far as it goes: a stage that has lost replicas gives their samples
-to the others, and the layers of a stage that has lost them all go to the stage before it (or after, for the first). A
-tensor-parallel group that has lost members goes on with the others.
+Where the model's costs are known the planner searches again (level 1) on the cluster without the
+devices that are not there. Where they are not, the first plan is kept as far as it goes: a stage
+that has lost replicas gives their samples to the others, and the layers of a stage that has lost
+them all go to the stage before it (or after, for the first). A tensor-parallel group that has lost
+members goes on with the others.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Replanner:
         settings = Settings(runnable=True, max_width=max_width, max_context=1, max_expert=1)
         try:
             batch = self.first.global_batch
-            return find_plan(self.chain, cluster, global_batch=batch, settings=settings, model=self.model)
+            return find_plan(
+                self.chain, cluster, global_batch=batch, settings=settings, model=self.model
+            )
         except InfeasibleError:
             return None
 
@@ -84,7 +87,9 @@ def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
         return None
     same = len(stages) == len(plan.stages)
     schedule = plan.schedule if same else ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
-    return replace(plan, stages=tuple(stages), schedule=schedule, predicted=None, certificate=None, policy=())
+    return replace(
+        plan, stages=tuple(stages), schedule=schedule, predicted=None, certificate=None, policy=()
+    )
 
 
 def _one_stage_per_worker(plan: Plan) -> Plan:
@@ -92,21 +97,30 @@ def _one_stage_per_worker(plan: Plan) -> Plan:
     layers = plan.stages[-1].end
     count = len(plan.stages) // plan.schedule.stages_per_worker
     ends = [layers * at // count for at in range(count + 1)]
-    stages = tuple(replace(plan.stages[at], first=ends[at], end=ends[at + 1]) for at in range(count))
+    stages = tuple(
+        replace(plan.stages[at], first=ends[at], end=ends[at + 1]) for at in range(count)
+    )
     return replace(plan, stages=stages, schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B))
 
 
 def _left_of(stage: Stage, devices: Collection[str]) -> tuple[Replica, ...]:
-    """The replicas of a stage that are whole; if none is, what is left of their tensor-parallel groups."""
+    """The replicas of a stage that are whole; if none is, what is left of their tensor-parallel
+    groups."""
     whole = tuple(replica for replica in stage.replicas if set(replica.devices) <= set(devices))
     if whole or stage.context > 1:
         return whole
-    return tuple(left for replica in stage.replicas if (left := _shrunk(replica, devices)) is not None)
+    return tuple(
+        left for replica in stage.replicas if (left := _shrunk(replica, devices)) is not None
+    )
 
 
 def _shrunk(replica: Replica, devices: Collection[str]) -> Replica | None:
     """A group without the members that are gone; the others do their work in proportion."""
-    left = [(name, share) for name, share in zip(replica.devices, replica.shares, strict=True) if name in devices]
+    left = [
+        (name, share)
+        for name, share in zip(replica.devices, replica.shares, strict=True)
+        if name in devices
+    ]
     total = sum(share for _, share in left)
     if not total:
         return None
@@ -115,10 +129,13 @@ def _shrunk(replica: Replica, devices: Collection[str]) -> Replica | None:
 
 
 def _shared(replicas: tuple[Replica, ...], samples: int) -> tuple[Replica, ...]:
-    """Every micro-batch divided as the replicas had it, no replica without a sample where there are enough."""
+    """Every micro-batch divided as the replicas had it, no replica without a sample where there are
+    enough."""
     wanted = [replica.samples for replica in replicas]
     counts = [samples * want // sum(wanted) for want in wanted]
     for _ in range(samples - sum(counts)):
         at = min(range(len(counts)), key=lambda index: (counts[index] / wanted[index], index))
         counts[at] += 1
-    return tuple(replace(r, samples=count) for r, count in zip(replicas, counts, strict=True) if count)
+    return tuple(
+        replace(r, samples=count) for r, count in zip(replicas, counts, strict=True) if count
+    )

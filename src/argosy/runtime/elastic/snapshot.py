@@ -1,8 +1,8 @@
 """A rank's training state as blocks of bytes for the agents' memory, and back, under any plan.
 
-Of a piece that several ranks hold, the first on each host gives a copy to the host's own agent. Where all of its
-holders are on one host, that one also gives it to the agent of the next host; so the loss of any one host loses
-nothing. Blocks leave in a thread while training goes on.
+Of a piece that several ranks hold, the first on each host gives a copy to the host's own agent.
+Where all of its holders are on one host, that one also gives it to the agent of the next host; so
+the loss of any one host loses nothing. Blocks leave in a thread while training goes on.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from argosy.cost.regions import Region, deliveries
-from argosy.runtime.boxes import Box, HeldPart
-from argosy.runtime.elastic.copies import Header, Moment, Piece, Source
+from argosy.runtime.communication.boxes import HeldPart, TensorBox
+from argosy.runtime.elastic.copies import BlockHeader, BlockRegion, BlockSource, Moment
 from argosy.runtime.elastic.wire import asking, hear
-from argosy.runtime.failure import in_contact
-from argosy.runtime.state import Stored, parts_of, take_state, trainer_state
-from argosy.runtime.trainer import Trainer
-from argosy.runtime.world import gather_texts
+from argosy.runtime.processes.failure import in_contact
+from argosy.runtime.processes.world import gather_texts
+from argosy.runtime.state.state import Stored, parts_of, take_state, trainer_state
+from argosy.runtime.step.trainer import Trainer
 
 
-class Place(NamedTuple):
+class AgentPlace(NamedTuple):
     """An agent."""
 
     address: str
     port: int
 
 
-class Part(NamedTuple):
+class SnapshotPart(NamedTuple):
     """A piece as a rank holds it: as many elements of an entry in every dim, from the first on."""
 
     entry: str
@@ -48,17 +48,17 @@ class Part(NamedTuple):
 class Duties:
     """Which of its parts a rank gives to whom, and how much all ranks hold together."""
 
-    near: frozenset[Part]
+    near: frozenset[SnapshotPart]
     """To the agent of its own host."""
-    far: frozenset[Part]
+    far: frozenset[SnapshotPart]
     """To the agent of the next host."""
     entries: int
     elements: int
 
 
-def divide_duties(held: Sequence[tuple[str, Sequence[Part]]], rank: int) -> Duties:
+def divide_duties(held: Sequence[tuple[str, Sequence[SnapshotPart]]], rank: int) -> Duties:
     """``held``: by rank, its host and its parts."""
-    holders: dict[Part, list[int]] = {}
+    holders: dict[SnapshotPart, list[int]] = {}
     for other, (_, parts) in enumerate(held):
         for part in parts:
             holders.setdefault(part, []).append(other)
@@ -71,7 +71,9 @@ def divide_duties(held: Sequence[tuple[str, Sequence[Part]]], rank: int) -> Duti
             if len(here) == len(holders[part]):
                 far.add(part)
     shapes = {part.entry: part.whole for part in holders}
-    return Duties(frozenset(near), frozenset(far), len(shapes), sum(map(math.prod, shapes.values())))
+    return Duties(
+        frozenset(near), frozenset(far), len(shapes), sum(map(math.prod, shapes.values()))
+    )
 
 
 class Copier:
@@ -83,8 +85,8 @@ class Copier:
         *,
         generation: int,
         hosts: Sequence[str],
-        near: Place,
-        far: Place | None,
+        near: AgentPlace,
+        far: AgentPlace | None,
         token: str,
         patience: float,
         base: Moment,
@@ -94,7 +96,7 @@ class Copier:
         self.whole = base
         """The newest moment whose copies are known to be whole."""
         self.sent: Moment | None = None
-        self.parts: list[Part] = []
+        self.parts: list[SnapshotPart] = []
         self.thread: threading.Thread | None = None
         self.failed = False
 
@@ -109,17 +111,26 @@ class Copier:
             self.sent = None
 
     def begin(self) -> None:
-        """Copy, and send what was copied in the background. Every rank calls this at the same step."""
+        """Copy, and send what was copied in the background. Every rank calls this at the same
+        step."""
         self.wait()
-        state = {part: value for entry, held in trainer_state(self.trainer) for part, value in _parts(entry, held)}
+        state = {
+            part: value
+            for entry, held in trainer_state(self.trainer)
+            for part, value in _parts(entry, held)
+        }
         duties = self._duties(list(state))
         self.sent = (self.generation, self.trainer.steps)
         self.failed = False
         blocks = [(self.near, *self._block(state, duties, duties.near))]
         if self.far is not None and duties.far:
             same = duties.far == duties.near
-            blocks.append((self.far, *(blocks[0][1:] if same else self._block(state, duties, duties.far))))
-        self.thread = threading.Thread(target=self._send, args=(blocks, self.whole), name="copy", daemon=True)
+            blocks.append(
+                (self.far, *(blocks[0][1:] if same else self._block(state, duties, duties.far)))
+            )
+        self.thread = threading.Thread(
+            target=self._send, args=(blocks, self.whole), name="copy", daemon=True
+        )
         self.thread.start()
 
     def wait(self) -> None:
@@ -127,27 +138,33 @@ class Copier:
             self.thread.join()
             self.thread = None
 
-    def _duties(self, parts: list[Part]) -> Duties:
-        """Asked again where some rank has other parts than before, as after an optimizer's first step."""
+    def _duties(self, parts: list[SnapshotPart]) -> Duties:
+        """Asked again where some rank has other parts than before, as after an optimizer's first
+        step."""
         with in_contact("while copies were divided"):
             changed = torch.tensor(float(parts != self.parts), device=self.trainer.device)
             dist.all_reduce(changed)
             if changed.item():
                 self.parts = parts
                 held = map(json.loads, gather_texts(json.dumps(parts), self.trainer.device))
-                known = [(host, [_loaded(part) for part in own]) for host, own in zip(self.hosts, held, strict=True)]
+                known = [
+                    (host, [_loaded(part) for part in own])
+                    for host, own in zip(self.hosts, held, strict=True)
+                ]
                 self.duties = divide_duties(known, self.trainer.rank)
         return self.duties
 
-    def _block(self, state: dict[Part, Tensor], duties: Duties, parts: Iterable[Part]) -> tuple[Header, Tensor]:
+    def _block(
+        self, state: dict[SnapshotPart, Tensor], duties: Duties, parts: Iterable[SnapshotPart]
+    ) -> tuple[BlockHeader, Tensor]:
         pieces, tensors, end = [], [], 0
         for part in sorted(parts):
             tensor = state[part].detach().cpu().contiguous().reshape(-1)
             begin, end = end, end + tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
-            pieces.append(Piece(**part._asdict(), dtype=dtype, begin=begin, end=end))
+            pieces.append(BlockRegion(**part._asdict(), dtype=dtype, begin=begin, end=end))
             tensors.append(tensor.view(torch.uint8))
-        header = Header(
+        header = BlockHeader(
             generation=self.generation,
             step=self.trainer.steps,
             rank=self.trainer.rank,
@@ -159,12 +176,16 @@ class Copier:
         )
         return header, torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8)
 
-    def _send(self, blocks: list[tuple[Place, Header, Tensor]], keep_from: Moment) -> None:
+    def _send(
+        self, blocks: list[tuple[AgentPlace, BlockHeader, Tensor]], keep_from: Moment
+    ) -> None:
         try:
             for place, header, block in blocks:
                 about = {"keep_from": keep_from, "header": header.to_dict(), "size": block.numel()}
                 greeting = {"kind": "put", **about}
-                with asking(place.address, place.port, self.token, greeting, patience=self.patience) as file:
+                with asking(
+                    place.address, place.port, self.token, greeting, patience=self.patience
+                ) as file:
                     file.write(block.numpy().data)
                     file.flush()
                     hear(file)
@@ -172,27 +193,37 @@ class Copier:
             self.failed = True
 
 
-def _loaded(part: list[Any]) -> Part:
+def _loaded(part: list[Any]) -> SnapshotPart:
     entry, first, sizes, whole = part
-    return Part(entry, tuple(first), tuple(sizes), tuple(whole))
+    return SnapshotPart(entry, tuple(first), tuple(sizes), tuple(whole))
 
 
-def _parts(entry: str, held: Tensor) -> Iterator[tuple[Part, Tensor]]:
+def _parts(entry: str, held: Tensor) -> Iterator[tuple[SnapshotPart, Tensor]]:
     """What a rank holds of an entry, region by region, as views."""
     whole = tuple(getattr(held, "whole", held.shape))
     for tensor, boxes in parts_of(held):
         for box in boxes:
             if all(box.sizes):
-                yield Part(entry, box.whole, box.sizes, whole), box.of(tensor)
+                yield SnapshotPart(entry, box.whole, box.sizes, whole), box.of(tensor)
 
 
-def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: str, patience: float) -> None:
+def restore(
+    trainer: Trainer,
+    sources: Sequence[BlockSource],
+    *,
+    near: AgentPlace,
+    token: str,
+    patience: float,
+) -> None:
     """Go on from copies of one moment, which any plan may have made."""
-    places: dict[str, list[tuple[Source, Piece]]] = {}
+    places: dict[str, list[tuple[BlockSource, BlockRegion]]] = {}
     for source in sorted(sources, key=lambda source: (source.address, source.port) != near):
         for piece in source.header.pieces:
             places.setdefault(piece.entry, []).append((source, piece))
-    stored = {entry: Stored(held[0][1].whole, getattr(torch, held[0][1].dtype)) for entry, held in places.items()}
+    stored = {
+        entry: Stored(held[0][1].whole, getattr(torch, held[0][1].dtype))
+        for entry, held in places.items()
+    }
     told = sources[0].header
     trainer.begin_at(told.step)
     take_state(trainer, stored, Reading(places, token=token, patience=patience).fill)
@@ -202,7 +233,7 @@ def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: 
 class _Request(NamedTuple):
     """Rows of a piece, and the region of them that goes into a tensor."""
 
-    piece: Piece
+    piece: BlockRegion
     region: Region
     target: Tensor
 
@@ -212,29 +243,39 @@ def _first(holders: list[int], _: int) -> int | None:
 
 
 class Reading:
-    """Regions from wherever they are: each wanted element once, from the first source that has it, one request per
-    source."""
+    """Regions from wherever they are: each wanted element once, from the first source that has it,
+    one request per source."""
 
-    def __init__(self, places: dict[str, list[tuple[Source, Piece]]], *, token: str, patience: float) -> None:
+    def __init__(
+        self,
+        places: dict[str, list[tuple[BlockSource, BlockRegion]]],
+        *,
+        token: str,
+        patience: float,
+    ) -> None:
         self.places, self.token, self.patience = places, token, patience
 
     def fill(self, wanted: Mapping[str, Tensor]) -> None:
         """``wanted``: by entry, the tensor that takes its part."""
         requests: dict[int, list[_Request]] = {}
-        sources: dict[int, Source] = {}
+        sources: dict[int, BlockSource] = {}
         for entry, tensor in wanted.items():
             there = {at: [piece.region] for at, (_, piece) in enumerate(self.places[entry])}
             for part in parts_of(tensor):
                 for at, region in deliveries(-1, [box.region for box in part.boxes], there, _first):
-                    assert at is not None, f"no copy has {region} of {entry}, though the copies are whole"
+                    assert at is not None, (
+                        f"no copy has {region} of {entry}, though the copies are whole"
+                    )
                     source, piece = self.places[entry][at]
                     sources[id(source)] = source
                     asked = piece.rows(*map(int, region[0])) if region else piece
-                    requests.setdefault(id(source), []).append(_Request(asked, region, part.at(region)))
+                    requests.setdefault(id(source), []).append(
+                        _Request(asked, region, part.at(region))
+                    )
         for key, asked_for in requests.items():
             self._fetch(sources[key], asked_for)
 
-    def _fetch(self, source: Source, asked_for: list[_Request]) -> None:
+    def _fetch(self, source: BlockSource, asked_for: list[_Request]) -> None:
         ranges = [(request.piece.begin, request.piece.end) for request in asked_for]
         header, place = source.header, (source.address, source.port)
         greeting = {"kind": "get", "moment": header.moment, "rank": header.rank, "ranges": ranges}
@@ -242,7 +283,9 @@ class Reading:
             for piece, region, part in asked_for:
                 data = bytearray(file.read(piece.end - piece.begin))
                 if len(data) < piece.end - piece.begin:
-                    raise ConnectionError(f"{source.address}:{source.port} went away while it was asked for a copy")
+                    raise ConnectionError(
+                        f"{source.address}:{source.port} went away while it was asked for a copy"
+                    )
                 rows = torch.frombuffer(data, dtype=getattr(torch, piece.dtype)).view(piece.sizes)
-                box = Box(piece.first, (0,) * len(piece.sizes), piece.sizes)
+                box = TensorBox(piece.first, (0,) * len(piece.sizes), piece.sizes)
                 part.copy_(HeldPart(rows, (box,)).at(region))

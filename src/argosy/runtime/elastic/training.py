@@ -1,10 +1,13 @@
-"""One worker of an elastic job: joins its generation, takes up where the job was, trains until told otherwise.
+"""One worker of an elastic job: joins its generation, takes up where the job was, trains until told
+otherwise.
 
-After every step the ranks know together whether to pause and whether the last copies have arrived, because they say so
-with the loss (``Trainer.votes``): so they pause and copy at the same step without a message more.
+After every step the ranks know together whether to pause and whether the last copies have arrived,
+because they say so with the loss (``Trainer.votes``): so they pause and copy at the same step
+without a message more.
 
-Where the job adapts, every generation has a controller of its own, which begins with the generation's plan and knows
-nothing of earlier ones. What it moves the copies follow: they are of what each rank holds when they are made.
+Where the job adapts, every generation has a controller of its own, which begins with the
+generation's plan and knows nothing of earlier ones. What it moves the copies follow: they are of
+what each rank holds when they are made.
 """
 
 from __future__ import annotations
@@ -18,25 +21,32 @@ from typing import Any
 
 import torch.distributed as dist
 
-from argosy.adapt.controller import Reach
+from argosy.adapt.controller import AdaptationLevel
 from argosy.errors import ArgosyError, RunError
 from argosy.plan.file import loads_plan
 from argosy.plan.plan import Plan
-from argosy.runtime.adapting import Adapter
-from argosy.runtime.agreement import given_facts
-from argosy.runtime.checkpoint import load_checked
-from argosy.runtime.elastic.copies import Header, Source
-from argosy.runtime.elastic.snapshot import Copier, Place, restore
-from argosy.runtime.emulated import join_device, say_ready
-from argosy.runtime.failure import ElsewhereError, is_of_torch_distributed, told
-from argosy.runtime.folder import CHECKPOINTS, DECISIONS, EVENTS, PROGRESS, TIMELINE, Log
-from argosy.runtime.hardware import check_hardware
-from argosy.runtime.program import load_program
-from argosy.runtime.run_spec import RunSpec, loads_run_spec
-from argosy.runtime.saving import Saver
-from argosy.runtime.trainer import Trainer
-from argosy.runtime.worker import RECORDED, adapter_of, compare, prepare, write_timeline
-from argosy.runtime.world import check_supported, join
+from argosy.runtime.elastic.copies import BlockHeader, BlockSource
+from argosy.runtime.elastic.snapshot import AgentPlace, Copier, restore
+from argosy.runtime.job.adapting import Adapter
+from argosy.runtime.job.agreement import given_facts
+from argosy.runtime.job.program import load_program
+from argosy.runtime.job.worker import RECORDED, adapter_of, compare, prepare, write_timeline
+from argosy.runtime.processes.emulated import join_device, say_ready
+from argosy.runtime.processes.failure import ElsewhereError, is_of_torch_distributed, told
+from argosy.runtime.processes.hardware import check_hardware
+from argosy.runtime.processes.run_folder import (
+    CHECKPOINTS,
+    DECISIONS,
+    EVENTS,
+    PROGRESS,
+    TIMELINE,
+    Log,
+)
+from argosy.runtime.processes.run_spec import RunSpec, loads_run_spec
+from argosy.runtime.processes.world import check_supported, join
+from argosy.runtime.state.checkpoint import load_checked
+from argosy.runtime.state.saving import Saver
+from argosy.runtime.step.trainer import Trainer
 
 
 def work(task: dict[str, Any], pipe: Connection) -> dict[str, Any]:
@@ -46,13 +56,23 @@ def work(task: dict[str, Any], pipe: Connection) -> dict[str, Any]:
     except ElsewhereError as error:
         return {"kind": "ending", "how": "elsewhere", "message": str(error)}
     except ArgosyError as error:
-        return {"kind": "ending", "how": "failed", "message": str(error), "exit_code": error.exit_code}
+        return {
+            "kind": "ending",
+            "how": "failed",
+            "message": str(error),
+            "exit_code": error.exit_code,
+        }
     except BrokenPipeError:
         return {"kind": "ending", "how": "elsewhere", "message": "the agent of this host has gone"}
     except Exception as error:  # the user's own code may raise anything
         is_elsewhere = isinstance(error, RuntimeError) and is_of_torch_distributed(error)
         how = "elsewhere" if is_elsewhere else "failed"
-        return {"kind": "ending", "how": how, "message": told(error), "exit_code": RunError.exit_code}
+        return {
+            "kind": "ending",
+            "how": how,
+            "message": told(error),
+            "exit_code": RunError.exit_code,
+        }
     return {"kind": "ending", "how": "paused" if paused else "finished", "step": step}
 
 
@@ -60,7 +80,10 @@ class _Worker:
     def __init__(self, task: dict[str, Any], pipe: Connection) -> None:
         self.task, self.pipe = task, pipe
         self.spec = loads_run_spec(task["run"])
-        self.progress, self.events = Log(self.spec.folder / PROGRESS), Log(self.spec.folder / EVENTS)
+        self.progress, self.events = (
+            Log(self.spec.folder / PROGRESS),
+            Log(self.spec.folder / EVENTS),
+        )
         self.pausing = self.saving = False
         """Whether this rank was told to pause, and to save before it does."""
         self.seconds = 0.0
@@ -81,7 +104,7 @@ class _Worker:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ElsewhereError(f"the generation did not come about: {reason}") from error
         self.copier = self._copier()
-        self.adapter = self._adapter() if self.spec.adapt != Reach.OFF else None
+        self.adapter = self._adapter() if self.spec.adapt != AdaptationLevel.OFF else None
         pipe.send({"kind": "ready"})
         say_ready()
 
@@ -93,7 +116,8 @@ class _Worker:
             raise ElsewhereError(str(error)) from error
 
     def _own_spec(self) -> RunSpec:
-        """The run's options, of which those about its beginning count only in a generation that begins there."""
+        """The run's options, of which those about its beginning count only in a generation that
+        begins there."""
         init = self.spec.init if self.task["base"]["kind"] == "start" else None
         return replace(self.spec, init=init, resume=False)
 
@@ -103,9 +127,18 @@ class _Worker:
         if base["kind"] == "checkpoint":
             load_checked(self.trainer, Path(base["path"]))
         elif base["kind"] == "copies":
-            sources = [Source(address=a, port=p, header=Header.of(header)) for a, p, header in base["sources"]]
-            near = Place(*self.task["near"])
-            restore(self.trainer, sources, near=near, token=self.task["token"], patience=self.spec.patience)
+            sources = [
+                BlockSource(address=a, port=p, header=BlockHeader.of(header))
+                for a, p, header in base["sources"]
+            ]
+            near = AgentPlace(*self.task["near"])
+            restore(
+                self.trainer,
+                sources,
+                near=near,
+                token=self.task["token"],
+                patience=self.spec.patience,
+            )
 
     def _copier(self) -> Copier:
         far = self.task["far"]
@@ -114,8 +147,8 @@ class _Worker:
             self.trainer,
             generation=self.task["generation"],
             hosts=self.task["hosts"],
-            near=Place(*self.task["near"]),
-            far=None if far is None else Place(*far),
+            near=AgentPlace(*self.task["near"]),
+            far=None if far is None else AgentPlace(*far),
             token=self.task["token"],
             patience=self.spec.lost_after,
             base=tuple(base["moment"]) if base["kind"] == "copies" else (0, 0),
@@ -172,9 +205,17 @@ class _Worker:
         trainer = self.trainer
         begin = time.perf_counter()
         batch = self.data(trainer.steps)
-        if self.pipe.poll():  # after the data, which may take long: what was asked for meanwhile counts
+        if (
+            self.pipe.poll()
+        ):  # after the data, which may take long: what was asked for meanwhile counts
             self.pausing, self.saving = True, self.pipe.recv()["save"]
-        facts = (self.pausing, self.saving, self.copier.is_busy, self.copier.failed, self.saver.is_due())
+        facts = (
+            self.pausing,
+            self.saving,
+            self.copier.is_busy,
+            self.copier.failed,
+            self.saver.is_due(),
+        )
         trainer.votes = tuple(map(float, facts))
         with self.saver.heeded():
             loss = trainer.step(batch)
@@ -184,7 +225,12 @@ class _Worker:
         self.pipe.send({"kind": "step", "step": trainer.steps})
 
     def _tell(self, trainer: Trainer, loss: float) -> None:
-        line = {"step": trainer.steps - 1, "loss": loss, "seconds": self.seconds, "generation": self.task["generation"]}
+        line = {
+            "step": trainer.steps - 1,
+            "loss": loss,
+            "seconds": self.seconds,
+            "generation": self.task["generation"],
+        }
         self.progress.add(line)
 
     def _warn(self, why: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from argosy.plan.plan import Plan
-from argosy.runtime.elastic.claims import Outcome
+from argosy.runtime.elastic.claims import RunOutcome
 from argosy.runtime.elastic.wire import Message
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _AFTERMATH = 1.0
 """Seconds in which others may say that it was their own fault, after one has failed."""
 _ASIDE = 5
-"""Silences (``RunSpec.lost_after``) after which hosts that are there but not used are considered again."""
+"""Silences (``RunSpec.lost_after``) after which hosts that are there but not used are considered
+again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Generation:
     """Hosts, whether or not the plan uses them."""
 
 
-class Watch:
+class GenerationWatch:
     """Hears what happens, and decides when the generation ends and why."""
 
     def __init__(self, leader: Leader, generation: Generation) -> None:
@@ -49,11 +50,13 @@ class Watch:
         """Seconds without a sign of progress, above what a worker itself waits for another."""
         return self.spec.patience + 2 * self.spec.lost_after
 
-    async def run(self) -> Outcome | None:
+    async def run(self) -> RunOutcome | None:
         self.planning.add(asyncio.create_task(self._look_aside()))
         try:
             while self.running:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + self.deadline - time.monotonic()):
+                async with asyncio.timeout_at(
+                    asyncio.get_running_loop().time() + self.deadline - time.monotonic()
+                ):
                     name, message = await self.leader.inbox.get()
                 self.leader.note(name, message)
                 outcome = self._take(name, message)
@@ -66,7 +69,7 @@ class Watch:
                 task.cancel()
         return None
 
-    def _take(self, name: str, message: Message) -> Outcome | None:
+    def _take(self, name: str, message: Message) -> RunOutcome | None:
         match message["kind"]:
             case "ready" | "step":
                 if message["kind"] == "step":
@@ -79,7 +82,9 @@ class Watch:
             case "lost" if name in self.generation.members:
                 self._pause(f"{name}, which held copies, was lost")
             case "leaving":  # others may be told at the same time
-                asyncio.get_running_loop().call_later(self.spec.interval, self._pause, f"{name} leaves")
+                asyncio.get_running_loop().call_later(
+                    self.spec.interval, self._pause, f"{name} leaves"
+                )
             case "joined" if name not in self.generation.members:
                 self._consider()
             case "planned":
@@ -88,18 +93,24 @@ class Watch:
                 return self._ended(name, message)
         return None
 
-    def _ended(self, name: str, message: Message) -> Outcome | None:
+    def _ended(self, name: str, message: Message) -> RunOutcome | None:
         device, how = message["device"], message["how"]
         self.running.discard(device)
         if how == "finished":
-            return Outcome(message=f"{message['step']} steps done", exit_code=0)
+            return RunOutcome(message=f"{message['step']} steps done", exit_code=0)
         if how == "failed":
-            return Outcome(message=f"{device}: {message['message']}", exit_code=message["exit_code"])
+            return RunOutcome(
+                message=f"{device}: {message['message']}", exit_code=message["exit_code"]
+            )
         if how == "killed":
             self.leader.crashes[device] = self.leader.crashes.get(device, 0) + 1
         if how != "paused":
             self.leader.events.write("failed", device=device, how=how, message=message["message"])
-            self._break(f"{device} {message['message']}" if how == "killed" else f"{device}: {message['message']}")
+            self._break(
+                f"{device} {message['message']}"
+                if how == "killed"
+                else f"{device}: {message['message']}"
+            )
         return None
 
     def _break(self, why: str) -> None:
@@ -114,7 +125,9 @@ class Watch:
             self.deadline = time.monotonic() + self._longest
             self.leader.events.write("pausing", why=why)
             save = all(member.is_leaving for member in self.leader.members.values())
-            self.leader.tell_all({"kind": "pause", "generation": self.generation.number, "save": save})
+            self.leader.tell_all(
+                {"kind": "pause", "generation": self.generation.number, "save": save}
+            )
 
     def _consider(self) -> None:
         """Plan with hosts that are not used, beside the training."""
@@ -127,7 +140,11 @@ class Watch:
         reached = await leader.connected()
         if self.hosts <= set(reached):
             plan = await asyncio.to_thread(leader.replanner.plan, leader.devices(reached))
-            if plan is not None and not set(plan.devices) <= set(now.devices) and _is_faster(plan, now):
+            if (
+                plan is not None
+                and not set(plan.devices) <= set(now.devices)
+                and _is_faster(plan, now)
+            ):
                 came = {leader.replanner.host_of(device) for device in plan.devices} - self.hosts
                 leader.inbox.put_nowait((leader.node, {"kind": "planned", "hosts": sorted(came)}))
 

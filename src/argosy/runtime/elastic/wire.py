@@ -1,10 +1,12 @@
-"""What agents and workers say to one another over TCP: a line of JSON, sometimes with a block of bytes after it.
+"""What agents and workers say to one another over TCP: a line of JSON, sometimes with a block of
+bytes after it.
 
-An agent opens every connection with a number that it has drawn, and the other side answers with a hash (HMAC) of that
-number and of the run's token, a secret that only those have who can read the run's folder. So the token itself is
-never sent, and an answer that somebody overheard opens no other connection. Of a side that does not answer so, no more
-is kept than that line may have. Agents wait for many things at once (asyncio); workers ask for one thing at a time
-(plain sockets). Needs no torch.
+An agent opens every connection with a number that it has drawn, and the other side answers with a
+hash (HMAC) of that number and of the run's token, a secret that only those have who can read the
+run's folder. So the token itself is never sent, and an answer that somebody overheard opens no
+other connection. Of a side that does not answer so, no more is kept than that line may have. Agents
+wait for many things at once (asyncio); workers ask for one thing at a time (plain sockets). Needs
+no torch.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def proof(token: str, challenge: str) -> str:
 class Strangers:
     """Connections that have not shown the run's token yet: the newest few. Older ones are ended.
 
-    A host of the run shows the token at once, so that a flood of other connections neither keeps it out nor takes all
-    of the agent's files.
+    A host of the run shows the token at once, so that a flood of other connections neither keeps it
+    out nor takes all of the agent's files.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,8 @@ class Strangers:
 
 
 def report_in_a_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle an exception of an event loop: one that others cause, by connecting too often, is one line."""
+    """Handle an exception of an event loop: one that others cause, by connecting too often, is one
+    line."""
     if str(context.get("message")).startswith("socket.accept()"):
         sys.stderr.write(f"cannot accept connections: {context.get('exception')}\n")
     else:
@@ -78,12 +81,16 @@ class Line:
         self.reader, self.writer = reader, writer
 
     @staticmethod
-    async def open(address: str, port: int, token: str, greeting: Message, *, patience: float) -> Line:
+    async def open(
+        address: str, port: int, token: str, greeting: Message, *, patience: float
+    ) -> Line:
         try:
             async with asyncio.timeout(patience):
                 line = Line(*await asyncio.open_connection(address, port))
         except (OSError, TimeoutError) as error:
-            raise LostError(f"{address}:{port} cannot be reached ({error or 'no answer'})") from None
+            raise LostError(
+                f"{address}:{port} cannot be reached ({error or 'no answer'})"
+            ) from None
         opening = await line.receive(patience=patience, longest=_LONGEST_OPENING)
         line.send({"proof": proof(token, str(opening.get("challenge")))})
         line.send(greeting)
@@ -125,7 +132,8 @@ class Line:
         return message
 
     async def _line(self, longest: int) -> bytearray:
-        """Taken from the reader part by part, which holds little (64 KiB) before it lets the other side wait."""
+        """Taken from the reader part by part, which holds little (64 KiB) before it lets the other
+        side wait."""
         line = bytearray()
         while not line.endswith(b"\n"):
             try:
@@ -152,9 +160,14 @@ class Line:
 
 
 @contextlib.contextmanager
-def asking(address: str, port: int, token: str, greeting: Message, *, patience: float) -> Iterator[BufferedRWPair]:
+def asking(
+    address: str, port: int, token: str, greeting: Message, *, patience: float
+) -> Iterator[BufferedRWPair]:
     """A worker's connection to an agent, as a file."""
-    with socket.create_connection((address, port), patience) as connection, connection.makefile("rwb") as file:
+    with (
+        socket.create_connection((address, port), patience) as connection,
+        connection.makefile("rwb") as file,
+    ):
         try:
             challenge = str(hear(file)["challenge"])
         except (KeyError, TypeError, ValueError):

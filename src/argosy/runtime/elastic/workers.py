@@ -1,6 +1,8 @@
-"""The workers of one host: processes that come from one that has torch loaded already, so that they start at once.
+"""The workers of one host: processes that come from one that has torch loaded already, so that they
+start at once.
 
-A worker tells its agent how far it is through a pipe, and is asked to pause through it. Needs no torch itself.
+A worker tells its agent how far it is through a pipe, and is asked to pause through it. Needs no
+torch itself.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
-from argosy.runtime.failure import how_it_ended
+from argosy.runtime.processes.failure import how_it_ended
 
 Report = Callable[[str, dict[str, Any]], None]
 """Called with a device and what its worker says; last of all ``{"kind": "ended", ...}``."""
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """One process."""
 
     process: ForkServerProcess
@@ -36,7 +38,7 @@ class Workers:
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.running: dict[str, Worker] = {}
+        self.running: dict[str, WorkerProcess] = {}
         self.context: ForkServerContext = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["argosy.runtime.elastic.training"])
 
@@ -63,9 +65,9 @@ class Workers:
         process = self.context.Process(target=begin, args=(dict(task), theirs), name=device)
         process.start()
         theirs.close()
-        self.running[device] = Worker(process, ours)
+        self.running[device] = WorkerProcess(process, ours)
 
-    def _hear(self, device: str, worker: Worker) -> None:
+    def _hear(self, device: str, worker: WorkerProcess) -> None:
         """Something has come through the pipe, or it has been closed by the process's end."""
         try:
             message = worker.pipe.recv()
@@ -77,17 +79,20 @@ class Workers:
         else:
             self.report(device, message)
 
-    def _ended(self, device: str, worker: Worker) -> None:
+    def _ended(self, device: str, worker: WorkerProcess) -> None:
         asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
         worker.pipe.close()
         worker.process.join()
         if self.running.get(device) is worker:
             del self.running[device]
             message = how_it_ended(worker.process.exitcode or 0)
-            self.report(device, worker.last or {"kind": "ending", "how": "killed", "message": message})
+            self.report(
+                device, worker.last or {"kind": "ending", "how": "killed", "message": message}
+            )
 
     def pause(self, *, save: bool) -> None:
-        """Ask every worker to leave at the end of a step, which they agree on, and to write a checkpoint before."""
+        """Ask every worker to leave at the end of a step, which they agree on, and to write a
+        checkpoint before."""
         for worker in self.running.values():
             with contextlib.suppress(OSError):
                 worker.pipe.send({"save": save})
@@ -96,7 +101,9 @@ class Workers:
         """End all at once."""
         ended, self.running = self.running, {}
         loop = asyncio.get_running_loop()
-        for worker in ended.values():  # all before any is waited for, so that none is heard any more
+        for (
+            worker
+        ) in ended.values():  # all before any is waited for, so that none is heard any more
             worker.process.kill()
             loop.remove_reader(worker.pipe.fileno())
             worker.pipe.close()

@@ -1,1 +1,4 @@
-"""Islands at run time: groups of processes that train on their own and exchange parameters now and then."""
+"""Islands: groups of processes that train alone and exchange parameters every H steps.
+
+May import ``runtime.job``. Start reading at ``training``.
+"""

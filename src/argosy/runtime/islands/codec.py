@@ -22,7 +22,8 @@ def encoded_size(count: int, dtype: torch.dtype, compression: Compression) -> in
 
 
 def encode(values: Tensor, compression: Compression) -> Tensor:
-    """A vector as bytes; in 8-bit integers each block is rounded to multiples of a 127th of its largest value."""
+    """A vector as bytes; in 8-bit integers each block is rounded to multiples of a 127th of its
+    largest value."""
     match compression:
         case Compression.NONE:
             return values.contiguous().view(torch.uint8)
@@ -31,8 +32,15 @@ def encode(values: Tensor, compression: Compression) -> Tensor:
         case Compression.INT8:
             scales = (_in_blocks(values.float()).abs().amax(1) / _LARGEST).contiguous()
             safe = scales.where(scales > 0, torch.ones_like(scales))
-            integers = (_in_blocks(values.float()) / safe[:, None]).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
-            return torch.cat([scales.view(torch.uint8), integers.flatten()[: values.numel()].view(torch.uint8)])
+            integers = (
+                (_in_blocks(values.float()) / safe[:, None])
+                .round()
+                .clamp(-_LARGEST, _LARGEST)
+                .to(torch.int8)
+            )
+            return torch.cat(
+                [scales.view(torch.uint8), integers.flatten()[: values.numel()].view(torch.uint8)]
+            )
 
 
 def decode(data: Tensor, count: int, dtype: torch.dtype, compression: Compression) -> Tensor:

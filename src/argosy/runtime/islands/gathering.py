@@ -1,8 +1,9 @@
 """Weights of an island between its processes and its lead, which is rank 0, in fragments.
 
-Weights are listed by name, and cut into fragments of about equal size between weights: the same on every island,
-however its plan divides them. A part of a weight that several processes hold is sent by the lead itself or else by the
-first of them, and given back to all of them. What is not trained is not exchanged.
+Weights are listed by name, and cut into fragments of about equal size between weights: the same on
+every island, however its plan divides them. A part of a weight that several processes hold is sent
+by the lead itself or else by the first of them, and given back to all of them. What is not trained
+is not exchanged.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from argosy.errors import RunError
-from argosy.runtime.boxes import Box
-from argosy.runtime.world import gather_texts
+from argosy.runtime.communication.boxes import TensorBox
+from argosy.runtime.processes.world import gather_texts
 
 if TYPE_CHECKING:
-    from argosy.runtime.trainer import Trainer
+    from argosy.runtime.step.trainer import Trainer
 
 _TAG = 11
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class IslandPiece:
     """A box of a weight that a rank holds."""
 
     name: str
-    box: Box
+    box: TensorBox
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -44,7 +45,8 @@ class Piece:
 
 
 class Gathering:
-    """How the processes of one island bring their weights to its lead and get others back. Every rank has one."""
+    """How the processes of one island bring their weights to its lead and get others back. Every
+    rank has one."""
 
     def __init__(self, trainer: Trainer, fragments: int) -> None:
         self.group = dist.new_group(backend="gloo")
@@ -58,22 +60,43 @@ class Gathering:
             if held.parameter.requires_grad:
                 dtype = torch.promote_types(dtype, held.parameter.dtype)
                 for box in held.boxes:
-                    piece = Piece(name=held.name, box=box)
+                    piece = IslandPiece(name=held.name, box=box)
                     self.parameters[piece.key] = box.of(held.parameter.data)
-                    own.append([held.name, list(held.shape), list(box.whole), list(box.local), list(box.sizes)])
+                    own.append(
+                        [
+                            held.name,
+                            list(held.shape),
+                            list(box.whole),
+                            list(box.local),
+                            list(box.sizes),
+                        ]
+                    )
         texts = gather_texts(json.dumps([str(dtype), own]), trainer.device)
         held_by = [json.loads(text) for text in texts]
-        self.dtype = torch.float64 if any(name == "torch.float64" for name, _ in held_by) else torch.float32
+        self.dtype = (
+            torch.float64 if any(name == "torch.float64" for name, _ in held_by) else torch.float32
+        )
         shapes = {name: tuple(shape) for _, pieces in held_by for name, shape, *_ in pieces}
         self.fragment_of = _cut(shapes, fragments)
-        self.shapes = [{n: shapes[n] for n in sorted(shapes) if self.fragment_of[n] == at} for at in range(fragments)]
-        self.kept = [[Piece(name=n, box=Box(tuple(w), tuple(m), tuple(s))) for n, _, w, m, s in p] for _, p in held_by]
+        self.shapes = [
+            {n: shapes[n] for n in sorted(shapes) if self.fragment_of[n] == at}
+            for at in range(fragments)
+        ]
+        self.kept = [
+            [
+                IslandPiece(name=n, box=TensorBox(tuple(w), tuple(m), tuple(s)))
+                for n, _, w, m, s in p
+            ]
+            for _, p in held_by
+        ]
         """By rank, the pieces that it holds."""
         sender: dict[tuple[object, ...], int] = {}
         for rank, pieces in enumerate(self.kept):
             for piece in pieces:
                 sender.setdefault(piece.key, rank)
-        self.sent = [[p for p in pieces if sender[p.key] == rank] for rank, pieces in enumerate(self.kept)]
+        self.sent = [
+            [p for p in pieces if sender[p.key] == rank] for rank, pieces in enumerate(self.kept)
+        ]
         """By rank, the pieces that it sends."""
         self._check_whole(shapes)
 
@@ -84,14 +107,17 @@ class Gathering:
                 counts[piece.name] += piece.count
         for name, shape in shapes.items():
             if counts[name] < math.prod(shape):
-                raise RunError(f"Cannot exchange {name} because no process of the island holds a part of it.")
+                raise RunError(
+                    f"Cannot exchange {name} because no process of the island holds a part of it."
+                )
 
     def size(self, fragment: int) -> int:
         """Values of a fragment."""
         return sum(math.prod(shape) for shape in self.shapes[fragment].values())
 
     def gather(self, fragment: int) -> Tensor | None:
-        """A fragment as one vector in host memory, on the lead; None elsewhere. Every rank calls this."""
+        """A fragment as one vector in host memory, on the lead; None elsewhere. Every rank calls
+        this."""
         own = self._of(self.sent[self.rank], fragment)
         flat = self._packed(own)
         if self.rank:
@@ -101,15 +127,19 @@ class Gathering:
         whole = torch.empty(self.size(fragment), dtype=self.dtype)
         for rank, pieces in enumerate(self.sent):
             chosen = self._of(pieces, fragment)
-            data = flat if rank == 0 else torch.empty(sum(piece.count for piece in chosen), dtype=self.dtype)
+            data = (
+                flat
+                if rank == 0
+                else torch.empty(sum(piece.count for piece in chosen), dtype=self.dtype)
+            )
             if rank and data.numel():
                 dist.recv(data, rank, group=self.group, tag=_TAG)
             self._each(fragment, whole, chosen, data, outward=False)
         return whole
 
     def scatter(self, fragment: int, whole: Tensor | None, *, mixing: float) -> None:
-        """Give every rank its part of a vector of the lead's, mixed with this share of what it has. Every rank calls
-        this, and the trainer's ``gradients.after_update`` afterwards."""
+        """Give every rank its part of a vector of the lead's, mixed with this share of what it has.
+        Every rank calls this, and the trainer's ``gradients.after_update`` afterwards."""
         chosen = self._of(self.kept[self.rank], fragment)
         data = torch.empty(sum(piece.count for piece in chosen), dtype=self.dtype)
         if self.rank == 0:
@@ -137,14 +167,22 @@ class Gathering:
         dist.broadcast(row, 0, group=self.group)
         return [int(number) for number in row.tolist()]
 
-    def _of(self, pieces: Sequence[Piece], fragment: int) -> list[Piece]:
+    def _of(self, pieces: Sequence[IslandPiece], fragment: int) -> list[IslandPiece]:
         return [piece for piece in pieces if self.fragment_of[piece.name] == fragment]
 
-    def _packed(self, pieces: Sequence[Piece]) -> Tensor:
+    def _packed(self, pieces: Sequence[IslandPiece]) -> Tensor:
         parts = [self.parameters[piece.key].to("cpu", self.dtype).flatten() for piece in pieces]
         return torch.cat(parts) if parts else torch.empty(0, dtype=self.dtype)
 
-    def _each(self, fragment: int, whole: Tensor, pieces: Sequence[Piece], data: Tensor, *, outward: bool) -> None:
+    def _each(
+        self,
+        fragment: int,
+        whole: Tensor,
+        pieces: Sequence[IslandPiece],
+        data: Tensor,
+        *,
+        outward: bool,
+    ) -> None:
         """Copy pieces between a fragment's vector and one that has them one after the other."""
         offsets, at = {}, 0
         for name, shape in self.shapes[fragment].items():
@@ -164,7 +202,8 @@ class Gathering:
 
 
 def _cut(shapes: dict[str, tuple[int, ...]], fragments: int) -> dict[str, int]:
-    """The fragment of every weight: as many values in each as whole weights allow, in the order of names."""
+    """The fragment of every weight: as many values in each as whole weights allow, in the order of
+    names."""
     total = sum(math.prod(shape) for shape in shapes.values())
     found, seen = {}, 0
     for name in sorted(shapes):

@@ -1,4 +1,5 @@
-"""Checkpoints of an island: those of its trainer, with the shared parameters and their momentum beside."""
+"""Checkpoints of an island: those of its trainer, with the shared parameters and their momentum
+beside."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from typing import Any
 import torch
 
 from argosy.errors import InputError, Problem
-from argosy.runtime import checkpoint
 from argosy.runtime.islands.outer import OuterState
 from argosy.runtime.islands.training import IslandTrainer
-from argosy.runtime.reading import load_tensors
-from argosy.runtime.state import trainer_state
+from argosy.runtime.state import checkpoint
+from argosy.runtime.state.reading import load_tensors
+from argosy.runtime.state.state import trainer_state
 
 
 def save_island(training: IslandTrainer, folder: Path) -> Path:
@@ -28,7 +29,8 @@ def save_island(training: IslandTrainer, folder: Path) -> Path:
 
 
 def load_island(training: IslandTrainer, outer: OuterState | None, path: Path) -> None:
-    """Take up what a checkpoint says of exchanges; the trainer has loaded the rest. Every rank calls this."""
+    """Take up what a checkpoint says of exchanges; the trainer has loaded the rest. Every rank
+    calls this."""
     known = checkpoint.outer_facts(path)
     if known is None or len(known.shared_since) != training.plan.fragments:
         found = "no exchanges" if known is None else f"{len(known.shared_since)} fragments"
@@ -42,4 +44,8 @@ def load_island(training: IslandTrainer, outer: OuterState | None, path: Path) -
 
 def _entries(outer: OuterState) -> dict[str, torch.Tensor]:
     names = {"theta": outer.theta, "momentum": outer.momentum}
-    return {f"outer.{name}.{at}": vector for name, vectors in names.items() for at, vector in enumerate(vectors)}
+    return {
+        f"outer.{name}.{at}": vector
+        for name, vectors in names.items()
+        for at, vector in enumerate(vectors)
+    }

@@ -23,7 +23,7 @@ _MEASURED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ExchangeReport:
     """What an island tells the others before an exchange, as numbers."""
 
     number: int
@@ -33,7 +33,8 @@ class Report:
     step_seconds: float
     """Of one step, the median over the last exchanges."""
     exchange_seconds: float
-    """The median of the last exchanges, so that a single slow one changes nothing; 0 before the first."""
+    """The median of the last exchanges, so that a single slow one changes nothing; 0 before the
+    first."""
     joining: int
     """Islands that wait to take part."""
 
@@ -41,7 +42,7 @@ class Report:
         return [float(value) for value in vars(self).values()]
 
     @classmethod
-    def of(cls, row: list[float]) -> Report:
+    def of(cls, row: list[float]) -> ExchangeReport:
         number, step, samples, step_seconds, exchange_seconds, joining = row
         return cls(
             number=int(number),
@@ -87,10 +88,14 @@ class Lead:
         self._until_settled()
         for at, info in self.membership.infos.items():
             if info.get("facts") not in (None, "", facts):
-                raise RunError(f"island {at} has another program, plan or option than island {self.membership.island}")
+                raise RunError(
+                    f"island {at} has another program, plan or option than island {self.membership.island}"
+                )
         return True
 
-    def exchange(self, fragment: int, local: Tensor, samples: int, step_seconds: float, step: int) -> None:
+    def exchange(
+        self, fragment: int, local: Tensor, samples: int, step_seconds: float, step: int
+    ) -> None:
         """Exchange one fragment, with whoever is there, and make the outer step."""
         number = self.outer.exchanges
         while True:
@@ -103,24 +108,30 @@ class Lead:
             except LostIslandError as error:
                 self._regroup(str(error))
 
-    def _exchange(self, fragment: int, local: Tensor, samples: int, step_seconds: float, step: int) -> None:
+    def _exchange(
+        self, fragment: int, local: Tensor, samples: int, step_seconds: float, step: int
+    ) -> None:
         members, group = self.membership, self.membership.group
         if group is None:
             raise LostIslandError("the group of this generation did not form")
         self.step_seconds.append(step_seconds)
-        own = Report(
+        own = ExchangeReport(
             number=self.outer.exchanges,
             step=step,
             samples=samples,
             step_seconds=statistics.median(self.step_seconds),
-            exchange_seconds=statistics.median(self.exchange_seconds) if self.exchange_seconds else 0.0,
+            exchange_seconds=statistics.median(self.exchange_seconds)
+            if self.exchange_seconds
+            else 0.0,
             joining=len(members.joiners()),
         )
         arrived = time.monotonic()
         rows = members.guarded(lambda: gather_numbers(group, own.row()))
-        reports = [Report.of(row) for row in rows]
+        reports = [ExchangeReport.of(row) for row in rows]
         if len({(report.number, report.step) for report in reports}) > 1:
-            steps = ", ".join(f"exchange {report.number} at step {report.step}" for report in reports)
+            steps = ", ".join(
+                f"exchange {report.number} at step {report.step}" for report in reports
+            )
             raise RunError(f"islands are at different places: {steps}")
         began = time.monotonic()
         delta = self.outer.theta[fragment] - local
@@ -145,7 +156,7 @@ class Lead:
             self._regroup("another island joins")
             self._until_settled()
 
-    def _go_on(self, reports: list[Report], step: int) -> None:
+    def _go_on(self, reports: list[ExchangeReport], step: int) -> None:
         """Count an exchange, and choose when the next one is."""
         outer, plan = self.outer, self.plan
         outer.exchanges += 1
@@ -190,8 +201,8 @@ class Lead:
                 self._regroup(str(error))
 
     def _settle(self) -> None:
-        """Members that have done fewer exchanges, or began with other values, take over what the first of those with
-        most has."""
+        """Members that have done fewer exchanges, or began with other values, take over what the
+        first of those with most has."""
         if self.is_settled:
             return
         members, group = self.membership, self.membership.group
@@ -202,7 +213,11 @@ class Lead:
         most = max(infos[at]["exchanges"] for at in sure)
         source = next(at for at in sure if infos[at]["exchanges"] == most)
         others = [at for at in members.members if at != source]
-        behind = [at for at in others if infos[at]["exchanges"] < most or _differs(infos[at], infos[source])]
+        behind = [
+            at
+            for at in others
+            if infos[at]["exchanges"] < most or _differs(infos[at], infos[source])
+        ]
         ranks = [members.members.index(at) for at in behind]
         if behind:
             origin = members.members.index(source)
@@ -210,12 +225,15 @@ class Lead:
         if members.island in behind:
             self.outer.take_counters(infos[source])
             self.caught_up = True
-            self.note({"caught_up": self.outer.step, "exchanges": self.outer.exchanges, "from": source})
+            self.note(
+                {"caught_up": self.outer.step, "exchanges": self.outer.exchanges, "from": source}
+            )
         self.is_settled = True
 
 
 def _differs(info: dict[str, Any], source: dict[str, Any]) -> bool:
-    """Whether an island has, or may have, other values than the source: it began with others, or was out of reach."""
+    """Whether an island has, or may have, other values than the source: it began with others, or
+    was out of reach."""
     return bool(info.get(STALE)) or bool(
         info.get("digest") and source.get("digest") and info["digest"] != source["digest"]
     )

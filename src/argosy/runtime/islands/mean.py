@@ -3,7 +3,8 @@
     (1)  lead i sends slice j of its vector to lead j
     (2)  lead j adds up what it got, in the order of leads, and sends the sum to all others
 
-A sum is decoded from the same bytes everywhere, also by the lead that made it, so that all leads get equal vectors.
+A sum is decoded from the same bytes everywhere, also by the lead that made it, so that all leads
+get equal vectors.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _TO_OWNER, _FROM_OWNER, _STATE = 1, 2, 3
 """Tags of messages."""
 
 
-def weighted_mean(group: Any, weights: Sequence[float], own: Tensor, compression: Compression) -> Tensor:
+def weighted_mean(
+    group: Any, weights: Sequence[float], own: Tensor, compression: Compression
+) -> Tensor:
     """The sum over leads of weight times vector, divided by the sum of weights."""
     me, count = group.rank(), group.size()
     total = sum(weights)

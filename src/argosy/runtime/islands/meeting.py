@@ -1,8 +1,8 @@
 """Where the leads of islands meet: ``python -m argosy.runtime.islands.meeting HOST:PORT FILE``.
 
-A store in a process of its own, so that it outlives every island. It ends with the process that started it. On the
-loopback address only this machine reaches it; otherwise it listens on all interfaces. Port 0 is any that is free; the
-port is written into FILE.
+A store in a process of its own, so that it outlives every island. It ends with the process that
+started it. On the loopback address only this machine reaches it; otherwise it listens on all
+interfaces. Port 0 is any that is free; the port is written into FILE.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from argosy.runtime.meeting import listening_store
-from argosy.runtime.orphan import end_with_parent
+from argosy.runtime.processes.meeting import listening_store
+from argosy.runtime.processes.orphan import end_with_parent
 
 _PATIENCE = datetime.timedelta(minutes=10)
 
@@ -27,7 +27,9 @@ def main(values: list[str]) -> None:
     if host in ("127.0.0.1", "localhost"):
         store = listening_store(int(port), _PATIENCE)
     else:
-        store = TCPStore("0.0.0.0", int(port), is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+        store = TCPStore(
+            "0.0.0.0", int(port), is_master=True, wait_for_workers=False, timeout=_PATIENCE
+        )
     draft = Path(f"{file}.partial")
     draft.write_text(str(store.port))
     draft.replace(file)

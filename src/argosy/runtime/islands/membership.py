@@ -1,14 +1,18 @@
 """Which islands take part: generations of members, agreed on through a store that all leads reach.
 
-    (1)  A lead writes a sign of life every interval; one that has not changed for ``lost_after`` seconds is lost.
-    (2)  A generation begins when every member of the one before has announced itself or is lost. The first that is
-         there, by number, writes down who is a member; a lead that comes later announces itself for the next one.
+    (1)  A lead writes a sign of life every interval; one that has not changed for ``lost_after``
+         seconds is lost.
+    (2)  A generation begins when every member of the one before has announced itself or is lost.
+         The first that is there, by number, writes down who is a member; a lead that comes later
+         announces itself for the next one.
     (3)  Members of a generation form a process group of their own.
-    (4)  A lead that finds a later generation without it was taken for lost while it could not be reached. It joins
-         again, and takes over what the others have, whatever it got from the group that they have left.
+    (4)  A lead that finds a later generation without it was taken for lost while it could not be
+         reached. It joins again, and takes over what the others have, whatever it got from the
+         group that they have left.
 
-Keys: ``alive/I`` (1), ``next/G/I`` an announcement with what island I has done, ``members/G`` (2), ``generation``,
-``joining/I`` the generation that an island from outside waits for, ``over`` once the run has ended.
+Keys: ``alive/I`` (1), ``next/G/I`` an announcement with what island I has done, ``members/G`` (2),
+``generation``, ``joining/I`` the generation that an island from outside waits for, ``over`` once
+the run has ended.
 """
 
 from __future__ import annotations
@@ -75,7 +79,8 @@ class Membership:
         self._thread.join(self.lost_after)
 
     def start(self, info: dict[str, Any]) -> bool:
-        """Take part, from the first generation on or from the next one; False if the run is over."""
+        """Take part, from the first generation on or from the next one; False if the run is
+        over."""
         if self.store.check(["generation"]):
             return self.join(info)
         if self._form(0, list(range(self.count)), info):
@@ -99,8 +104,8 @@ class Membership:
         return [at for at, key in keys if self.store.check([key]) and self.store.get(key) == wanted]
 
     def regroup(self, info: dict[str, Any]) -> None:
-        """The next generation, of this one's members that are left and of those that wait for it; a later one if the
-        others have formed that without this island (4)."""
+        """The next generation, of this one's members that are left and of those that wait for it; a
+        later one if the others have formed that without this island (4)."""
         expected = sorted({*self.members, *self.joiners()})
         if self._form(self.generation + 1, expected, info):
             return
@@ -114,13 +119,16 @@ class Membership:
     def lost(self) -> list[int]:
         """Members without a sign of life (1)."""
         if self._broken is not None:
-            raise RunError(f"island {self.island} lost contact with the meeting point: {self._broken}")
+            raise RunError(
+                f"island {self.island} lost contact with the meeting point: {self._broken}"
+            )
         now = time.monotonic()
         others = [at for at in self.members if at != self.island]
         return [at for at in others if now - self._seen.get(at, now) > self.lost_after]
 
     def guarded(self, call: Callable[[], Any]) -> Any:
-        """What a call that waits for other members returns; raise ``LostIslandError`` if one of them is lost."""
+        """What a call that waits for other members returns; raise ``LostIslandError`` if one of
+        them is lost."""
         result: list[Any] = []
         failure: list[Exception] = []
 
@@ -145,8 +153,8 @@ class Membership:
         return result[0]
 
     def _form(self, generation: int, expected: list[int], info: dict[str, Any]) -> bool:
-        """Announce this island for a generation and join its group; False if it began without this island, or if
-        the run ended."""
+        """Announce this island for a generation and join its group; False if it began without this
+        island, or if the run ended."""
         self.store.set(f"next/{generation}/{self.island}", json.dumps(info))
         key, began = f"members/{generation}", time.monotonic()
         while not self.store.check([key]):
@@ -168,11 +176,14 @@ class Membership:
         return True
 
     def _decide(self, generation: int, expected: list[int], began: float) -> None:
-        """Write down the members if this lead is the first that is there, and nobody is waited for (2)."""
+        """Write down the members if this lead is the first that is there, and nobody is waited for
+        (2)."""
         there = [at for at in range(self.count) if self.store.check([f"next/{generation}/{at}"])]
         now = time.monotonic()
         grace = self.first_wait if generation == 0 else self.lost_after
-        awaited = [at for at in expected if at not in there and now - self._seen.get(at, began) <= grace]
+        awaited = [
+            at for at in expected if at not in there and now - self._seen.get(at, began) <= grace
+        ]
         if there[0] == self.island and not awaited:
             self.store.compare_set(f"members/{generation}", "", json.dumps(there))
             self.store.set("generation", str(generation))

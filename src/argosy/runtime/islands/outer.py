@@ -1,6 +1,7 @@
 """The shared parameters of all islands and their optimizer, as the lead of every island holds them.
 
-Leads start from the same values and apply the same means, so that their copies stay equal bit by bit.
+Leads start from the same values and apply the same means, so that their copies stay equal bit by
+bit.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from argosy.plan.islands import IslandPlan
 from argosy.runtime.islands.gathering import Gathering
 from argosy.runtime.islands.lead import Lead
 from argosy.runtime.islands.outer import OuterState
-from argosy.runtime.trainer import Trainer
+from argosy.runtime.step.trainer import Trainer
 
 
 @dataclass
@@ -30,9 +30,11 @@ class _Pending:
 
 
 class IslandTrainer:
-    """One rank of an island. Every rank of the island makes one and calls the same methods at the same steps.
+    """One rank of an island. Every rank of the island makes one and calls the same methods at the
+    same steps.
 
-    ``lead`` is set on rank 0 before ``begin``; ``gathering`` and ``initial_state`` are there to make it.
+    ``lead`` is set on rank 0 before ``begin``; ``gathering`` and ``initial_state`` are there to
+    make it.
     """
 
     def __init__(self, trainer: Trainer, plan: IslandPlan, island: int) -> None:
@@ -51,7 +53,8 @@ class IslandTrainer:
         self._steps = 0
 
     def initial_state(self) -> OuterState | None:
-        """The shared parameters as this island has them now, on rank 0; None elsewhere. Every rank calls this."""
+        """The shared parameters as this island has them now, on rank 0; None elsewhere. Every rank
+        calls this."""
         vectors = [self.gathering.gather(at) for at in range(self.plan.fragments)]
         if self.trainer.rank:
             return None
@@ -75,7 +78,8 @@ class IslandTrainer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the result of an exchange is still to be used, so that no checkpoint can be made."""
+        """Whether the result of an exchange is still to be used, so that no checkpoint can be
+        made."""
         return self._pending is not None
 
     def step(self, batch: Any) -> float:
@@ -91,7 +95,8 @@ class IslandTrainer:
         return loss
 
     def end(self) -> None:
-        """After the last step: exchange everything once more, so that all islands end with the same parameters."""
+        """After the last step: exchange everything once more, so that all islands end with the same
+        parameters."""
         if self._pending is not None:
             self._finish()
         done = 1 if self.last_exchange == self.trainer.steps and self.exchanges else 0
@@ -112,7 +117,9 @@ class IslandTrainer:
             seconds = self._seconds / self._steps if self._steps else 0.0
             if overlap:
                 arguments = (self._pending, local, samples, seconds, step)
-                self._pending.thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+                self._pending.thread = threading.Thread(
+                    target=self._run, args=arguments, daemon=True
+                )
                 self._pending.thread.start()
             else:
                 self.lead.exchange(fragment, local, samples, seconds, step)
@@ -123,7 +130,9 @@ class IslandTrainer:
         if not overlap:
             self._finish()
 
-    def _run(self, pending: _Pending, local: Tensor, samples: int, seconds: float, step: int) -> None:
+    def _run(
+        self, pending: _Pending, local: Tensor, samples: int, seconds: float, step: int
+    ) -> None:
         assert self.lead is not None
         try:
             self.lead.exchange(pending.fragment, local, samples, seconds, step)
@@ -143,7 +152,8 @@ class IslandTrainer:
         self._take_up([pending.fragment], mixing=self.plan.mixing if late else 0.0)
 
     def _take_up(self, fragments: Sequence[int], *, mixing: float) -> None:
-        """Give the ranks of this island shared parameters: of these fragments, or all if it has caught up."""
+        """Give the ranks of this island shared parameters: of these fragments, or all if it has
+        caught up."""
         outer = None if self.lead is None else self.lead.outer
         numbers = [0] * 4
         if self.lead is not None:
@@ -160,7 +170,8 @@ class IslandTrainer:
         self.trainer.gradients.after_update()
 
     def _go_to(self, step: int) -> None:
-        """Count from another step on: learning rates are those of that step, the optimizer's state stays."""
+        """Count from another step on: learning rates are those of that step, the optimizer's state
+        stays."""
         optimizer = self.trainer.optimizer
         state = {} if optimizer is None else dict(optimizer.state)
         self.trainer.begin_at(step)

@@ -1,10 +1,11 @@
 """One process of an island: ``python -m argosy.runtime.islands.worker RUN.json``.
 
-torchrun starts the processes of each island on their own, and the leads meet where ``run.json`` says. In a lab all
-islands are started at once; ranks then count the devices of one island after the other.
+torchrun starts the processes of each island on their own, and the leads meet where ``run.json``
+says. In a lab all islands are started at once; ranks then count the devices of one island after the
+other.
 
-The lead appends a line to ``progress.jsonl`` in its island's folder after every step, and one to ``exchanges.jsonl``
-for every exchange, loss and return of islands.
+The lead appends a line to ``progress.jsonl`` in its island's folder after every step, and one to
+``exchanges.jsonl`` for every exchange, loss and return of islands.
 """
 
 from __future__ import annotations
@@ -23,30 +24,37 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.utils._pytree import tree_map
 
-from argosy.adapt.controller import Reach
+from argosy.adapt.controller import AdaptationLevel
 from argosy.adapt.sync import SyncLimits
 from argosy.document import read_json
 from argosy.errors import ArgosyError, RunError
 from argosy.plan.islands import IslandPlan
 from argosy.plan.islands_file import dumps_island_plan, island_plan_from_document
 from argosy.plan.plan import Plan
-from argosy.runtime.agreement import given_facts
-from argosy.runtime.checkpoint import UnsavedError
-from argosy.runtime.emulated import join_device, say_ready
-from argosy.runtime.failure import ElsewhereError, leave_note, told
-from argosy.runtime.folder import CHECKPOINTS, PROGRESS, Log, checkpoints, forget_after, step_of
-from argosy.runtime.hardware import check_hardware
 from argosy.runtime.islands.files import EXCHANGES, island_folder
 from argosy.runtime.islands.keeping import load_island, save_island
 from argosy.runtime.islands.lead import Lead
 from argosy.runtime.islands.membership import Membership
 from argosy.runtime.islands.training import IslandTrainer
-from argosy.runtime.orphan import end_with_parent
-from argosy.runtime.program import load_program
-from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.run_spec import RunSpec, read_run_spec
-from argosy.runtime.worker import compare, prepare
-from argosy.runtime.world import check_supported, join
+from argosy.runtime.job.agreement import given_facts
+from argosy.runtime.job.program import load_program
+from argosy.runtime.job.worker import compare, prepare
+from argosy.runtime.processes.emulated import join_device, say_ready
+from argosy.runtime.processes.failure import ElsewhereError, leave_note, told
+from argosy.runtime.processes.hardware import check_hardware
+from argosy.runtime.processes.orphan import end_with_parent
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.processes.run_folder import (
+    CHECKPOINTS,
+    PROGRESS,
+    Log,
+    checkpoints,
+    forget_after,
+    step_of,
+)
+from argosy.runtime.processes.run_spec import RunSpec, read_run_spec
+from argosy.runtime.processes.world import check_supported, join
+from argosy.runtime.state.checkpoint import UnsavedError
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -81,7 +89,14 @@ def main(values: list[str]) -> int:
 
     def note(message: str, code: int, *, first_hand: bool) -> int:
         spec.folder.mkdir(parents=True, exist_ok=True)
-        leave_note(spec.folder, rank=place.rank, device=device, message=message, exit_code=code, first_hand=first_hand)
+        leave_note(
+            spec.folder,
+            rank=place.rank,
+            device=device,
+            message=message,
+            exit_code=code,
+            first_hand=first_hand,
+        )
         return code
 
     try:
@@ -95,7 +110,8 @@ def main(values: list[str]) -> int:
 
 
 def _place(spec: RunSpec, plan: IslandPlan, patience: datetime.timedelta) -> _Place:
-    """This process's island and rank, and the way to the store; joins the island's group in a lab."""
+    """This process's island and rank, and the way to the store; joins the island's group in a
+    lab."""
     rank = int(os.environ["RANK"])
     if spec.island is not None:
         assert spec.meeting is not None, "whoever starts an island says where leads meet"
@@ -106,7 +122,9 @@ def _place(spec: RunSpec, plan: IslandPlan, patience: datetime.timedelta) -> _Pl
 
         return _Place(island=spec.island, rank=rank, connect=connect)
     address, number = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    everyone = [(at, own) for at, island in enumerate(plan.islands) for own in range(len(island.devices))]
+    everyone = [
+        (at, own) for at, island in enumerate(plan.islands) for own in range(len(island.devices))
+    ]
     island, own = everyone[rank]
 
     def connect_in_lab() -> Store:
@@ -139,10 +157,14 @@ def work(spec: RunSpec, plan: IslandPlan, place: _Place, interface: str | None) 
     facts = given_facts(spec, own)
     compare(facts, own)
     begin = plan.offsets[place.island]
-    trainer, data = prepare(program, own, spec, lambda batch: rows(batch, begin, own, plan.global_batch))
+    trainer, data = prepare(
+        program, own, spec, lambda batch: rows(batch, begin, own, plan.global_batch)
+    )
     training = IslandTrainer(trainer, plan, place.island)
     outer = training.initial_state()
-    saved = [path for path in checkpoints(spec.folder / CHECKPOINTS) if step_of(path) == trainer.steps]
+    saved = [
+        path for path in checkpoints(spec.folder / CHECKPOINTS) if step_of(path) == trainer.steps
+    ]
     if spec.resume and saved:  # the one that the trainer has loaded
         load_island(training, outer, saved[-1])
     if outer is not None:
@@ -157,8 +179,12 @@ def work(spec: RunSpec, plan: IslandPlan, place: _Place, interface: str | None) 
             patience=spec.patience,
             interface=os.environ.get("GLOO_SOCKET_IFNAME") if local else interface,
         )
-        limits = SyncLimits(most=spec.max_sync_every) if spec.adapt is not Reach.OFF else None
-        training.lead = Lead(plan, outer, membership, limits=limits, note=Log(spec.folder / EXCHANGES).add)
+        limits = (
+            SyncLimits(most=spec.max_sync_every) if spec.adapt is not AdaptationLevel.OFF else None
+        )
+        training.lead = Lead(
+            plan, outer, membership, limits=limits, note=Log(spec.folder / EXCHANGES).add
+        )
     if training.begin(_common(facts, plan)):
         say_ready()
         train(training, data, spec)
@@ -173,7 +199,8 @@ def _common(facts: dict[str, str], plan: IslandPlan) -> str:
 
 
 def rows(batch: Any, begin: int, plan: Plan, whole: int) -> Any:
-    """The samples of an island in a global batch; one of another size is left as it is, for the trainer to refuse."""
+    """The samples of an island in a global batch; one of another size is left as it is, for the
+    trainer to refuse."""
 
     def of(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == whole:
@@ -193,10 +220,17 @@ def train(training: IslandTrainer, data: Callable[[int], Any], spec: RunSpec) ->
     while trainer.steps < last:
         step, began = trainer.steps, time.perf_counter()
         loss = training.step(data(step))
-        if lead is not None and trainer.steps <= step:  # it has caught up with others, from an earlier step on
+        if (
+            lead is not None and trainer.steps <= step
+        ):  # it has caught up with others, from an earlier step on
             forget_after(spec.folder, trainer.steps)
         elif lead is not None:
-            line = {"step": step, "loss": loss, "seconds": time.perf_counter() - began, "samples": training.share}
+            line = {
+                "step": step,
+                "loss": loss,
+                "seconds": time.perf_counter() - began,
+                "samples": training.share,
+            }
             progress.add(line)
         wants_save = wants_save or bool(spec.save_every and trainer.steps % spec.save_every == 0)
         if wants_save and not training.is_waiting and trainer.steps < last:

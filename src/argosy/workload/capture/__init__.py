@@ -1,1 +1,4 @@
-"""A user's torch program as a ``Graph``: the only part of the workload that imports torch."""
+"""Capture a user's torch program as a ``Graph``, without its weights in memory.
+
+This is the only part of ``workload`` that imports torch. Start reading at ``trace``.
+"""

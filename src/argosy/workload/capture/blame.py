@@ -1,7 +1,7 @@
 """Errors of a user's own program, said with the line that they came through.
 
-A user's file, its ``build``, its model and its loss run inside ours and may raise anything; whatever it is, it becomes
-an ``InputError`` that names the line. Needs no torch.
+A user's file, its ``build``, its model and its loss run inside ours and may raise anything;
+whatever it is, it becomes an ``InputError`` that names the line. Needs no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from argosy.errors import ArgosyError, InputError, Problem
 
 def _libraries() -> tuple[str, ...]:
     torch = importlib.util.find_spec("torch")
-    torches = (str(Path(torch.origin).parent),) if torch is not None and torch.origin is not None else ()
+    torches = (
+        (str(Path(torch.origin).parent),) if torch is not None and torch.origin is not None else ()
+    )
     return (*torches, str(Path(__file__).parents[2]))
 
 
@@ -40,7 +42,8 @@ CONTENTS = (
 
 @contextmanager
 def blamed(name: str, *, expected: str, suggestion: str | None = None) -> Iterator[None]:
-    """Whatever the user's program raises is an input error; ``name`` is where, if no line of theirs is known."""
+    """Whatever the user's program raises is an input error; ``name`` is where, if no line of theirs
+    is known."""
     try:
         yield
     except ArgosyError:
@@ -48,7 +51,9 @@ def blamed(name: str, *, expected: str, suggestion: str | None = None) -> Iterat
     except Exception as error:
         if any(word in f"{type(error).__name__}: {error}" for word in CONTENTS):
             expected = "a step whose operations do not depend on the contents of tensors"
-            suggestion = "compute with masks in place of branches, `.item()` and indexing by a condition"
+            suggestion = (
+                "compute with masks in place of branches, `.item()` and indexing by a condition"
+            )
         raise InputError([_problem(error, name, expected, suggestion)]) from error
 
 
@@ -56,20 +61,32 @@ def _problem(error: Exception, name: str, expected: str, suggestion: str | None)
     what = str(error).strip().split("\n")[0] or type(error).__name__
     if isinstance(error, SyntaxError):
         where = name if error.filename is None else f"{error.filename}:{error.lineno}"
-        return Problem(expected=expected, found=f"{type(error).__name__} ({what})", path=where, suggestion=suggestion)
+        return Problem(
+            expected=expected,
+            found=f"{type(error).__name__} ({what})",
+            path=where,
+            suggestion=suggestion,
+        )
     frames = _user_frames(error.__traceback__)
     frame = frames[-1] if frames else None
     where = f"{frame.filename}:{frame.lineno}" if frame else name
     line = f" in `{frame.line}`" if frame and frame.line else ""
     own = next((f for f in reversed(frames) if not f.filename.startswith(INSTALLED)), None)
-    called = f", called at {own.filename}:{own.lineno}" if own is not None and own is not frame else ""
+    called = (
+        f", called at {own.filename}:{own.lineno}" if own is not None and own is not frame else ""
+    )
     found = f"{type(error).__name__}{line} ({what}){called}"
     return Problem(expected=expected, found=found, path=where, suggestion=suggestion)
 
 
 def _user_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """Frames that are neither torch's nor ours; a library's model (transformers) counts as the user's."""
-    return [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith((*LIBRARIES, "<"))]
+    """Frames that are neither torch's nor ours; a library's model (transformers) counts as the
+    user's."""
+    return [
+        frame
+        for frame in traceback.extract_tb(trace)
+        if not frame.filename.startswith((*LIBRARIES, "<"))
+    ]
 
 
 def running_line() -> str:

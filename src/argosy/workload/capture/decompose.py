@@ -1,19 +1,24 @@
-"""A few operations written as smaller ones at capture, so that every one that is left splits over samples exactly.
+"""A few operations written as smaller ones at capture, so that every one that is left splits over
+samples exactly.
 
-An average over a tensor that is cut into unequal parts is not the average of averages, so averages become a sum and a
-division by the whole count:
+An average over a tensor that is cut into unequal parts is not the average of averages, so averages
+become a sum and a division by the whole count:
 
     (1)  mean(x)                 = sum(x) / count
     (2)  nll_loss(mean)          = nll_loss(sum) / weight that was counted, which depends on the targets alone
-    (3)  batch_norm in training  = sums of x and of (x - mean)^2 over samples and positions, then pointwise
+    (3)  batch_norm in training = sums of x and of (x - mean)^2 over samples and positions, then
+         pointwise
     (4)  its backward            = two sums over samples and positions, then pointwise
     (7)  other losses            = the loss of every element, then (1) or a sum
-    (8)  copies and writes into parts of complex tensors, which torch cannot differentiate = what it can
+    (8)  copies and writes into parts of complex tensors, which torch cannot differentiate = what it
+         can
 
-so that a normalisation over the batch is synchronised by nothing more than the sums becoming global. Random masks
-(5) become ``argosy.bernoulli`` and other random numbers (6) functions of ``argosy.uniform``, both functions of (seed,
-place in the program, position of the element) alone: every plan, on every number of ranks, draws the same numbers, and
-a rank draws only its shard.
+so that a normalisation over the batch is synchronised by nothing more than the sums becoming
+global. Random masks
+(5) become ``argosy.bernoulli`` and other random numbers (6) functions of ``argosy.uniform``, both
+    functions of (seed,
+place in the program, position of the element) alone: every plan, on every number of ranks, draws
+the same numbers, and a rank draws only its shard.
 """
 
 from __future__ import annotations
@@ -36,7 +41,8 @@ _mask_count: ContextVar[Iterator[int]] = ContextVar("mask_count")
 
 @torch.library.custom_op("argosy::bernoulli", mutates_args=())
 def bernoulli(like: Tensor, keep: float, place: int) -> Tensor:
-    """Ones with probability ``keep``, else zeros; replaced by the runtime, which knows seed and shard."""
+    """Ones with probability ``keep``, else zeros; replaced by the runtime, which knows seed and
+    shard."""
     raise NotImplementedError("argosy::bernoulli is drawn by the runtime")
 
 
@@ -47,7 +53,8 @@ def _(like: Tensor, keep: float, place: int) -> Tensor:
 
 @torch.library.custom_op("argosy::uniform", mutates_args=())
 def uniform(like: Tensor, place: int) -> Tensor:
-    """Random numbers between 0 and 1, both excluded; replaced by the runtime, which knows seed and shard."""
+    """Random numbers between 0 and 1, both excluded; replaced by the runtime, which knows seed and
+    shard."""
     raise NotImplementedError("argosy::uniform is drawn by the runtime")
 
 
@@ -62,7 +69,9 @@ def mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return total / x.numel()
 
 
-def mean_dim(x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def mean_dim(
+    x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """(1)."""
     dims = dim or list(range(x.dim()))
     total: Tensor = aten.sum.dim_IntList(x, dims, keepdim, dtype=dtype)
@@ -70,7 +79,9 @@ def mean_dim(x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: 
 
 
 def _nll_forward(op: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int) -> Any:
+    def forward(
+        x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
+    ) -> Any:
         """(2)."""
         if reduction != MEAN:
             return NotImplemented
@@ -91,7 +102,13 @@ def _counted(x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> T
 
 def _nll_backward(op: Callable[..., Any]) -> Callable[..., Any]:
     def backward(
-        grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int, counted: Tensor
+        grad: Tensor,
+        x: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        reduction: int,
+        ignore: int,
+        counted: Tensor,
     ) -> Any:
         """(2)."""
         if reduction != MEAN:
@@ -210,7 +227,11 @@ def batch_norm_backward(
     sum_normal = (grad * normal).sum(_over_samples(x))
     scale = inverse if weight is None else inverse * weight
     inner = grad - _per_channel(sum_grad / count, x) - normal * _per_channel(sum_normal / count, x)
-    return inner * _per_channel(scale, x), sum_normal if mask[1] else None, sum_grad if mask[2] else None
+    return (
+        inner * _per_channel(scale, x),
+        sum_normal if mask[1] else None,
+        sum_grad if mask[2] else None,
+    )
 
 
 def _next_place() -> int:
@@ -239,7 +260,8 @@ def _uniform(like: Tensor) -> Tensor:
 
 
 def _normal(like: Tensor) -> Tensor:
-    """The inverse of the normal distribution at uniform numbers; complex ones have a variance of 1, too."""
+    """The inverse of the normal distribution at uniform numbers; complex ones have a variance of 1,
+    too."""
     if like.is_complex():
         return torch.complex(_normal(like.real), _normal(like.real)) * math.sqrt(0.5)
     return torch.erfinv(_uniform(like) * 2 - 1) * math.sqrt(2)
@@ -247,7 +269,9 @@ def _normal(like: Tensor) -> Tensor:
 
 def _made(size: list[int], options: dict[str, Any]) -> Tensor:
     """A tensor that stands for a shape."""
-    return torch.empty(size, **{key: options[key] for key in ("dtype", "device") if options.get(key) is not None})
+    return torch.empty(
+        size, **{key: options[key] for key in ("dtype", "device") if options.get(key) is not None}
+    )
 
 
 def rand(size: list[int], **options: Any) -> Tensor:
@@ -275,7 +299,9 @@ def _whole_numbers(like: Tensor, low: int, high: int, dtype: torch.dtype | None)
     return drawn.floor().to(torch.int64 if dtype is None else dtype)
 
 
-def randint_low(low: int, high: int, size: list[int], *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+def randint_low(
+    low: int, high: int, size: list[int], *, dtype: torch.dtype | None = None, **options: Any
+) -> Tensor:
     """(6)."""
     return _whole_numbers(_made(size, {**options, "dtype": torch.float64}), low, high, dtype)
 
@@ -285,7 +311,9 @@ def randint(high: int, size: list[int], **options: Any) -> Tensor:
     return randint_low(0, high, size, **options)
 
 
-def randint_like_low(like: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+def randint_like_low(
+    like: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
     """(6)."""
     return _whole_numbers(like.to(torch.float64), low, high, like.dtype if dtype is None else dtype)
 
@@ -301,7 +329,9 @@ def randperm(count: int, *, dtype: torch.dtype | None = None, **options: Any) ->
     return order.to(torch.int64 if dtype is None else dtype)
 
 
-def normal_functional(like: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: None = None) -> Tensor:
+def normal_functional(
+    like: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: None = None
+) -> Tensor:
     """(6)."""
     return _normal(like) * std + mean
 
@@ -313,7 +343,9 @@ def normal_tensors(mean: Any, std: Any = 1.0, *, generator: None = None) -> Tens
     return drawn
 
 
-def uniform_between(like: Tensor, low: float = 0.0, high: float = 1.0, *, generator: None = None) -> Tensor:
+def uniform_between(
+    like: Tensor, low: float = 0.0, high: float = 1.0, *, generator: None = None
+) -> Tensor:
     """(6)."""
     return _uniform(like) * (high - low) + low
 
@@ -330,10 +362,14 @@ def bernoulli_of(chance: Tensor, *, generator: None = None) -> Tensor:
 
 def bernoulli_tensor(like: Tensor, chance: Tensor, *, generator: None = None) -> Tensor:
     """(6)."""
-    return (_uniform(like if like.is_floating_point() else like.to(chance.dtype)) < chance).to(like.dtype)
+    return (_uniform(like if like.is_floating_point() else like.to(chance.dtype)) < chance).to(
+        like.dtype
+    )
 
 
-def multinomial(chances: Tensor, count: int, replacement: bool = False, *, generator: None = None) -> Tensor:
+def multinomial(
+    chances: Tensor, count: int, replacement: bool = False, *, generator: None = None
+) -> Tensor:
     """(6): the smallest of exponential numbers with these rates."""
     if replacement and count > 1:
         chances = chances.unsqueeze(-2).expand(*chances.shape[:-1], count, chances.shape[-1])
@@ -352,14 +388,22 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
     aten.smooth_l1_loss.default: _elementwise(aten.smooth_l1_loss.default, 2),
-    aten.smooth_l1_loss_backward.default: _elementwise_backward(aten.smooth_l1_loss_backward.default, 1),
+    aten.smooth_l1_loss_backward.default: _elementwise_backward(
+        aten.smooth_l1_loss_backward.default, 1
+    ),
     aten.huber_loss.default: _elementwise(aten.huber_loss.default, 2),
     aten.huber_loss_backward.default: _elementwise_backward(aten.huber_loss_backward.default, 1),
     aten.binary_cross_entropy.default: _elementwise(aten.binary_cross_entropy.default, 3),
-    aten.binary_cross_entropy_backward.default: _elementwise_backward(aten.binary_cross_entropy_backward.default, 2),
-    aten.binary_cross_entropy_with_logits.default: _elementwise(aten.binary_cross_entropy_with_logits.default, 4),
+    aten.binary_cross_entropy_backward.default: _elementwise_backward(
+        aten.binary_cross_entropy_backward.default, 2
+    ),
+    aten.binary_cross_entropy_with_logits.default: _elementwise(
+        aten.binary_cross_entropy_with_logits.default, 4
+    ),
     aten.soft_margin_loss.default: _elementwise(aten.soft_margin_loss.default, 2),
-    aten.soft_margin_loss_backward.default: _elementwise_backward(aten.soft_margin_loss_backward.default, 1),
+    aten.soft_margin_loss_backward.default: _elementwise_backward(
+        aten.soft_margin_loss_backward.default, 1
+    ),
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
     aten.copy.default: copy,

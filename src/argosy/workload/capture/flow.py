@@ -1,22 +1,28 @@
-"""What a trace alone does not show of a step: where gradients stop, and backwards that the program wrote itself.
+"""What a trace alone does not show of a step: where gradients stop, and backwards that the program
+wrote itself.
 
-A forward is written down as operations that torch differentiates again where it runs. For that to give the gradients
-of the program,
+A forward is written down as operations that torch differentiates again where it runs. For that to
+give the gradients of the program,
 
-    (1)  an operation that read a tensor without passing gradients on to it (under ``no_grad``, after ``detach``) must
-         not pass them on then. ``Flow`` looks at every operation as the program calls it and notes such pairs.
-    (2)  the backward of a ``torch.autograd.Function`` is traced where it is applied, on gradients that stand for those
-         of the results, and ends in a mark that ``GraphWriter`` turns into an ``OwnGradient``.
-    (3)  checkpointing changes no value: a checkpointed function is called as it is. The plan decides what is computed
-         again.
-    (4)  a tensor that is changed in place under ``no_grad`` keeps its gradients: torch's cosine similarity does so. It
-         gets the mark of (2), with a backward that passes gradients on as they are.
+    (1)  an operation that read a tensor without passing gradients on to it (under ``no_grad``,
+         after ``detach``) must not pass them on then. ``GradientFlow`` looks at every operation as
+         the program calls it and notes such pairs.
+    (2)  the backward of a ``torch.autograd.Function`` is traced where it is applied, on gradients
+         that stand for those of the results, and ends in a mark that ``GraphWriter`` turns into an
+         ``OwnGradient``.
+    (3)  checkpointing changes no value: a checkpointed function is called as it is. The plan
+         decides what is computed again.
+    (4)  a tensor that is changed in place under ``no_grad`` keeps its gradients: torch's cosine
+         similarity does so. It gets the mark of (2), with a backward that passes gradients on as
+         they are.
 
-A branch on a tensor that is made of numbers alone is taken, because the tensor is the same in every step.
+A branch on a tensor that is made of numbers alone is taken, because the tensor is the same in every
+step.
 
-What cannot be written down is refused here: a generator of its own, a tensor changed that is neither a parameter nor a
-buffer, a tensor with gradients that is changed behind their back (through ``.data``), a branch that a random number
-decides (one that it cannot change, such as layer drop with a rate of 0, is taken).
+What cannot be written down is refused here: a generator of its own, a tensor changed that is
+neither a parameter nor a buffer, a tensor with gradients that is changed behind their back (through
+``.data``), a branch that a random number decides (one that it cannot change, such as layer drop
+with a rate of 0, is taken).
 """
 
 from __future__ import annotations
@@ -51,17 +57,21 @@ MOST_CONSTANT = 2**20
 
 
 @torch.library.custom_op("argosy::own_gradient", mutates_args=())
-def own_gradient(results: list[Tensor], inputs: list[Tensor], given: list[Tensor], gradients: list[Tensor]) -> Tensor:
+def own_gradient(
+    results: list[Tensor], inputs: list[Tensor], given: list[Tensor], gradients: list[Tensor]
+) -> Tensor:
     """(2): the mark after a backward."""
     return torch.empty(0)
 
 
 @own_gradient.register_fake
-def _(results: list[Tensor], inputs: list[Tensor], given: list[Tensor], gradients: list[Tensor]) -> Tensor:
+def _(
+    results: list[Tensor], inputs: list[Tensor], given: list[Tensor], gradients: list[Tensor]
+) -> Tensor:
     return torch.empty(0)
 
 
-class Flow(TorchDispatchMode):
+class GradientFlow(TorchDispatchMode):
     """(1) and, if ``marked``, (4), for the operations while it is entered."""
 
     def __init__(self, recording: Recording | None, *, marked: bool) -> None:
@@ -72,7 +82,9 @@ class Flow(TorchDispatchMode):
         self.carrying: dict[Node, bool] = {}
         """Whether gradients go through what an operation makes."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         self._check(function, args, kwargs)
         args, kwargs = tree_map(self._valued, (args, kwargs))
@@ -98,7 +110,9 @@ class Flow(TorchDispatchMode):
         before = [tensor.clone() for tensor in straight]
         last = graph._root._prev
         result = function(*args, **kwargs)
-        without = {node for node, passes in read if not passes} - {node for node, passes in read if passes}
+        without = {node for node, passes in read if not passes} - {
+            node for node, passes in read if passes
+        }
         made = graph._root._prev
         while made is not last and made is not graph._root:
             inputs = made.all_input_nodes
@@ -120,7 +134,9 @@ class Flow(TorchDispatchMode):
             if isinstance(target, FunctionalTensor) and target.requires_grad and not target.is_leaf:
                 if target._is_view():
                     found = f"{function} under no_grad on a part of a tensor that has gradients"
-                    raise _refused(found, "gradients that can be followed", "change a copy of the whole tensor")
+                    raise _refused(
+                        found, "gradients that can be followed", "change a copy of the whole tensor"
+                    )
                 changed.append(target)
         return changed
 
@@ -135,14 +151,24 @@ class Flow(TorchDispatchMode):
             self.carrying[node] = True
         elif not self._carries(node):
             found = "a tensor with gradients that was changed without them, such as through .data"
-            raise _refused(found, "gradients that can be followed", "change it by operations that have gradients")
+            raise _refused(
+                found,
+                "gradients that can be followed",
+                "change it by operations that have gradients",
+            )
 
     def _carries(self, node: Node) -> bool:
         todo = [node]
         while todo:
             now = todo[-1]
-            same = str(now.target) in NOTHING  # which the written graph leaves out, whoever detaches
-            read = [part for part in now.all_input_nodes if same or (now.name, part.name) not in self.stopped]
+            same = (
+                str(now.target) in NOTHING
+            )  # which the written graph leaves out, whoever detaches
+            read = [
+                part
+                for part in now.all_input_nodes
+                if same or (now.name, part.name) not in self.stopped
+            ]
             unknown = [part for part in read if part not in self.carrying]
             if now in self.carrying or not unknown:
                 self.carrying.setdefault(now, any(self.carrying[part] for part in read))
@@ -153,13 +179,19 @@ class Flow(TorchDispatchMode):
 
     def _valued(self, leaf: Any) -> Any:
         """A tensor that the program holds besides its model, with its values."""
-        if self.recording is None or not isinstance(leaf, Tensor) or isinstance(leaf, FunctionalTensor):
+        if (
+            self.recording is None
+            or not isinstance(leaf, Tensor)
+            or isinstance(leaf, FunctionalTensor)
+        ):
             return leaf
         if not leaf.is_meta or type(leaf) is not Tensor:
             return leaf
         if leaf.numel() > MOST_CONSTANT:
             expected = f"at most {MOST_CONSTANT:,} in a tensor that is no parameter or buffer"
-            raise _refused(f"{leaf.numel():,} elements", expected, "register it as a buffer of the model")
+            raise _refused(
+                f"{leaf.numel():,} elements", expected, "register it as a buffer of the model"
+            )
         return self.recording.materialise([leaf])[0]
 
     def _check(self, function: Any, args: Any, kwargs: Any) -> None:
@@ -182,7 +214,13 @@ def _written(function: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 
 def _refused(found: str, expected: str, suggestion: str) -> InputError:
     """An error at the line of the user's program that is running."""
-    return InputError([Problem(path=running_line() or "loss", found=found, expected=expected, suggestion=suggestion)])
+    return InputError(
+        [
+            Problem(
+                path=running_line() or "loss", found=found, expected=expected, suggestion=suggestion
+            )
+        ]
+    )
 
 
 def node_of(tensor: FunctionalTensor) -> Node | None:
@@ -197,7 +235,8 @@ def node_of(tensor: FunctionalTensor) -> Node | None:
 
 
 def _known(tensor: Tensor, tracer: Any) -> Tensor | None:
-    """The value of a tensor that is made of numbers alone, such as a causal mask; None for any other."""
+    """The value of a tensor that is made of numbers alone, such as a causal mask; None for any
+    other."""
     node = node_of(tensor) if isinstance(tensor, FunctionalTensor) else None
     if node is None:
         return None
@@ -207,19 +246,27 @@ def _known(tensor: Tensor, tracer: Any) -> Tensor | None:
 
 
 def _compute(node: Node, found: dict[Node, Any], tracer: Any) -> bool:
-    """Run what a node of the trace needs and then itself, unless it depends on weights or the batch, or is random."""
+    """Run what a node of the trace needs and then itself, unless it depends on weights or the
+    batch, or is random."""
     if node in found:
         return True
     if node.op == "get_attr":
         found[node] = getattr(tracer.root, str(node.target))
         return True
     tags = getattr(node.target, "tags", ())
-    if node.op != "call_function" or torch.Tag.nondeterministic_seeded in tags or "argosy" in str(node.target):
+    if (
+        node.op != "call_function"
+        or torch.Tag.nondeterministic_seeded in tags
+        or "argosy" in str(node.target)
+    ):
         return False
     if not all(_compute(part, found, tracer) for part in node.all_input_nodes):
         return False
     args = map_arg(node.args, found.__getitem__)
-    kwargs = {key: _CPU if key == "device" else part for key, part in map_arg(node.kwargs, found.__getitem__).items()}
+    kwargs = {
+        key: _CPU if key == "device" else part
+        for key, part in map_arg(node.kwargs, found.__getitem__).items()
+    }
     found[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     return True
 
@@ -255,21 +302,38 @@ def _mark(cls: Any, args: tuple[Any, ...], made: Any) -> None:
     if not results or not isinstance(results[0], FunctionalTensor):
         return
     node = results[0].grad_fn
-    if not isinstance(node, BackwardCFunction) or any(not isinstance(leaf, Tensor) for leaf in every):
+    if not isinstance(node, BackwardCFunction) or any(
+        not isinstance(leaf, Tensor) for leaf in every
+    ):
         found = f"the torch.autograd.Function {cls.__name__}"
         raise _refused(found, "a backward that can be traced", "write it with operations of torch")
     with torch.no_grad():
         given = [torch.empty_like(leaf) for leaf in every]
         found = node.apply(*given)
         found = found if isinstance(found, tuple) else (found,)
-        pairs = [(a, g) for a, g in zip(args, found, strict=False) if isinstance(a, Tensor) and a.requires_grad]
+        pairs = [
+            (a, g)
+            for a, g in zip(args, found, strict=False)
+            if isinstance(a, Tensor) and a.requires_grad
+        ]
         kept = [(a, g) for a, g in pairs if g is not None]
-        torch.ops.argosy.own_gradient(every, [a for a, _ in kept], given, [g.clone() for _, g in kept])
+        torch.ops.argosy.own_gradient(
+            every, [a for a, _ in kept], given, [g.clone() for _, g in kept]
+        )
 
 
 def _looked_up(ids: Tensor, weight: Tensor, *others: Any, **options: Any) -> Tensor:
-    """Bags of equal lengths as rows that are combined: as offsets they would depend on the order of samples."""
-    names = ("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights")
+    """Bags of equal lengths as rows that are combined: as offsets they would depend on the order of
+    samples."""
+    names = (
+        "offsets",
+        "max_norm",
+        "norm_type",
+        "scale_grad_by_freq",
+        "mode",
+        "sparse",
+        "per_sample_weights",
+    )
     given = dict(zip(names, others, strict=False)) | options
     if given.get("max_norm") is not None or given.get("padding_idx") is not None:
         return F.embedding_bag(ids, weight, *others, **options)
@@ -285,15 +349,18 @@ def _looked_up(ids: Tensor, weight: Tensor, *others: Any, **options: Any) -> Ten
 
 
 class Decided(TorchFunctionMode):
-    """Branches on a random number between 0 and 1: those whose outcome no number changes are taken, others refused.
-    Hooks on tensors are refused."""
+    """Branches on a random number between 0 and 1: those whose outcome no number changes are taken,
+    others refused. Hooks on tensors are refused."""
 
     def __init__(self) -> None:
         super().__init__()
         self.drawn: dict[int, Tensor] = {}
-        """By ``id``, single numbers that are drawn between 0 and 1, and what they were compared with."""
+        """By ``id``, single numbers that are drawn between 0 and 1, and what they were compared
+        with."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function in HOOKS_OF_TENSORS:
             raise refused_hook(running_line() or "loss", "a hook on the gradient of a tensor")
         if function is F.embedding_bag and args[0].dim() == 2:
@@ -303,10 +370,17 @@ class Decided(TorchFunctionMode):
             expected = "the same operations in every step"
             suggestion = "set the rate at which layers are left out to 0"
             raise _refused("a branch that a random number decides", expected, suggestion)
-        if of_drawn and function in _COMPARISONS and isinstance(args[1], (int, float)) and not 0 < args[1] < 1:
+        if (
+            of_drawn
+            and function in _COMPARISONS
+            and isinstance(args[1], (int, float))
+            and not 0 < args[1] < 1
+        ):
             return _COMPARISONS[function] == (args[1] >= 1)
         result = function(*args, **(kwargs or {}))
-        uniform = function in (torch.rand, Tensor.uniform_) and not (function is Tensor.uniform_ and len(args) > 1)
+        uniform = function in (torch.rand, Tensor.uniform_) and not (
+            function is Tensor.uniform_ and len(args) > 1
+        )
         compared = of_drawn and function in _COMPARISONS
         if (uniform or compared) and isinstance(result, Tensor) and result.numel() == 1:
             self.drawn[id(result)] = result
@@ -316,6 +390,8 @@ class Decided(TorchFunctionMode):
 _BRANCHES = {Tensor.__bool__, Tensor.item, Tensor.__float__}
 _COMPARISONS: dict[Callable[..., Any], bool] = {
     **dict.fromkeys((Tensor.__lt__, Tensor.__le__, Tensor.lt, Tensor.le, torch.lt, torch.le), True),
-    **dict.fromkeys((Tensor.__gt__, Tensor.__ge__, Tensor.gt, Tensor.ge, torch.gt, torch.ge), False),
+    **dict.fromkeys(
+        (Tensor.__gt__, Tensor.__ge__, Tensor.gt, Tensor.ge, torch.gt, torch.ge), False
+    ),
 }
 """Whether each asks for the smaller."""

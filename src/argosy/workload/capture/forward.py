@@ -1,7 +1,7 @@
 """The forward alone, for whoever differentiates it himself, and for any number of samples.
 
-A capture holds sizes as numbers. ``capture_forward`` traces at three numbers of samples n and finds how each number of
-the graph depends on n:
+A capture holds sizes as numbers. ``capture_forward`` traces at three numbers of samples n and finds
+how each number of the graph depends on n:
 
     (1)  a size or count     a + b n
     (2)  a factor            a, a n, a / n, or m / (m - 1) with m = a n (what a variance is corrected by)
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from argosy.errors import InputError, Problem
 from argosy.workload.capture.initial import FakeModel, Recording
 from argosy.workload.capture.trace import trace
-from argosy.workload.graph import Argument, Graph, Node
+from argosy.workload.graph import Argument, Graph, GraphNode
 
 COUNTS = (2, 3, 5)
 """Numbers of samples that are traced. None is 1, which would make sizes look alike that are not."""
@@ -37,27 +37,34 @@ class Forward:
     """At ``COUNTS[0]`` samples."""
     others: tuple[Graph, ...]
     """At the other counts."""
-    _resized: dict[tuple[int, int, int], tuple[Node, ...]] = field(default_factory=dict, compare=False)
+    _resized: dict[tuple[int, int, int], tuple[GraphNode, ...]] = field(
+        default_factory=dict, compare=False
+    )
 
-    def nodes(self, samples: int, total: int | None = None) -> tuple[Node, ...]:
-        """The operations for so many samples of a batch of ``total``: sizes by the former, factors by the latter."""
+    def nodes(self, samples: int, total: int | None = None) -> tuple[GraphNode, ...]:
+        """The operations for so many samples of a batch of ``total``: sizes by the former, factors
+        by the latter."""
         return self._sized(-1, samples, total or samples)
 
-    def own_gradient(self, number: int, samples: int, total: int) -> tuple[Node, ...]:
+    def own_gradient(self, number: int, samples: int, total: int) -> tuple[GraphNode, ...]:
         """The operations of an ``OwnGradient``."""
         return self._sized(number, samples, total)
 
-    def _sized(self, number: int, samples: int, total: int) -> tuple[Node, ...]:
+    def _sized(self, number: int, samples: int, total: int) -> tuple[GraphNode, ...]:
         key = (number, samples, total)
         if key not in self._resized:
             graphs = (self.graph, *self.others)
-            every = (graph.nodes if number < 0 else graph.own_gradients[number].nodes for graph in graphs)
+            every = (
+                graph.nodes if number < 0 else graph.own_gradients[number].nodes for graph in graphs
+            )
             rows = zip(*every, strict=True)
             self._resized[key] = tuple(_resized_node(row, samples, total) for row in rows)
         return self._resized[key]
 
     def shape(self, value: int, samples: int) -> tuple[int, ...]:
-        shapes = zip(*(graph.values[value].shape for graph in (self.graph, *self.others)), strict=True)
+        shapes = zip(
+            *(graph.values[value].shape for graph in (self.graph, *self.others)), strict=True
+        )
         return tuple(_size(sizes, samples, self.graph.values[value].name) for sizes in shapes)
 
     def slopes(self, value: int) -> tuple[int, ...]:
@@ -80,21 +87,30 @@ def capture_forward(
     fake = FakeModel(model=model, loss=loss, batch=batch, recording=recording or Recording())
 
     def traced(count: int) -> Graph:
-        written = trace(fake, name=name, forward_only=True, samples=count, device=device, autocast=autocast)
+        written = trace(
+            fake, name=name, forward_only=True, samples=count, device=device, autocast=autocast
+        )
         return _alive(written.graph())
 
     first, *others = map(traced, COUNTS)
     for other in others:
         if [node.op for node in other.nodes] != [node.op for node in first.nodes]:
             found = f"{len(first.nodes)} operations with {COUNTS[0]} samples, other ones with more"
-            raise InputError([Problem(path=name, found=found, expected="a step that does the same for any batch")])
+            raise InputError(
+                [
+                    Problem(
+                        path=name, found=found, expected="a step that does the same for any batch"
+                    )
+                ]
+            )
     forward = Forward(first, tuple(others))
     forward.nodes(1)
     return forward
 
 
 def _alive(graph: Graph) -> Graph:
-    """Without what neither the loss nor a buffer needs, such as copies that only a backward would read."""
+    """Without what neither the loss nor a buffer needs, such as copies that only a backward would
+    read."""
     wanted = {graph.loss, *(after for _, after in graph.updates)}
     kept = []
     for node in reversed(graph.nodes):
@@ -104,7 +120,7 @@ def _alive(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(reversed(kept)))
 
 
-def _resized_node(row: Sequence[Node], samples: int, total: int) -> Node:
+def _resized_node(row: Sequence[GraphNode], samples: int, total: int) -> GraphNode:
     where = f"{row[0].name} ({row[0].op}{', ' + row[0].source if row[0].source else ''})"
     numbers = _numbers(row[0].op)
     arguments = [
@@ -113,14 +129,17 @@ def _resized_node(row: Sequence[Node], samples: int, total: int) -> Node:
     ]
     keywords = [
         (key, _fitted(parts, total if key in numbers else samples, total, where))
-        for (key, _), *parts in zip(row[0].keywords, *((v for _, v in node.keywords) for node in row), strict=True)
+        for (key, _), *parts in zip(
+            row[0].keywords, *((v for _, v in node.keywords) for node in row), strict=True
+        )
     ]
     return replace(row[0], arguments=tuple(arguments), keywords=tuple(keywords))
 
 
 @cache
 def _numbers(op: str) -> frozenset[int | str]:
-    """The arguments of an operation, by place and name, that are numbers to compute with and no sizes."""
+    """The arguments of an operation, by place and name, that are numbers to compute with and no
+    sizes."""
     namespace, name, overload = op.split(".")
     schema = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema
     kinds = [str(argument.type).removeprefix("Optional[") for argument in schema.arguments]
@@ -168,4 +187,12 @@ def _factor(values: Sequence[float], samples: int, where: str) -> float:
 
 def _unknown(values: Sequence[Any], where: str) -> InputError:
     found = f"{', '.join(map(str, values))} with {', '.join(map(str, COUNTS))} samples"
-    return InputError([Problem(path=where, found=found, expected="numbers in proportion to the samples, or constant")])
+    return InputError(
+        [
+            Problem(
+                path=where,
+                found=found,
+                expected="numbers in proportion to the samples, or constant",
+            )
+        ]
+    )

@@ -1,7 +1,9 @@
-"""Hooks on gradients: refused, because a plan computes gradients in parts and by operations of its own.
+"""Hooks on gradients: refused, because a plan computes gradients in parts and by operations of its
+own.
 
-A hook on a parameter would be given the gradient of some samples, before gradients are summed, and hooks on modules and
-tensors would not be called at all where operations of a captured forward run in place of modules.
+A hook on a parameter would be given the gradient of some samples, before gradients are summed, and
+hooks on modules and tensors would not be called at all where operations of a captured forward run
+in place of modules.
 """
 
 from __future__ import annotations
@@ -14,17 +16,24 @@ from argosy.errors import InputError, Problem
 
 HOOKS_OF_TENSORS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
 _EXPECTED = "gradients as torch computes them"
-_SUGGESTION = "scale or clip gradients in the optimizer, or write the change as a torch.autograd.Function"
+_SUGGESTION = (
+    "scale or clip gradients in the optimizer, or write the change as a torch.autograd.Function"
+)
 
 
 def refused_hook(where: str, found: str) -> InputError:
-    return InputError([Problem(path=where, found=found, expected=_EXPECTED, suggestion=_SUGGESTION)])
+    return InputError(
+        [Problem(path=where, found=found, expected=_EXPECTED, suggestion=_SUGGESTION)]
+    )
 
 
 def check_hooks(model: nn.Module) -> None:
     """Refuse a model whose parameters or modules have hooks on gradients."""
     for name, parameter in model.named_parameters():
-        given: list[Any] = [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)]
+        given: list[Any] = [
+            parameter._backward_hooks,
+            getattr(parameter, "_post_accumulate_grad_hooks", None),
+        ]
         if any(given):
             raise refused_hook(name, "a hook on the gradient of this parameter")
     for name, module in model.named_modules():

@@ -1,21 +1,25 @@
 """A model built without its weights, and the weights made later, one at a time.
 
-``Recording`` lets a program build its model as usual, but keeps large tensors on the meta device: shapes without
-memory. It writes down every operation that made or changed their values. Random ones also run once on a scratch tensor
-of their shape, so that the generator goes through the same states as in an ordinary build, and its state before each is
-kept. ``materialise`` then replays, for the tensors asked for, what led to their values:
+``Recording`` lets a program build its model as usual, but keeps large tensors on the meta device:
+shapes without memory. It writes down every operation that made or changed their values. Random ones
+also run once on a scratch tensor of their shape, so that the generator goes through the same states
+as in an ordinary build, and its state before each is kept. ``materialise`` then replays, for the
+tensors asked for, what led to their values:
 
-    (1)  the operations that wrote the storage of a tensor, and those that wrote what they read, backwards to the first
+    (1)  the operations that wrote the storage of a tensor, and those that wrote what they read,
+         backwards to the first
     (2)  in their order, each random one from its own state of its generator
 
-which gives the very bits of the ordinary build, on every rank, whatever it keeps of the model. What a program reads
-while it builds is materialised for it:
+which gives the very bits of the ordinary build, on every rank, whatever it keeps of the model. What
+a program reads while it builds is materialised for it:
 
     (3)  tensors of up to ``SMALL`` elements exist at once
-    (4)  numbers, lists and arrays that are taken out of a recorded tensor, and operations that write recorded values
-         into a tensor that exists or cannot run without values, get it replayed first
+    (4)  numbers, lists and arrays that are taken out of a recorded tensor, and operations that
+         write recorded values into a tensor that exists or cannot run without values, get it
+         replayed first
 
-``build_fake`` runs a user's ``build`` in this way. Without a seed it draws no random numbers for large tensors.
+``build_fake`` runs a user's ``build`` in this way. Without a seed it draws no random numbers for
+large tensors.
 """
 
 from __future__ import annotations
@@ -43,13 +47,22 @@ _READING_INITIALISERS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "di
 """Initialisers of ``nn.init`` that read values, which do nothing on the meta device."""
 _READERS = {
     getattr(Tensor, name)
-    for name in ("tolist", "numpy", "item", "__array__", "__bool__", "__int__", "__float__", "__index__")
+    for name in (
+        "tolist",
+        "numpy",
+        "item",
+        "__array__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+    )
 } | {Tensor.__complex__, Tensor.__reduce_ex__, Tensor.__contains__, torch.equal, torch.allclose}
 """What takes values out of tensors without an operation that could be recorded."""
 
 
 @dataclass(frozen=True)
-class Place:
+class StorageWindow:
     """A tensor as a window on a storage."""
 
     storage: int
@@ -61,7 +74,8 @@ class Place:
 
 @dataclass(eq=False)
 class Borrowed:
-    """A tensor that exists, as an argument of a recorded operation; copied before the program changes it."""
+    """A tensor that exists, as an argument of a recorded operation; copied before the program
+    changes it."""
 
     tensor: Tensor
 
@@ -75,29 +89,35 @@ class _Step:
     keywords: Any
     reads: frozenset[int]
     writes: tuple[int, ...]
-    made: tuple[Place | None, ...]
+    made: tuple[StorageWindow | None, ...]
     """Its results, where they are new."""
     random_state: Tensor | None
 
 
 class Recording(TorchDispatchMode):
-    """While entered, large tensors are made on the meta device and what made them is written down."""
+    """While entered, large tensors are made on the meta device and what made them is written
+    down."""
 
     def __init__(self, *, draws: bool = True) -> None:
-        """Without ``draws``, random operations on large tensors do not advance their generators: for planning."""
+        """Without ``draws``, random operations on large tensors do not advance their generators:
+        for planning."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws = draws
         self.steps: list[_Step] = []
         self.kept: dict[int, Tensor] = {}
-        """One tensor per recorded storage on the meta device: their addresses must not be used again."""
+        """One tensor per recorded storage on the meta device: their addresses must not be used
+        again."""
         self.alive: list[Tensor] = []
-        """Tensors that the program itself put on the meta device and that something recorded was made like."""
+        """Tensors that the program itself put on the meta device and that something recorded was
+        made like."""
         self.borrowed: dict[int, list[Borrowed]] = {}
         """By storage."""
         self._reads = _Reads(self)
 
     def __enter__(self) -> Self:
-        self._originals = {name: getattr(nn.init, name) for name in _READING_INITIALISERS if hasattr(nn.init, name)}
+        self._originals = {
+            name: getattr(nn.init, name) for name in _READING_INITIALISERS if hasattr(nn.init, name)
+        }
         for name, original in self._originals.items():
             setattr(nn.init, name, functools.partial(self._initialise, original))
         self._reads.__enter__()  # type: ignore[no-untyped-call]
@@ -119,16 +139,24 @@ class Recording(TorchDispatchMode):
             state = self._advance(original, (tensor, *args), kwargs)
         place = place_of(tensor)
         where = frozenset({place.storage})
-        self.steps.append(_Step(original, (place, *args), kwargs, where, (place.storage,), (), state))
+        self.steps.append(
+            _Step(original, (place, *args), kwargs, where, (place.storage,), (), state)
+        )
         return tensor
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if kwargs.get("device") not in (None, _META):
-            kwargs = _on_cpu(kwargs)  # whatever device the program names, values are made on the CPU
+            kwargs = _on_cpu(
+                kwargs
+            )  # whatever device the program names, values are made on the CPU
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         recorded = [tensor for tensor in tensors if tensor.is_meta]
-        changed = [tensor for tensor in _changed(function, args, kwargs) if isinstance(tensor, Tensor)]
+        changed = [
+            tensor for tensor in _changed(function, args, kwargs) if isinstance(tensor, Tensor)
+        ]
         if tensors and not recorded:
             return self._run(function, args, kwargs, changed)
         foreign = bool(recorded) and all(storage_of(tensor) not in self.kept for tensor in recorded)
@@ -136,12 +164,15 @@ class Recording(TorchDispatchMode):
             return function(*args, **kwargs)  # on the meta device because the program wants it so
         if not tensors and not self._is_large(function, args, kwargs):
             return function(*args, **kwargs)
-        if function is torch.ops.aten._local_scalar_dense.default or any(not tensor.is_meta for tensor in changed):
+        if function is torch.ops.aten._local_scalar_dense.default or any(
+            not tensor.is_meta for tensor in changed
+        ):
             return self._run(function, *self._with_values(args, kwargs), changed)
         return self._record(function, args, kwargs, bool(tensors))
 
     def _is_large(self, function: Any, args: Any, kwargs: Any) -> bool:
-        """(3), of what is made from numbers alone. A program that asks for the meta device gets it."""
+        """(3), of what is made from numbers alone. A program that asks for the meta device gets
+        it."""
         if kwargs.get("device") == _META:
             return True
         try:
@@ -182,11 +213,17 @@ class Recording(TorchDispatchMode):
         self._write_down(function, args, kwargs, result, state)
         return result
 
-    def _write_down(self, function: Any, args: Any, kwargs: Any, result: Any, state: Tensor | None) -> None:
-        reads = frozenset(storage_of(leaf) for leaf in tree_iter((args, kwargs)) if is_recorded(leaf))
+    def _write_down(
+        self, function: Any, args: Any, kwargs: Any, result: Any, state: Tensor | None
+    ) -> None:
+        reads = frozenset(
+            storage_of(leaf) for leaf in tree_iter((args, kwargs)) if is_recorded(leaf)
+        )
         results = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
         made = tuple(place_of(leaf) if storage_of(leaf) not in reads else None for leaf in results)
-        changed = [storage_of(leaf) for leaf in _changed(function, args, kwargs) if is_recorded(leaf)]
+        changed = [
+            storage_of(leaf) for leaf in _changed(function, args, kwargs) if is_recorded(leaf)
+        ]
         writes = (*(place.storage for place in made if place is not None), *changed)
         for leaf in results:
             self.kept.setdefault(storage_of(leaf), leaf.detach())
@@ -205,24 +242,34 @@ class Recording(TorchDispatchMode):
         return held
 
     def _advance(self, function: Any, args: Any, kwargs: Any) -> Tensor:
-        """Run a random operation on scratch tensors of the same shapes; its generator's state before."""
+        """Run a random operation on scratch tensors of the same shapes; its generator's state
+        before."""
         generator = kwargs.get("generator")
         state = torch.get_rng_state() if generator is None else generator.get_state()
         if not self.draws:
             return state
 
         def scratch(leaf: Any) -> Any:
-            return torch.empty_like(leaf, device="cpu") if isinstance(leaf, Tensor) and leaf.is_meta else leaf
+            return (
+                torch.empty_like(leaf, device="cpu")
+                if isinstance(leaf, Tensor) and leaf.is_meta
+                else leaf
+            )
 
         real_args, real_kwargs = tree_map(scratch, (args, _on_cpu(kwargs)))
         function(*real_args, **real_kwargs)
         return state
 
     def materialise(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Real tensors, on the CPU, with the values that the recorded program gave; real ones as they are."""
+        """Real tensors, on the CPU, with the values that the recorded program gave; real ones as
+        they are."""
         wanted = list(tensors)
         real: dict[int, Tensor] = {}
-        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with (
+            torch.utils._python_dispatch._disable_current_modes(),
+            torch._C.DisableTorchFunction(),
+            torch.no_grad(),
+        ):
             for step in self.needed({storage_of(tensor) for tensor in wanted if tensor.is_meta}):
                 _replay(step, real)
             return [self._found(tensor, real) for tensor in wanted]
@@ -231,7 +278,9 @@ class Recording(TorchDispatchMode):
         if not tensor.is_meta:
             return tensor
         if storage_of(tensor) not in real:
-            found = f"a tensor of shape {tuple(tensor.shape)} on the meta device that never got values"
+            found = (
+                f"a tensor of shape {tuple(tensor.shape)} on the meta device that never got values"
+            )
             expected = "values for every weight and every tensor of the batch"
             raise InputError([Problem(path="build()", found=found, expected=expected)])
         return _window(real[storage_of(tensor)], place_of(tensor))
@@ -253,12 +302,22 @@ class _Reads(TorchFunctionMode):
         super().__init__()
         self.recording = recording
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if function in _READERS and any(is_recorded(leaf) for leaf in tree_iter((args, kwargs))):
             args, kwargs = self.recording._with_values(args, kwargs)
-        elif function is Tensor.__setitem__ and is_recorded(args[0]) and isinstance(args[2], (bool, int, float)):
-            args = (args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype))  # torch's own would have no value
+        elif (
+            function is Tensor.__setitem__
+            and is_recorded(args[0])
+            and isinstance(args[2], (bool, int, float))
+        ):
+            args = (
+                args[0],
+                args[1],
+                torch.tensor(args[2], dtype=args[0].dtype),
+            )  # torch's own would have no value
         return function(*args, **kwargs)
 
 
@@ -277,8 +336,11 @@ class FakeModel:
             yield name, self.recording.materialise([tensor])[0].detach()
 
 
-def build_fake(build: Callable[[], tuple[nn.Module, Any, Any]], *, seed: int | None = None) -> FakeModel:
-    """Run a user's ``build`` under a ``Recording``, from a seed where its initial values are wanted."""
+def build_fake(
+    build: Callable[[], tuple[nn.Module, Any, Any]], *, seed: int | None = None
+) -> FakeModel:
+    """Run a user's ``build`` under a ``Recording``, from a seed where its initial values are
+    wanted."""
     recording = Recording(draws=seed is not None)
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -288,7 +350,8 @@ def build_fake(build: Callable[[], tuple[nn.Module, Any, Any]], *, seed: int | N
 
 
 def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module, Any, Any]:
-    """What ``build`` returns; an ``InputError`` for what it raises and for anything else than it should return."""
+    """What ``build`` returns; an ``InputError`` for what it raises and for anything else than it
+    should return."""
     with blamed("build", expected=BUILDS), recording:
         built = build()
     match built:
@@ -303,13 +366,16 @@ def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module
 
 
 def _check_memory(model: nn.Module) -> None:
-    """Parameters of their own may not share memory: an optimizer would change each of them twice."""
+    """Parameters of their own may not share memory: an optimizer would change each of them
+    twice."""
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters():
         if parameter.numel() and (first := names.setdefault(storage_of(parameter), name)) != name:
             found = f"two parameters in the same memory, {first} and {name}"
             suggestion = "tie weights by assigning the parameter itself, not its data"
-            raise InputError([Problem(path="build()", found=found, expected="one", suggestion=suggestion)])
+            raise InputError(
+                [Problem(path="build()", found=found, expected="one", suggestion=suggestion)]
+            )
 
 
 def _kind(part: object) -> str:
@@ -322,7 +388,7 @@ def _replay(step: _Step, real: dict[int, Tensor]) -> None:
     def value(leaf: Any) -> Any:
         if isinstance(leaf, Borrowed):
             return leaf.tensor
-        if isinstance(leaf, Place):
+        if isinstance(leaf, StorageWindow):
             without = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=_META)
             return _window(real[leaf.storage], leaf) if leaf.storage in real else without
         return leaf
@@ -330,7 +396,9 @@ def _replay(step: _Step, real: dict[int, Tensor]) -> None:
     args, kwargs = tree_map(value, (step.arguments, _on_cpu(step.keywords)))
     with _from_state(step.random_state, kwargs):
         result = step.function(*args, **kwargs)
-    for place, leaf in zip(step.made, (x for x in tree_iter(result) if isinstance(x, Tensor)), strict=False):
+    for place, leaf in zip(
+        step.made, (x for x in tree_iter(result) if isinstance(x, Tensor)), strict=False
+    ):
         if place is not None:
             real[place.storage] = _laid_out(leaf, place)
 
@@ -351,7 +419,7 @@ def _from_state(state: Tensor | None, kwargs: dict[str, Any]) -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def _laid_out(leaf: Tensor, place: Place) -> Tensor:
+def _laid_out(leaf: Tensor, place: StorageWindow) -> Tensor:
     """Some operations lay out their result otherwise than they do on the meta device."""
     if tuple(leaf.stride()) == place.stride and leaf.storage_offset() == place.offset:
         return leaf
@@ -388,12 +456,16 @@ def storage_of(tensor: Tensor) -> int:
     return address
 
 
-def place_of(tensor: Tensor) -> Place:
-    shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
-    return Place(storage_of(tensor), tensor.dtype, shape, stride, offset)
+def place_of(tensor: Tensor) -> StorageWindow:
+    shape, stride, offset = (
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        int(tensor.storage_offset()),
+    )
+    return StorageWindow(storage_of(tensor), tensor.dtype, shape, stride, offset)
 
 
-def _window(real: Tensor, place: Place) -> Tensor:
+def _window(real: Tensor, place: StorageWindow) -> Tensor:
     """The same window on a real storage."""
     if real.dtype != place.dtype:
         real = real.view(place.dtype)

@@ -1,9 +1,10 @@
 """The training step of a torch program as a ``Graph``.
 
-The forward, the loss and ``torch.autograd.grad`` run once on fake tensors under ``make_fx``, functionalised, with the
-few decompositions of ``decompose``. What comes out is cleaned (copies and detachments are nothing in a functional
-graph) and written as plain data. A forward alone, for ``forward``, is traced in the same way; ``flow`` adds what its
-differentiation needs. Fake and functional tensors are private torch interfaces: this folder follows torch.
+The forward, the loss and ``torch.autograd.grad`` run once on fake tensors under ``make_fx``,
+functionalised, with the few decompositions of ``decompose``. What comes out is cleaned (copies and
+detachments are nothing in a functional graph) and written as plain data. A forward alone, for
+``forward``, is traced in the same way; ``flow`` adds what its differentiation needs. Fake and
+functional tensors are private torch interfaces: this folder follows torch.
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map_only,
+    tree_unflatten,
+)
 
 from argosy.errors import bad_input
 from argosy.workload.capture.blame import blamed
 from argosy.workload.capture.decompose import TABLE, numbered_masks
-from argosy.workload.capture.flow import Decided, Flow, own_gradients
+from argosy.workload.capture.flow import Decided, GradientFlow, own_gradients
 from argosy.workload.capture.hooks import check_hooks
 from argosy.workload.capture.initial import FakeModel, build_fake
-from argosy.workload.capture.write import Given, GraphWriter
+from argosy.workload.capture.write import GraphWriter, StepInputs
 from argosy.workload.graph import OWN_GRADIENT, Graph, Role
 
 Build = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Tensor], Any]]
@@ -46,7 +53,8 @@ def capture(build: Build, *, name: str = "program") -> Graph:
 
 
 def capture_fake(fake: FakeModel, *, name: str = "program") -> Graph:
-    """The training step of a model that was already built without values; each module in the mode it was left in."""
+    """The training step of a model that was already built without values; each module in the mode
+    it was left in."""
     return trace(fake, name=name).graph()
 
 
@@ -57,7 +65,8 @@ def num_samples(fake: FakeModel) -> int:
 
 
 def with_samples(fake: FakeModel, count: int) -> FakeModel:
-    """The same model on the first samples of its batch: every tensor whose first dim is that of the samples."""
+    """The same model on the first samples of its batch: every tensor whose first dim is that of the
+    samples."""
     whole = num_samples(fake)
 
     def part(tensor: Tensor) -> Tensor:
@@ -75,7 +84,8 @@ def trace(
     device: torch.device | None = None,
     autocast: torch.dtype | None = None,
 ) -> GraphWriter:
-    """The step of a model as it was written; with ``samples``, every tensor of the batch has so many rows."""
+    """The step of a model as it was written; with ``samples``, every tensor of the batch has so
+    many rows."""
     check_hooks(fake.model)
     device = torch.device("cpu") if device is None else device
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -90,18 +100,30 @@ def trace(
         state = [like(tensor) for _, tensor in buffers]
         batch = tree_map_only(Tensor, lambda leaf: like(leaf, samples), fake.batch)
     leaves, spec = tree_flatten(batch)
-    tensors = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(batch)[0] if isinstance(leaf, Tensor)]
+    tensors = [
+        (keystr(path), leaf)
+        for path, leaf in tree_flatten_with_path(batch)[0]
+        if isinstance(leaf, Tensor)
+    ]
     root = StepRoot(fake, leaves, spec)
-    flow = Flow(fake.recording, marked=forward_only)
+    flow = GradientFlow(fake.recording, marked=forward_only)
 
     def step(given: list[Tensor], held: list[Tensor], rows: list[Tensor]) -> Any:
-        trained = [w.detach().requires_grad_(p.requires_grad) for w, (_, p) in zip(given, parameters, strict=True)]
+        trained = [
+            w.detach().requires_grad_(p.requires_grad)
+            for w, (_, p) in zip(given, parameters, strict=True)
+        ]
         kept = [value.clone() for value in held]
-        named = {f"model.{n}": t for (n, _), t in zip([*parameters, *buffers], [*trained, *kept], strict=True)}
+        named = {
+            f"model.{n}": t
+            for (n, _), t in zip([*parameters, *buffers], [*trained, *kept], strict=True)
+        }
         with flow, Decided(), own_gradients(marked=forward_only), _precision(device, autocast):
             loss = functional_call(root, named, tuple(rows))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise bad_input("a scalar tensor from the loss function", type(loss).__name__, where="loss")
+            raise bad_input(
+                "a scalar tensor from the loss function", type(loss).__name__, where="loss"
+            )
         gradients: list[Tensor | None] = [None] * len(trained)
         if not forward_only:
             wanted = [t for t in trained if t.requires_grad]
@@ -115,11 +137,13 @@ def trace(
     names = [(n, Role.PARAMETER) for n, _ in parameters] + [(n, Role.BUFFER) for n, _ in buffers]
     names += [(n, Role.INPUT) for n, _ in tensors]
     trains = tuple(parameter.requires_grad for _, parameter in parameters)
-    given = Given(names=tuple(names), trains=trains, num_buffers=len(buffers))
+    given = StepInputs(names=tuple(names), trains=trains, num_buffers=len(buffers))
     return GraphWriter(name, made, given, modules.of, flow.stopped if forward_only else None)
 
 
-def _precision(device: torch.device, autocast: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+def _precision(
+    device: torch.device, autocast: torch.dtype | None
+) -> contextlib.AbstractContextManager[Any]:
     if autocast is None:
         return contextlib.nullcontext()
     return torch.autocast(device.type, autocast, cache_enabled=False)
@@ -138,19 +162,24 @@ class StepRoot(nn.Module):
         return self.loss(self.model, tree_unflatten(leaves, self.spec))
 
 
-def trace_step(mode: FakeTensorMode, step: Callable[..., Any], *inputs: list[Tensor]) -> fx.GraphModule:
+def trace_step(
+    mode: FakeTensorMode, step: Callable[..., Any], *inputs: list[Tensor]
+) -> fx.GraphModule:
     function = dispatch_functionalize(step, FunctionalTensorMode())
     make = make_fx(function, TABLE, "fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with mode, numbered_masks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = make(*inputs)
-    traced.graph.eliminate_dead_code(lambda node: str(node.target) == OWN_GRADIENT or node.is_impure())
+    traced.graph.eliminate_dead_code(
+        lambda node: str(node.target) == OWN_GRADIENT or node.is_impure()
+    )
     return traced
 
 
 @contextmanager
 def tracing_flags() -> Iterator[None]:
-    """Libraries ask these before they look into a tensor; what torch logs of an error is in the error."""
+    """Libraries ask these before they look into a tensor; what torch logs of an error is in the
+    error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     with (
         patch.object(torch.compiler, "_is_compiling_flag", True),
@@ -172,7 +201,9 @@ class ModuleStack:
     def __enter__(self) -> None:
         self.hooks = []
         for path, module in self.model.named_modules():
-            self.hooks.append(module.register_forward_pre_hook(lambda *_, path=path: self._change(path)))
+            self.hooks.append(
+                module.register_forward_pre_hook(lambda *_, path=path: self._change(path))
+            )
             self.hooks.append(module.register_forward_hook(lambda *_: self._change(None)))
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,18 @@ from torch import Tensor, fx
 
 from argosy.errors import InputError, Problem
 from argosy.workload.capture.blame import stack_line
-from argosy.workload.graph import OWN_GRADIENT, Argument, Graph, Node, OwnGradient, Phase, Ref, Role, Symbol, Value
+from argosy.workload.graph import (
+    OWN_GRADIENT,
+    Argument,
+    Graph,
+    GraphNode,
+    OwnGradient,
+    Phase,
+    Ref,
+    Role,
+    Symbol,
+    Value,
+)
 
 NOTHING = {
     "aten.detach.default",
@@ -40,7 +51,7 @@ FILLED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class StepInputs:
     """What a step is a function of."""
 
     names: tuple[tuple[str, Role], ...]
@@ -57,15 +68,22 @@ class GraphWriter:
         self,
         name: str,
         traced: fx.GraphModule,
-        given: Given,
+        given: StepInputs,
         modules: dict[str, str],
         stopped: set[tuple[str, str]] | None,
     ) -> None:
-        """``stopped``: (reader, read) pairs without gradients, of a forward alone: there they are written down."""
-        self.name, self.traced, self.given, self.modules, self.stopped = name, traced, given, modules, stopped
+        """``stopped``: (reader, read) pairs without gradients, of a forward alone: there they are
+        written down."""
+        self.name, self.traced, self.given, self.modules, self.stopped = (
+            name,
+            traced,
+            given,
+            modules,
+            stopped,
+        )
         self.names = iter(given.names)
         self.values: list[Value] = []
-        self.nodes: list[Node] = []
+        self.nodes: list[GraphNode] = []
         self.constants: list[tuple[int, Argument]] = []
         self.own_gradients: list[OwnGradient] = []
         self.index: dict[fx.Node, int] = {}
@@ -106,7 +124,9 @@ class GraphWriter:
                     "changes by the optimizer alone",
                     "change a copy that is not trained, or a buffer",
                 )
-                raise InputError([Problem(path="loss", found=found, expected=expected, suggestion=suggestion)])
+                raise InputError(
+                    [Problem(path="loss", found=found, expected=expected, suggestion=suggestion)]
+                )
 
     def _add(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -147,9 +167,21 @@ class GraphWriter:
         source = stack_line(node.meta.get("stack_trace"))
         known = target.startswith("argosy.") or "scaled_dot_product" in target
         if not known and torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
-            found, suggestion = f"{target}, which draws random numbers", "write it with torch.rand or torch.randn"
+            found, suggestion = (
+                f"{target}, which draws random numbers",
+                "write it with torch.rand or torch.randn",
+            )
             expected = "random numbers that every plan draws alike"
-            raise InputError([Problem(path=source or self.name, found=found, expected=expected, suggestion=suggestion)])
+            raise InputError(
+                [
+                    Problem(
+                        path=source or self.name,
+                        found=found,
+                        expected=expected,
+                        suggestion=suggestion,
+                    )
+                ]
+            )
         arguments = tuple(self._argument(node, part) for part in node.args)
         keywords = tuple((key, self._argument(node, part)) for key, part in node.kwargs.items())
         if isinstance(made, (tuple, list)):
@@ -164,8 +196,10 @@ class GraphWriter:
             outputs = [self.index[node]]
         self._append(node, target, arguments, keywords, tuple(outputs))
 
-    def _append(self, made: fx.Node, op: str, arguments: Any, keywords: Any, outputs: tuple[int | None, ...]) -> None:
-        node = Node(
+    def _append(
+        self, made: fx.Node, op: str, arguments: Any, keywords: Any, outputs: tuple[int | None, ...]
+    ) -> None:
+        node = GraphNode(
             name=made.name,
             op=op,
             arguments=arguments,
@@ -176,10 +210,13 @@ class GraphWriter:
         )
         self.nodes.append(node)
         if not self.carrying.isdisjoint(node.inputs):
-            self.carrying.update(v for v in outputs if v is not None and self.values[v].has_gradients)
+            self.carrying.update(
+                v for v in outputs if v is not None and self.values[v].has_gradients
+            )
 
     def _add_own_gradient(self, node: fx.Node) -> None:
-        """The operations since the gradients that were given become a backward; what it belongs to is read from it."""
+        """The operations since the gradients that were given become a backward; what it belongs to
+        is read from it."""
         marked: tuple[Any, ...] = node.args
         results, inputs, given, gradients = marked
         first = self.index[given[0]]
@@ -190,10 +227,14 @@ class GraphWriter:
         self.detached = {value: copy for value, copy in self.detached.items() if copy not in made}
         stand_ins = tuple(self.index[part] for part in given)
         backward = tuple(part for part in inside if part.outputs[0] not in stand_ins)
-        saved = dict.fromkeys(value for part in backward for value in part.inputs if value not in made)
+        saved = dict.fromkeys(
+            value for part in backward for value in part.inputs if value not in made
+        )
         found = tuple(self.index[part] for part in gradients)
         self.own_gradients.append(OwnGradient(nodes=backward, given=stand_ins, gradients=found))
-        outputs = [self._value(f"{part.name}_own", Role.RESULT, part.meta["val"]) for part in results]
+        outputs = [
+            self._value(f"{part.name}_own", Role.RESULT, part.meta["val"]) for part in results
+        ]
         arguments = (
             tuple(Ref(self.index[part]) for part in results),
             tuple(Ref(self.index[part]) for part in inputs),
@@ -206,19 +247,34 @@ class GraphWriter:
 
     def _value(self, name: str, role: Role, tensor: Tensor) -> int:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self.values.append(Value(name=name, role=role, shape=tuple(int(s) for s in tensor.shape), dtype=dtype))
+        self.values.append(
+            Value(name=name, role=role, shape=tuple(int(s) for s in tensor.shape), dtype=dtype)
+        )
         return len(self.values) - 1
 
     def _read(self, reader: fx.Node, read: Any) -> int:
         """The value that an operation reads, cut off where it passes no gradients on."""
         value = self.index[read]
-        if self.stopped is None or value not in self.carrying or (reader.name, read.name) not in self.stopped:
+        if (
+            self.stopped is None
+            or value not in self.carrying
+            or (reader.name, read.name) not in self.stopped
+        ):
             return value
         if value not in self.detached:
-            copy = replace(self.values[value], name=f"{self.values[value].name}_detached", role=Role.RESULT)
+            copy = replace(
+                self.values[value], name=f"{self.values[value].name}_detached", role=Role.RESULT
+            )
             self.values.append(copy)
             self.detached[value] = len(self.values) - 1
-            self.nodes.append(Node(name=copy.name, op=DETACH, arguments=(Ref(value),), outputs=(len(self.values) - 1,)))
+            self.nodes.append(
+                GraphNode(
+                    name=copy.name,
+                    op=DETACH,
+                    arguments=(Ref(value),),
+                    outputs=(len(self.values) - 1,),
+                )
+            )
         return self.detached[value]
 
     def _argument(self, reader: fx.Node, part: Any) -> Argument:
@@ -242,7 +298,8 @@ def _nested(part: Any) -> Argument:
 
 
 def finish(graph: Graph) -> Graph:
-    """Phases, and modules of backward operations: those of the forward operation whose results they read."""
+    """Phases, and modules of backward operations: those of the forward operation whose results they
+    read."""
     producer = graph.producer
     forward: set[int] = set()
     assert graph.loss is not None

@@ -1,1 +1,4 @@
-"""What the keys of a Hugging Face config mean, one module per kinship of models."""
+"""Read the keys of a Hugging Face config, one module per family of models.
+
+Start reading at ``config``.
+"""

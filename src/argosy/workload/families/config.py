@@ -1,8 +1,9 @@
-"""What every Hugging Face config shares: field types, rules between fields, a way to an architecture.
+"""What every Hugging Face config shares: field types, rules between fields, a way to an
+architecture.
 
-A key that the shape hangs on is required even where ``transformers`` has a default: a config without
-``hidden_size`` is a wrong file far more often than a 768-wide model. Every other absent key has the default
-of ``transformers``. Unknown keys are ignored.
+A key that the shape hangs on is required even where ``transformers`` has a default: a config
+without ``hidden_size`` is a wrong file far more often than a 768-wide model. Every other absent key
+has the default of ``transformers``. Unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ DtypeName = Annotated[str | None, BeforeValidator(_dtype_name)]
 
 @dataclass(frozen=True)
 class Divides:
-    """Rule: ``part`` divides ``whole``, unless the key ``unless`` says what their quotient would."""
+    """Rule: ``part`` divides ``whole``, unless the key ``unless`` says what their quotient
+    would."""
 
     whole: str
     part: str
@@ -134,9 +136,14 @@ def _divisors(whole: int) -> Iterator[int]:
 
 
 def _number(document: Document, schema: type[Config], key: str) -> int | None:
-    """The value of ``key``, its default where it is absent, or None where it is no number in range."""
+    """The value of ``key``, its default where it is absent, or None where it is no number in
+    range."""
     field = schema.model_fields[key]
-    names = field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [key]
+    names = (
+        field.validation_alias.choices
+        if isinstance(field.validation_alias, AliasChoices)
+        else [key]
+    )
     present: list[Any] = [document.data[name] for name in names if name in document.data]
     value = present[0] if present else field.default
     return value if type(value) is int and 1 <= value <= 10**9 else None

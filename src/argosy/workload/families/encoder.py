@@ -1,8 +1,8 @@
 """Models with an encoder: bert, roberta, vit, and t5 with its decoder.
 
-Which heads count: BERT as it is pre-trained (pooler, sentence-pair classifier and masked-language head: what
-its checkpoint holds), RoBERTa with its masked-language head and no pooler, ViT with its classifier, T5 with
-its language head.
+Which heads count: BERT as it is pre-trained (pooler, sentence-pair classifier and masked-language
+head: what its checkpoint holds), RoBERTa with its masked-language head and no pooler, ViT with its
+classifier, T5 with its language head.
 """
 
 from __future__ import annotations
@@ -150,9 +150,11 @@ class Vit(_Encoder):
 
 
 class T5(Config):
-    """Relative positions in the first block of each side; the encoder's final norm sits in its last block.
+    """Relative positions in the first block of each side; the encoder's final norm sits in its last
+    block.
 
-    ``tie_word_embeddings = false`` (from T5 1.1 on) means a head of its own, as in the published checkpoints.
+    ``tie_word_embeddings = false`` (from T5 1.1 on) means a head of its own, as in the published
+    checkpoints.
     """
 
     vocab_size: Count
@@ -178,10 +180,14 @@ class T5(Config):
         )
 
     def side(self, count: int, *, is_decoder: bool) -> tuple[Block, ...]:
-        feed_forward = FeedForward(inner=self.d_ff, gated=self.feed_forward_proj.startswith("gated"))
+        feed_forward = FeedForward(
+            inner=self.d_ff, gated=self.feed_forward_proj.startswith("gated")
+        )
         return tuple(
             Block(
-                attention=self.attention(buckets=self.relative_attention_num_buckets if index == 0 else 0),
+                attention=self.attention(
+                    buckets=self.relative_attention_num_buckets if index == 0 else 0
+                ),
                 cross=self.attention() if is_decoder else None,
                 feed_forward=feed_forward,
                 norm=NormKind.RMS,
@@ -194,7 +200,9 @@ class T5(Config):
     def architecture(self) -> Architecture:
         return Architecture(
             hidden=self.d_model,
-            embedding=TokenEmbedding(vocabulary=self.vocab_size, width=self.d_model, dropout=self.dropout_rate > 0),
+            embedding=TokenEmbedding(
+                vocabulary=self.vocab_size, width=self.d_model, dropout=self.dropout_rate > 0
+            ),
             encoder=self.side(self.num_layers, is_decoder=False),
             blocks=self.side(self.num_decoder_layers or self.num_layers, is_decoder=True),
             head=Head(

@@ -61,7 +61,12 @@ class Gpt2(Config):
             hidden=self.n_embd,
             embedding=embedding,
             blocks=(block,) * self.n_layer,
-            head=Head(outputs=self.vocab_size, width=self.n_embd, norm=NormKind.LAYER, tied=self.tie_word_embeddings),
+            head=Head(
+                outputs=self.vocab_size,
+                width=self.n_embd,
+                norm=NormKind.LAYER,
+                tied=self.tie_word_embeddings,
+            ),
             context=self.n_positions,
             length=Length.AT_MOST,
             norm_epsilon=self.layer_norm_epsilon,
@@ -70,7 +75,8 @@ class Gpt2(Config):
 
 
 class GptNeo(Config):
-    """Like GPT-2, without query, key and value biases; blocks alternate between all keys and a window."""
+    """Like GPT-2, without query, key and value biases; blocks alternate between all keys and a
+    window."""
 
     rules: ClassVar = (Divides("hidden_size", "num_heads"),)
 
@@ -105,7 +111,9 @@ class GptNeo(Config):
         )
         return Block(
             attention=attention,
-            feed_forward=FeedForward(inner=self.intermediate_size or 4 * self.hidden_size, bias=True),
+            feed_forward=FeedForward(
+                inner=self.intermediate_size or 4 * self.hidden_size, bias=True
+            ),
             norm=NormKind.LAYER,
             dropout=self.resid_dropout > 0,
         )
@@ -136,7 +144,8 @@ class GptNeo(Config):
 
 
 class GptNeox(Config):
-    """Rotary positions; attention and feed-forward side by side unless ``use_parallel_residual`` is false."""
+    """Rotary positions; attention and feed-forward side by side unless ``use_parallel_residual`` is
+    false."""
 
     rules: ClassVar = (Divides("hidden_size", "num_attention_heads"),)
 
@@ -151,8 +160,12 @@ class GptNeox(Config):
     attention_dropout: Share = 0.0
     hidden_dropout: Share = 0.0
     rotary_pct: Amount = 0.25
-    rotary_emb_base: Amount = Field(10_000.0, validation_alias=AliasChoices("rotary_emb_base", "rope_theta"))
-    rope_scaling: RotaryScaling | None = Field(None, validation_alias=AliasChoices("rope_scaling", "rope_parameters"))
+    rotary_emb_base: Amount = Field(
+        10_000.0, validation_alias=AliasChoices("rotary_emb_base", "rope_theta")
+    )
+    rope_scaling: RotaryScaling | None = Field(
+        None, validation_alias=AliasChoices("rope_scaling", "rope_parameters")
+    )
     layer_norm_eps: Amount = 1e-5
     hidden_act: Name = "gelu"
     tie_word_embeddings: bool = False
@@ -187,14 +200,17 @@ class GptNeox(Config):
             blocks=(block,) * self.num_hidden_layers,
             head=head,
             context=self.max_position_embeddings,
-            rotary=(self.rope_scaling or RotaryScaling()).rotary(self.rotary_emb_base, self.rotary_pct),
+            rotary=(self.rope_scaling or RotaryScaling()).rotary(
+                self.rotary_emb_base, self.rotary_pct
+            ),
             norm_epsilon=self.layer_norm_eps,
             activation=self.hidden_act,
         )
 
 
 class Opt(Config):
-    """Two rows more than positions; OPT-350m projects a narrow token table and has norms after the sums."""
+    """Two rows more than positions; OPT-350m projects a narrow token table and has norms after the
+    sums."""
 
     rules: ClassVar = (Divides("hidden_size", "num_attention_heads"),)
 
@@ -206,7 +222,9 @@ class Opt(Config):
     max_position_embeddings: Count = 2048
     word_embed_proj_dim: Count | None = None
     do_layer_norm_before: bool = True
-    remove_final_layer_norm: bool = Field(default=False, validation_alias="_remove_final_layer_norm")
+    remove_final_layer_norm: bool = Field(
+        default=False, validation_alias="_remove_final_layer_norm"
+    )
     enable_bias: bool = True
     layer_norm_elementwise_affine: bool = True
     dropout: Share = 0.1

@@ -1,4 +1,5 @@
-"""Decoders with rotary positions: llama, mistral, qwen, gemma, phi3, gpt-oss, and mixtures of experts among them."""
+"""Decoders with rotary positions: llama, mistral, qwen, gemma, phi3, gpt-oss, and mixtures of
+experts among them."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class RotaryDecoder(Config):
     hidden_act: Name = "silu"
 
     def slides(self, index: int) -> bool:
-        """Whether block ``index`` looks through ``sliding_window``, where ``layer_types`` does not say."""
+        """Whether block ``index`` looks through ``sliding_window``, where ``layer_types`` does not
+        say."""
         return True
 
     def biases(self) -> tuple[bool, bool, bool]:
@@ -92,14 +94,21 @@ class RotaryDecoder(Config):
             )
             for index in range(self.num_hidden_layers)
         )
-        head = Head(outputs=self.vocab_size, width=self.hidden_size, norm=NormKind.RMS, tied=self.tie_word_embeddings)
+        head = Head(
+            outputs=self.vocab_size,
+            width=self.hidden_size,
+            norm=NormKind.RMS,
+            tied=self.tie_word_embeddings,
+        )
         return Architecture(
             hidden=self.hidden_size,
             embedding=TokenEmbedding(vocabulary=self.vocab_size, width=self.hidden_size),
             blocks=blocks,
             head=head,
             context=self.max_position_embeddings,
-            rotary=(self.rope_scaling or RotaryScaling()).rotary(self.rope_theta, self.partial_rotary_factor),
+            rotary=(self.rope_scaling or RotaryScaling()).rotary(
+                self.rope_theta, self.partial_rotary_factor
+            ),
             norm_epsilon=self.rms_norm_eps,
             activation=self.hidden_act,
         )
@@ -131,7 +140,8 @@ class Gemma(RotaryDecoder):
     tie_word_embeddings: bool = True
     attention_bias: bool = False
     hidden_act: Name = Field(
-        default="gelu_pytorch_tanh", validation_alias=AliasChoices("hidden_activation", "hidden_act")
+        default="gelu_pytorch_tanh",
+        validation_alias=AliasChoices("hidden_activation", "hidden_act"),
     )
 
     def biases(self) -> tuple[bool, bool, bool]:
@@ -161,7 +171,8 @@ class Gemma3(Gemma2):
 
 
 class GptOss(RotaryDecoder):
-    """Biases everywhere, a learned sink per head, experts in every block; every second block looks through a window."""
+    """Biases everywhere, a learned sink per head, experts in every block; every second block looks
+    through a window."""
 
     rules: ClassVar = (*_SHAPE, AtMost("num_experts_per_tok", "num_local_experts"))
 
@@ -170,7 +181,9 @@ class GptOss(RotaryDecoder):
     max_position_embeddings: Count = 131072
     sliding_window: Natural | None = 128
     attention_bias: bool = True
-    num_local_experts: Count = Field(default=128, validation_alias=AliasChoices("num_local_experts", "num_experts"))
+    num_local_experts: Count = Field(
+        default=128, validation_alias=AliasChoices("num_local_experts", "num_experts")
+    )
     num_experts_per_tok: Count = 4
 
     def slides(self, index: int) -> bool:
@@ -184,7 +197,12 @@ class GptOss(RotaryDecoder):
 
     def feed_forward(self, index: int) -> FeedForward | Experts:
         expert = FeedForward(inner=self.intermediate_size, gated=True, bias=True)
-        return Experts(expert=expert, count=self.num_local_experts, active=self.num_experts_per_tok, router_bias=True)
+        return Experts(
+            expert=expert,
+            count=self.num_local_experts,
+            active=self.num_experts_per_tok,
+            router_bias=True,
+        )
 
 
 class Qwen2(RotaryDecoder):
@@ -259,7 +277,9 @@ class QwenMoe(RotaryDecoder):
     rules: ClassVar = (*_SHAPE, AtMost("num_experts_per_tok", "num_experts"))
 
     max_position_embeddings: Count = 32768
-    num_experts: Count = Field(default=128, validation_alias=AliasChoices("num_experts", "num_local_experts"))
+    num_experts: Count = Field(
+        default=128, validation_alias=AliasChoices("num_experts", "num_local_experts")
+    )
     num_experts_per_tok: Count = 8
     moe_intermediate_size: Count = 768
     norm_topk_prob: bool = False
@@ -287,7 +307,9 @@ class QwenMoe(RotaryDecoder):
 
 class Qwen2Moe(QwenMoe):
     num_key_value_heads: Count | None = 16
-    num_experts: Count = Field(default=60, validation_alias=AliasChoices("num_experts", "num_local_experts"))
+    num_experts: Count = Field(
+        default=60, validation_alias=AliasChoices("num_experts", "num_local_experts")
+    )
     num_experts_per_tok: Count = 4
     moe_intermediate_size: Count = 1408
     shared_expert_intermediate_size: Count = 5632

@@ -1,0 +1,56 @@
+"""``argosy devices``: the catalogue of device kinds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from argosy.cli.options import Json, Width
+
+if TYPE_CHECKING:
+    from argosy.cluster.device import DeviceKind
+
+
+def devices(json: Json = False, width: Width = None) -> None:
+    """The device kinds that a cluster file can name.
+
+    Memory, memory bandwidth and dense TFLOP/s per dtype, as their makers state them.
+
+    \b
+    Example:
+        argosy devices --json
+    """
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.cluster.catalogue import catalogue
+    from argosy.dtype import Dtype
+    from argosy.report.tables import plain_table
+    from argosy.units import RATE, SIZE
+
+    if json:
+        print_json("devices", {"devices": [_to_dict(kind) for kind in catalogue()]})
+        return
+    dtypes = [str(dtype) for dtype in Dtype]
+    table = plain_table(
+        "kind", "memory", "bandwidth", *dtypes, right=("memory", "bandwidth", *dtypes)
+    )
+    for kind in catalogue():
+        rates = dict(kind.flops)
+        cells = [f"{rates[dtype] / 1e12:.4g}" if dtype in rates else "-" for dtype in Dtype]
+        memory, bandwidth = (
+            SIZE.format(kind.memory, digits=3),
+            RATE.format(kind.memory_bandwidth, digits=3),
+        )
+        table.add_row(kind.name, memory, bandwidth, *cells)
+    console = stdout_console(width)
+    console.print(table)
+    console.print(
+        "\nTFLOP/s are dense datasheet peaks; --json adds the source of each figure.", style="dim"
+    )
+
+
+def _to_dict(kind: DeviceKind) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    content = asdict(kind)
+    content["flops"] = dict(kind.flops)
+    content["reached"]["products"] = dict(kind.reached.products)
+    return content

@@ -1,0 +1,137 @@
+"""``argosy import``: a cluster file from what people have."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from argosy.cli.options import Json
+
+_Value = TypeVar("_Value")
+
+
+class ImportSource(StrEnum):
+    """What can be imported."""
+
+    HOSTFILE = "hostfile"
+    SLURM = "slurm"
+    TOPOLOGY = "slurm-topology"
+    NCCL = "nccl-xml"
+    SMI = "nvidia-smi"
+
+
+def import_cluster(
+    file: Annotated[Path, typer.Argument(help="The file to read.", show_default=False)],
+    source: Annotated[
+        ImportSource, typer.Option("--from", help="What the file is.", show_default=False)
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The cluster file to write, instead of stdout (-)."),
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="What the cluster, or the node, is called.")
+    ] = "imported",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            help="Kind of all devices (argosy devices), or TYPE=KIND, or HOSTS=KIND; repeatable.",
+        ),
+    ] = None,
+    per_host: Annotated[
+        int, typer.Option("--per-host", min=1, max=10_000, help="Devices of a host.")
+    ] = 8,
+    intra: Annotated[
+        str | None, typer.Option("--intra", help='Between devices of a host, such as "300 GB/s".')
+    ] = None,
+    nic: Annotated[
+        str | None, typer.Option("--nic", help='Of a host, such as "100 Gbit/s".')
+    ] = None,
+    uplink: Annotated[
+        str | None, typer.Option("--uplink", help="Of a switch, with slurm-topology.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """A cluster file from a host file, Slurm, NCCL or nvidia-smi.
+
+    \b
+    Examples:
+        argosy import hosts.txt --from hostfile --kind A100-80GB \\
+            --intra "300 GB/s" --nic "100 Gbit/s"
+        scontrol show node > nodes.txt
+        argosy import nodes.txt --from slurm --kind a100=A100-80GB \\
+            --intra "300 GB/s" --nic "100 Gbit/s" -o cluster.toml
+        argosy import topo.xml --from nccl-xml -o cluster.toml
+    """
+    from argosy.cli.inputs import parse_rate
+    from argosy.cli.terminal import STDOUT, check_output, print_json, write_file
+    from argosy.cluster.file import build_cluster
+    from argosy.document import parse_toml, read_text
+
+    if output is not None:
+        check_output(output, file, json=json)
+        output = None if output == STDOUT else output
+    given = (("--intra", intra), ("--nic", nic), ("--uplink", uplink))
+    rates = [None if text is None else parse_rate(option, text) for option, text in given]
+    text = _imported(source, read_text(file), str(file), name, kind or [], per_host, *rates)
+    cluster = build_cluster(parse_toml(text, file=str(output or "cluster.toml")), folder=Path())
+    if output is not None:
+        write_file(output, text.encode())
+    if json:
+        counts = {"nodes": len(cluster.nodes), "devices": len(cluster.devices)}
+        print_json(
+            "import", {"file": None if output is None else str(output), "cluster": text, **counts}
+        )
+    elif output is None:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(f"wrote {output}: {cluster!r}")
+
+
+def _imported(
+    source: ImportSource,
+    text: str,
+    file: str,
+    name: str,
+    kinds: list[str],
+    per_host: int,
+    intra: float | None,
+    nic: float | None,
+    uplink: float | None,
+) -> str:
+    from argosy.cluster.imports.found import cluster_text
+    from argosy.cluster.imports.hosts import HostFacts, read_hostfile, read_topology
+    from argosy.cluster.imports.kinds import Kinds
+    from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
+    from argosy.cluster.imports.slurm import read_slurm
+    from argosy.errors import bad_input
+
+    told, given_kinds = f"{source} ({Path(file).name})", Kinds.parse(kinds)
+    if source in (ImportSource.NCCL, ImportSource.SMI):
+        if given_kinds.by_name:
+            raise bad_input("one kind: the file has one node", kinds[0], where="--kind")
+        reader = read_nccl if source is ImportSource.NCCL else read_nvidia_smi
+        return cluster_text(
+            name, [reader(text, file, host=name, kind=given_kinds.everywhere, nic=nic)], source=told
+        )
+    given = HostFacts(
+        kinds=given_kinds, per_host=per_host, intra=intra, nic=_needed("--nic", nic, "bandwidth")
+    )
+    if source is ImportSource.HOSTFILE:
+        return cluster_text(name, read_hostfile(text, file, given), source=told)
+    if source is ImportSource.SLURM:
+        return cluster_text(name, read_slurm(text, file, given), source=told)
+    nodes, switches = read_topology(text, file, given, _needed("--uplink", uplink, "bandwidth"))
+    return cluster_text(name, nodes, switches, source=told)
+
+
+def _needed(option: str, value: _Value | None, what: str) -> _Value:
+    from argosy.errors import bad_input
+
+    if value is None:
+        raise bad_input(f"{option} with the {what}: the file does not say", where=option)
+    return value

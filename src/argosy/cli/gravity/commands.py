@@ -1,0 +1,344 @@
+"""``argosy nbody``: boxes of gravitating matter, made, evolved, planned and looked at."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.gravity.plan import plan
+from argosy.cli.gravity.run import run
+from argosy.cli.names import known_name
+from argosy.cli.options import Json, MeshCells, Quiet, Width
+
+if TYPE_CHECKING:
+    from argosy.nbody.cosmology import Cosmology
+    from argosy.nbody.initial.spectrum_table import SpectrumTable
+    from argosy.nbody.particles import Box
+
+nbody_app = typer.Typer(
+    help="Gravity in a periodic box, on the same clusters.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+SnapshotFile = Annotated[
+    Path, typer.Argument(metavar="SNAPSHOT", help="A GADGET HDF5 file.", show_default=False)
+]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="The file to write; none that exists is overwritten.")
+]
+
+
+def needs_extra() -> AbstractContextManager[None]:
+    """Say what to install where numba, scipy or h5py is missing."""
+    from argosy.cli.terminal import needs
+
+    return needs("gravity needs more packages", "nbody")
+
+
+def ic(
+    output: Output,
+    box: Annotated[float, typer.Option("--box", help="Side of the box, Mpc/h.")] = 100.0,
+    per_side: Annotated[
+        int, typer.Option("--per-side", help="Particles per side of the box.")
+    ] = 64,
+    redshift: Annotated[float, typer.Option("--redshift", "-z", help="Where to start.")] = 49.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random field.")] = 1,
+    order: Annotated[str, typer.Option("--order", help="zeldovich or 2lpt.")] = "2lpt",
+    load: Annotated[str, typer.Option("--load", help="What is displaced: grid or glass.")] = "grid",
+    matter: Annotated[
+        float, typer.Option("--matter", help="Density of matter; the vacuum has the rest.")
+    ] = 0.308,
+    baryons: Annotated[float, typer.Option("--baryons", help="Density of baryons.")] = 0.0482,
+    hubble: Annotated[float, typer.Option("--hubble", help="h.")] = 0.678,
+    sigma8: Annotated[
+        float | None,
+        typer.Option("--sigma8", help="Amplitude in spheres of 8 Mpc/h today; by default 0.83."),
+    ] = None,
+    amplitude: Annotated[
+        float | None,
+        typer.Option("--as", help="A_s, in place of --sigma8.", metavar="A_S", show_default=False),
+    ] = None,
+    spectrum: Annotated[
+        Path | None,
+        typer.Option(
+            "--spectrum", help="A table of k (h/Mpc) and P ((Mpc/h)^3) today, from CAMB or CLASS."
+        ),
+    ] = None,
+    index: Annotated[float, typer.Option("--index", help="Of the primordial spectrum.")] = 0.96,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make initial conditions.
+
+    A lattice or a glass, displaced after Eisenstein and Hu's spectrum, or one of --spectrum.
+
+    \b
+    Example:
+        argosy nbody ic --box 100 --per-side 64 -o ic.hdf5
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console
+
+    _check_new(output, "an HDF5 file")
+    with needs_extra():
+        from argosy.nbody.cosmology import Cosmology
+        from argosy.nbody.files.snapshot import write_snapshot
+        from argosy.nbody.initial.conditions import Order, ParticleLoad, initial_conditions
+    chosen = Order(known_name("--order", order, Order))
+    unperturbed = ParticleLoad(known_name("--load", load, ParticleLoad))
+    cosmology = Cosmology(
+        matter=matter, vacuum=1 - matter, hubble=hubble, baryons=baryons, index=index
+    )
+    cosmology, table = _amplitude(cosmology, sigma8, amplitude, spectrum)
+    with progress(f"displacing {per_side}^3 particles", quiet=quiet):
+        made = initial_conditions(
+            box=box,
+            per_side=per_side,
+            redshift=redshift,
+            seed=seed,
+            cosmology=cosmology,
+            order=chosen,
+            table=table,
+            load=unperturbed,
+        )
+        write_snapshot(output, made)
+    if json:
+        print_json(
+            "nbody ic",
+            {"file": str(output), "particles": per_side**3, "box": box, "redshift": redshift},
+        )
+        return
+    stdout_console().print(f"{output}: {made!r}")
+
+
+def _amplitude(
+    cosmology: Cosmology, sigma8: float | None, amplitude: float | None, file: Path | None
+) -> tuple[Cosmology, SpectrumTable | None]:
+    """The cosmology with its sigma8, and the table, scaled to it if it was given."""
+    from dataclasses import replace
+
+    from argosy.errors import InputError, Problem
+    from argosy.nbody.initial.spectrum import sigma8_of
+    from argosy.nbody.initial.spectrum_table import read_spectrum
+
+    if amplitude is not None and (sigma8 is not None or file is not None):
+        other = "--sigma8" if sigma8 is not None else "--spectrum"
+        raise InputError([Problem(expected=f"--as cannot be combined with {other}")])
+    if amplitude is not None:
+        return replace(cosmology, sigma8=sigma8_of(cosmology, amplitude)), None
+    if file is None:
+        return cosmology if sigma8 is None else replace(cosmology, sigma8=sigma8), None
+    table = read_spectrum(file)
+    scaled = table if sigma8 is None else table.scaled_to(sigma8)
+    return replace(cosmology, sigma8=scaled.sigma8), scaled
+
+
+def power(
+    snapshot: SnapshotFile,
+    mesh: MeshCells = None,
+    keep_shot_noise: Annotated[
+        bool,
+        typer.Option("--keep-shot-noise", help="For a lattice that has hardly moved: it has none."),
+    ] = False,
+    json: Json = False,
+    width: Width = None,
+    quiet: Quiet = False,
+) -> None:
+    """The power spectrum of a snapshot, beside linear theory.
+
+    \b
+    Example:
+        argosy nbody power run/snapshot_000.hdf5
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.report.tables import plain_table
+
+    box = _read(snapshot)
+    from argosy.nbody.analysis.power import power_spectrum
+    from argosy.nbody.initial.spectrum import linear_power
+
+    cells = mesh or 2 * round(len(box.particles) ** (1 / 3))
+    with progress(f"measuring {box!r}", quiet=quiet):
+        found = power_spectrum(
+            box.particles.positions, box.size, cells, subtract_shot_noise=not keep_shot_noise
+        )
+    known = box.cosmology.sigma8 is not None
+    linear = (
+        linear_power(box.cosmology, found.k) * box.cosmology.growth(box.expansion) ** 2
+        if known
+        else None
+    )
+    if json:
+        figures = {"k": found.k, "power": found.power, "modes": found.modes, "linear": linear}
+        rows = {
+            name: None if values is None else values.tolist() for name, values in figures.items()
+        }
+        print_json(
+            "nbody power", {"redshift": box.redshift, "shot_noise": found.shot_noise, **rows}
+        )
+        return
+    table = plain_table(
+        "k, h/Mpc",
+        "P, (Mpc/h)^3",
+        "linear",
+        "modes",
+        right=("k, h/Mpc", "P, (Mpc/h)^3", "linear", "modes"),
+    )
+    lines = ["unknown"] * len(found.k) if linear is None else [f"{value:.4g}" for value in linear]
+    for k, value, line, modes in zip(found.k, found.power, lines, found.modes, strict=True):
+        table.add_row(f"{k:.4f}", f"{value:.4g}", line, f"{modes:.0f}")
+    stdout_console(width).print(table)
+
+
+def halos(
+    snapshot: SnapshotFile,
+    linking: Annotated[float, typer.Option("--linking", help="Length, in mean separations.")] = 0.2,
+    least: Annotated[
+        int, typer.Option("--least", min=1, help="Particles of the smallest halo.")
+    ] = 32,
+    most_shown: Annotated[int, typer.Option("--show", min=0, help="Rows of the table.")] = 20,
+    json: Json = False,
+    width: Width = None,
+    quiet: Quiet = False,
+) -> None:
+    """The halos of a snapshot, by friends of friends.
+
+    \b
+    Example:
+        argosy nbody halos run/snapshot_000.hdf5 --show 5
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.report.tables import plain_table
+
+    box = _read(snapshot)
+    from argosy.nbody.analysis.halos import find_halos
+
+    with progress(f"linking {box!r}", quiet=quiet):
+        found = find_halos(box.particles.positions, box.size, linking=linking, least=least)
+    mass = box.cosmology.particle_mass(box.size, len(box.particles))
+    if json:
+        rows = {"sizes": found.sizes.tolist(), "centres": found.centres.tolist()}
+        print_json("nbody halos", {"redshift": box.redshift, "particle_mass_1e10": mass, **rows})
+        return
+    console = stdout_console(width)
+    console.print(f"{len(found)} halos of at least {least} particles at z = {box.redshift:.3g}")
+    table = plain_table(
+        "particles", "mass, Msun/h", "centre, Mpc/h", right=("particles", "mass, Msun/h")
+    )
+    for size, centre in list(zip(found.sizes, found.centres, strict=True))[:most_shown]:
+        table.add_row(
+            str(size), f"{size * mass * 1e10:.3g}", " ".join(f"{value:8.3f}" for value in centre)
+        )
+    console.print(table)
+
+
+SliceAxis = Annotated[
+    int, typer.Option("--axis", min=0, max=2, help="Along which to look: 0, 1 or 2.")
+]
+SliceBegin = Annotated[
+    float, typer.Option("--begin", help="Where the slice begins, as a part of the box.")
+]
+SliceDepth = Annotated[float, typer.Option("--depth", help="How deep it is, as a part of the box.")]
+
+
+def picture(
+    snapshot: SnapshotFile,
+    output: Output,
+    pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 1000,
+    axis: SliceAxis = 2,
+    begin: SliceBegin = 0.0,
+    depth: SliceDepth = 0.2,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """A PNG of the density in a slice of a snapshot.
+
+    \b
+    Example:
+        argosy nbody picture run/snapshot_000.hdf5 -o web.png
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
+
+    _check_new(output, "a PNG file")
+    box = _read(snapshot)
+    from argosy.nbody.analysis.picture import Slice, density_picture, png
+
+    with progress(f"drawing {box!r}", quiet=quiet):
+        part = Slice(axis=axis, begin=begin, depth=depth)
+        image = density_picture(box.particles.positions, box.size, pixels=pixels, part=part)
+        write_file(output, png(image))
+    if json:
+        print_json(
+            "nbody picture", {"file": str(output), "pixels": pixels, "redshift": box.redshift}
+        )
+        return
+    stdout_console().print(f"{output}: {pixels} x {pixels} pixels, z = {box.redshift:.3g}")
+
+
+def movie(
+    snapshots: Annotated[
+        list[Path], typer.Argument(metavar="SNAPSHOT...", help="Of one run.", show_default=False)
+    ],
+    output: Output,
+    frames: Annotated[
+        int, typer.Option("--frames", help="Those between snapshots are interpolated.")
+    ] = 48,
+    seconds: Annotated[float, typer.Option("--seconds", help="How long it plays.")] = 6.0,
+    pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 400,
+    axis: SliceAxis = 2,
+    begin: SliceBegin = 0.0,
+    depth: SliceDepth = 0.2,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """An animated PNG of the density in a slice, through the snapshots of a run.
+
+    \b
+    Example:
+        argosy nbody movie run/snapshot_*.hdf5 -o web.png
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
+
+    _check_new(output, "a PNG file")
+    boxes = [_read(path) for path in snapshots]
+    from argosy.nbody.analysis.movie import movie as animated
+    from argosy.nbody.analysis.picture import Slice
+
+    with progress(f"drawing {frames} frames", quiet=quiet):
+        part = Slice(axis=axis, begin=begin, depth=depth)
+        write_file(
+            output, animated(boxes, frames=frames, pixels=pixels, seconds=seconds, part=part)
+        )
+    if json:
+        print_json(
+            "nbody movie",
+            {"file": str(output), "pixels": pixels, "frames": frames, "seconds": seconds},
+        )
+        return
+    stdout_console().print(f"{output}: {frames} frames of {pixels} x {pixels} pixels")
+
+
+def _check_new(output: Path, what: str) -> None:
+    """A file that can be written and takes no other's place, known before anything is computed."""
+    from argosy.cli.terminal import check_output, no_stdout
+    from argosy.errors import InputError, Problem
+
+    no_stdout(output, what)
+    if output.exists():
+        raise InputError(
+            [Problem(file=str(output), expected="no file of this name", found="one that exists")]
+        )
+    check_output(output)
+
+
+def _read(path: Path) -> Box:
+    with needs_extra():
+        from argosy.nbody.files.snapshot import read_snapshot
+    return read_snapshot(path)
+
+
+for command in (ic, run, plan, power, halos, picture, movie):
+    nbody_app.command()(command)

@@ -1,0 +1,168 @@
+"""``argosy nbody plan``: which device gets which part of a box, and how long a step would take."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from argosy.cli.options import Json, MeshCells, Quiet, TargetCluster, Traces, Width
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from argosy.nbody.planning.plan import PricedDomains, StepPlan
+    from argosy.nbody.planning.play import PlayedRun
+
+
+def plan(
+    cluster: TargetCluster,
+    particles: Annotated[
+        str, typer.Option("--particles", "-n", help="How many: 512^3, or a number.")
+    ] = "512^3",
+    mesh: MeshCells = None,
+    trace: Traces = None,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="How many to play under the cluster's changes.")
+    ] = 20,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the clustering that is assumed.")
+    ] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write the plan here, for argosy simulate; - is stdout."
+        ),
+    ] = None,
+    json: Json = False,
+    width: Width = None,
+    quiet: Quiet = False,
+) -> None:
+    """Price, choose and simulate a step of gravity on a cluster.
+
+    Shows which device gets which share of the particles and of the mesh, and the step against equal
+    counts and against counts by speed; then plays steps under the cluster's changes, with and
+    without re-balancing.
+
+    \b
+    Example:
+        argosy nbody plan --cluster mixed-16 --particles 512^3 -o gravity.json
+    """
+    from argosy.cli.inputs import with_traces
+    from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
+    from argosy.cluster.file import load_cluster
+    from argosy.nbody.planning.plan import plan_step
+    from argosy.nbody.planning.plan_file import dumps_gravity_plan
+    from argosy.nbody.planning.play import play_run
+    from argosy.nbody.planning.pricing import typical_box
+
+    if output is not None:
+        check_output(output, cluster, json=json)
+    where = load_cluster(cluster)
+    where = with_traces(where, trace) if trace else where
+    box = typical_box(parse_count(particles), mesh_cells=mesh, seed=seed)
+    with progress(f"planning {box.particles} particles on {where!r}", quiet=quiet):
+        found = plan_step(where, box)
+        choices = (*found.others, found.best)
+        played = [
+            (choice, play_run(where, box, choice.domains, steps, rebalance=False))
+            for choice in choices
+        ]
+        played.append((found.best, play_run(where, box, found.best.domains, steps, rebalance=True)))
+    if output is not None:
+        write_file(output, dumps_gravity_plan(found, seed).encode())
+    if json:
+        print_json("nbody plan", _content(found, played))
+        return
+    _show(stdout_console(width, beside=output), found, played, steps)
+
+
+def parse_count(text: str, where: str = "--particles") -> int:
+    """A number of particles: ``512^3``, ``1000000`` or ``1e9``."""
+    from argosy.errors import bad_input
+
+    base, caret, power = text.partition("^")
+    try:
+        # A float's power overflows where a whole number's would fill the memory.
+        value = round(float(int(base)) ** int(power)) if caret else int(float(text))
+    except (ValueError, ArithmeticError):
+        raise bad_input("a number such as 512^3 or 1e9", text, where=where) from None
+    if not 1000 <= value <= 10**14:
+        raise bad_input("1e3 to 1e14 particles", text, where=where)
+    return value
+
+
+Played = list[tuple["PricedDomains", "PlayedRun"]]
+
+
+def _names(played: Played) -> list[str]:
+    return [choice.domains.name for choice, _ in played[:-1]] + [
+        f"{played[-1][0].domains.name}, re-balanced"
+    ]
+
+
+def _content(found: StepPlan, played: Played) -> dict[str, Any]:
+    box = found.box
+
+    def row(choice: PricedDomains) -> dict[str, Any]:
+        starts = (0, *choice.domains.ends[:-1])
+        counts = [
+            (end - start) * box.per_item
+            for start, end in zip(starts, choice.domains.ends, strict=True)
+        ]
+        return {
+            "name": choice.domains.name,
+            "step_seconds": choice.step_seconds if math.isfinite(choice.step_seconds) else None,
+            "slowest_over_ideal": choice.balance,
+            "devices": [
+                {
+                    "device": device.name,
+                    "particles": counts[i],
+                    "planes": choice.domains.planes[i],
+                    "tree_seconds": choice.tree_seconds[i],
+                    "pair_seconds": choice.pair_seconds[i],
+                    "mesh_seconds": choice.mesh_seconds[i],
+                    "memory_bytes": choice.memory[i],
+                    "fits": choice.fits[i],
+                }
+                for i, device in enumerate(found.cluster.devices)
+            ],
+        }
+
+    runs = [
+        {"name": name, "step_ends": list(run.ends), "moves": run.moves, "stalled": run.stalled}
+        for name, (_, run) in zip(_names(played), played, strict=True)
+    ]
+    return {
+        "cluster": {"name": found.cluster.name, "hash": found.cluster.hash},
+        "particles": box.particles,
+        "mesh_cells": box.mesh_cells,
+        "plan": row(found.best),
+        "compared": [row(other) for other in found.others],
+        "played": runs,
+    }
+
+
+def _show(console: Console, found: StepPlan, played: Played, steps: int) -> None:
+    from argosy.report.gravity import domain_table
+    from argosy.report.tables import plain_table
+    from argosy.units import TIME
+
+    box, best = found.box, found.best
+    holders, devices = sum(planes > 0 for planes in best.domains.planes), len(found.cluster.devices)
+    mesh = f"a mesh of {box.mesh_cells}^3 cells on {holders} of {devices} devices of {found.cluster.name}"
+    console.print(
+        f"{box.particles:.3g} particles, {mesh}: {TIME.format(best.step_seconds)} a step\n"
+    )
+    console.print(domain_table(found.cluster, box, best))
+    console.print()
+    headings = ("cut", "step", "slowest / ideal", f"{steps} steps played", "moves")
+    table = plain_table(*headings, right=headings[1:])
+    for name, (choice, run) in zip(_names(played), played, strict=True):
+        total = f"stalled after {len(run.ends)}" if run.stalled else TIME.format(run.ends[-1])
+        note = "" if all(choice.fits) else "  (does not fit)"
+        step = TIME.format(choice.step_seconds)
+        table.add_row(name + note, step, f"{choice.balance:.3f}", total, str(run.moves))
+    console.print(table)

@@ -1,0 +1,453 @@
+"""``argosy nbody run``: evolve a box, on this process or on several."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.names import known_name
+from argosy.cli.options import Json, MeshCells, Quiet
+
+if TYPE_CHECKING:
+    from argosy.cluster.topology import Cluster
+    from argosy.nbody.files.lightcone import LightConeSettings
+    from argosy.nbody.force.settings import GravitySettings
+    from argosy.nbody.planning.plan_file import GravityPlan
+    from argosy.nbody.run import Processes, RunProgress, RunResult, RunSettings
+
+_SECONDS_BETWEEN_LINES = 5.0
+_ENERGY_SAMPLES = 32
+_MOST_LEVELS = 8
+"""Halvings of a step that the criterion of block steps may ask for."""
+
+
+def run(
+    snapshot: Annotated[
+        Path, typer.Argument(metavar="SNAPSHOT", help="Where to start.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the run.")],
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            help="Uniform in the root of the expansion factor; by default an error criterion's.",
+        ),
+    ] = None,
+    integrator: Annotated[
+        str, typer.Option("--integrator", help="leapfrog or bullfrog.")
+    ] = "leapfrog",
+    until: Annotated[float, typer.Option("--until", help="Redshift of the end.")] = 0.0,
+    snapshots: Annotated[
+        list[float] | None,
+        typer.Option("--snapshot", help="Redshift of one more snapshot. Repeatable.", metavar="Z"),
+    ] = None,
+    mesh: MeshCells = None,
+    softening: Annotated[
+        float | None,
+        typer.Option("--softening", help="Mpc/h; by default 1/30 of the mean separation."),
+    ] = None,
+    force_error: Annotated[
+        float,
+        typer.Option(
+            "--force-error", help="Relative error of 99 % of the forces, in the worst box."
+        ),
+    ] = 0.003,
+    cloud: Annotated[
+        str, typer.Option("--cloud", help="A particle on the mesh: cic, tsc or pcs.")
+    ] = "pcs",
+    block_levels: Annotated[
+        int | None,
+        typer.Option(
+            "--block-levels",
+            min=0,
+            max=10,
+            help="How often a step may be halved; by default 8, with --steps 0.",
+        ),
+    ] = None,
+    energy_samples: Annotated[
+        int | None,
+        typer.Option(
+            "--energy-samples",
+            min=0,
+            help="Moments at which energy is measured; by default up to 32, on a GPU none.",
+        ),
+    ] = None,
+    light_cone: Annotated[
+        float | None,
+        typer.Option(
+            "--light-cone",
+            help="Keep particles as they cross the past light cone, from this redshift on.",
+        ),
+    ] = None,
+    observer: Annotated[
+        tuple[float, float, float],
+        typer.Option("--observer", help="Of the light cone: parts of the box along each axis."),
+    ] = (0.0, 0.0, 0.0),
+    restart_every: Annotated[
+        int, typer.Option("--restart-every", min=1, help="Steps between restart files.")
+    ] = 16,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder.")
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, max=4096, help="Per process; by default all cores."),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            min=1,
+            max=4096,
+            help="Start so many on this machine; by default one for each device of -c.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", "-c", help="Devices of the processes: memory, speeds to begin with."
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan", help="What argosy nbody plan -o wrote: its cluster's devices, cut as it says."
+        ),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device", help="cpu, cuda, or auto: for each process what its device in --cluster is."
+        ),
+    ] = "cpu",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Evolve a box of particles to a later time.
+
+    Runs on one process, on several of this machine (--processes), or on many machines under
+    torchrun. A run that was killed goes on with --resume, to the same bits. With --cluster, process
+    i is the cluster's device i: none gets more than fits into its memory, runs begin cut by the
+    devices' speeds, and go on by those measured. Forces are computed on the --device; if only some
+    processes have a GPU, these sum pairs there, and all grow their tree on CPUs.
+
+    \b
+    Examples:
+        argosy nbody run ic.hdf5 -o run --steps 128 --snapshot 2 --snapshot 1
+        argosy nbody run ic.hdf5 -o run --cluster two-cards
+        argosy nbody run ic.hdf5 -o run --plan gravity.json
+    """
+    from argosy.cli.terminal import no_stdout
+    from argosy.errors import InputError, Problem
+
+    no_stdout(output, "a folder")
+    if (output / "run.json").exists() and not resume:
+        suggestion = "--resume goes on with it"
+        problem = Problem(
+            file=str(output), found="a run", expected="a folder without one", suggestion=suggestion
+        )
+        raise InputError([problem])
+    choice = _Choice(
+        steps=steps,
+        integrator=integrator,
+        until=until,
+        snapshots=tuple(snapshots or ()),
+        mesh=mesh,
+        softening=softening,
+        force_error=force_error,
+        cloud=cloud,
+        block_levels=block_levels,
+        energy_samples=energy_samples,
+        light_cone=light_cone,
+        observer=observer,
+        restart_every=restart_every,
+        threads=threads,
+        cluster=cluster,
+        plan=plan,
+        device=device,
+    )
+    if cluster is not None and plan is not None:
+        raise InputError(
+            [Problem(expected="--cluster cannot be combined with --plan, which has its own")]
+        )
+    count = _count_processes(processes, choice.devices())
+    if count > 1 and "RANK" not in os.environ:
+        _start_processes(count, snapshot, output, choice, json=json, quiet=quiet)
+    else:
+        _evolve(snapshot, output, choice, json=json, quiet=quiet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """What the options ask for, as far as it shapes the run."""
+
+    steps: int | None
+    integrator: str
+    until: float
+    snapshots: tuple[float, ...]
+    mesh: int | None
+    softening: float | None
+    force_error: float
+    cloud: str
+    block_levels: int | None
+    energy_samples: int | None
+    light_cone: float | None
+    observer: tuple[float, float, float]
+    restart_every: int
+    threads: int | None
+    cluster: str | None
+    plan: Path | None
+    device: str
+
+    def devices(self) -> Cluster | None:
+        """The cluster whose devices the processes are."""
+        from argosy.cluster.file import load_cluster
+
+        planned = self.planned()
+        if planned is not None:
+            return planned.cluster
+        return None if self.cluster is None else load_cluster(self.cluster)
+
+    def planned(self) -> GravityPlan | None:
+        from argosy.nbody.planning.plan_file import gravity_plan_from_document
+        from argosy.plan.file import read_plan
+
+        return None if self.plan is None else gravity_plan_from_document(read_plan(self.plan))
+
+    def measured_energies(self, steps: int) -> int:
+        """A potential is computed on CPUs, where it costs as much as a force; beside a GPU that is
+        long."""
+        if self.energy_samples is not None:
+            return self.energy_samples
+        return 0 if any(self.on_gpus()) else min(_ENERGY_SAMPLES, max(steps // 4, 8))
+
+    def on_gpus(self) -> list[bool]:
+        """Per process, or once for all, whether it computes on a GPU."""
+        if self.device != "auto":
+            return [self.device != "cpu"]
+        from argosy.errors import InputError, Problem
+        from argosy.nbody.planning.pricing import CPU, architecture
+
+        where = self.devices()
+        if where is None:
+            raise InputError(
+                [
+                    Problem(
+                        expected="--device auto needs --cluster or --plan, which name the devices"
+                    )
+                ]
+            )
+        return [architecture(device.kind) is not CPU for device in where.devices]
+
+    def cone(self) -> LightConeSettings | None:
+        from argosy.nbody.files.lightcone import LightConeSettings
+
+        if self.light_cone is None:
+            return None
+        return LightConeSettings(redshift=self.light_cone, observer=self.observer)
+
+    def arguments(self) -> list[str]:
+        """As a command line."""
+        several = ("snapshots", "observer")
+        given = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in several
+        }
+        options = [
+            (f"--{name.replace('_', '-')}", value)
+            for name, value in given.items()
+            if value is not None
+        ]
+        options += [("--snapshot", redshift) for redshift in self.snapshots]
+        words = [text for name, value in options for text in (name, str(value))]
+        return [*words, "--observer", *(str(part) for part in self.observer)]
+
+    def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
+        from argosy.nbody.force.settings import Cloud, GravitySettings, accuracy_for
+
+        accuracy = accuracy_for(self.force_error)
+        cloud = Cloud(known_name("--cloud", self.cloud, Cloud))
+        side = count ** (1 / 3)
+        # A whole number of cells per particle of a lattice: other meshes turn the lattice into
+        # waves of its own.
+        cells = max(2, math.ceil(accuracy.least_mesh / round(side))) * round(side)
+        settings = GravitySettings(
+            mesh_cells=cells if self.mesh is None else self.mesh,
+            softening=box / side / 30 if self.softening is None else self.softening,
+            split_cells=accuracy.split_cells,
+            cutoff_scales=accuracy.cutoff_scales,
+            tolerance=accuracy.tolerance,
+            cloud=cloud,
+            threads=self.threads or max((os.cpu_count() or 1) // processes, 1),
+        )
+        if not all(self.on_gpus()):
+            return settings
+        from argosy.nbody.gpu.force import for_gpu
+
+        return for_gpu(settings)
+
+
+def _count_processes(asked: int | None, where: Cluster | None) -> int:
+    if where is None:
+        return asked or 1
+    from argosy.errors import bad_input
+
+    started = (
+        int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else asked or len(where.devices)
+    )
+    if started != len(where.devices):
+        expected = f"one for each of the {len(where.devices)} devices of {where.name}"
+        raise bad_input(expected, f"{started} processes", where="--processes")
+    return started
+
+
+def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:
+    """On this process, or as one of those that torchrun started."""
+    from argosy.cli.gravity.commands import needs_extra
+
+    with needs_extra():
+        from argosy.nbody.files.snapshot import num_particles, read_snapshot
+        from argosy.nbody.ranks import leave_processes
+        from argosy.nbody.run import run_box
+    count = num_particles(snapshot)
+    device = _device(choice)
+    together = _processes(choice)
+    rank, size = (together.ranks.rank, together.ranks.size) if together else (0, 1)
+    try:
+        box = read_snapshot(snapshot, rank=rank, processes=size)
+        settings = _settings(choice, choice.gravity(box.size, count, size), box.expansion)
+        begin = time.monotonic()
+        report = _reporter(quiet=quiet or rank > 0)
+        final = run_box(box, output, settings, processes=together, device=device, report=report)
+        seconds = time.monotonic() - begin
+    finally:
+        if together is not None:
+            leave_processes()
+    if rank == 0:
+        _conclude(output, final, seconds, json=json)
+
+
+def _settings(choice: _Choice, gravity: GravitySettings, start: float) -> RunSettings:
+    """The run; without ``--steps``, steps by the expansion and block levels by the acceleration of
+    each particle."""
+    from argosy.errors import bad_input
+    from argosy.nbody.motion.evolve import BlockSteps, chosen_steps
+    from argosy.nbody.run import Integrator, RunSettings
+
+    integrator = Integrator(known_name("--integrator", choice.integrator, Integrator))
+    plain = choice.steps is not None or integrator is Integrator.BULLFROG or gravity.softening == 0
+    levels = (0 if plain else _MOST_LEVELS) if choice.block_levels is None else choice.block_levels
+    for redshift in (choice.until, *choice.snapshots):
+        if redshift < 0:
+            raise bad_input("a redshift of at least 0", redshift, where="--until or --snapshot")
+    steps = chosen_steps(start, 1 / (1 + choice.until)) if choice.steps is None else choice.steps
+    return RunSettings(
+        gravity=gravity,
+        steps=steps,
+        integrator=integrator,
+        end=1 / (1 + choice.until),
+        snapshots=tuple(1 / (1 + redshift) for redshift in choice.snapshots),
+        restart_every=choice.restart_every,
+        energy_samples=choice.measured_energies(steps),
+        light_cone=choice.cone(),
+        blocks=BlockSteps(most_levels=levels) if levels else None,
+    )
+
+
+def _conclude(output: Path, result: RunResult, seconds: float, *, json: bool) -> None:
+    from argosy.cli.terminal import print_json, stdout_console
+
+    files = sorted(str(path) for path in output.glob("snapshot_*.hdf5"))
+    if json:
+        drift = {"momentum_drift": result.drift.momentum, "energy_drift": result.drift.energy}
+        figures = {"redshift": result.box.redshift, "steps": result.steps, **drift}
+        print_json("nbody run", {"files": files, **figures, "seconds": seconds})
+        return
+    done = f"{result.steps} steps to z = {result.box.redshift:.3g} in {seconds:.1f} s"
+    energy = "not measured" if result.drift.energy is None else f"{result.drift.energy:.1e}"
+    drifts = f"drift of momentum {result.drift.momentum:.1e}, of energy {energy}"
+    stdout_console().print(f"{done}, {drifts}: {', '.join(files)}")
+
+
+def _start_processes(
+    count: int, snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool
+) -> None:
+    """The same command under torchrun, on this machine."""
+    from argosy.errors import RunError
+
+    launch = [
+        "-m",
+        "argosy.runtime.processes.meeting",
+        "--nproc-per-node",
+        str(count),
+        "-m",
+        "argosy",
+    ]
+    flags = ["--resume", *(["--json"] if json else []), *(["--quiet"] if quiet else [])]
+    command = ["nbody", "run", str(snapshot), "--output", str(output), *choice.arguments(), *flags]
+    done = subprocess.run([sys.executable, *launch, *command], check=False)
+    if done.returncode:
+        raise RunError(f"one of {count} processes failed; their messages are above")
+
+
+def _device(choice: _Choice) -> str:
+    on_gpus, rank = choice.on_gpus(), int(os.environ.get("RANK", "0"))
+    if not on_gpus[rank % len(on_gpus)]:
+        return "cpu"
+    from argosy.nbody.gpu.force import usable_device
+
+    name = "cuda" if choice.device == "auto" else choice.device
+    return usable_device(name, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _processes(choice: _Choice) -> Processes | None:
+    """The processes that torchrun started, this one among them."""
+    where, planned = choice.devices(), choice.planned()
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and where is None:
+        return None
+    from argosy.nbody.ranks import Alone, join_processes
+    from argosy.nbody.run import Processes
+
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Processes(ranks=Alone(), mesh_ranks=Alone(), cluster=where, plan=planned)
+    ranks, mesh_ranks = join_processes()
+    return Processes(ranks=ranks, mesh_ranks=mesh_ranks, cluster=where, plan=planned)
+
+
+def _reporter(*, quiet: bool) -> Callable[[RunProgress], None] | None:
+    """A bar on a terminal, a line every few seconds elsewhere; with the time left."""
+    from argosy.units import TIME
+
+    if quiet:
+        return None
+    last = [0.0]
+    terminal = sys.stderr.isatty()
+
+    def show(now: RunProgress) -> None:
+        over = now.step == now.steps
+        if not over and not terminal and now.seconds - last[0] < _SECONDS_BETWEEN_LINES:
+            return
+        last[0] = now.seconds
+        text = f"step {now.step} of {now.steps}, z = {1 / now.expansion - 1:.2f}, {TIME.format(now.left, digits=2)} left"
+        if len(now.rank_seconds) > 1:
+            mean = sum(now.rank_seconds) / len(now.rank_seconds)
+            text += f", slowest process {max(now.rank_seconds) / mean:.2f} of the mean"
+        if terminal:
+            done = round(30 * now.step / now.steps)
+            text = f"\r{'█' * done}{'░' * (30 - done)} {text}\x1b[K" + ("\n" if over else "")
+        else:
+            text += "\n"
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    return show

@@ -1,0 +1,180 @@
+"""The parts of ``argosy plan`` for networks that change and for prices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from argosy.cli.names import known_name
+from argosy.errors import bad_input
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from argosy.choose.replan import Courses
+    from argosy.cluster.topology import Cluster
+    from argosy.cost.compute import ComputeModel
+    from argosy.plan.plan import Plan
+    from argosy.planner import Settings
+    from argosy.workload.chain import Chain
+
+
+# The value of --robust by which a plan is chosen that stays good if the cost model is wrong.
+MODEL = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningTask:
+    """What is to be planned."""
+
+    chain: Chain
+    cluster: Cluster
+    global_batch: int
+    settings: Settings
+    model: ComputeModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenPlan:
+    """A plan, and what else there is to say about the choice."""
+
+    plan: Plan
+    beside: dict[str, Any] = field(default_factory=dict)
+    """For JSON, next to the plan."""
+    shown: tuple[RenderableType, ...] = ()
+    """For people, after the plan."""
+
+
+def check_what_counts(
+    scenarios: Sequence[str] | None,
+    robust: str,
+    for_trace: str | None,
+    objective: str,
+    limits: tuple[float | None, float | None],
+    *,
+    has_output: bool,
+) -> None:
+    """Whether the options agree on what counts, before anything is searched: one of them would be
+    ignored else."""
+    from argosy.choose.scenario import Robust
+    from argosy.cli.inputs import refuse_options
+
+    known_name("--objective", objective, ("throughput", "cost"), "objectives")
+    known_name("--robust", robust, (*Robust, MODEL), "objectives")
+    cost = objective if objective == "cost" else None
+    if for_trace is not None:
+        given = {"--scenario": list(scenarios) if scenarios else None, "--output": has_output, "--objective": cost,
+                 "--max-price-per-hour": limits[0], "--max-cost-per-step": limits[1]}  # fmt: skip
+        refuse_options(given, "with --for-trace, which compares plans and chooses none")
+    if scenarios and (cost is not None or limits != (None, None)):
+        raise bad_input("either scenarios or prices, not both", where="--scenario")
+    if robust == MODEL and (scenarios or for_trace or cost is not None or limits != (None, None)):
+        raise bad_input("no --scenario, --for-trace or prices with it", robust, where="--robust")
+    if not scenarios and robust not in (Robust.MEAN, MODEL):
+        raise bad_input("a --scenario over which it counts", robust, where="--robust")
+
+
+def plan_for_scenarios(task: PlanningTask, names: Sequence[str], robust: str) -> ChosenPlan:
+    """``--scenario`` and ``--robust``."""
+    from argosy.choose.robust import find_robust_plan
+    from argosy.choose.scenario import Robust
+    from argosy.cli.planning.scenarios import load_scenarios
+    from argosy.report.robust import robust_lines, robust_to_dict, scenario_table
+
+    wanted = Robust(known_name("--robust", robust, Robust, "objectives"))
+    choice = find_robust_plan(
+        task.chain,
+        task.cluster,
+        load_scenarios(task.cluster, names),
+        global_batch=task.global_batch,
+        robust=wanted,
+        settings=task.settings,
+        model=task.model,
+    )
+    return ChosenPlan(
+        plan=choice.plan,
+        beside={"scenarios": robust_to_dict(choice)},
+        shown=(scenario_table(choice), *robust_lines(choice)),
+    )
+
+
+def plan_within_error(task: PlanningTask) -> ChosenPlan:
+    """``--robust model``."""
+    from argosy.choose.model_error import find_plan_within_error
+
+    plan = find_plan_within_error(
+        task.chain,
+        task.cluster,
+        global_batch=task.global_batch,
+        settings=task.settings,
+        model=task.model,
+    )
+    return ChosenPlan(plan=plan)
+
+
+def plan_for_money(
+    task: PlanningTask, objective: str, max_price: float | None, max_cost: float | None
+) -> ChosenPlan:
+    """``--objective cost``, ``--max-price-per-hour`` and ``--max-cost-per-step``."""
+    from argosy.choose.money import MoneyLimits, choose, find_front
+    from argosy.report.money import front_table, money_lines, priced_to_dict
+
+    limits = MoneyLimits(
+        price_per_hour=math.inf if max_price is None else max_price,
+        cost_per_step=math.inf if max_cost is None else max_cost,
+    )
+    front = find_front(
+        task.chain,
+        task.cluster,
+        global_batch=task.global_batch,
+        limits=limits,
+        settings=task.settings,
+        model=task.model,
+    )
+    chosen = choose(front, cheapest=objective == "cost", limits=limits)
+    return ChosenPlan(
+        plan=chosen.plan,
+        beside={
+            "pareto": [priced_to_dict(point) for point in front],
+            "cost": priced_to_dict(chosen),
+        },
+        shown=(*money_lines(chosen), front_table(front, chosen)),
+    )
+
+
+def courses_over(task: PlanningTask, name: str) -> Courses:
+    """``--for-trace``."""
+    from argosy.choose.replan import compare_courses
+    from argosy.cli.planning.scenarios import load_scenarios
+    from argosy.cluster.lasting import last_change
+
+    (cluster,) = load_scenarios(task.cluster, [name])
+    horizon = last_change([cluster])
+    if not horizon:
+        raise bad_input("a scenario in which something changes", name, where="--for-trace")
+    return compare_courses(
+        task.chain,
+        cluster,
+        global_batch=task.global_batch,
+        horizon=horizon,
+        settings=task.settings,
+        model=task.model,
+    )
+
+
+def show_courses(courses: Courses, *, json: bool, width: int | None) -> None:
+    """One plan, re-planning and hindsight over a trace."""
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.report.courses import course_table, courses_to_dict, switch_table
+
+    if json:
+        print_json("plan", {"courses": courses_to_dict(courses)})
+        return
+    console = stdout_console(width)
+    console.print(course_table(courses))
+    replanned = courses.courses[2]
+    if replanned.switches:
+        console.print("\nre-planned:", style="bold")
+        console.print(switch_table(replanned))

@@ -1,0 +1,149 @@
+"""``argosy explain``: why a plan takes as long as it does, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from argosy.cli.options import (
+    ClusterSource,
+    DtypeName,
+    Json,
+    PlanSource,
+    Profiles,
+    Quiet,
+    Traces,
+    Width,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from argosy.cluster.topology import Cluster
+    from argosy.explain import Explanation
+
+
+def explain(
+    plan: PlanSource,
+    cluster: ClusterSource = None,
+    trace: Traces = None,
+    profile: Profiles = None,
+    dtype: DtypeName = None,
+    width: Width = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Why a plan takes so long, and what would help.
+
+    Prints what fills the memory of each device, which stage and link hold the others up, what
+    faster ones or more memory would buy, why other plans lost, and why devices were left out: one
+    of each kind is put to use and simulated.
+
+    \b
+    Example:
+        argosy explain llama-3-8b-on-mixed-16
+        argosy explain train.py:build --cluster two-cards
+        argosy explain gravity.json
+    """
+    from argosy.cli.inputs import load_scenario, refuse_options
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.explain import explain_plan
+    from argosy.plan.file import read_plan, schedule_to_dict
+    from argosy.report.explain import explanation_to_dict
+
+    if plan.partition(":")[0].endswith(".py"):
+        from argosy.cli.planning.program import scenario_of_program
+
+        refuse_options({"--trace": trace, "--profile": profile}, "for a program")
+        scenario = scenario_of_program(plan, cluster, dtype=dtype, quiet=quiet)
+    else:
+        refuse_options({"--dtype": dtype}, "for a plan, which has its own")
+        document = read_plan(plan)
+        if document.data.get("kind") == "gravity":
+            from argosy.cli.planning.gravity_plans import explain_gravity
+
+            refuse_options({"--profile": profile}, "for a gravity plan")
+            explain_gravity(
+                document, cluster=cluster, traces=trace or (), width=width, json=json, quiet=quiet
+            )
+            return
+        if document.data.get("kind") == "islands":
+            from argosy.cli.planning.islands import explain_islands
+
+            explain_islands(
+                document,
+                cluster=cluster,
+                traces=trace or (),
+                profiles=profile or (),
+                width=width,
+                json=json,
+                quiet=quiet,
+            )
+            return
+        scenario = load_scenario(
+            document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet
+        )
+    with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
+        explanation = explain_plan(
+            scenario.plan, scenario.chain, scenario.cluster, model=scenario.model
+        )
+    if json:
+        names = {
+            "model": scenario.plan.model.name,
+            "cluster": {"name": scenario.cluster.name, "hash": scenario.cluster.hash},
+            "schedule": schedule_to_dict(scenario.plan.schedule),
+        }
+        print_json("explain", {**names, **explanation_to_dict(explanation)})
+        return
+    console = stdout_console(width)
+    for part in explanation_parts(explanation, scenario.cluster):
+        console.print(part)
+
+
+def explanation_parts(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableType]:
+    """An explanation as tables and lines, in the order in which they are shown."""
+    from argosy.report.plan import left_out_lines, plan_title, runner_up_table, stage_table
+
+    plan = explanation.plan
+    yield f"{plan_title(plan)}\n"
+    yield stage_table(plan, cluster)
+    yield ""
+    yield from _reasons(explanation, cluster)
+    yield from _what_ifs(explanation)
+    if plan.runner_ups:
+        yield ""
+        yield runner_up_table(plan)
+    yield from left_out_lines(plan, cluster)
+    for test in explanation.left_out:
+        yield f"put to the test: {test.sentence}"
+
+
+def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableType]:
+    """Bottleneck and memory."""
+    from rich.text import Text
+
+    from argosy.report.explain import memory_table, reason_table
+
+    yield reason_table(explanation, cluster)
+    yield Text("\nmemory in GiB, when a device holds most", style="dim")
+    yield memory_table(explanation, cluster)
+
+
+def _what_ifs(explanation: Explanation) -> Iterator[RenderableType]:
+    from argosy.report.explain import memory_in_a_sentence, what_if_table
+
+    yield ""
+    yield what_if_table(explanation)
+    yield memory_in_a_sentence(explanation)
+
+
+def show_reasons(console: Console, explanation: Explanation, cluster: Cluster) -> None:
+    """Print the bottleneck and the memory."""
+    for part in _reasons(explanation, cluster):
+        console.print(part)
+
+
+def show_what_ifs(console: Console, explanation: Explanation) -> None:
+    """Print what faster devices and links or more memory would buy."""
+    for part in _what_ifs(explanation):
+        console.print(part)

@@ -1,0 +1,276 @@
+"""Gravity plans in ``argosy simulate``, ``explain`` and ``report``, and boxes in ``argosy compare
+-m gravity:N``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argosy.errors import bad_input
+
+if TYPE_CHECKING:
+    from argosy.cluster.topology import Cluster
+    from argosy.document import Document
+    from argosy.nbody.planning.plan import PricedDomains, StepPlan
+    from argosy.nbody.planning.plan_file import GravityPlan
+    from argosy.nbody.planning.play import PlayedRun
+    from argosy.timeline import Timeline
+
+_MOST_RECORDED = 100
+"""Steps whose spans are written into a timeline."""
+PREFIX = "gravity:"
+"""Of the name of a box in place of a model's: gravity:512^3."""
+_STEPS = 20
+"""Played where links or devices change."""
+
+
+def simulate_gravity(
+    document: Document,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    iterations: int | None,
+    until: str | None,
+    adapt: str | None,
+    output: Path | None,
+    width: int | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Play a gravity plan step after step, with ``adapt`` also re-balanced."""
+    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long
+    from argosy.cli.planning.adapting import check_reach
+    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
+    from argosy.nbody.planning.play import play_run, step_timeline
+    from argosy.report.tables import plain_table
+    from argosy.timeline.file import dumps_timeline
+    from argosy.units import TIME
+
+    check_reach(adapt or "off")
+    plan, where = _plan_on(document, cluster, traces)
+    steps = (
+        (1 if until is None else MOST_ITERATIONS)
+        if iterations is None
+        else check_iterations(iterations)
+    )
+    end = parse_time("--until", until)
+    ways = [(domains.name, domains, False) for domains in (plan.plan, *plan.compared)]
+    if adapt not in (None, "off"):
+        ways.insert(1, (f"{plan.plan.name}, re-balanced", plan.plan, True))
+    with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
+        first = play_run(where, plan.box, plan.plan, 1, rebalance=False).ends
+        if (
+            iterations is None and first and first[0] * MOST_ITERATIONS <= end < math.inf
+        ):  # known without playing them
+            raise too_long(until)
+        runs = [
+            (name, play_run(where, plan.box, domains, steps, rebalance=moves, until=end))
+            for name, domains, moves in ways
+        ]
+    if iterations is None and any(len(run.ends) == MOST_ITERATIONS for _, run in runs):
+        raise too_long(until)
+    if output is not None:
+        done = max(len(runs[0][1].ends), 1)
+        timeline = step_timeline(where, plan.box, plan.plan, min(done, _MOST_RECORDED))
+        write_file(output, dumps_timeline(timeline).encode())
+    if json:
+        names = {
+            "cluster": {"name": where.name, "hash": where.hash},
+            "particles": plan.box.particles,
+        }
+        print_json(
+            "simulate",
+            {**names, "workload": "gravity", "runs": [_run(name, run) for name, run in runs]},
+        )
+        return
+    console = stdout_console(width, beside=output)
+    console.print(f"{plan.box.particles:.3g} particles on {where!r}\n", soft_wrap=True)
+    table = plain_table(
+        "cut",
+        "steps",
+        "mean step",
+        "first",
+        "slowest",
+        "moves",
+        right=("steps", "mean step", "first", "slowest", "moves"),
+    )
+    for name, run in runs:
+        took = _seconds(run)
+        times = (run.ends[-1] / len(took), took[0], max(took)) if took else ()
+        shown = [TIME.format(value, digits=4) for value in times] or ["-"] * 3
+        steps_done = f"stalled after {len(took)}" if run.stalled else str(len(took))
+        table.add_row(name, steps_done, *shown, str(run.moves))
+    console.print(table)
+
+
+def explain_gravity(
+    document: Document,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    width: int | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Why a step of a gravity plan takes so long, and what would help."""
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.nbody.planning.reasons import explain_step
+    from argosy.report.gravity import domain_table, improvement_rows, reason_lines, reasons_to_dict
+    from argosy.report.tables import plain_table
+    from argosy.units import TIME
+
+    plan, where = _plan_on(document, cluster, traces)
+    with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
+        reasons = explain_step(where, plan.box, plan.plan)
+    if json:
+        names = {
+            "cluster": {"name": where.name, "hash": where.hash},
+            "particles": plan.box.particles,
+        }
+        print_json("explain", {**names, "workload": "gravity", **reasons_to_dict(reasons)})
+        return
+    console = stdout_console(width)
+    step = TIME.format(reasons.priced.step_seconds)
+    console.print(
+        f"{plan.box.particles:.3g} particles on {where!r}: {step} a step\n", soft_wrap=True
+    )
+    console.print(domain_table(where, plan.box, reasons.priced))
+    console.print()
+    for line in reason_lines(reasons):
+        console.print(line, soft_wrap=True)
+    console.print()
+    table = plain_table("change, cut again", "step", "saves", right=("step", "saves"))
+    for row in improvement_rows(reasons):
+        table.add_row(*row)
+    console.print(table)
+
+
+def report_gravity(
+    document: Document,
+    output: Path,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    measured: Mapping[str, Timeline],
+    quiet: bool,
+) -> int:
+    """A gravity plan as one page; its bytes."""
+    from argosy.cli.terminal import progress, write_file
+    from argosy.nbody.planning.plan import StepPrices
+    from argosy.nbody.planning.reasons import explain_step
+    from argosy.report.gravity import gravity_page
+
+    plan, where = _plan_on(document, cluster, traces)
+    with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
+        reasons = explain_step(where, plan.box, plan.plan)
+        prices = StepPrices(where, plan.box)
+        compared = [
+            (other.name, prices.priced(other).step_seconds) for other in (plan.plan, *plan.compared)
+        ]
+    page = gravity_page(where, plan.box, reasons, compared, list(measured.items())).encode()
+    write_file(output, page)
+    return len(page)
+
+
+def _plan_on(
+    document: Document, cluster: str | None, traces: Sequence[str]
+) -> tuple[GravityPlan, Cluster]:
+    """A gravity plan, and the cluster it is played on."""
+    from argosy.cli.inputs import with_traces
+    from argosy.cluster.file import load_cluster
+    from argosy.nbody.planning.plan_file import gravity_plan_from_document
+
+    plan = gravity_plan_from_document(document)
+    where = plan.cluster if cluster is None else load_cluster(cluster)
+    if len(where.devices) != len(plan.cluster.devices):
+        expected = f"a cluster of {len(plan.cluster.devices)} devices, as the plan was made for"
+        raise bad_input(expected, f"{len(where.devices)} in {where.name}", where="--cluster")
+    return plan, with_traces(where, traces) if traces else where
+
+
+def _seconds(run: PlayedRun) -> list[float]:
+    return [end - start for start, end in zip((0.0, *run.ends), run.ends, strict=False)]
+
+
+def _run(name: str, run: PlayedRun) -> dict[str, Any]:
+    return {"name": name, "step_seconds": _seconds(run), "moves": run.moves, "stalled": run.stalled}
+
+
+def compare_gravity(
+    box_name: str, cluster: Cluster, *, width: int | None, json: bool, quiet: bool
+) -> None:
+    """The planned domains beside equal counts and counts by speed; where the cluster changes, over
+    several steps."""
+    from argosy.cli.gravity.plan import parse_count
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.nbody.planning.plan import plan_step
+    from argosy.nbody.planning.play import play_run
+    from argosy.nbody.planning.pricing import typical_box
+    from argosy.report.tables import plain_table
+    from argosy.units import TIME
+
+    box = typical_box(parse_count(box_name.removeprefix(PREFIX), "--model"))
+    with progress(f"planning {box.particles:.3g} particles on {cluster!r}", quiet=quiet):
+        found = plan_step(cluster, box)
+        ours = play_run(cluster, box, found.best.domains, _STEPS, rebalance=True)
+        others = [
+            play_run(cluster, box, other.domains, _STEPS, rebalance=False) for other in found.others
+        ]
+    rows = [_row("argosy", found, found.best, ours)]
+    rows += [
+        _row(other.domains.name, found, other, run)
+        for other, run in zip(found.others, others, strict=True)
+    ]
+    if json:
+        names = {"model": box_name, "cluster": {"name": cluster.name, "hash": cluster.hash}}
+        print_json("compare", {**names, "workload": "gravity", "rows": rows})
+        return
+    console = stdout_console(width)
+    console.print(f"{box.particles:.3g} particles on {cluster!r}\n", soft_wrap=True)
+    table = plain_table(
+        "cut", "step", "of ours", "particles/s", "why", right=("step", "of ours", "particles/s")
+    )
+    for row in rows:
+        if not row["feasible"]:
+            table.add_row(row["name"], "-", "-", "-", row["reason"])
+            continue
+        factor = row["iteration_seconds"] / rows[0]["iteration_seconds"]
+        seconds = TIME.format(row["iteration_seconds"], digits=4)
+        table.add_row(
+            row["name"], seconds, f"{factor:.2f}", f"{row['samples_per_second']:.3g}", row["reason"]
+        )
+    console.print(table)
+
+
+def _row(name: str, found: StepPlan, choice: PricedDomains, run: PlayedRun) -> dict[str, Any]:
+    """As a row of ``argosy compare``; a sample is a particle."""
+    seconds = run.ends[-1] / len(run.ends) if run.ends else math.inf
+    feasible = all(choice.fits) and not run.stalled
+    return {
+        "name": name,
+        "feasible": feasible,
+        "iteration_seconds": seconds if feasible else None,
+        "samples_per_second": found.box.particles / seconds if feasible else None,
+        "reason": _reason(found, choice, run),
+    }
+
+
+def _reason(found: StepPlan, choice: PricedDomains, run: PlayedRun) -> str:
+    devices = found.cluster.devices
+    if not all(choice.fits):
+        full = [device.name for device, fits in zip(devices, choice.fits, strict=True) if not fits]
+        return f"does not fit into the memory of {full[0]}" + (
+            f" and {len(full) - 1} more" if len(full) > 1 else ""
+        )
+    if run.stalled:
+        return "never ends: a device or link it needs is lost"
+    parts = zip(choice.tree_seconds, choice.pair_seconds, choice.mesh_seconds, strict=True)
+    busy = [sum(part) for part in parts]
+    slowest = devices[busy.index(max(busy))]
+    waits = 1 - max(busy) / choice.step_seconds
+    text = f"{slowest.name} computes {choice.balance:.2f} times as long as if all shared by speed"
+    return text + (
+        f"; {100 * waits:.0f} % of the step it waits for the network" if waits > 0.05 else ""
+    )

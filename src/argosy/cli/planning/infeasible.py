@@ -1,0 +1,106 @@
+"""Why nothing fits, on the terminal: what would fit, each with a command that can be pasted into a
+shell."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from argosy.explain.infeasible import Infeasibility
+    from argosy.explain.remedy import Change
+    from argosy.workload.chain import Chain
+
+_REPLACED_BY = {"--lora": ("--train",)}
+"""Options that say the same as another one."""
+
+
+def show_infeasibility(
+    why: Infeasibility,
+    context: typer.Context,
+    *,
+    json: bool,
+    width: int | None,
+    output: Path | None = None,
+) -> None:
+    """The plan that comes closest, and what would make one fit; the reason itself is the error's
+    message."""
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.report.infeasible import change_lines, infeasibility_to_dict, need_table
+    from argosy.report.plan import plan_title
+
+    if json:
+        print_json("plan", {"infeasible": infeasibility_to_dict(why)})
+        return
+    console = stdout_console(width, beside=output)
+    if why.plan is not None:
+        console.print(f"closest: {plan_title(why.plan)}; GiB per device\n")
+        console.print(need_table(why))
+        console.print()
+    for line in change_lines(why, lambda change: pasted_command(context, change)):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def with_optimizer(chain: Chain, **changes: str) -> Chain:
+    """The chain of a captured program with another optimizer; a program decides about all other
+    things itself."""
+    from argosy.errors import bad_input
+
+    if set(changes) != {"optimizer"}:
+        raise bad_input(
+            "a change that a program does not make itself", ", ".join(changes), where=chain.name
+        )
+    return replace(chain, optimizer=changes["optimizer"])
+
+
+def pasted_command(context: typer.Context, change: Change) -> str | None:
+    """The command that plans with a change; None if no option and no edit of the cluster file makes
+    it."""
+    from argosy.explain.remedy import ChangeKind
+
+    if change.kind is ChangeKind.CARD:
+        return _with_other_card(context, change.target, str(change.value))
+    return changed_command(context, dict(change.options)) if change.options else None
+
+
+def changed_command(context: typer.Context, options: dict[str, str]) -> str:
+    """The current command with these options in place of its own."""
+    dropped = {*options, *(one for name in options for one in _REPLACED_BY.get(name, ()))}
+    words = context.command_path.split()
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        named = next((name for name in parameter.opts if name.startswith("--")), "")
+        if named not in dropped and value is not None and value != parameter.default:
+            words += _words(named, value)
+    for name, text in options.items():
+        words += [name, text]
+    return shlex.join(words)
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [name] if value else []
+    each = value if isinstance(value, (list, tuple)) else [value]
+    return [word for one in each for word in ((name, str(one)) if name else (str(one),))]
+
+
+def _with_other_card(context: typer.Context, old: str, new: str) -> str | None:
+    """A copy of the cluster file that names another card, and the command on it; None for a bundled
+    cluster."""
+    file = str(context.params.get("cluster") or "")
+    if not file.endswith(".toml") or old not in _text(file):
+        return None
+    copy = str(Path(file).with_name(f"{Path(file).stem}-{new}.toml"))
+    edit = shlex.join(["sed", f"s/{old}/{new}/g", file])
+    return f"{edit} > {shlex.quote(copy)} && {changed_command(context, {'--cluster': copy})}"
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError:
+        return ""

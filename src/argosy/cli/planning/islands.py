@@ -1,0 +1,391 @@
+"""Island plans in ``argosy plan``, ``simulate``, ``explain`` and ``compare``."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argosy.cli.names import known_name
+from argosy.errors import bad_input
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from argosy.choose.islands import IslandOptions
+    from argosy.cli.planning.choose import PlanningTask
+    from argosy.cluster.topology import Cluster
+    from argosy.cost.compute import ComputeModel
+    from argosy.document import Document
+    from argosy.plan.islands import IslandPlan, OuterOptimizer
+    from argosy.plan.plan import Plan
+    from argosy.timeline import Timeline
+    from argosy.workload.chain import Chain
+
+
+@dataclass(frozen=True, kw_only=True)
+class IslandScenario:
+    """An island plan with everything that it takes to play it."""
+
+    plan: IslandPlan
+    chain: Chain
+    cluster: Cluster
+    model: ComputeModel
+
+
+def island_options(
+    islands: str,
+    sync_every: str = "auto",
+    limit: int = 100,
+    fragments: int = 1,
+    overlap: bool = False,
+    compress: str = "none",
+    outer: str = "0.7,0.9",
+) -> IslandOptions | None:
+    """What the options ask for; None for ``--islands off``, with which the others mean nothing."""
+    from argosy.choose.islands import IslandOptions
+    from argosy.cli.inputs import refuse_options, whole_number
+    from argosy.plan.islands import Compression
+
+    if islands == "off":
+        given: dict[str, object] = {"--sync-every": None if sync_every == "auto" else sync_every}
+        given |= {"--fragments": None if fragments == 1 else fragments, "--overlap": overlap}
+        given |= {"--compress": None if compress == "none" else compress}
+        given |= {
+            "--max-sync-every": None if limit == 100 else limit,
+            "--outer": None if outer == "0.7,0.9" else outer,
+        }
+        refuse_options(given, "without --islands")
+        return None
+    count = None if islands == "auto" else whole_number(islands)
+    if count is None and islands != "auto":
+        raise bad_input("auto, off or a whole number", islands, where="--islands")
+    every = None if sync_every == "auto" else whole_number(sync_every)
+    if sync_every != "auto" and not every:
+        raise bad_input("auto or a whole number of at least 1", sync_every, where="--sync-every")
+    return IslandOptions(
+        count=count,
+        sync_every=every,
+        limit=limit,
+        fragments=fragments,
+        overlaps=overlap,
+        outer=_outer(outer),
+        compression=Compression(known_name("--compress", compress, Compression, "compressions")),
+    )
+
+
+def _outer(text: str) -> OuterOptimizer:
+    from argosy.plan.islands import OuterOptimizer
+
+    try:
+        rate, momentum = (float(part) for part in text.split(","))
+    except ValueError:
+        rate = momentum = math.nan
+    if not (0 < rate < math.inf and 0 <= momentum < 1):
+        raise bad_input(
+            "a rate above 0 and a momentum from 0 to below 1, such as 0.7,0.9",
+            text,
+            where="--outer",
+        )
+    return OuterOptimizer(learning_rate=rate, momentum=momentum, nesterov=momentum > 0)
+
+
+def check_divisible(options: IslandOptions | None, cluster: Cluster) -> None:
+    """Raise an ``InputError``, before anything is searched, if a cluster has not as many parts as
+    are asked for."""
+    from argosy.cluster.divide import division_into
+
+    if options is not None and options.count is not None:
+        division_into(cluster, options.count)
+
+
+def plan_islands(
+    options: IslandOptions,
+    task: PlanningTask,
+    synchronous: Plan,
+    *,
+    auto: bool,
+    output: Path | None,
+    json: bool,
+    width: int | None,
+    quiet: bool,
+) -> bool:
+    """Plan, write and show islands; False, with a line on stderr, if ``auto`` finds the synchronous
+    plan faster."""
+    from argosy.choose.islands import find_island_plan
+    from argosy.cli.terminal import STDOUT, print_json, progress, stdout_console, write_file
+    from argosy.errors import InfeasibleError
+    from argosy.plan.islands_file import dumps_island_plan, island_plan_to_dict
+    from argosy.units import TIME
+
+    why = None
+    try:
+        with progress(f"planning islands of {task.cluster!r}", quiet=quiet):
+            found = find_island_plan(
+                task.chain,
+                task.cluster,
+                global_batch=task.global_batch,
+                options=options,
+                settings=task.settings,
+                model=task.model,
+                synchronous=synchronous,
+            )
+    except InfeasibleError as error:
+        if not auto:
+            raise
+        why = str(error)
+    else:
+        assert found.predicted is not None and synchronous.predicted is not None
+        if auto and found.predicted.step_seconds >= synchronous.predicted.iteration_seconds:
+            why = f"the best island plan takes {TIME.format(found.predicted.step_seconds)} a step, which is no faster"
+    if why is not None:
+        sys.stderr.write(f"no islands: {why}\n")
+        return False
+    named = replace(found.model, name=synchronous.model.name)
+    found = replace(found, islands=tuple(replace(island, model=named) for island in found.islands))
+    if output is not None:
+        write_file(output, dumps_island_plan(found).encode())
+    if json:
+        content = island_plan_to_dict(found)
+        print_json(
+            "plan",
+            {"plan": content, "predicted": content.get("predicted"), "algorithm": found.algorithm},
+        )
+        return True
+    console = stdout_console(width, beside=output)
+    show_island_plan(console, found, task.cluster)
+    if output is not None and output != STDOUT:
+        file = shlex.quote(str(output))
+        console.print(
+            f"\nwrote {output}; next: argosy simulate {file}, argosy explain {file}", soft_wrap=True
+        )
+    return True
+
+
+def show_island_plan(console: Console, plan: IslandPlan, cluster: Cluster) -> None:
+    from argosy.report.islands import island_figures, island_table, island_title
+
+    console.print(f"{island_title(plan)}\n", soft_wrap=True)
+    console.print(island_table(plan, cluster))
+    console.print()
+    console.print(island_figures(plan))
+
+
+def load_island_scenario(
+    document: Document,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    profiles: Sequence[str] = (),
+    quiet: bool,
+) -> IslandScenario:
+    """The island plan in a document, on its own cluster or another, under other changes."""
+    from argosy.cli.inputs import load_scenario
+    from argosy.plan.islands_file import island_plan_from_document
+
+    plan = island_plan_from_document(document)
+    parts = [
+        load_scenario(
+            document.inside("islands", at),
+            cluster=cluster,
+            traces=traces,
+            profiles=profiles,
+            quiet=quiet or at > 0,
+        )
+        for at in range(len(plan.islands))
+    ]
+    first = parts[0]
+    islands = tuple(part.plan for part in parts)
+    return IslandScenario(
+        plan=replace(plan, islands=islands),
+        chain=first.chain,
+        cluster=first.cluster,
+        model=first.model,
+    )
+
+
+def simulate_islands(
+    document: Document,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    profiles: Sequence[str],
+    iterations: int | None,
+    until: str | None,
+    width: int | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Play an island plan; without a number of steps, four exchanges of every fragment."""
+    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.cluster.lasting import last_change
+    from argosy.explain.islands import step_range
+    from argosy.report.islands import course_lines, course_to_dict, island_table, island_title
+    from argosy.sim.islands import play_islands
+
+    scenario = load_island_scenario(
+        document, cluster=cluster, traces=traces, profiles=profiles, quiet=quiet
+    )
+    plan = scenario.plan
+    steps = 4 * plan.sync_every if until is None else MOST_ITERATIONS
+    steps = steps if iterations is None else check_iterations(iterations)
+    with progress(f"simulating {plan!r}", quiet=quiet):
+        course = play_islands(
+            plan,
+            scenario.chain,
+            scenario.cluster,
+            scenario.model,
+            steps=steps,
+            until=parse_time("--until", until),
+        )
+        between = None
+        if last_change([scenario.cluster]) and course.steps:
+            between = step_range(
+                plan, scenario.chain, scenario.cluster, scenario.model, steps=course.steps
+            )
+    if json:
+        print_json("simulate", {**_names(scenario), **course_to_dict(plan, course, between)})
+        return
+    console = stdout_console(width)
+    console.print(f"{island_title(plan)}\n", soft_wrap=True)
+    console.print(island_table(plan, scenario.cluster))
+    console.print()
+    console.print(course_lines(plan, course, between))
+
+
+def report_islands(
+    document: Document,
+    output: Path,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    profiles: Sequence[str],
+    quiet: bool,
+) -> int:
+    """Write the page of an island plan; its bytes."""
+    from argosy.cli.terminal import progress, write_file
+    from argosy.report.page.islands import IslandReport
+
+    scenario = load_island_scenario(
+        document, cluster=cluster, traces=traces, profiles=profiles, quiet=quiet
+    )
+    with progress(f"simulating {scenario.plan!r}", quiet=quiet):
+        page = IslandReport(
+            plan=scenario.plan, chain=scenario.chain, cluster=scenario.cluster, model=scenario.model
+        ).html.encode()
+    write_file(output, page)
+    return len(page)
+
+
+def island_timeline(
+    document: Document,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    iterations: int | None,
+    quiet: bool,
+) -> Timeline:
+    """The first so many steps of an island plan as a timeline; by default those around its first
+    exchange."""
+    from argosy.cli.inputs import check_iterations
+    from argosy.cli.terminal import progress
+    from argosy.sim.island_window import IslandWindow
+    from argosy.sim.islands import play_islands
+
+    scenario = load_island_scenario(document, cluster=cluster, traces=traces, quiet=quiet)
+    plan = scenario.plan
+    window = IslandWindow.around_exchange(plan)
+    if iterations is not None:
+        window = IslandWindow(first=0, end=check_iterations(iterations))
+    with progress(f"simulating {plan!r}", quiet=quiet):
+        play_islands(
+            plan, scenario.chain, scenario.cluster, scenario.model, steps=window.end, window=window
+        )
+    return window.timeline(plan, scenario.cluster)
+
+
+def _names(scenario: IslandScenario) -> dict[str, Any]:
+    where = {"name": scenario.cluster.name, "hash": scenario.cluster.hash}
+    return {
+        "model": scenario.plan.model.name,
+        "cluster": where,
+        "algorithm": scenario.plan.algorithm,
+    }
+
+
+def explain_islands(
+    document: Document,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    profiles: Sequence[str],
+    width: int | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """What an island plan costs and changes, and its time with other H and faster links between
+    islands."""
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.explain.islands import island_what_ifs
+    from argosy.report.islands import what_changes
+    from argosy.report.tables import plain_table
+    from argosy.units import TIME
+
+    scenario = load_island_scenario(
+        document, cluster=cluster, traces=traces, profiles=profiles, quiet=quiet
+    )
+    with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
+        rows = island_what_ifs(scenario.plan, scenario.chain, scenario.cluster, scenario.model)
+    if json:
+        changes = [{"change": name, "step_seconds": seconds} for name, seconds in rows]
+        print_json(
+            "explain",
+            {**_names(scenario), "changes": changes, "what_changes": what_changes(scenario.plan)},
+        )
+        return
+    console = stdout_console(width)
+    show_island_plan(console, scenario.plan, scenario.cluster)
+    console.print()
+    table = plain_table("change", "step", right=("step",))
+    for name, seconds in rows:
+        table.add_row(
+            name, TIME.format(seconds, digits=4) if math.isfinite(seconds) else "never ends"
+        )
+    console.print(table)
+
+
+def compared_islands(
+    task: PlanningTask, synchronous: float, options: IslandOptions, *, quiet: bool
+) -> list[IslandPlan]:
+    """The best island plans, blocking and overlapped, beside a synchronous plan's seconds; those
+    that exist."""
+    from argosy.choose.islands import find_island_plan
+    from argosy.cli.terminal import progress
+    from argosy.errors import InfeasibleError
+
+    found: list[IslandPlan] = []
+    least = options.limit if options.sync_every is None else options.sync_every
+    for overlaps in (False, True) if least >= 2 * options.fragments else (False,):
+        try:
+            with progress(f"planning islands of {task.cluster!r}", quiet=quiet):
+                plan = find_island_plan(
+                    task.chain,
+                    task.cluster,
+                    global_batch=task.global_batch,
+                    options=replace(options, overlaps=overlaps),
+                    settings=task.settings,
+                    model=task.model,
+                )
+        except InfeasibleError as error:
+            sys.stderr.write(f"no islands: {error}\n")
+            return found
+        assert plan.predicted is not None
+        found.append(
+            replace(plan, predicted=replace(plan.predicted, synchronous_seconds=synchronous))
+        )
+    return found

@@ -1,0 +1,79 @@
+"""What ``--scenario`` names: the same cluster under other changes over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from argosy.cli.inputs import whole_number, with_traces
+from argosy.cluster.file import with_changes
+from argosy.cluster.generators import GENERATORS
+from argosy.cluster.topology import Cluster
+from argosy.errors import bad_input, closest
+
+_HORIZON = "10 min"
+
+
+def load_scenarios(cluster: Cluster, names: Sequence[str]) -> list[Cluster]:
+    """One cluster for each ``--scenario``; several changes of one scenario are separated by
+    ``+``."""
+    return [_scenario(cluster, name) for name in names]
+
+
+def _scenario(cluster: Cluster, name: str) -> Cluster:
+    """As for ``--trace``, and generators: ``EDGE=GENERATOR[:key=value,...]``."""
+    parts = name.split("+")
+    generated = [part for part in parts if _generator_of(part)]
+    files = [part for part in parts if part not in generated]
+    changed = (
+        with_traces(cluster, files, option="--scenario") if files else with_changes(cluster, [])
+    )
+    if not generated:
+        return changed
+    changes = [_change(part) for part in generated]
+    earlier = _changes_of(changed)
+    return with_changes(changed, [*earlier, *changes], file="--scenario", folder=Path())
+
+
+def _changes_of(cluster: Cluster) -> list[dict[str, Any]]:
+    import json
+
+    changes: list[dict[str, Any]] = json.loads(cluster.content).get("changes", [])
+    return changes
+
+
+def _generator_of(part: str) -> str | None:
+    """The generator that a part names, or would name if it were spelled right; None for a file."""
+    target, separator, rest = part.partition("=")
+    name = rest.partition(":")[0]
+    if not separator or not target or name.endswith((".csv", ".toml")):
+        return None
+    if name not in GENERATORS:
+        expected = f"LINK=FILE.csv, a .toml with [[changes]], none, or one of the generators {', '.join(GENERATORS)}"
+        raise bad_input(expected, part, where="--scenario", suggestion=closest(name, GENERATORS))
+    return name
+
+
+def _change(part: str) -> dict[str, Any]:
+    """A [[changes]] entry: ``seed`` and ``horizon`` are its own fields, the rest are the
+    generator's parameters."""
+    target, _, rest = part.partition("=")
+    name, _, listed = rest.partition(":")
+    given = dict(pair.partition("=")[::2] for pair in listed.split(",") if pair)
+    text, horizon = given.pop("seed", "0"), given.pop("horizon", _HORIZON)
+    seed = whole_number(text)
+    if seed is None:
+        raise bad_input("a whole number", text, where="--scenario seed")
+    parameters = {key: _number(value) for key, value in given.items()}
+    what = "device" if name == "straggler" else "link"
+    change: dict[str, Any] = {what: target, "generator": name, "seed": seed, "horizon": horizon}
+    return {**change, "parameters": parameters} if parameters else change
+
+
+def _number(text: str) -> float | str:
+    """A share as a number; a time stays text with its unit."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

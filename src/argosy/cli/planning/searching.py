@@ -1,0 +1,70 @@
+"""A search for a plan that shows on stderr how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argosy.cluster.topology import Cluster
+    from argosy.cost.compute import ComputeModel
+    from argosy.plan.plan import Plan
+    from argosy.planner import CapturedProgram, SearchProgress, Settings
+    from argosy.workload.chain import Chain
+
+
+def search(
+    workload: Chain | CapturedProgram,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    settings: Settings,
+    model: ComputeModel,
+    quiet: bool,
+) -> Plan:
+    """Find a plan, with progress on stderr; an interrupt ends the search with the best plan so
+    far."""
+    from argosy.planner import find_plan
+
+    with _watch(f"planning {workload.name} for {cluster!r}", quiet=quiet) as tell:
+        settings = replace(settings, progress=tell)
+        return find_plan(
+            workload, cluster, global_batch=global_batch, settings=settings, model=model
+        )
+
+
+@contextlib.contextmanager
+def _watch(message: str, *, quiet: bool) -> Iterator[Callable[[SearchProgress], None] | None]:
+    """How far a search is, on stderr: on a terminal one line that changes, elsewhere a line per
+    percent of the gap."""
+    from argosy.cli.terminal import has_spinner, spinner
+
+    if quiet:
+        yield None
+    elif has_spinner():
+        with spinner(message) as say:
+            yield lambda state: say(f"{_state(state)}; {message}")
+    else:
+        sys.stderr.write(f"{message}\n")
+        told: set[tuple[float, float]] = set()
+
+        def tell(state: SearchProgress) -> None:
+            news = (state.seconds, round(state.gap, 2))
+            if news not in told:
+                told.add(news)
+                sys.stderr.write(f"{_state(state)}\n")
+
+        yield tell
+
+
+def _state(state: SearchProgress) -> str:
+    from argosy.units import TIME
+
+    if not math.isfinite(state.seconds):
+        return f"no plan yet, bound {TIME.format(state.bound)}, {state.candidates:,} plans judged"
+    times = f"best {TIME.format(state.seconds)}, bound {TIME.format(state.bound)}"
+    return f"{times}, gap {100 * state.gap:.1f} %, {state.candidates:,} plans judged"

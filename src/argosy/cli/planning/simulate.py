@@ -1,0 +1,288 @@
+"""``argosy simulate``: what a plan would do, also while links and devices change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.options import (
+    CalibrationFile,
+    ClusterSource,
+    GroupSize,
+    Iterations,
+    Json,
+    PlanSource,
+    Profiles,
+    Quiet,
+    ScheduleName,
+    Traces,
+    Until,
+    Width,
+    no_nan,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from argosy.cli.inputs import Scenario
+    from argosy.report.summary import Summary
+    from argosy.timeline import Timeline
+
+_MOST_RECORDED = 100
+"""Iterations whose spans are kept; figures cover all of them."""
+
+
+def simulate(
+    plan: PlanSource,
+    cluster: ClusterSource = None,
+    trace: Traces = None,
+    iterations: Iterations = None,
+    until: Until = None,
+    schedule: ScheduleName = None,
+    k: GroupSize = None,
+    profile: Profiles = None,
+    calibration: CalibrationFile = None,
+    iteration: Annotated[
+        int, typer.Option("--iteration", help="Which one the chart shows, from 0.")
+    ] = 0,
+    transfers: Annotated[
+        bool, typer.Option("--transfers", help="Chart what crosses the network, too.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the timeline here, as JSON (its first 100 iterations); - is stdout.",
+        ),
+    ] = None,
+    adapt: Annotated[
+        str | None,
+        typer.Option(
+            "--adapt",
+            help="Play a controller that may change k, shares or (full) the plan, and others beside it.",
+        ),
+    ] = None,
+    horizon: Annotated[
+        int, typer.Option("--horizon", min=1, help="Steps that the controller counts on.")
+    ] = 1000,
+    min_gain: Annotated[
+        float,
+        typer.Option(
+            "--min-gain", min=0, help="Gain below which it changes nothing.", callback=no_nan
+        ),
+    ] = 0.02,
+    width: Width = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What a plan would do, also while links change.
+
+    Prints how long iterations take and why, how busy and how full the devices are, the busiest
+    links, and a chart. A device whose memory does not suffice is marked; a plan that gets stuck on
+    a lost device is told.
+
+    \b
+    Examples:
+        argosy simulate llama-3-8b-on-mixed-16 --until "2 min"
+        argosy simulate plan.json --trace v0.nic=measured.csv \\
+            --k 4 -o timeline.json
+        argosy simulate plan.json --adapt full --until "10 min"
+        argosy simulate gravity.json --adapt full --iterations 20
+    """
+    from argosy.cli.inputs import load_scenario, refuse_options
+    from argosy.cli.terminal import check_output, print_json, stdout_console, write_file
+    from argosy.plan.file import read_plan, schedule_to_dict
+    from argosy.report.summary import summarise, summary_to_dict
+    from argosy.timeline.file import dumps_timeline
+
+    if output is not None:
+        check_output(output, plan, cluster, calibration, *(profile or ()), json=json)
+    document = read_plan(plan)
+    if document.data.get("kind") == "gravity":
+        from argosy.cli.planning.gravity_plans import simulate_gravity
+
+        given: dict[str, object] = {
+            "--schedule": schedule,
+            "--k": k,
+            "--profile": profile,
+            "--calibration": calibration,
+        }
+        given |= {"--iteration": iteration or None, "--transfers": transfers}
+        refuse_options(given, "for a gravity plan")
+        simulate_gravity(
+            document,
+            cluster=cluster,
+            traces=trace or (),
+            iterations=iterations,
+            until=until,
+            adapt=adapt,
+            output=output,
+            width=width,
+            json=json,
+            quiet=quiet,
+        )
+        return
+    if document.data.get("kind") == "islands":
+        from argosy.cli.planning.islands import simulate_islands
+
+        given = {
+            "--schedule": schedule,
+            "--k": k,
+            "--calibration": calibration,
+            "--adapt": adapt,
+            "--output": output,
+        }
+        refuse_options(
+            {**given, "--iteration": iteration or None, "--transfers": transfers},
+            "for an island plan",
+        )
+        simulate_islands(
+            document,
+            cluster=cluster,
+            traces=trace or (),
+            profiles=profile or (),
+            iterations=iterations,
+            until=until,
+            width=width,
+            json=json,
+            quiet=quiet,
+        )
+        return
+    scenario = load_scenario(
+        document,
+        cluster=cluster,
+        traces=trace or (),
+        schedule=schedule,
+        k=k,
+        profiles=profile or (),
+        calibration=calibration,
+        quiet=quiet,
+    )
+    if adapt is not None:
+        from argosy.cli.planning.adapting import show_courses
+
+        unused = {
+            "--iterations": iterations,
+            "--iteration": iteration or None,
+            "--transfers": transfers,
+        }
+        refuse_options(
+            {**unused, "--output": output}, "with --adapt, which plays whole courses until --until"
+        )
+        show_courses(
+            scenario,
+            adapt,
+            until=until,
+            horizon=horizon,
+            min_gain=min_gain,
+            width=width,
+            json=json,
+            quiet=quiet,
+        )
+        return
+    timeline = play(
+        scenario, iterations=iterations, until=until, quiet=quiet, least_recorded=iteration + 1
+    )
+    if output is not None:
+        write_file(output, dumps_timeline(timeline).encode())
+    summary = summarise(scenario.plan, scenario.cluster, timeline)
+    if json:
+        names = {
+            "model": scenario.plan.model.name,
+            "cluster": {"name": scenario.cluster.name, "hash": scenario.cluster.hash},
+            "schedule": schedule_to_dict(scenario.plan.schedule),
+        }
+        print_json("simulate", {**names, **summary_to_dict(summary)})
+        return
+    _show(
+        stdout_console(width, beside=output),
+        scenario,
+        timeline,
+        summary,
+        iteration=iteration,
+        transfers=transfers,
+    )
+
+
+def play(
+    scenario: Scenario,
+    *,
+    iterations: int | None,
+    until: str | None,
+    quiet: bool,
+    least_recorded: int = 1,
+) -> Timeline:
+    """Simulate as the options say."""
+    from argosy.cli.inputs import (
+        MOST_ITERATIONS,
+        check_at_least,
+        check_iterations,
+        parse_time,
+        too_long,
+    )
+    from argosy.cli.terminal import progress
+    from argosy.sim.simulate import simulate as simulate_plan
+
+    end = parse_time("--until", until)
+    check_at_least("--iteration", least_recorded - 1, 0)
+    count = (
+        (1 if until is None else MOST_ITERATIONS)
+        if iterations is None
+        else check_iterations(iterations)
+    )
+    with progress(f"simulating {scenario.plan!r}", quiet=quiet):
+        timeline = simulate_plan(
+            scenario.plan,
+            scenario.chain,
+            scenario.cluster,
+            model=scenario.model,
+            iterations=count,
+            record=min(count, max(_MOST_RECORDED, least_recorded)),
+            until=end,
+        )
+    if iterations is None and len(timeline.iteration_ends) == MOST_ITERATIONS:
+        raise too_long(until)
+    return timeline
+
+
+def _show(
+    console: Console,
+    scenario: Scenario,
+    timeline: Timeline,
+    summary: Summary,
+    *,
+    iteration: int,
+    transfers: bool,
+) -> None:
+    from dataclasses import replace
+
+    from rich.text import Text
+
+    from argosy.report.gantt import gantt
+    from argosy.report.plan import plan_title
+    from argosy.report.tables import device_table, link_table, summary_table
+    from argosy.units import counted
+
+    # Drawn first, so that an --iteration that does not exist is an error and not half an answer.
+    chart = (
+        gantt(timeline, iteration=iteration, width=console.width, transfers=transfers)
+        if timeline.spans
+        else None
+    )
+    where = replace(scenario.plan.cluster, name=scenario.cluster.name)
+    console.print(f"{plan_title(replace(scenario.plan, cluster=where))}\n")
+    if summary.stalled is not None:
+        finished = f"{counted(len(summary.iteration_seconds), 'iteration')} finished"
+        console.print(Text(f"STALLED, {finished}: {summary.stalled}.\n", style="bold red"))
+    console.print(summary_table(summary))
+    console.print()
+    console.print(device_table(summary.devices))
+    if summary.links:
+        console.print()
+        console.print(link_table(summary.links, summary.end))
+    if chart is not None:
+        console.print(f"\niteration {iteration}", style="bold")
+        console.print(chart, soft_wrap=True)

@@ -1,0 +1,43 @@
+"""``--for``: a search for what another system can run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from argosy.cli.names import known_name
+
+if TYPE_CHECKING:
+    from argosy.plan.targets import Target
+    from argosy.planner import Settings
+    from argosy.workload.chain import Chain
+
+
+def with_target(
+    settings: Settings, name: str, calibration: str | None, *, named: bool
+) -> tuple[Settings, str | None]:
+    """The settings restricted to a system, and its constants if no others are given; ``named``:
+    whether the user named the schedules."""
+    from argosy.errors import bad_input
+    from argosy.plan.targets import TARGETS, TargetName
+
+    target = TARGETS[TargetName(known_name("--for", name, TargetName, "systems"))]
+    if settings.runnable:
+        raise bad_input("--runnable cannot be combined with --for", where="--for")
+    if settings.offload:
+        raise bad_input("--offload cannot be combined with --for", where="--for")
+    for spec in settings.schedules if named else ():
+        if spec.kind not in target.schedules:
+            names = " or ".join(target.schedules)
+            raise bad_input(
+                f"{names}, which {target.full_name} runs", spec.kind, where="--schedule"
+            )
+    return replace(settings, target=target), calibration or target.calibration
+
+
+def check_target(target: Target | None, chain: Chain, model: str) -> None:
+    """Raise ``InputError`` if the target cannot train the model."""
+    if target is not None:
+        from argosy.exporters.check import check_model
+
+        check_model(target, chain, model)

@@ -1,0 +1,246 @@
+"""``argosy demo``: a plan for a mixed cluster, why it is that one, what schedules do when a link
+comes and goes, and a training on unequal hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.options import Json, Quiet, Width
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from argosy.cli.inputs import Scenario
+    from argosy.explain import Explanation
+    from argosy.plan.plan import Plan
+    from argosy.report.comparison import Case
+    from argosy.report.contest import ContestRow
+    from argosy.timeline import Timeline
+
+PLAN = "llama-3-8b-on-mixed-16"
+"""Made by hand: a stage per node."""
+PLANNERS = ("megatron", "megatron-1-kind", "metis-like", "dapple", "fsdp")
+"""That the plan found is compared with."""
+SCHEDULES = {
+    "k=1": ("kfkb", 1),
+    "k=2": ("kfkb", 2),
+    "k=4": ("kfkb", 4),
+    "eager": ("eager-1f1b", None),
+}
+SECONDS = 180.0
+"""Of simulated time on the changing network."""
+_CALM_ITERATIONS = 3
+_RECORDED = 6
+_TOLD = ("k=1", "k=4")
+"""The schedules that the last sentence compares; the first one's trace is written."""
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for plans, pages and traces.")] = Path(
+        "out"
+    ),
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train/--no-train", help="Also train a small GPT on four unequal hosts; needs torch."
+        ),
+    ] = True,
+    lab: Annotated[
+        bool, typer.Option("--lab/--no-lab", help="Train in a lab where this machine can have one.")
+    ] = True,
+    width: Width = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Plan a model for a mixed cluster, explain, simulate, train.
+
+    On a bundled cluster of 16 GPUs of two generations: finds a plan, compares it with others, says
+    what holds it up and what fills its memory, and plays schedules while other jobs take a link
+    away. Then a small GPT is trained on four unequal hosts of this machine, by Argosy's plan and by
+    the even one. Needs no GPU.
+
+    \b
+    Example:
+        argosy demo
+    """
+    from argosy.cli.inputs import load_scenario
+    from argosy.cli.planning.trace import trace_files
+    from argosy.cli.terminal import (
+        no_stdout,
+        print_json,
+        progress,
+        silent_console,
+        stdout_console,
+        write_file,
+    )
+    from argosy.document import make_folder
+    from argosy.plan.file import dumps_plan, read_plan
+
+    no_stdout(out, "a folder", option="--out")
+    make_folder(out)  # better said before the demonstration than after it
+    console = silent_console() if json else stdout_console(width)
+    by_hand = load_scenario(read_plan(PLAN))
+    _show_cluster(console, by_hand)
+    found, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
+    rows = _compare(by_hand, found, quiet=quiet)
+    _show_plan(console, by_hand, explanation, seconds_by_hand, rows)
+    cases, timelines = [], {}
+    for name, (schedule, k) in SCHEDULES.items():
+        scenario = load_scenario(read_plan(PLAN), schedule=schedule, k=k)
+        with progress(f"simulating {SECONDS:g} s with {name}", quiet=quiet):
+            case, timelines[name] = _play(scenario, name)
+        cases.append(case)
+    _show_schedules(console, by_hand.plan, cases)
+    plan_file, trace_file, page_file = (
+        out / name for name in ("demo-plan.json", "demo-trace.json.gz", "demo.html")
+    )
+    write_file(plan_file, dumps_plan(found).encode(), make_folder=True)
+    for path, content in trace_files(timelines[_TOLD[0]], output=trace_file).items():
+        write_file(path, content)
+    _write_page(by_hand, found, rows, page_file, quiet=quiet)
+    console.print(
+        f"\nwrote {page_file}, the plan as a page to look at in a browser", soft_wrap=True
+    )
+    console.print(f"wrote {plan_file}; next: argosy explain {plan_file}", soft_wrap=True)
+    told = f"wrote {trace_file}, {_RECORDED} iterations with {_TOLD[0]}; open it at https://ui.perfetto.dev"
+    console.print(told, soft_wrap=True)
+    result = _as_dict(explanation, seconds_by_hand, rows, cases)
+    result |= {"plan": str(plan_file), "trace": str(trace_file), "page": str(page_file)}
+    if train:
+        from argosy.cli.running.demo_training import train as train_small
+
+        result["training"] = train_small(console, out, in_lab=lab, quiet=quiet)
+    if json:
+        print_json("demo", result)
+
+
+def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
+    """A plan for what the plan by hand does, why it is as fast as it is, and the seconds that the
+    one by hand takes."""
+    from argosy.cli.planning.searching import search
+    from argosy.explain import explain_plan
+    from argosy.planner import Settings
+    from argosy.sim.simulate import simulate
+
+    chain, cluster, batch = by_hand.chain, by_hand.cluster, by_hand.plan.global_batch
+    found = search(
+        chain, cluster, global_batch=batch, settings=Settings(), model=by_hand.model, quiet=quiet
+    )
+    seconds = simulate(by_hand.plan, chain, cluster).iteration_ends[0]
+    return found, explain_plan(found, chain, cluster), seconds
+
+
+def _compare(by_hand: Scenario, found: Plan, *, quiet: bool) -> list[ContestRow]:
+    """The plan found beside those of other planners, on the calm network."""
+    from argosy.cli.planning.compare import compared
+    from argosy.cluster.lasting import at_time_zero
+
+    cluster, batch = at_time_zero(by_hand.cluster), by_hand.plan.global_batch
+    return compared(
+        by_hand.chain, cluster, batch, by_hand.model, names=PLANNERS, ours=found, quiet=quiet
+    )
+
+
+def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
+    """The plan on the calm network, and for ``SECONDS`` on the changing one."""
+    from argosy.cluster.file import with_changes
+    from argosy.report.comparison import Case
+    from argosy.report.summary import summarise
+    from argosy.sim.simulate import simulate
+
+    plan, chain, cluster = scenario.plan, scenario.chain, scenario.cluster
+    calm = with_changes(cluster, [])
+    quiet_run = simulate(plan, chain, calm, iterations=_CALM_ITERATIONS, record=1)
+    timeline = simulate(plan, chain, cluster, iterations=1000, record=_RECORDED, until=SECONDS)
+    summaries = summarise(plan, calm, quiet_run), summarise(plan, cluster, timeline)
+    return Case(name=name, calm=summaries[0], changing=summaries[1]), timeline
+
+
+def _write_page(
+    by_hand: Scenario, found: Plan, rows: list[ContestRow], page: Path, *, quiet: bool
+) -> None:
+    """The plan found on the calm network, with those of other planners as bars."""
+    from dataclasses import replace
+
+    from argosy.cli.planning.report import write_page
+    from argosy.cluster.lasting import at_time_zero
+
+    scenario = replace(by_hand, plan=found, cluster=at_time_zero(by_hand.cluster))
+    rivals = [(row.name, row.entry.seconds if row.entry else None, row.reason) for row in rows]
+    write_page(scenario, {}, rivals, page, quiet=quiet)
+
+
+def _as_dict(
+    explanation: Explanation, seconds_by_hand: float, rows: list[ContestRow], cases: list[Case]
+) -> dict[str, object]:
+    from argosy.report.comparison import cases_to_dict
+    from argosy.report.contest import rows_to_dict
+    from argosy.report.explain import explanation_to_dict
+
+    return {
+        "by_hand": {"plan": PLAN, "iteration_seconds": seconds_by_hand},
+        "explanation": explanation_to_dict(explanation),
+        "cases": cases_to_dict(cases),
+        "planners": rows_to_dict(rows),
+    }
+
+
+def _show_cluster(console: Console, scenario: Scenario) -> None:
+    """The cluster in two lines, the second being its changing link."""
+    from argosy.report.marks import percent, sparkline
+
+    link = next(link for link in scenario.cluster.links if not link.bandwidth.is_constant)
+    least = percent(min(link.bandwidth.values) / max(link.bandwidth.values))
+    console.print(f"{scenario.cluster!r}")
+    picture = sparkline(link.bandwidth, 0.0, SECONDS, width=32)
+    console.print(
+        f"{link.edge} {picture} {SECONDS:g} s; other jobs leave it {least} at times", soft_wrap=True
+    )
+
+
+def _show_plan(
+    console: Console,
+    by_hand: Scenario,
+    explanation: Explanation,
+    seconds_by_hand: float,
+    rows: list[ContestRow],
+) -> None:
+    from argosy.cli.planning.explain import show_reasons
+    from argosy.cli.planning.plan import show_plan
+    from argosy.report.contest import contest_table
+    from argosy.report.explain import gain_in_percent, help_in_a_sentence
+    from argosy.units import TIME
+
+    console.print("\n1. Which plan?", style="bold")
+    show_plan(console, explanation.plan, by_hand.cluster)
+    by_hand_takes, gain = (
+        TIME.format(seconds_by_hand),
+        gain_in_percent(seconds_by_hand / explanation.seconds - 1),
+    )
+    console.print(
+        f"\nBy hand, with a stage per node, an iteration takes {by_hand_takes}; this plan is {gain} faster."
+    )
+    console.print(
+        "And with the plans of others, in the same simulator (argosy compare knows more of them):\n"
+    )
+    console.print(contest_table(rows))
+    console.print("\n2. Why is it no faster?", style="bold")
+    show_reasons(console, explanation, by_hand.cluster)
+    console.print(f"\n{help_in_a_sentence(explanation)}")
+
+
+def _show_schedules(console: Console, plan: Plan, cases: list[Case]) -> None:
+    from argosy.report.comparison import case_table, in_a_sentence
+
+    console.print("\n3. And when the network changes?", style="bold")
+    console.print(
+        f"The plan by hand, {plan.num_micro_batches} micro-batches of {plan.micro_batch_size}: simulated time per "
+        "iteration when k forwards take turns with k backwards; eager: k=1, with more forwards before the first "
+        "backward.\n"
+    )
+    console.print(case_table(cases))
+    by_name = {case.name: case for case in cases}
+    console.print(f"\n{in_a_sentence(*(by_name[name] for name in _TOLD))}")

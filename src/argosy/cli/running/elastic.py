@@ -1,0 +1,170 @@
+"""``argosy run --elastic``: the agents of this machine's hosts, and what they tell."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argosy.cli.running.run_checks import warn_of_other_options, warning_line
+
+if TYPE_CHECKING:
+    from argosy.runtime.job.launch import Launch
+
+_POLL = 0.05
+
+
+def _nodes_here(launch: Launch, node: str | None) -> list[str]:
+    """The names of the hosts whose agents run on this machine: all, the one that is named, or the
+    one of its name."""
+    from argosy.errors import bad_input, closest
+    from argosy.runtime.job.launch import own_host
+    from argosy.runtime.processes.ranks import nodes_of
+
+    if launch.here:
+        return [one.name for one in nodes_of(launch.plan)]
+    nodes = launch.cluster_nodes
+    if node is None:
+        machines = {one.machine.name: one.name for one in nodes.values() if one.machine is not None}
+        own = own_host(list(machines))
+        node = None if own is None else machines[own]
+    if node in nodes:
+        return [node]
+    expected = f"the name of this node ({', '.join(nodes)}), or --here"
+    raise bad_input(
+        expected, node or "nothing", where="--node", suggestion=closest(node or "", nodes)
+    )
+
+
+def _stated_address(launch: Launch, node: str) -> str | None:
+    """Where the cluster file says that a node is reached."""
+    machine = launch.cluster_nodes[node].machine
+    return None if machine is None else machine.address
+
+
+def _own_address() -> str:
+    """Where this host's name leads."""
+    from argosy.errors import bad_input
+
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        expected = f"where others reach this host, whose name {name} leads nowhere ({error})"
+        raise bad_input(expected, where="--address") from None
+
+
+def follow_elastic(
+    launch: Launch, node: str | None, *, show: Callable[[dict[str, Any]], str], quiet: bool
+) -> list[dict[str, Any]]:
+    """Start the agents, show progress and events, and return the figures of every step as it was
+    trained last.
+
+    ``node`` names this machine's host, unless all of the plan's are on this machine.
+    """
+    from argosy.document import make_folder
+    from argosy.plan.runnable import check_movable
+    from argosy.runtime.elastic.folder import check_folder
+    from argosy.runtime.processes.run_folder import EVENTS, PROGRESS, Tail, held, keep_private
+    from argosy.runtime.processes.run_spec import RUN, dumps_run_spec
+
+    check_movable(launch.plan)
+    keep_private()
+    folder, nodes = launch.spec.folder, _nodes_here(launch, node)
+    address = "127.0.0.1" if launch.here else None
+    address = launch.address or address or _stated_address(launch, nodes[0]) or _own_address()
+    make_folder(folder)
+    spec_file = folder / (RUN if launch.here else f"run-{nodes[0]}.json")
+    with (
+        contextlib.ExitStack() as stack
+    ):  # each agent has its lock to itself: a node whose agent is lost may come back
+        locks = [stack.enter_context(held(folder, name, elastic=True)) for name in nodes]
+        check_folder(launch.spec)
+        warn_of_other_options(launch.spec, spec_file)
+        spec_file.write_text(dumps_run_spec(launch.spec), encoding="utf-8")
+        events, progress = Tail(folder / EVENTS), Tail(folder / PROGRESS)
+        logs = [folder / f"agent-{name}.log" for name in nodes]
+        agents = [
+            _start([str(spec_file), name, address], log, lock)
+            for name, log, lock in zip(nodes, logs, locks, strict=True)
+        ]
+
+    def tell_to_go(*_: object) -> None:
+        for agent in agents:
+            agent.terminate()
+
+    asked = signal.signal(signal.SIGTERM, tell_to_go)
+    try:
+        ended = False
+        while not ended:
+            ended = all(agent.poll() is not None for agent in agents)
+            for text in [*map(_event_line, events.read()), *map(show, progress.read())]:
+                if text and not quiet:
+                    sys.stderr.write(text + "\n")
+            time.sleep(_POLL)
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                agent.kill()
+                agent.wait()
+        signal.signal(signal.SIGTERM, asked)
+    _judge(folder, [log for log, agent in zip(logs, agents, strict=True) if agent.returncode])
+    return list({line["step"]: line for line in progress.lines}.values())
+
+
+def _start(arguments: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:
+    from argosy.runtime.processes.orphan import end_with_parent
+
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "argosy.runtime.elastic.agent", *arguments],
+            stdout=file,
+            stderr=file,
+            pass_fds=(lock,),
+            preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
+        )
+
+
+def _judge(folder: Path, failed: Sequence[Path]) -> None:
+    """Raise if the job failed; an agent may fail, and the job go on without it. ``failed``: the
+    logs of those."""
+    from argosy.errors import RunError
+    from argosy.runtime.elastic.claims import Claims
+
+    outcome = Claims(folder).outcome()
+    if (outcome is not None and outcome.exit_code == 0) or not failed:
+        return
+    said = outcome.message if outcome is not None else failed[0].read_text(errors="replace").strip()
+    error = RunError(
+        f"{said or 'an agent was killed'}\nwhat agents and workers said is in {folder}/*.log"
+    )
+    error.exit_code = outcome.exit_code if outcome is not None else RunError.exit_code
+    raise error
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    match event["event"]:
+        case "generation":
+            text = (
+                f"generation {event['generation']} ({event['why']}): {', '.join(event['devices'])}"
+            )
+            text += f" from step {event['step']} ({event['base']})"
+            repeats = event["repeats"]
+            return text + (f", which repeats steps {repeats[0]} to {repeats[1]}" if repeats else "")
+        case "lost" | "refused":
+            return f"{event['event']} {event['host']}: {event['why']}"
+        case "failed":
+            return f"{event['device']}: {event['message']}"
+        case "joined" | "leaving" | "cut off":
+            return f"{event['event']}: {event['host']}"
+        case "waiting":
+            return f"waiting for hosts: {event['why']}"
+        case "skipped" | "not written":
+            return warning_line(event)
+    return ""

@@ -1,0 +1,383 @@
+"""``argosy run`` of an island plan: start the islands that are to be here, bring back those that
+end, show progress."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from argosy.errors import RunError, bad_input
+
+if TYPE_CHECKING:
+    from argosy.document import Document
+    from argosy.plan.islands import IslandPlan
+    from argosy.runtime.job.launch import Launch
+    from argosy.runtime.processes.run_folder import Tail
+    from argosy.runtime.processes.run_spec import RunSpec
+
+_POLL = 0.05
+_LOOPBACK = "127.0.0.1"
+_STORE_WAIT = 120.0
+"""Seconds in which the process where islands meet must be up."""
+
+
+@dataclass
+class _Island:
+    """An island whose processes this command starts."""
+
+    number: int
+    launch: Launch
+    log: Path
+    progress: Tail
+    exchanges: Tail
+    process: subprocess.Popen[bytes] | None = None
+    lost: int = 0
+    """How often its processes ended before the run did."""
+
+
+def run_islands(
+    document: Document,
+    spec: RunSpec,
+    island: int | None,
+    node_rank: int,
+    place: tuple[str | None, str | None, int | None],
+    *,
+    restarts: int,
+    dry_run: bool,
+    width: int | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Start all islands on this machine, or in a lab, or one of them; ``place``: lab, address and
+    port."""
+    from argosy.cli.running.run_checks import check_init, check_torch
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.document import make_folder
+    from argosy.plan.islands_file import island_plan_from_document
+
+    plan = island_plan_from_document(document)
+    lab, address, port = place
+    numbers = _numbers(plan, spec, island, lab)
+    launches = [
+        _launch(plan, spec, number, (address, port), alone=island is None) for number in numbers
+    ]
+    _check(plan, launches, node_rank, lab, quiet=quiet)
+    if dry_run:
+        _print_commands(launches, json=json)
+        return
+    check_init(spec)
+    check_torch()
+    make_folder(spec.folder)
+    if lab is not None:
+        _run_in_lab(plan, spec, lab, quiet=quiet)
+    else:
+        with _meeting(spec, island, node_rank) as meeting:
+            _run_here(launches, meeting, node_rank, restarts, spec, quiet=quiet)
+    figures = island_figures(spec.folder, numbers)
+    if json:
+        print_json("run", figures)
+    else:
+        _show(stdout_console(width), plan, figures)
+
+
+def _numbers(plan: IslandPlan, spec: RunSpec, island: int | None, lab: str | None) -> list[int]:
+    if island is None:
+        if spec.meeting is not None:
+            raise bad_input("--island with --meeting", spec.meeting, where="--meeting")
+        return list(range(len(plan.islands)))
+    if island >= len(plan.islands):
+        raise bad_input(
+            f"at most {len(plan.islands) - 1}, the last island", island, where="--island"
+        )
+    host, _, port = (spec.meeting or "").rpartition(":")
+    if lab is not None or not host or not port.isdecimal():
+        expected = (
+            "--island with --meeting HOST:PORT, where island 0 can be reached, and without --lab"
+        )
+        raise bad_input(expected, spec.meeting, where="--meeting")
+    return [island]
+
+
+def _launch(
+    plan: IslandPlan,
+    spec: RunSpec,
+    number: int,
+    place: tuple[str | None, int | None],
+    *,
+    alone: bool,
+) -> Launch:
+    """The run of one island; ``alone``: all of its nodes are this machine."""
+    from argosy.runtime.islands.files import island_folder
+    from argosy.runtime.job.launch import Launch
+
+    own = replace(spec, island=number, out=str(island_folder(spec.folder, number)))
+    address, port = (None, None) if alone else place
+    return Launch(plan=plan.islands[number], spec=own, here=alone, address=address, port=port)
+
+
+def _check(
+    plan: IslandPlan, launches: list[Launch], node_rank: int, lab: str | None, *, quiet: bool
+) -> None:
+    from argosy.cli.running.run_checks import check_folder_is_new, check_launch
+    from argosy.lab.lab import open_lab
+    from argosy.plan.islands_file import check_island_plan
+
+    check_island_plan(plan)
+    for launch in launches:
+        spec = replace(launch.spec, adapt=type(launch.spec.adapt)("off"))
+        check_launch(replace(launch, spec=spec), node_rank, quiet=quiet)
+        if not launch.spec.resume:
+            check_folder_is_new(launch.spec)
+    if lab is not None:
+        open_lab(lab)
+
+
+def _print_commands(launches: list[Launch], *, json: bool) -> None:
+    from argosy.cli.terminal import print_json
+    from argosy.runtime.job.launch import commands
+    from argosy.runtime.job.launch_script import dry_run
+
+    if json:
+        listed = [
+            {
+                "island": launch.spec.island,
+                "node": node.name,
+                "devices": list(node.devices),
+                "command": text,
+            }
+            for launch in launches
+            for node, text in commands(launch)
+        ]
+        print_json("run", {"commands": listed})
+        return
+    for launch in launches:
+        typer.echo(f"# island {launch.spec.island}\n{dry_run(launch)}")
+
+
+@contextlib.contextmanager
+def _meeting(spec: RunSpec, island: int | None, node_rank: int) -> Iterator[str]:
+    """HOST:PORT where leads meet: served here for all islands, or by island 0 for the others."""
+    from argosy.cli.running.processes import end_process
+    from argosy.runtime.processes.orphan import end_with_parent
+
+    place = spec.meeting or f"{_LOOPBACK}:0"
+    if island not in (None, 0) or node_rank:
+        yield place
+        return
+    file = spec.folder / "meeting.port"
+    file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "argosy.runtime.islands.meeting", place, str(file)]
+    with (spec.folder / "meeting.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=end_with_parent)  # noqa: PLW1509
+    try:
+        until = time.monotonic() + _STORE_WAIT
+        while not file.exists():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RunError(
+                    f"Cannot open {place} for islands to meet; {spec.folder}/meeting.log has more."
+                )
+            time.sleep(_POLL)
+        yield f"{place.rpartition(':')[0]}:{file.read_text()}"
+    finally:
+        end_process(process)
+
+
+def _run_here(
+    launches: list[Launch],
+    meeting: str,
+    node_rank: int,
+    restarts: int,
+    spec: RunSpec,
+    *,
+    quiet: bool,
+) -> None:
+    """Until every island has ended; one that fails is started again while others go on."""
+    from argosy.cli.running.processes import end_process
+    from argosy.runtime.islands.files import EXCHANGES
+    from argosy.runtime.processes.failure import clear_notes
+    from argosy.runtime.processes.run_folder import PROGRESS, Tail, forget_after, held, steps_saved
+
+    islands = []
+    with contextlib.ExitStack() as stack:
+        for launch in launches:
+            launch = replace(launch, spec=replace(launch.spec, meeting=meeting))
+            folder = launch.spec.folder
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(held(folder, str(node_rank)))
+            clear_notes(folder)
+            if not launch.spec.resume:
+                (folder / EXCHANGES).unlink(missing_ok=True)
+            forget_after(folder, steps_saved(folder) if launch.spec.resume else 0)
+            progress, exchanges = (Tail(folder / name) for name in (PROGRESS, EXCHANGES))
+            number = launch.spec.island or 0
+            islands.append(
+                (_Island(number, launch, folder / "torchrun.log", progress, exchanges), lock)
+            )
+        asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            for island, lock in islands:
+                _start(island, node_rank, lock)
+            while any(island.process is not None for island, _ in islands):
+                for island, lock in islands:
+                    _tell(island, quiet=quiet)
+                    _look_after(island, node_rank, lock, restarts, quiet=quiet)
+                time.sleep(_POLL)
+        finally:
+            for island, _ in islands:
+                if island.process is not None:
+                    end_process(island.process)
+            signal.signal(signal.SIGTERM, asked)
+    failed = [island for island, _ in islands if island.lost > restarts]
+    if failed and len(failed) == len(islands):
+        _fail(failed[0])
+    for island in failed:
+        sys.stderr.write(
+            f"warning: island {island.number} was lost {island.lost} times and left out\n"
+        )
+
+
+def _start(island: _Island, node_rank: int, lock: int) -> None:
+    from argosy.cli.running.processes import start_process
+    from argosy.runtime.job.launch import command_line
+    from argosy.runtime.processes.run_spec import RUN, dumps_run_spec
+
+    spec = island.launch.spec
+    file = spec.folder / RUN
+    file.write_text(dumps_run_spec(spec), encoding="utf-8")
+    with island.log.open("a") as log:
+        island.process = start_process(command_line(island.launch, node_rank, file), log, lock, {})
+
+
+def _look_after(island: _Island, node_rank: int, lock: int, restarts: int, *, quiet: bool) -> None:
+    """Start an island again whose processes failed; it goes on from its checkpoint and catches up
+    with the others."""
+    process = island.process
+    if process is None or process.poll() is None:
+        return
+    island.process = None
+    if process.returncode == 0:
+        _tell(island, quiet=quiet)
+        return
+    island.lost += 1
+    if island.lost > restarts:
+        return
+    if not quiet:
+        sys.stderr.write(f"island {island.number} ended and is started again\n")
+    island.launch = replace(island.launch, spec=replace(island.launch.spec, resume=True))
+    _start(island, node_rank, lock)
+
+
+def _fail(island: _Island) -> None:
+    from argosy.runtime.processes.failure import verdict
+    from argosy.runtime.processes.ranks import devices_by_rank
+
+    spec = island.launch.spec
+    printed = island.log.read_text(errors="replace")
+    sentence, exit_code = verdict(spec.folder, printed, devices_by_rank(island.launch.plan))
+    error = RunError(f"island {island.number}: {sentence}\nall output is in {island.log}")
+    error.exit_code = exit_code
+    raise error
+
+
+def _tell(island: _Island, *, quiet: bool) -> None:
+    """New lines of an island, on stderr."""
+    from argosy.units import TIME
+
+    for line in island.progress.read():
+        if not quiet:
+            took = TIME.format(line["seconds"])
+            sys.stderr.write(
+                f"island {island.number}: step {line['step']}  loss {line['loss']:.6g}  {took}\n"
+            )
+    for line in island.exchanges.read():
+        if not quiet and (text := event_in_words(line)):
+            sys.stderr.write(f"island {island.number}: {text}\n")
+
+
+def event_in_words(line: dict[str, Any]) -> str:
+    """A line of ``exchanges.jsonl`` for people; exchanges that went as planned are not told."""
+    if "generation" in line:
+        names = ", ".join(map(str, line["islands"]))
+        return f"islands {names} go on from step {line['step']}: {line['why']}"
+    if "caught_up" in line:
+        return f"caught up with island {line['from']} at step {line['caught_up']}"
+    return ""
+
+
+def _run_in_lab(plan: IslandPlan, spec: RunSpec, lab: str, *, quiet: bool) -> None:
+    """All islands at once on the hosts of a lab."""
+    from argosy.cli.running.processes import end_process, start_process
+    from argosy.runtime.islands.files import island_folder
+    from argosy.runtime.processes.ranks import devices_by_rank
+    from argosy.runtime.processes.run_folder import held
+    from argosy.runtime.processes.run_spec import RUN, dumps_run_spec
+
+    devices = [device for island in plan.islands for device in devices_by_rank(island)]
+    file = spec.folder / RUN
+    file.write_text(dumps_run_spec(spec), encoding="utf-8")
+    for number in range(len(plan.islands)):
+        island_folder(spec.folder, number).mkdir(exist_ok=True)
+    worker = [sys.executable, "-m", "argosy.runtime.islands.worker", str(file)]
+    options = ["--clock", "ready", "--timeout", "inf", "--devices", ",".join(devices)]
+    command = [sys.executable, "-m", "argosy", "lab", "run", lab, *options, "--", *worker]
+    log = spec.folder / "lab.log"
+    with held(spec.folder, "0") as lock, log.open("w") as output:
+        process = start_process(command, output, lock, {})
+        try:
+            process.wait()
+        finally:
+            end_process(process)
+    if process.returncode != 0:
+        last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1:]
+        raise RunError(
+            f"the run in lab {lab} failed: {' '.join(last)}; all output is in {shlex.quote(str(log))}"
+        )
+
+
+def island_figures(folder: Path, numbers: list[int]) -> dict[str, Any]:
+    """What a run came to: per island its steps and last loss, and the exchanges that the first of
+    them saw."""
+    from argosy.runtime.islands.files import EXCHANGES, island_folder
+    from argosy.runtime.processes.run_folder import PROGRESS, read_lines
+
+    islands = []
+    for number in numbers:
+        lines = read_lines(island_folder(folder, number) / PROGRESS)
+        steps = {line["step"]: line for line in lines}
+        islands.append(
+            {
+                "island": number,
+                "steps": len(steps),
+                "samples": sum(line["samples"] for line in steps.values()),
+                "losses": [steps[step]["loss"] for step in sorted(steps)],
+            }
+        )
+    seen = read_lines(island_folder(folder, numbers[0]) / EXCHANGES)
+    return {"islands": islands, "exchanges": [line for line in seen if "exchange" in line]}
+
+
+def _show(console: Any, plan: IslandPlan, figures: dict[str, Any]) -> None:
+    from argosy.units import TIME
+
+    for one in figures["islands"]:
+        if one["losses"]:
+            first, last = one["losses"][0], one["losses"][-1]
+            console.print(
+                f"island {one['island']}: {one['steps']} steps, loss {first:.6g} -> {last:.6g}"
+            )
+    seconds = sorted(line["seconds"] for line in figures["exchanges"])
+    if seconds:
+        text = f"{len(seconds)} exchanges, {TIME.format(seconds[len(seconds) // 2])} each in the middle"
+        if plan.predicted is not None:
+            text += f"; predicted {TIME.format(plan.predicted.exchange_seconds)}"
+        console.print(text)

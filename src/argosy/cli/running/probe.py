@@ -1,0 +1,173 @@
+"""``argosy probe``: what this machine, a lab or a cluster really has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.options import Json, Profiles, Quiet, no_nan
+
+if TYPE_CHECKING:
+    from argosy.cluster.probe_notes import ProbeNotes
+
+
+def probe(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The cluster file to write, instead of stdout (-)."),
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="What the cluster is called in the file.")
+    ] = "probed",
+    lab: Annotated[
+        str | None, typer.Option("--lab", help="Measure the devices and links of a lab that is up.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", help="Folder of a run: what its own traffic and computations showed."
+        ),
+    ] = None,
+    plan: Annotated[str | None, typer.Option("--plan", help="The plan that was run.")] = None,
+    profile: Profiles = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds", min=0.01, help="That each measurement takes, roughly.", callback=no_nan
+        ),
+    ] = 0.3,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from what a probe with the same -o had measured when it was cut.",
+        ),
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure devices and links, and write them as a cluster file.
+
+    By itself it measures this machine's device; under torchrun, every rank's device and every link
+    between ranks. With -o, what has been measured is kept in a file beside it until the probe is
+    done. With --run nothing is measured anew: the timeline of a run says what its links carried and
+    how fast its devices were.
+
+    \b
+    Example:
+        argosy probe -o cluster.toml
+        torchrun --nnodes 4 ... -m argosy probe -o cluster.toml
+        argosy probe --run run --plan plan.json
+    """
+    from argosy.cli.inputs import refuse_options
+    from argosy.cli.terminal import STDOUT, check_output, print_json, progress, write_file
+    from argosy.cluster.probe_notes import ProbeNotes, read_notes
+    from argosy.document import read_text
+    from argosy.errors import bad_input
+
+    if (run is None) != (plan is None):
+        raise bad_input("--run and --plan together", where="--plan" if plan is None else "--run")
+    if run is not None and plan is not None:
+        refuse_options(
+            {"--output": output, "--lab": lab, "--resume": resume},
+            "with --run, which measures nothing anew",
+        )
+        _of_run(run, plan, profile or [], json=json, quiet=quiet)
+        return
+    refuse_options({"--profile": profile}, "without --run")
+    if output == STDOUT:
+        check_output(output, json=json)
+        output = None
+    if resume and (output is None or lab is not None):
+        raise bad_input(
+            "-o with the file of the probe that was cut, and no --lab", where="--resume"
+        )
+    if output is not None:
+        check_output(output)
+    kept = None if output is None else output.with_name(output.name + ".partial.json")
+    if lab is not None:
+        with progress("measuring devices and links", quiet=quiet):
+            text: str | None = _in_lab(lab, name, seconds)
+        notes = ProbeNotes()
+    else:
+        earlier = read_text(kept) if resume and kept is not None and kept.exists() else ""
+        notes = read_notes(earlier, kept)
+        text = _here(name, notes, seconds, quiet=quiet)
+    if text is None:  # another rank writes the file
+        return
+    if output is not None:
+        write_file(output, text.encode())
+        if kept is not None:
+            kept.unlink(missing_ok=True)
+    if json:
+        print_json(
+            "probe",
+            {"file": None if output is None else str(output), "cluster": text, **notes.parts()},
+        )
+    elif output is None:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(f"wrote {output}")
+
+
+def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: bool) -> None:
+    """What a run showed, beside what its plan counted with."""
+    from argosy.adapt.recorded import seen_in
+    from argosy.cli.inputs import load_scenario
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.plan.file import read_plan
+    from argosy.report.marks import percent
+    from argosy.report.tables import plain_table
+    from argosy.runtime.processes.run_folder import TIMELINE
+    from argosy.timeline.file import load_timeline
+    from argosy.units import RATE
+
+    scenario = load_scenario(read_plan(plan), profiles=profiles, quiet=quiet)
+    timeline = load_timeline(folder / TIMELINE)
+    seen = seen_in(timeline, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
+    if json:
+        print_json("probe", {"bandwidths": seen.bandwidths, "speeds": seen.speeds})
+        return
+    believed = {link.name: link.bandwidth.at(0) for link in scenario.cluster.links}
+    links = plain_table("link", "planned with", "seen", right=("planned with", "seen"))
+    for name, rate in seen.bandwidths.items():
+        links.add_row(name, RATE.format(believed[name], digits=3), RATE.format(rate, digits=3))
+    devices = plain_table("device", "speed seen", right=("speed seen",))
+    for name, speed in seen.speeds.items():
+        devices.add_row(name, percent(speed))
+    console = stdout_console()
+    console.print(links)
+    console.print()
+    console.print(devices)
+
+
+def _here(name: str, notes: ProbeNotes, seconds: float, *, quiet: bool) -> str | None:
+    from argosy.cli.terminal import needs, tell
+
+    with needs("measuring needs torch", "torch"):
+        from argosy.measure.probe_worker import measure
+    return measure(
+        name, notes, seconds=seconds, report=lambda what: tell(f"measuring {what}", quiet=quiet)
+    )
+
+
+def _in_lab(lab: str, name: str, seconds: float) -> str:
+    import sys
+    import tempfile
+
+    from argosy.lab.lab import open_lab
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.toml"
+        worker = [
+            sys.executable,
+            "-m",
+            "argosy.measure.probe_worker",
+            name,
+            str(seconds),
+            str(path),
+        ]
+        open_lab(lab).run(worker, timeout=600)
+        return path.read_text(encoding="utf-8")

@@ -1,0 +1,38 @@
+"""Processes that a command starts, in a folder that is theirs until they have ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from typing import IO
+
+_GRACE = 40.0
+"""Seconds that torchrun gets to end its workers when asked to."""
+
+
+def start_process(
+    command: list[str], log: IO[str], lock: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """The folder is let go when both this process and the one that it starts have ended."""
+    from argosy.runtime.processes.orphan import end_with_parent
+
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        pass_fds=(lock,),
+        preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
+    )
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """No worker stays behind: torchrun ends them when it is asked to end, and they end with it."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,469 @@
+"""``argosy run``: start a plan's processes, follow them, and say what came of it."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from argosy.cli.options import (
+    Clip,
+    Json,
+    LostAfter,
+    Patience,
+    PlanSource,
+    Profiles,
+    Quiet,
+    Width,
+    no_nan,
+)
+from argosy.cli.running.run_checks import (
+    check_folder_is_new,
+    check_init,
+    check_launch,
+    check_steps,
+    check_torch,
+    warn_of_other_compilation,
+    warn_of_other_options,
+    warning_line,
+)
+from argosy.cli.running.run_figures import figures_of, show_figures
+
+if TYPE_CHECKING:
+    from argosy.plan.plan import Plan
+    from argosy.runtime.job.launch import Launch
+    from argosy.runtime.processes.run_spec import RunSpec
+
+_POLL = 0.05
+
+ProgramName = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py:build", help="A Python file and its function.", show_default=False
+    ),
+]
+
+
+def run(
+    plan: PlanSource,
+    program: ProgramName,
+    steps: Annotated[
+        int, typer.Option("--steps", "-n", min=1, help="Of the whole run, also with --resume.")
+    ] = 10,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for progress, checkpoints and the timeline.")
+    ] = Path("run"),
+    save_every: Annotated[
+        int, typer.Option("--save-every", min=0, help="Steps; always after the last one.")
+    ] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
+    ] = False,
+    init: Annotated[
+        Path | None, typer.Option("--init", help="Weights to begin with: a checkpoint or a file.")
+    ] = None,
+    clip: Clip = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0,
+    compile_stages: Annotated[
+        bool, typer.Option("--compile", help="Have torch.compile make one graph of each stage.")
+    ] = False,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", min=0, help="This node; else by its name.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", help="Where node 0 is reached; with --elastic, where this node is."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="On which port of it.")
+    ] = None,
+    patience: Patience = 600.0,
+    any_device: Annotated[
+        bool, typer.Option("--any-device", help="Run also where the hardware is not the plan's.")
+    ] = False,
+    here: Annotated[
+        bool, typer.Option("--here", help="All of the plan's nodes on this machine.")
+    ] = False,
+    lab: Annotated[
+        str | None, typer.Option("--lab", help="On the hosts of a lab that is up.")
+    ] = None,
+    adapt: Annotated[
+        str,
+        typer.Option(
+            "--adapt", help="How far the run may adapt: off, k, shares or full.", show_default=True
+        ),
+    ] = "off",
+    horizon: Annotated[
+        int,
+        typer.Option(
+            "--horizon", min=1, help="Steps over which a move must pay, at most those left."
+        ),
+    ] = 1000,
+    min_gain: Annotated[
+        float,
+        typer.Option(
+            "--min-gain", min=0, max=1, help="Least gain that is worth a change.", callback=no_nan
+        ),
+    ] = 0.02,
+    profile: Profiles = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", min=0, max=65535, help="Figures for Prometheus on loopback."
+        ),
+    ] = None,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="Go on when nodes are lost, and when they come.")
+    ] = False,
+    node: Annotated[
+        str | None, typer.Option("--node", help="With --elastic: this node's name.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Where the model's costs are, to predict and plan again; else by its name in the plan.",
+        ),
+    ] = None,
+    copy_every: Annotated[
+        int,
+        typer.Option(
+            "--copy-every", min=0, help="Steps between copies in other nodes' memory; 0: none."
+        ),
+    ] = 1,
+    lost_after: LostAfter = 10.0,
+    island: Annotated[
+        int | None,
+        typer.Option("--island", min=0, help="Of an island plan: start only this island."),
+    ] = None,
+    meeting: Annotated[
+        str | None,
+        typer.Option(
+            "--meeting",
+            metavar="HOST:PORT",
+            help="With --island: where islands meet; island 0 serves it.",
+        ),
+    ] = None,
+    max_sync_every: Annotated[
+        int,
+        typer.Option(
+            "--max-sync-every", min=1, help="Of an island plan with --adapt full: most steps apart."
+        ),
+    ] = 500,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            "--restarts",
+            min=0,
+            help="Of an island plan: times that a lost island is started again.",
+        ),
+    ] = 3,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print a script for every node, and stop.")
+    ] = False,
+    slurm: Annotated[
+        Path | None,
+        typer.Option("--slurm", help="Write a batch script for SLURM (- is stdout), and stop."),
+    ] = None,
+    width: Width = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a program by a plan, and measure.
+
+    The file defines build() -> (model, loss_fn, batch), with loss_fn(model, batch) a mean; it may
+    define optimizer(parameters), scheduler(optimizer), data(step) or a DataLoader data, and
+    callbacks. With several nodes, run the same on each: which it is follows from the host names in
+    the cluster file, or from --node-rank.
+
+    \b
+    Examples:
+        argosy run plan.json train.py:build --steps 100
+        argosy run plan.json train.py --dry-run
+        argosy run plan.json train.py --slurm job.sh
+        argosy run plan.json train.py --adapt full --metrics-port 9400
+        argosy run plan.json train.py --elastic --here --copy-every 5
+        argosy run plan.json train.py --elastic --node v1 \\
+            --out /shared/run --adapt k
+        argosy run islands.json train.py --steps 1000
+        argosy run islands.json train.py --island 1 --meeting x0:29600
+    """
+    from argosy.adapt.controller import AdaptationLevel
+    from argosy.cli.inputs import costs_of_run, refuse_options
+    from argosy.cli.names import known_name
+    from argosy.cli.planning.adapting import check_reach
+    from argosy.cli.terminal import (
+        check_output,
+        no_stdout,
+        print_json,
+        say_written,
+        stdout_console,
+        write_file,
+    )
+    from argosy.errors import bad_input
+    from argosy.plan.file import plan_from_document, read_plan
+    from argosy.runtime.job.launch import Launch, commands
+    from argosy.runtime.job.launch_script import dry_run as dry_run_text
+    from argosy.runtime.job.program import check_program
+    from argosy.runtime.job.slurm import slurm_script
+    from argosy.runtime.processes.run_spec import RUN, RunSpec, run_spec_to_dict
+
+    no_stdout(out, "a folder", option="--out")
+    check_program(program)
+    check_reach(adapt)
+    document = read_plan(plan)
+    if document.data.get("kind") == "islands":
+        from argosy.cli.running.islands_run import run_islands
+
+        unused: dict[str, object] = {
+            "--elastic": elastic,
+            "--node": node,
+            "--slurm": slurm,
+            "--metrics-port": metrics_port,
+        }
+        unused |= {
+            "--profile": profile,
+            "--model": model,
+            "--copy-every": None if copy_every == 1 else copy_every,
+        }
+        refuse_options(unused, "for an island plan")
+        known_name("--adapt", adapt, ("off", "full"), "ways for an island plan to adapt")
+        spec = RunSpec(
+            plan=plan,
+            program=program,
+            out=str(out),
+            steps=steps,
+            save_every=save_every,
+            resume=resume,
+            init=None if init is None else str(init),
+            clip=clip,
+            seed=seed,
+            patience=patience,
+            any_device=any_device,
+            adapt=AdaptationLevel(adapt),
+            lost_after=lost_after,
+            meeting=meeting,
+            max_sync_every=max_sync_every,
+        )
+        here_or = (lab, address, port)
+        run_islands(
+            document,
+            spec,
+            island,
+            node_rank or 0,
+            here_or,
+            restarts=restarts,
+            dry_run=dry_run,
+            width=width,
+            json=json,
+            quiet=quiet,
+        )
+        return
+    refuse_options({"--island": island, "--meeting": meeting}, "for a plan without islands")
+    planned = plan_from_document(document)
+    spec = RunSpec(
+        plan=plan,
+        program=program,
+        out=str(out),
+        steps=steps,
+        save_every=save_every,
+        resume=resume,
+        init=None if init is None else str(init),
+        clip=clip,
+        seed=seed,
+        compile_stages=compile_stages,
+        patience=patience,
+        any_device=any_device,
+        adapt=AdaptationLevel(adapt),
+        model=costs_of_run(planned, document, model, needed=adapt != "off"),
+        horizon=horizon,
+        min_gain=min_gain,
+        profiles=tuple(profile or ()),
+        metrics_port=metrics_port,
+        copy_every=copy_every,
+        lost_after=lost_after,
+    )
+    launch = Launch(plan=planned, spec=spec, here=here, lab=lab, address=address, port=port)
+    if node_rank is None:
+        node_rank = 0 if dry_run or slurm is not None or elastic else launch.own_rank()
+    check_launch(launch, node_rank, quiet=quiet)
+    if not quiet:
+        warn_of_other_compilation(planned, spec)
+    if slurm is not None and dry_run:
+        raise bad_input("--dry-run or --slurm, not both", where="argosy run")
+    if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):
+        raise bad_input(
+            "no --metrics-port, --lab, --slurm or --dry-run with --elastic",
+            "--elastic",
+            where="run",
+        )
+    if slurm is not None:
+        check_output(slurm, plan, program.partition(":")[0], json=json, option="--slurm")
+        write_file(slurm, slurm_script(launch).encode())
+        if json:
+            print_json("run", {"file": str(slurm)})
+        else:
+            say_written(f"wrote {slurm}; submit it with: sbatch {shlex.quote(str(slurm))}", slurm)
+    elif dry_run:
+        if json:
+            told = [
+                {"node": each.name, "devices": list(each.devices), "command": text}
+                for each, text in commands(launch)
+            ]
+            print_json(
+                "run",
+                {
+                    "commands": told,
+                    "run": run_spec_to_dict(spec),
+                    "run_file": str(spec.folder / RUN),
+                },
+            )
+        else:
+            typer.echo(dry_run_text(launch))
+    else:
+        check_init(spec)
+        check_steps(spec)
+        check_torch()
+        if elastic:
+            from argosy.cli.running.elastic import follow_elastic
+
+            lines = follow_elastic(
+                launch, node, show=lambda line: _progress_line(line, planned), quiet=quiet
+            )
+        else:
+            lines = _follow(launch, node_rank, quiet=quiet, is_new=not resume)
+        figures = figures_of(planned, lines, out)
+        if json:
+            print_json("run", figures)
+        else:
+            show_figures(stdout_console(width), planned, figures)
+
+
+def start_here(
+    launch: Launch, *, quiet: bool, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a plan with all its processes on this machine, or in a lab on it; what it came to."""
+    check_launch(launch, 0, quiet=quiet)
+    return figures_of(
+        launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.spec.folder
+    )
+
+
+def _follow(
+    launch: Launch,
+    node_rank: int,
+    *,
+    quiet: bool,
+    is_new: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Start the processes, show progress, and return every step's figures; raises where one of them
+    fails.
+
+    ``is_new``: a folder with checkpoints of an earlier run is refused.
+    """
+    from argosy.cli.running.processes import end_process, start_process
+    from argosy.document import make_folder
+    from argosy.runtime.job.launch import command_line
+    from argosy.runtime.processes.run_folder import held, keep_private
+    from argosy.runtime.processes.run_spec import dumps_run_spec
+
+    spec, own = launch.spec, f"-{node_rank}" if node_rank else ""
+    keep_private()
+    make_folder(spec.folder)
+    log, spec_file = spec.folder / f"torchrun{own}.log", spec.folder / f"run{own}.json"
+    with held(spec.folder, str(node_rank)) as lock:
+        if is_new:
+            check_folder_is_new(spec)
+        if node_rank == 0:  # the folder is common to all nodes
+            _clear(spec)
+        warn_of_other_options(spec, spec_file)
+        spec_file.write_text(dumps_run_spec(spec), encoding="utf-8")
+        with log.open("a" if spec.resume else "w") as file:
+            began = file.tell()
+            process = start_process(
+                command_line(launch, node_rank, spec_file), file, lock, environment or {}
+            )
+            asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+            try:
+                lines = _watch(process, launch, is_first=node_rank == 0, quiet=quiet)
+            finally:
+                end_process(process)
+                signal.signal(signal.SIGTERM, asked)
+        if process.returncode != 0:
+            _fail(launch, log, began)
+    return lines
+
+
+def _clear(spec: RunSpec) -> None:
+    """Remove what an earlier run told, but for the steps with which this one goes on."""
+    from argosy.runtime.processes.failure import clear_notes
+    from argosy.runtime.processes.run_folder import TIMELINE, forget_after, steps_saved
+
+    clear_notes(spec.folder)
+    forget_after(spec.folder, steps_saved(spec.folder) if spec.resume else 0)
+    if not spec.resume:
+        (spec.folder / TIMELINE).unlink(missing_ok=True)
+
+
+def _watch(
+    process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, quiet: bool
+) -> list[dict[str, Any]]:
+    """Until the processes end; the steps' figures, on the first node."""
+    from argosy.report.decisions import event_in_a_line
+    from argosy.runtime.processes.run_folder import DECISIONS, EVENTS, PROGRESS, Tail
+
+    if not is_first:
+        process.wait()
+        return []
+    progress, decisions = (
+        Tail(launch.spec.folder / name, skip=launch.spec.resume) for name in (PROGRESS, DECISIONS)
+    )
+    events = Tail(launch.spec.folder / EVENTS)
+    while True:
+        ended = process.poll() is not None
+        told = [_progress_line(line, launch.plan) for line in progress.read()]
+        told += [event_in_a_line(line) for line in decisions.read()]
+        told += [
+            warning_line(event)
+            for event in events.read()
+            if event["event"] in ("skipped", "not written")
+        ]
+        if told and not quiet:
+            sys.stderr.write("\n".join(told) + "\n")
+        if ended:
+            return progress.lines
+        time.sleep(_POLL)
+
+
+def _progress_line(line: dict[str, Any], plan: Plan) -> str:
+    from argosy.units import TIME
+
+    rate = plan.global_batch / line["seconds"]
+    text = f"step {line['step']}  loss {line['loss']:.6g}  {rate:.4g} samples/s  {TIME.format(line['seconds'])}"
+    if plan.predicted is not None:
+        text += f" (predicted {TIME.format(plan.predicted.iteration_seconds)})"
+    return text + (f"  {line['schedule']}" if "schedule" in line else "")
+
+
+def _fail(launch: Launch, log: Path, began: int) -> None:
+    """``began``: where the processes' output begins; before it stands that of the run with which
+    this one goes on."""
+    from argosy.errors import RunError
+    from argosy.runtime.processes.failure import verdict
+    from argosy.runtime.processes.ranks import devices_by_rank
+
+    printed = log.read_bytes()[began:].decode(errors="replace")
+    sentence, exit_code = verdict(launch.spec.folder, printed, devices_by_rank(launch.plan))
+    error = RunError(f"{sentence}\nall output is in {log}")
+    error.exit_code = exit_code
+    raise error

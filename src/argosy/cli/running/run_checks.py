@@ -1,0 +1,135 @@
+"""What can be known of a run before a process is started."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argosy.cli.planning.adapting import check_adapting
+
+if TYPE_CHECKING:
+    from argosy.plan.plan import Plan
+    from argosy.runtime.job.launch import Launch
+    from argosy.runtime.processes.run_spec import RunSpec
+
+
+def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
+    """Everything that can be known before a process is started."""
+    from argosy.cluster.file import cluster_from_content
+    from argosy.errors import InputError, Problem, bad_input
+    from argosy.lab.lab import open_lab
+    from argosy.plan.check import check_devices
+    from argosy.plan.runnable import unsupported
+    from argosy.runtime.job.launch import check_port
+
+    check_devices(launch.plan, cluster_from_content(launch.plan.cluster.content))
+    sentences = unsupported(launch.plan)
+    if sentences:
+        hint = "argosy plan --runnable keeps to what runs"
+        raise InputError(
+            [
+                Problem(
+                    path="plan", found=text, expected="what the runtime executes", suggestion=hint
+                )
+                for text in sentences
+            ]
+        )
+    check_adapting(launch.plan, launch.spec, quiet=quiet)
+    if node_rank >= len(launch.nodes()):
+        raise bad_input(
+            f"at most {len(launch.nodes()) - 1}, the plan's last node",
+            node_rank,
+            where="--node-rank",
+        )
+    check_port(launch, node_rank)
+    if launch.lab is not None:
+        open_lab(launch.lab)
+
+
+def check_init(spec: RunSpec) -> None:
+    """Weights to begin with, on the node that is to read them."""
+    from argosy.errors import InputError, Problem
+
+    if spec.init is not None and not Path(spec.init).exists():
+        expected = "an existing file of weights, or the folder of a checkpoint"
+        raise InputError([Problem(file=spec.init, path="--init", expected=expected)])
+
+
+def check_steps(spec: RunSpec) -> None:
+    """Refuse to resume a run that has done as many steps as it is to have."""
+    from argosy.errors import bad_input
+    from argosy.runtime.processes.run_folder import steps_saved
+
+    done = steps_saved(spec.folder) if spec.resume else 0
+    if done >= spec.steps:
+        expected = f"more than the {done} that the run has done: steps are those of the whole run"
+        raise bad_input(expected, spec.steps, where="--steps")
+
+
+def warn_of_other_options(spec: RunSpec, file: Path) -> None:
+    """On stderr, what a run that is resumed was asked for before, if it is now asked to train
+    otherwise.
+
+    ``file`` is the ``run.json`` of the run that is resumed; one that cannot be read says nothing.
+    """
+    from argosy.errors import InputError
+    from argosy.runtime.processes.run_spec import read_run_spec
+
+    if not spec.resume:
+        return
+    with contextlib.suppress(InputError):
+        before = read_run_spec(file)
+        for name in ("plan", "program", "clip", "seed"):
+            old, new = before.shown(name), spec.shown(name)
+            if old != new:
+                option = name if name in ("plan", "program") else f"--{name}"
+                sys.stderr.write(f"warning: {option}: {new}; the run that is resumed had {old}\n")
+
+
+def warn_of_other_compilation(plan: Plan, spec: RunSpec) -> None:
+    """Tell that a plan's times were measured on compiled layers and the run's are eager, or the
+    reverse."""
+    from argosy.cost.remembered import cost_model_of
+
+    kinds = {profile.compiled for profile in cost_model_of(plan, spec.profiles).profiles}
+    if kinds == {not spec.compile_stages}:
+        measured, change = ("eager", "without") if spec.compile_stages else ("compiled", "with")
+        sys.stderr.write(
+            f"warning: the plan's profiles are of {measured} layers; run it {change} --compile\n"
+        )
+
+
+def check_torch() -> None:
+    from importlib.util import find_spec
+
+    from argosy.errors import RunError
+
+    if find_spec("torch") is None:
+        raise RunError("training needs torch; pip install 'argosy[torch]'")
+
+
+def check_folder_is_new(spec: RunSpec) -> None:
+    """A folder's newest two checkpoints stay: those of an earlier run would outlive this run's, or
+    end with them."""
+    from argosy.errors import InputError, Problem
+    from argosy.runtime.processes.run_folder import CHECKPOINTS, checkpoints
+
+    saved = checkpoints(spec.folder / CHECKPOINTS)
+    if saved:
+        expected = "--resume to go on from there, or another --out"
+        raise InputError(
+            [
+                Problem(
+                    file=str(saved[-1]), found="a checkpoint of an earlier run", expected=expected
+                )
+            ]
+        )
+
+
+def warning_line(event: dict[str, Any]) -> str:
+    """Return an event of the run's checkpoints and files as a sentence."""
+    if event["event"] == "skipped":
+        return f"warning: skipped {event['checkpoint']}, which is not whole: {event['why']}"
+    return f"warning: {event['why']}; training goes on"

@@ -1,0 +1,87 @@
+"""How much memory torch takes while something runs.
+
+A card's allocator counts by itself. On a CPU torch's profiler writes down what the calling thread
+allocates and frees; what libraries take for themselves (gloo's sockets, a product's workspace) is
+not among it, nor what was there before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+_MARK = 12_347
+"""Bytes of an allocation that nothing else makes, which separates two segments."""
+
+
+@dataclass(frozen=True)
+class MeasuredSegment:
+    """A part of a program, in bytes above what was held before all of it."""
+
+    start: float
+    peak: float
+
+
+class Allocations:
+    """A context in which allocations are counted, in segments that ``mark`` separates."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.segments: list[MeasuredSegment] = []
+        """Known after the context."""
+
+    def __enter__(self) -> Allocations:
+        if self.device.type == "cuda":
+            self.before = self.start = self._reset()
+        else:
+            self.profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self.profiler.__enter__()
+        return self
+
+    def mark(self) -> None:
+        """Begin the next segment."""
+        if self.device.type == "cuda":
+            self._end_segment()
+            self.start = self._reset()
+        else:
+            torch.empty(_MARK, dtype=torch.uint8)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.device.type == "cuda":
+            self._end_segment()
+            return
+        self.profiler.__exit__(kind, error, trace)
+        results: Any = self.profiler.profiler
+        events = [
+            (e.start_ns(), e.nbytes())
+            for e in results.kineto_results.events()
+            if e.name() == "[memory]"
+        ]
+        level = start = peak = 0.0
+        for _, change in sorted(events, key=lambda event: event[0]):
+            if change == -_MARK:
+                self.segments.append(MeasuredSegment(start, peak))
+                start = peak = level - _MARK
+            level += change
+            if change != _MARK:
+                peak = max(peak, level)
+        self.segments.append(MeasuredSegment(start, peak))
+
+    def _reset(self) -> float:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return float(torch.cuda.memory_allocated(self.device))
+
+    def _end_segment(self) -> None:
+        torch.cuda.synchronize(self.device)
+        peak = float(torch.cuda.max_memory_allocated(self.device))
+        self.segments.append(MeasuredSegment(self.start - self.before, peak - self.before))

@@ -1,0 +1,452 @@
+"""Measure a model's layers one by one: seconds, bytes and FLOP, as a profile that can be planned
+with.
+
+    (1)  forward, backward   mean seconds over repeated runs of one layer, for each number of samples
+    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights, and its input; not
+                             what it hands on, which is the next layer's input
+    (3)  output bytes        of what the layer hands on
+    (4)  FLOP                of its matrix products and attention, counted by torch
+    (5)  working bytes       that its backward holds beyond (2) and the gradient it is given, at most, gradients of its
+                             weights being there already
+
+Each layer runs as a stage of its own (``stage.LayerStage``), on what the layer before it returned,
+so that loss, labels and whatever else a model does around its layers is in the figures. Layers of
+one class with the same weights and position (first, last, between) are measured once. Of compiled
+layers (1) is measured; (2) to (5) are those of the eager ones, of which compiled stages keep no
+more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from argosy.dtype import Dtype
+from argosy.errors import bad_input
+from argosy.measure.allocated import Allocations
+from argosy.plan.plan import Recompute
+from argosy.runtime.job.program import load_program, split_name
+from argosy.runtime.sources.recipe import autocast_for
+from argosy.runtime.stages.layers import find_layers
+from argosy.runtime.stages.moment import Moment
+from argosy.runtime.stages.stage import LayerStage, LossFunction
+from argosy.runtime.stages.weighing import PartLoss
+from argosy.units import counted
+from argosy.workload.chain import Frozen, Layer
+from argosy.workload.profile import Profile, ProfileRow
+
+Report = Callable[[str], None]
+"""Told what is measured next."""
+Save = Callable[[Profile], None]
+"""Given the profile as far as it is, after every measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Amounts:
+    forward_flop: float
+    backward_flop: float
+    activation_bytes: float
+    output_bytes: float
+    working_bytes: float
+    forward_bytes: float = 0.0
+    """Held for a moment in a forward that keeps nothing, its input and its output among it."""
+
+
+def profile_program(
+    program: str,
+    *,
+    kind: str | None,
+    samples: Sequence[int],
+    dtype: Dtype,
+    seconds: float,
+    sequence_length: int,
+    report: Report,
+    save: Save = lambda profile: None,
+    known: Sequence[ProfileRow] = (),
+    is_compiled: bool = False,
+) -> Profile:
+    """The profile of a user's ``file.py:build`` on this process's card, or its CPU; rows in
+    ``known`` are not measured again."""
+    path, _ = split_name(program)
+    model, loss_fn, batch = load_program(program).build()
+    card = torch.cuda.is_available()
+    return profile_model(
+        model,
+        loss_fn,
+        batch,
+        name=path.stem,
+        kind=kind or own_kind(),
+        samples=samples,
+        dtype=dtype,
+        device=torch.device("cuda" if card else "cpu"),
+        seconds=seconds,
+        sequence_length=sequence_length,
+        report=report,
+        save=save,
+        known=known,
+        is_compiled=is_compiled,
+    )
+
+
+def own_kind() -> str:
+    """What this process's device is called."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU-core"
+
+
+def software() -> str:
+    """When and with what: for ``Profile.measured``."""
+    cuda = f", CUDA {torch.version.cuda}" if torch.cuda.is_available() else ""
+    return f"{time.strftime('%Y-%m-%d')} on {own_kind()} with torch {torch.__version__}{cuda}"
+
+
+def profile_model(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Any,
+    *,
+    name: str,
+    kind: str,
+    samples: Sequence[int] = (1, 2, 4, 8),
+    dtype: Dtype = Dtype.FP32,
+    device: torch.device | None = None,
+    seconds: float = 0.3,
+    sequence_length: int = 1,
+    report: Report = lambda what: None,
+    save: Save = lambda profile: None,
+    known: Sequence[ProfileRow] = (),
+    is_compiled: bool = False,
+) -> Profile:
+    """(1) to (5) of every layer on this process's device, which the profile calls ``kind``."""
+    device = device or torch.device("cpu")
+    layers = find_layers(model)
+    model.to(device)
+    _check_samples(samples, batch)
+    stages, timed = (
+        [
+            LayerStage(
+                model, layers, loss_fn, first=index, end=index + 1, recompute=Recompute.NONE,
+                autocast=autocast_for(dtype, model.parameters()), device=device, is_compiled=compiles,
+            )
+            for index in range(len(layers))
+        ]
+        for compiles in (False, is_compiled)
+    )  # fmt: skip
+    kinds = _kinds(layers)
+    rows = {(row.layer, row.micro_batch): row for row in known if row.dtype is dtype}
+    total = len(set(kinds)) * len(set(samples))
+
+    def so_far() -> Profile:
+        return Profile(
+            device=kind,
+            model=name,
+            rows=tuple(rows.values()),
+            sequence_length=sequence_length,
+            measured=software(),
+            compiled=is_compiled,
+        )
+
+    amounts: list[_Amounts] = []
+    working: dict[str, float] = {}
+    for count in sorted(set(samples)):
+        part = _first_samples(batch, count, device)
+        carry: Any = None
+        last = count == max(samples)
+        for index, stage in enumerate(stages):
+            if (kinds[index], count) not in rows:
+                report(f"layer{index} with {counted(count, 'sample')}, {len(rows) + 1} of {total}")
+                rows[kinds[index], count] = _row(
+                    timed[index], carry, part, kinds[index], count, dtype, device, seconds
+                )
+                save(so_far())
+            if last:
+                if kinds[index] not in working:
+                    working[kinds[index]] = _working(stage, carry, part, device) / count
+                amounts.append(_amounts(stage, carry, part, count, working[kinds[index]]))
+            carry = _detached(_run(stage, _detached(carry), part))
+    return replace(so_far(), layers=tuple(_layers(layers, kinds, amounts)))
+
+
+def _check_samples(samples: Sequence[int], batch: Any) -> None:
+    leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)]
+    most = min((len(leaf) for leaf in leaves), default=0)
+    if not samples or min(samples) < 1 or max(samples) > most:
+        expected = f"numbers of samples from 1 to {most}, the size of the batch"
+        raise bad_input(expected, str(list(samples)), where="samples")
+
+
+def _kinds(layers: Sequence[nn.Module]) -> list[str]:
+    """A name for every layer that equal ones share: ``Block``, or ``Block-2`` for the second kind
+    of that class."""
+    known: dict[tuple[object, ...], str] = {}
+    names = []
+    needed = _trains_all(
+        layers
+    )  # whether the input of a layer needs a gradient, which matters if some are frozen
+    for index, layer in enumerate(layers):
+        shapes = tuple(
+            (tuple(parameter.shape), parameter.requires_grad) for parameter in layer.parameters()
+        )
+        place = "first" if index == 0 else "last" if index == len(layers) - 1 else "between"
+        key = (
+            type(layer),
+            shapes,
+            place,
+            needed,
+            0 if shapes else index,
+        )  # without weights, shapes say nothing
+        needed = needed or any(is_trained for _, is_trained in shapes)
+        if key not in known:
+            number = 1 + sum(other[0] is type(layer) for other in known)
+            known[key] = type(layer).__name__ + (f"-{number}" if number > 1 else "")
+        names.append(known[key])
+    return names
+
+
+def _trains_all(layers: Sequence[nn.Module]) -> bool:
+    return all(parameter.requires_grad for layer in layers for parameter in layer.parameters())
+
+
+def _row(
+    stage: LayerStage,
+    carry: Any,
+    part: Any,
+    kind: str,
+    count: int,
+    dtype: Dtype,
+    device: torch.device,
+    seconds: float,
+) -> ProfileRow:
+    """(1), after some runs to warm up; memory where the device counts it."""
+    for _ in range(3 if stage.is_compiled else 1):  # the first is eager, the second compiles
+        _once(stage, carry, part, device)
+    before = _memory(device, reset=True)
+    forward = backward = 0.0
+    repeats = 0
+    while forward + backward < seconds or repeats < 3:
+        taken = _once(stage, carry, part, device)
+        forward, backward, repeats = forward + taken[0], backward + taken[1], repeats + 1
+    peak = _memory(device, reset=False)
+    return ProfileRow(
+        layer=kind,
+        micro_batch=count,
+        tensor_width=1,
+        dtype=dtype,
+        forward_seconds=forward / repeats,
+        backward_seconds=backward / repeats,
+        peak_bytes=None if peak is None or before is None else peak - before,
+    )
+
+
+def _memory(device: torch.device, *, reset: bool) -> float | None:
+    if device.type != "cuda":
+        return None
+    if reset:
+        torch.cuda.reset_peak_memory_stats(device)
+    return float(torch.cuda.max_memory_allocated(device))
+
+
+def _moment(part: Any) -> Moment:
+    return Moment(
+        0, 0, next(len(leaf) for leaf in tree_flatten(part)[0] if isinstance(leaf, Tensor))
+    )
+
+
+def _run(stage: LayerStage, carry: Any, part: Any) -> Any:
+    """What a stage hands on, or its loss."""
+    return made.loss if isinstance(made := stage(carry, part, _moment(part)), PartLoss) else made
+
+
+def _once(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> tuple[float, float]:
+    """Seconds of one forward and one backward, the gradients thrown away."""
+    inputs = _detached(carry)
+    begin = _clock(device)
+    result = _run(stage, inputs, part)
+    middle = _clock(device)
+    outputs = [
+        leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(leaf) for leaf in outputs])
+    end = _clock(device)
+    for module in stage.layers:
+        module.zero_grad(set_to_none=True)
+    return middle - begin, end - middle
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _detached(carry: Any) -> Any:
+    def fresh(leaf: Any) -> Any:
+        return (
+            leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+        )
+
+    return tree_map(fresh, carry)
+
+
+def _working(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> float:
+    """(5) for all samples."""
+
+    def run(allocations: Allocations | None) -> None:
+        result = _run(stage, _detached(carry), part)
+        outputs = [
+            leaf
+            for leaf in tree_flatten(result)[0]
+            if isinstance(leaf, Tensor) and leaf.requires_grad
+        ]
+        given = [torch.ones_like(leaf) for leaf in outputs]
+        del result
+        if allocations is not None:
+            allocations.mark()
+        if outputs:
+            torch.autograd.backward(outputs, given)
+
+    run(None)  # leaves gradients of the weights
+    with Allocations(device) as allocations:
+        run(allocations)
+    for module in stage.layers:
+        module.zero_grad(set_to_none=True)
+    backward = allocations.segments[-1]
+    return backward.peak - backward.start
+
+
+def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: float) -> _Amounts:
+    """(2) to (4), per sample."""
+    weights = {p.untyped_storage().data_ptr() for layer in stage.layers for p in layer.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    inputs = _detached(carry)
+    for leaf in tree_flatten(inputs)[0]:
+        if isinstance(leaf, Tensor):
+            keep(leaf)
+    given = set(kept)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        FlopCounterMode(display=False) as flop,
+    ):
+        result = _run(stage, inputs, part)
+    backward_flop = 2.0 * flop.get_total_flops()
+    if any(
+        not parameter.requires_grad for layer in stage.layers for parameter in layer.parameters()
+    ):
+        backward_flop = _backward_flop(stage, result)
+    handed = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
+    for leaf in (
+        handed if not stage.is_last else ()
+    ):  # counted as the next layer's input, or as handed on
+        if leaf.untyped_storage().data_ptr() not in given:
+            kept.pop(leaf.untyped_storage().data_ptr(), None)
+    return _Amounts(
+        forward_flop=flop.get_total_flops() / count,
+        backward_flop=backward_flop / count,
+        activation_bytes=sum(kept.values()) / count,
+        output_bytes=0.0
+        if stage.is_last
+        else sum(leaf.numel() * leaf.element_size() for leaf in handed) / count,
+        working_bytes=working,
+        forward_bytes=0.0 if _needs_backward(result) else _forward_bytes(stage, carry, part, count),
+    )
+
+
+def _needs_backward(result: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_flatten(result)[0])
+
+
+def _forward_bytes(stage: LayerStage, carry: Any, part: Any, count: int) -> float:
+    """Per sample, the most that a forward which keeps nothing holds, its input and its output among
+    it."""
+    inputs = _detached(carry)
+    size = sum(
+        leaf.untyped_storage().nbytes()
+        for leaf in tree_flatten(inputs)[0]
+        if isinstance(leaf, Tensor)
+    )
+    with Allocations(stage.device) as allocations:
+        _run(stage, inputs, part)
+    return (allocations.segments[-1].peak + size) / count
+
+
+def _backward_flop(stage: LayerStage, result: Any) -> float:
+    """FLOP of the backward of a layer with frozen weights."""
+    outputs = [
+        leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    with FlopCounterMode(display=False) as flop:
+        if outputs:
+            torch.autograd.backward(
+                outputs, [torch.ones_like(leaf) for leaf in outputs], retain_graph=True
+            )
+    for module in stage.layers:
+        module.zero_grad(set_to_none=True)
+    return float(flop.get_total_flops())
+
+
+def _layers(
+    layers: Sequence[nn.Module], kinds: Sequence[str], amounts: Sequence[_Amounts]
+) -> list[Layer]:
+    """The chain's layers; a weight that an earlier layer has already is tied to it."""
+    home: dict[int, int] = {}
+    built = []
+    has_backward = _trains_all(layers)
+    for index, (layer, kind, amount) in enumerate(zip(layers, kinds, amounts, strict=True)):
+        own = tied = still = still_bytes = still_tied = 0
+        partner = None
+        for parameter in layer.parameters():
+            is_own = (first := home.setdefault(id(parameter), index)) == index
+            partner = partner if is_own else first
+            size, trained = parameter.numel(), parameter.requires_grad
+            own += size if is_own and trained else 0
+            tied += size if not is_own and trained else 0
+            still += size if is_own and not trained else 0
+            still_bytes += size * parameter.element_size() if is_own and not trained else 0
+            still_tied += size * parameter.element_size() if not is_own and not trained else 0
+        has_backward = has_backward or own > 0 or tied > 0
+        frozen = None
+        if still or still_tied or not has_backward:
+            frozen = Frozen(
+                parameters=still,
+                bytes=float(still_bytes),
+                tied_bytes=float(still_tied),
+                forward_bytes=0.0 if has_backward else amount.forward_bytes,
+                has_backward=has_backward,
+            )
+        built.append(
+            Layer(
+                name=f"layer{index}",
+                kind=kind,
+                forward_flop=float(amount.forward_flop),
+                backward_flop=amount.backward_flop if has_backward else 0.0,
+                parameters=own,
+                activation_bytes=amount.activation_bytes if has_backward else 0.0,
+                output_bytes=amount.output_bytes,
+                working_bytes=amount.working_bytes,
+                tied_to=partner,
+                tied_parameters=tied,
+                frozen=frozen,
+            )
+        )
+    return built
+
+
+def _first_samples(batch: Any, count: int, device: torch.device) -> Any:
+    """Return a batch with the first ``count`` samples of every tensor, on ``device``."""
+    return tree_map(
+        lambda leaf: leaf[:count].to(device) if isinstance(leaf, Tensor) else leaf, batch
+    )

@@ -1,0 +1,111 @@
+"""Profile a transformer by its shape alone: a preset or a config, per micro-batch, tensor width and
+dtype.
+
+Its embedding, one of its blocks and its head are built with random weights, whole or as the slice
+that one device of a tensor-parallel group has (``slices``), and timed (``stack``). Nothing is
+downloaded, no data is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from argosy.dtype import Dtype
+from argosy.errors import InputError, bad_input
+from argosy.measure.profile import Report, Save, own_kind, software
+from argosy.measure.slices import check_sliceable
+from argosy.measure.stack import Stack, measure_stack
+from argosy.workload.architecture import Architecture
+from argosy.workload.profile import Profile, ProfileRow
+
+LAYERS = ("embedding", "block", "head")
+_DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """What to measure of a model."""
+
+    samples: tuple[int, ...]
+    widths: tuple[int, ...]
+    dtypes: tuple[Dtype, ...]
+    tokens: int
+    """Per sample."""
+
+
+def profile_shape(
+    name: str,
+    architecture: Architecture,
+    shapes: Shapes,
+    *,
+    kind: str | None = None,
+    seconds: float = 0.3,
+    report: Report = lambda what: None,
+    save: Save = lambda profile: None,
+    known: Sequence[ProfileRow] = (),
+    is_compiled: bool = False,
+) -> Profile:
+    """On this process's card, or its CPU; rows in ``known`` are not measured again, widths that the
+    model does not divide by are left out and said, and so is what does not fit into memory."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = list(known)
+    done = {(row.layer, row.micro_batch, row.tensor_width, row.dtype) for row in rows}
+    todo = [case for case in _cases(name, architecture, shapes, report) if case not in done]
+
+    def so_far() -> Profile:
+        return Profile(
+            device=kind or own_kind(),
+            model=name,
+            rows=tuple(rows),
+            sequence_length=shapes.tokens,
+            measured=software(),
+            compiled=is_compiled,
+        )
+
+    for number, (layer, samples, width, dtype) in enumerate(todo, 1):
+        what = f"{layer} with {samples} x {shapes.tokens} tokens, width {width}, {dtype}"
+        report(f"{what}, {number} of {len(todo)}")
+        try:
+            stack = Stack(
+                architecture=architecture, kind=layer, samples=samples, tokens=shapes.tokens, width=width,
+                dtype=_DTYPES[dtype], device=device, is_compiled=is_compiled,
+            )  # fmt: skip
+            row = measure_stack(stack, seconds=seconds)
+        except torch.OutOfMemoryError:
+            report(f"{what}: does not fit into memory, left out")
+            continue
+        rows.append(
+            ProfileRow(
+                layer=layer,
+                micro_batch=samples,
+                tensor_width=width,
+                dtype=dtype,
+                forward_seconds=row.forward_seconds,
+                backward_seconds=row.backward_seconds,
+                peak_bytes=row.peak_bytes,
+            )
+        )
+        save(so_far())
+    if not rows:
+        raise bad_input("at least one size that fits into memory", where="--samples")
+    return so_far()
+
+
+def _cases(
+    name: str, architecture: Architecture, shapes: Shapes, report: Report
+) -> Iterator[tuple[str, int, int, Dtype]]:
+    for dtype in shapes.dtypes:
+        for width in sorted(set(shapes.widths)):
+            try:
+                check_sliceable(architecture, tokens=shapes.tokens, width=width, name=name)
+            except InputError as error:
+                if width == min(shapes.widths):
+                    raise
+                report(f"no width {width}: {error}")
+                continue
+            for layer in LAYERS:
+                for samples in sorted(set(shapes.samples)):
+                    yield layer, samples, width, dtype

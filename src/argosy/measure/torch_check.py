@@ -1,0 +1,34 @@
+"""What of torch works on this machine: its cards, and each backend that ranks could talk
+through."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def cards() -> list[str]:
+    """Names of the GPUs that torch can use; using one is tried, because a driver may be there and
+    broken."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        (torch.ones(8, device=f"cuda:{index}") * 2).sum().item()
+        found.append(torch.cuda.get_device_name(index))
+    return found
+
+
+def why_backend_fails(backend: str) -> str | None:
+    """None where a process can sum a tensor over itself through a backend; else why not."""
+    if not dist.is_backend_available(backend):
+        return "not in this build of torch"
+    if backend == "nccl" and not torch.cuda.is_available():
+        return "no GPU"
+    try:
+        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+        try:
+            dist.all_reduce(torch.ones(4, device="cuda" if backend == "nccl" else "cpu"))
+        finally:
+            dist.destroy_process_group()
+    except (RuntimeError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return None

@@ -1,0 +1,226 @@
+"""What the header of a snapshot says, checked: wrong physics is refused by name, nothing is
+replaced by a default.
+
+A run moves dark matter of one mass in a periodic box. A file that holds anything else would run,
+and be wrong:
+
+    (1)  particles of other types, several masses, repeated ids, a time that contradicts the
+         redshift;
+    (2)  a total mass that is not Omega0 of the critical density times the volume, to 1 %: then a
+         unit, the cosmology, or a part of the matter is not what it seems;
+    (3)  no cosmology, or no unit of length where the masses do not reveal it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from argosy.errors import InputError, Problem
+from argosy.nbody.cosmology import Cosmology
+from argosy.nbody.particles import Names
+
+CM_PER_MPC, CM_PER_KPC, GRAMS, CM_PER_KM = 3.085678e24, 3.085678e21, 1.989e43, 1e5
+KPC = 1000.0
+"""Per Mpc: files are in kpc/h, which readers take for granted; inside it is Mpc/h."""
+_LATEST = 1e3
+"""Expansion factors beyond are a slip."""
+_SAME_MASS = 1e-2
+"""Relative difference of the matter in a file from that of its cosmology: units and constants
+differ by 0.1 %."""
+_SAME_TIME = 1e-3
+_OTHERS = ("gas", "", "disk", "bulge", "stars", "black holes")
+"""Types of GADGET's particles beside the dark matter, type 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotHeader:
+    """What a run needs to know besides the particles."""
+
+    size: float
+    """Mpc/h."""
+    expansion: float
+    per_mpc: float
+    """Units of length of the file."""
+    cosmology: Cosmology
+
+
+def read_header(path: Path, file: Any, count: int) -> SnapshotHeader:
+    """The header of a file with ``count`` particles of type 1; ``InputError`` for (1), (2) and
+    (3)."""
+    header = dict(file["Header"].attrs)
+    known = header | _attributes(file, "Units") | _attributes(file, "Parameters")
+    files = number(path, header, "NumFilesPerSnapshot")
+    if files != 1:
+        raise InputError(
+            [Problem(file=str(path), expected="a snapshot in one file", found=f"{files:g}")]
+        )
+    _check_types(path, file, header, count)
+    size, a = number(path, header, "BoxSize"), number(path, header, "Time")
+    if not (size > 0 and 0 < a <= _LATEST):
+        found, expected = (
+            f"BoxSize {size:g}, Time {a:g}",
+            f"a size above 0, an expansion factor from 0 to {_LATEST:g}",
+        )
+        raise InputError([Problem(file=str(path), path="Header", found=found, expected=expected)])
+    if "Redshift" in header and abs((1 + number(path, header, "Redshift")) * a - 1) > _SAME_TIME:
+        found = f"Redshift {number(path, header, 'Redshift'):g}, Time {a:g}"
+        expected = "Time as the expansion factor 1 / (1 + Redshift)"
+        raise InputError([Problem(file=str(path), path="Header", found=found, expected=expected)])
+    cosmology = _cosmology(path, known)
+    per_mpc = _length_unit(
+        path, known, size, _total_mass(path, file, header, known, count), cosmology
+    )
+    return SnapshotHeader(size=size / per_mpc, expansion=a, per_mpc=per_mpc, cosmology=cosmology)
+
+
+def check_ids(path: Path, ids: Names) -> None:
+    """Raise ``InputError`` if two particles have one id: a run would not tell them apart."""
+    ordered = np.sort(ids)
+    repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(repeated):
+        found = f"{ordered[repeated[0]]} more than once"
+        raise InputError(
+            [
+                Problem(
+                    file=str(path), path="PartType1/ParticleIDs", found=found, expected="unique ids"
+                )
+            ]
+        )
+
+
+def number(path: Path, attributes: Mapping[str, Any], name: str) -> float:
+    """A finite number of a header."""
+    value = np.asarray(attributes[name])
+    if value.size != 1 or value.dtype.kind not in "iuf" or not np.isfinite(value).all():
+        raise InputError(
+            [Problem(file=str(path), path=name, found=str(value)[:40], expected="a finite number")]
+        )
+    return float(value.reshape(())[()])
+
+
+def _attributes(file: Any, group: str) -> dict[str, Any]:
+    return dict(file[group].attrs) if group in file else {}
+
+
+def _check_types(path: Path, file: Any, header: Mapping[str, Any], count: int) -> None:
+    """(1) for types."""
+    stated = np.asarray(header.get("NumPart_ThisFile", ()))
+    for kind, name in enumerate(_OTHERS):
+        group = f"PartType{kind}"
+        listed = (
+            int(stated[kind])
+            if stated.ndim == 1 and kind < len(stated) and stated.dtype.kind in "iu"
+            else 0
+        )
+        if name and (listed or group in file):
+            found = f"{listed or 'some'} particles of type {kind} ({name})"
+            raise InputError(
+                [
+                    Problem(
+                        file=str(path),
+                        path=group,
+                        found=found,
+                        expected="dark matter alone, type 1",
+                    )
+                ]
+            )
+        if not name and stated.size and listed != count:
+            found, expected = f"{count} rows", f"{listed}, as NumPart_ThisFile says"
+            raise InputError([Problem(file=str(path), path=group, found=found, expected=expected)])
+
+
+def _cosmology(path: Path, known: Mapping[str, Any]) -> Cosmology:
+    """(3): densities and h are needed; the linear spectrum is known only if all of it is."""
+    needed = ("Omega0", "OmegaLambda", "HubbleParam")
+    missing = [name for name in needed if name not in known]
+    if missing:
+        expected = f"{', '.join(needed)} in the header"
+        raise InputError(
+            [
+                Problem(
+                    file=str(path),
+                    path="Header",
+                    found=f"no {', '.join(missing)}",
+                    expected=expected,
+                )
+            ]
+        )
+    spectrum = all(name in known for name in ("OmegaBaryon", "Sigma8", "PrimordialIndex"))
+    matter, vacuum, hubble = (number(path, known, name) for name in needed)
+    if not spectrum:
+        return Cosmology(matter=matter, vacuum=vacuum, hubble=hubble, baryons=0.0, sigma8=None)
+    baryons, sigma8, index = (
+        number(path, known, name) for name in ("OmegaBaryon", "Sigma8", "PrimordialIndex")
+    )
+    return Cosmology(
+        matter=matter, vacuum=vacuum, hubble=hubble, baryons=baryons, sigma8=sigma8, index=index
+    )
+
+
+def _total_mass(
+    path: Path, file: Any, header: Mapping[str, Any], known: Mapping[str, Any], count: int
+) -> float:
+    """1e10 Msun/h; (1) for masses."""
+    table = np.asarray(header.get("MassTable", ()), np.float64).reshape(-1)
+    mass = float(table[1]) if len(table) > 1 else 0.0
+    if mass == 0.0:
+        if "PartType1/Masses" not in file:
+            expected = "a mass in MassTable or in PartType1/Masses"
+            raise InputError(
+                [Problem(file=str(path), path="Header/MassTable", found="none", expected=expected)]
+            )
+        masses = np.asarray(file["PartType1/Masses"][()], np.float64)
+        mass = float(masses.mean())
+        if masses.shape != (count,) or not np.abs(masses - mass).max() <= 1e-4 * mass:
+            found = f"masses from {masses.min():g} to {masses.max():g}"
+            expected = f"{count} particles of one mass"
+            raise InputError(
+                [Problem(file=str(path), path="PartType1/Masses", found=found, expected=expected)]
+            )
+    unit = number(path, known, "UnitMass_in_g") if "UnitMass_in_g" in known else GRAMS
+    return mass * count * unit / GRAMS
+
+
+def _length_unit(
+    path: Path, known: Mapping[str, Any], size: float, mass: float, cosmology: Cosmology
+) -> float:
+    """Units per Mpc/h: that of the file, or the one with which (2) holds."""
+
+    def density(per_mpc: float) -> float:
+        """The matter found over the matter expected."""
+        return mass / cosmology.particle_mass(size / per_mpc, 1)
+
+    if "UnitLength_in_cm" in known:
+        unit = number(path, known, "UnitLength_in_cm")
+        if not unit > 0:
+            raise InputError(
+                [
+                    Problem(
+                        file=str(path),
+                        path="UnitLength_in_cm",
+                        found=f"{unit:g}",
+                        expected="above 0",
+                    )
+                ]
+            )
+        choices = [round(CM_PER_MPC / unit, 9)]
+    else:
+        choices = [1.0, KPC]
+    fitting = [per_mpc for per_mpc in choices if abs(density(per_mpc) - 1) <= _SAME_MASS]
+    if fitting:
+        return fitting[0]
+    if len(choices) > 1:
+        found = "no UnitLength_in_cm, and masses that fit neither Mpc/h nor kpc/h"
+        raise InputError(
+            [Problem(file=str(path), path="Header", found=found, expected="a unit of length")]
+        )
+    found = f"{density(choices[0]):.4g} times the matter of Omega0 {cosmology.matter:g} in this box"
+    expected = "all of it, within 1 %: check MassTable, Omega0, BoxSize and their units"
+    raise InputError(
+        [Problem(file=str(path), path="Header/MassTable", found=found, expected=expected)]
+    )

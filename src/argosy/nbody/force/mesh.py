@@ -1,0 +1,269 @@
+"""The long-range force on a mesh: deposit, Fourier transform, Green's function, gradient,
+interpolation.
+
+A particle is a cloud over 2, 3 or 4 cells per dimension (CIC, TSC, PCS). With N cells of side L/N
+and W(k) the transform of the cloud, a product of sinc^2, sinc^3 or sinc^4 (k_i L / 2N), the force
+of unit masses is, mode by mode,
+
+    (1)  F(k) = -i k phi(k),   phi(k) = -4 pi exp(-k^2 r_s^2) / k^2 / W(k)^2 x density(k),   phi(0) = 0:
+
+W once for the deposit, once for the interpolation. The gradient is taken in Fourier space; the
+highest frequency, whose sign is not defined, has none. Depositing and interpolating with the same
+cloud makes the sum of all forces zero. What is left is aliasing. It is worst where particles still
+stand near a lattice, whose waves are far stronger than the density's: there CIC is wrong by 4 %,
+TSC by 0.25 %, PCS by 0.04 %, at the same number of transforms.
+
+Ranks hold slabs: the planes ``planes[r]``, ..., ``planes[r + 1] - 1`` of x, none for a rank that
+only has particles. Particles go to the slab where their cloud begins, and their force comes back:
+24 bytes each way, less than the mesh cells that they touch. A slab is transformed over z and y,
+turned so that x is whole, and transformed over x.
+
+Mass is deposited in units of 2^-40 particles as integers, whose sum does not depend on the order; a
+transform along one dim does not depend on what other rows a process holds. So the force has the
+same bits on any number of ranks. Transforms are in float32: their error is about 1e-6 of the force,
+those of the cloud and the cut-off 1e-4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import scipy.fft
+from numpy.typing import NDArray
+
+from argosy.errors import InfeasibleError
+from argosy.nbody.force.cloud import UNIT, Fields, deposit, first_planes, interpolate, wrap_sums
+from argosy.nbody.force.settings import Cloud
+from argosy.nbody.particles import Floats
+from argosy.nbody.ranks import Alone, Array, Ranks, send_rows
+from argosy.units import SIZE
+
+Modes = NDArray[np.complexfloating[Any, Any]]
+Planes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """A mesh over a box."""
+
+    box: float
+    cells: int
+    """Per dimension."""
+    scale: float
+    """r_s."""
+    cloud: Cloud = Cloud.PCS
+
+
+def mesh_force(
+    positions: Floats,
+    shape: MeshShape,
+    *,
+    workers: int = 1,
+    ranks: Ranks | None = None,
+    planes: Sequence[int] | None = None,
+) -> Floats:
+    """The smooth part of the force of unit masses on each other, (1); by default within this
+    process."""
+    return _fields_at(positions, shape, (0, 1, 2), workers, ranks or Alone(), planes)
+
+
+def mesh_potential(
+    positions: Floats,
+    shape: MeshShape,
+    *,
+    workers: int = 1,
+    ranks: Ranks | None = None,
+    planes: Sequence[int] | None = None,
+) -> Floats:
+    """phi of (1) at every particle, its own cloud's included."""
+    return _fields_at(positions, shape, (None,), workers, ranks or Alone(), planes)[:, 0]
+
+
+def _fields_at(
+    positions: Floats,
+    shape: MeshShape,
+    axes: tuple[int | None, ...],
+    workers: int,
+    ranks: Ranks,
+    planes: Sequence[int] | None,
+) -> Floats:
+    """Per particle, the slope of -phi along each of the axes; phi itself for None."""
+    box, cells, order = shape.box, shape.cells, shape.cloud.order
+    slab = Slab(
+        box, cells, shape.cloud, ranks, np.asarray((0, cells) if planes is None else planes)
+    )
+    try:
+        owner = slab.owner_of(first_planes(positions, cells / box, order) % cells)
+        inbox = send_rows(slab.ranks, positions, owner)
+        held = np.concatenate(inbox)
+        potential = slab.forward(slab.density(held).astype(np.float32), workers)
+        potential *= green(cells, box, shape.scale, shape.cloud, slab.first, slab.last)
+        fields = slab.room_with_ghosts(len(axes))
+        for number, axis in enumerate(axes):
+            modes = (
+                potential if axis is None else gradient(potential, axis, cells, box, slab.columns)
+            )
+            slab.fill_with_ghosts(slab.backward(modes, workers), fields[number])
+        values = interpolate(held, cells / box, order, slab.first, fields)
+    except MemoryError:
+        need = SIZE.format(4.0 * cells**3)
+        raise InfeasibleError(
+            f"no memory for a mesh of {cells}^3 cells: several arrays of {need} are needed; use fewer cells"
+        ) from None
+    back = slab.ranks.exchange(np.split(values, np.cumsum([len(part) for part in inbox])[:-1]))
+    result = np.empty((len(positions), len(axes)))
+    for rank, part in enumerate(back):
+        result[owner == rank] = part
+    return result
+
+
+class Slab:
+    """A rank's planes of the mesh, and how planes travel."""
+
+    def __init__(self, box: float, cells: int, cloud: Cloud, ranks: Ranks, planes: Planes) -> None:
+        self.box, self.cells, self.cloud, self.ranks, self.planes = box, cells, cloud, ranks, planes
+        self.first, self.last = int(planes[ranks.rank]), int(planes[ranks.rank + 1])
+        self.columns = slice(self.first, self.last)
+        """Of y, when x is whole: as many as planes."""
+
+    def owner_of(self, plane: Planes) -> Planes:
+        return np.searchsorted(self.planes, plane, side="right") - 1
+
+    def density(self, positions: Floats) -> Floats:
+        """Particles per cell on the own planes."""
+        ghosts = self.cloud.order - 1
+        cells, count = self.cells, self.last - self.first
+        mass = np.zeros((count + ghosts if count else 0, cells + ghosts, cells + ghosts), np.int64)
+        deposit(positions, cells / self.box, self.cloud.order, self.first, mass)
+        mass = wrap_sums(mass, ghosts)
+        # Clouds reach into the planes above, which may be another rank's, or the first ones again.
+        owner = self.owner_of((self.last + np.arange(ghosts)) % cells)
+        above = [
+            mass[count:][owner == rank] if count else mass[:0] for rank in range(self.ranks.size)
+        ]
+        for rank, part in enumerate(self.ranks.exchange(above)):
+            begin = int(self.planes[rank + 1])
+            mine = [
+                p
+                for p in ((begin + g) % cells for g in range(ghosts))
+                if self.first <= p < self.last
+            ]
+            for plane, row in zip(mine if len(part) else [], part, strict=True):
+                mass[plane - self.first] += row
+        return mass[:count] / float(UNIT)
+
+    def room_with_ghosts(self, count: int) -> Fields:
+        """Arrays for fields with the planes above the slab, and the cells beyond the end of y and
+        z."""
+        ghosts, planes = self.cloud.order - 1, self.last - self.first
+        across = self.cells + ghosts
+        return np.empty((count, planes + ghosts if planes else 0, across, across), np.float32)
+
+    def fill_with_ghosts(self, field: Fields, room: Fields) -> None:
+        """Put a field of the slab there, with what clouds of the own particles reach into."""
+        ghosts, cells = self.cloud.order - 1, self.cells
+        asked = [
+            (int(self.planes[rank + 1]) + np.arange(ghosts)) % cells
+            for rank in range(self.ranks.size)
+        ]
+        holds = np.diff(self.planes) > 0
+        parts = [
+            field[[p - self.first for p in wanted if holds[rank] and self.first <= p < self.last]]
+            for rank, wanted in enumerate(asked)
+        ]
+        received = self.ranks.exchange(parts)
+        if not holds[self.ranks.rank]:
+            return
+        rows = [iter(part) for part in received]
+        room[: len(field), :cells, :cells] = field
+        for number, rank in enumerate(self.owner_of(asked[self.ranks.rank])):
+            room[len(field) + number, :cells, :cells] = next(rows[rank])
+        room[:, cells:, :cells] = room[:, :ghosts, :cells]
+        room[:, :, cells:] = room[:, :, :ghosts]
+
+    def forward(self, density: Fields, workers: int) -> Modes:
+        """Modes, x whole, the own columns of y."""
+        modes = (
+            scipy.fft.rfft(density, axis=2, workers=workers) if len(density) else self._nothing()
+        )
+        modes = scipy.fft.fft(modes, axis=1, workers=workers) if len(density) else modes
+        modes = self._turn(
+            [modes[:, self.planes[r] : self.planes[r + 1]] for r in range(self.ranks.size)], axis=0
+        )
+        result: Modes = scipy.fft.fft(modes, axis=0, workers=workers) if modes.size else modes
+        return result
+
+    def backward(self, modes: Modes, workers: int) -> Fields:
+        """The inverse, on the own planes."""
+        modes = scipy.fft.ifft(modes, axis=0, workers=workers) if modes.size else modes
+        modes = self._turn(
+            [modes[self.planes[r] : self.planes[r + 1]] for r in range(self.ranks.size)], axis=1
+        )
+        if not modes.size:
+            return np.zeros((0, self.cells, self.cells), np.float32)
+        modes = scipy.fft.ifft(modes, axis=1, workers=workers)
+        field: Fields = scipy.fft.irfft(modes, n=self.cells, axis=2, workers=workers)
+        return field
+
+    def _nothing(self) -> Modes:
+        return np.zeros((0, self.cells, self.cells // 2 + 1), np.complex64)
+
+    def _turn(self, parts: list[Array], axis: int) -> Modes:
+        """Exchange blocks, and put those received side by side."""
+        if self.ranks.size == 1:
+            return parts[0]
+        counts, own = np.diff(self.planes), self.last - self.first
+        shape = (-1, own) if axis == 0 else (own, -1)
+        tail = self.cells // 2 + 1
+        flat = self.ranks.exchange([part.reshape(-1) for part in parts])
+        blocks = [
+            block.reshape(*(int(counts[rank]) if size < 0 else size for size in shape), tail)
+            for rank, block in enumerate(flat)
+        ]
+        return np.concatenate(blocks, axis=axis)
+
+
+@lru_cache(maxsize=2)
+def green(cells: int, box: float, scale: float, cloud: Cloud, first: int, last: int) -> Fields:
+    """phi(k) / density(k) of (1) for the modes of a real transform in those columns of y; density
+    in particles a cell.
+
+    Step after step it is the same; it is kept.
+    """
+    columns = slice(first, last)
+    full, halved = frequencies(cells, box)
+    spread, spread_last = (
+        np.sinc(k * box / (2 * np.pi * cells)) ** cloud.order for k in (full, halved)
+    )
+    squares = full[:, None, None] ** 2 + full[None, columns, None] ** 2 + halved[None, None, :] ** 2
+    zero = squares == 0
+    squares[zero] = 1
+    factor = -4 * np.pi * np.exp(-squares * scale * scale) / squares * (cells / box) ** 3
+    factor /= (
+        spread[:, None, None] * spread[None, columns, None] * spread_last[None, None, :]
+    ) ** 2
+    factor[zero] = 0
+    single: Fields = factor.astype(np.float32)
+    single.setflags(write=False)
+    return single
+
+
+def frequencies(cells: int, box: float) -> tuple[Floats, Floats]:
+    """Wave numbers of a full and of the halved last dim."""
+    step = box / cells
+    return 2 * np.pi * scipy.fft.fftfreq(cells, step), 2 * np.pi * scipy.fft.rfftfreq(cells, step)
+
+
+def gradient(potential: Modes, axis: int, cells: int, box: float, columns: slice) -> Modes:
+    """-i k phi along one axis."""
+    k = frequencies(cells, box)[axis == 2].copy()
+    if cells % 2 == 0:
+        k[cells // 2] = 0
+    k = k[columns] if axis == 1 else k
+    shape = [1, 1, 1]
+    shape[axis] = len(k)
+    return potential * (-1j * k).astype(potential.dtype).reshape(shape)

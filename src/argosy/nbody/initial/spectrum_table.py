@@ -1,0 +1,83 @@
+"""A linear power spectrum from a table, as CAMB and CLASS write them: columns of k (h/Mpc) and P
+(Mpc/h)^3, today.
+
+Lines that begin with # are comments; further columns are ignored. Between rows log P is linear in
+log k. Nothing is made up beyond the table's ends: a box whose waves are longer or shorter is
+refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from argosy.errors import InputError, Problem, bad_input
+from argosy.nbody.force.tree import Floats
+
+_FEWEST = 16
+"""Rows of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpectrumTable:
+    """A spectrum at rising wave numbers."""
+
+    k: Floats
+    power: Floats
+
+    def at(self, k: Floats) -> Floats:
+        """P at wave numbers within the table; zero at k = 0."""
+        positive = k[k > 0]
+        low, high = float(positive.min(initial=np.inf)), float(positive.max(initial=0.0))
+        if low < self.k[0] * (1 - 1e-9) or high > self.k[-1] * (1 + 1e-9):
+            found = f"{self.k[0]:g} to {self.k[-1]:g} h/Mpc"
+            raise bad_input(
+                f"a table from {low:g} to {high:g} h/Mpc, the waves of the box",
+                found,
+                where="spectrum",
+            )
+        safe = np.where(k > 0, k, self.k[0])
+        power: Floats = np.exp(np.interp(np.log(safe), np.log(self.k), np.log(self.power)))
+        return np.where(k > 0, power, 0.0)
+
+    @property
+    def sigma8(self) -> float:
+        """The amplitude in spheres of 8 Mpc/h, over the table's own range."""
+        log_k = np.linspace(np.log(self.k[0]), np.log(self.k[-1]), 8192)
+        k = np.exp(log_k)
+        window = 3 * (np.sin(8 * k) - 8 * k * np.cos(8 * k)) / (8 * k) ** 3
+        density = k**3 * np.interp(log_k, np.log(self.k), self.power) * window**2 / (2 * np.pi**2)
+        return float(np.sqrt(np.dot(density[1:] + density[:-1], np.diff(log_k)) / 2))
+
+    def scaled_to(self, sigma8: float) -> SpectrumTable:
+        return SpectrumTable(k=self.k, power=self.power * (sigma8 / self.sigma8) ** 2)
+
+
+def read_spectrum(path: Path) -> SpectrumTable:
+    """``InputError`` for a file that holds no spectrum."""
+    try:
+        rows = np.loadtxt(path, comments="#", ndmin=2)
+    except FileNotFoundError:
+        raise InputError([Problem(file=str(path), expected="a file that exists")]) from None
+    except (ValueError, OSError, UnicodeError) as error:
+        raise InputError(
+            [Problem(file=str(path), expected="columns of numbers", found=str(error)[:80])]
+        ) from None
+    if rows.shape[0] < _FEWEST or rows.shape[1] < 2:
+        found = f"{rows.shape[0]} x {rows.shape[1]} numbers"
+        expected = f"at least {_FEWEST} rows of k and P"
+        raise InputError([Problem(file=str(path), expected=expected, found=found)])
+    k, power = np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
+    if not (
+        np.isfinite(rows[:, :2]).all()
+        and (k > 0).all()
+        and (power > 0).all()
+        and (np.diff(k) > 0).all()
+    ):
+        found = "a row that is not"
+        raise InputError(
+            [Problem(file=str(path), expected="rising k and P, all above 0", found=found)]
+        )
+    return SpectrumTable(k=k, power=power)

@@ -1,0 +1,66 @@
+"""Where a run on the devices of a cluster begins: who holds what, within which memory, and how fast
+each should be.
+
+A cluster file says what devices promise; the run then measures, and cuts anew. Ranks are the
+cluster's devices, in their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from argosy.cluster.topology import Cluster
+from argosy.errors import bad_input
+from argosy.nbody.planning.balance import Balancer, Rules, takes_part
+from argosy.nbody.planning.plan import Domains, StepPrices, plan_step
+from argosy.nbody.planning.plan_file import GravityPlan
+from argosy.nbody.planning.play import slowest_hop
+from argosy.nbody.planning.pricing import CELL_BYTES, BoxWork, typical_box
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialPlacement:
+    """The state of a run before its first force."""
+
+    parts: tuple[float, ...]
+    """Up to where along the curve each rank's run goes, as a part of all particles."""
+    planes: tuple[int, ...]
+    """Where each rank's slab of the mesh begins, and the end."""
+    balancer: Balancer
+
+
+def place_on(cluster: Cluster, particles: int, mesh_cells: int) -> InitialPlacement:
+    """As ``argosy nbody plan`` would cut them; ``InfeasibleError`` where they do not fit into the
+    cluster's memory."""
+    box = typical_box(particles, mesh_cells=mesh_cells)
+    return _placement(cluster, box, plan_step(cluster, box).best.domains)
+
+
+def place_as_planned(plan: GravityPlan, particles: int, mesh_cells: int) -> InitialPlacement:
+    """As a plan file says; ``InputError`` if it was made for another box."""
+    box = plan.box
+    if (box.particles, box.mesh_cells) != (particles, mesh_cells):
+        found = f"{particles} particles and a mesh of {mesh_cells}^3 cells"
+        expected = (
+            f"{box.particles} particles and a mesh of {box.mesh_cells}^3 cells, as in the plan"
+        )
+        raise bad_input(expected, found, where="--plan")
+    return _placement(plan.cluster, box, plan.plan)
+
+
+def _placement(cluster: Cluster, box: BoxWork, domains: Domains) -> InitialPlacement:
+    prices = StepPrices(cluster, box)
+    plane_bytes = CELL_BYTES * box.mesh_cells**2
+    held = np.array(domains.planes) * plane_bytes
+    return InitialPlacement(
+        parts=tuple(end / len(box.interactions) for end in domains.ends),
+        planes=(0, *np.cumsum(domains.planes).tolist()),
+        balancer=Balancer(
+            capacity=tuple(np.where(takes_part(domains.ends), prices.memory, held).tolist()),
+            plane_bytes=plane_bytes,
+            rules=Rules(bandwidth=slowest_hop(cluster)),
+            speeds=prices.speeds(),
+        ),
+    )

@@ -1,0 +1,393 @@
+"""Which device gets which run of the curve and which planes of the mesh, and what a step would
+take.
+
+    price items and planes -> cut the curve (solve.chain) for each choice of mesh holders -> play a step (sim) -> best
+
+One step is a task graph: every device walks its tree, those with planes deposit and transform,
+pairs are summed while slabs are turned, and forces come back. Pairs wait for the halo. The mesh of
+a device and its pairs share the device, one after the other; transfers run beside them. Devices
+that would only slow the step down are left out.
+
+Compared are the cuts that others would make: equal counts, and counts by speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.cluster.topology import Cluster
+from argosy.errors import InfeasibleError
+from argosy.nbody.particles import Floats
+from argosy.nbody.planning.balance import Balancer, Ends, Leaves, run_totals
+from argosy.nbody.planning.pricing import (
+    CELL_BYTES,
+    GHOST_BYTES,
+    MODE_BYTES,
+    PARTICLE_BYTES,
+    POINT_BYTES,
+    SENT_BYTES,
+    STATE_BYTES,
+    BoxWork,
+    halo_particles,
+    rates,
+)
+from argosy.sim.engine.exact import simulate_exact
+from argosy.sim.engine.graph import Flow, Task, TaskGraph
+from argosy.solve.search.chain import cut_chain
+from argosy.timeline import SpanKind
+
+Flags = NDArray[np.bool_]
+
+_PLAYED = 160
+"""Choices that are played, times devices."""
+_MOST_GROUPS = 300
+"""Groups of devices looked at, times devices."""
+_USABLE = 0.9
+"""Of a device's memory."""
+
+
+class StepPhase(StrEnum):
+    """What a span of a step is; its number is the span's ``stage``."""
+
+    TREE = "tree"
+    MESH = "mesh"
+    PAIRS = "pairs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domains:
+    """A choice: runs of items and numbers of planes, per device of the cluster."""
+
+    name: str
+    ends: Ends
+    planes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedDomains:
+    """A choice, and what it costs."""
+
+    domains: Domains
+    step_seconds: float
+    """Simulated."""
+    tree_seconds: tuple[float, ...]
+    pair_seconds: tuple[float, ...]
+    mesh_seconds: tuple[float, ...]
+    memory: tuple[float, ...]
+    """Bytes per device."""
+    fits: tuple[bool, ...]
+    balance: float
+    """The slowest device's computing over what it would be if all that take part shared it by their
+    speed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """The best choice, and those it was compared with."""
+
+    cluster: Cluster
+    box: BoxWork
+    best: PricedDomains
+    others: tuple[PricedDomains, ...]
+
+
+def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
+    """Domains by work over speed with the best holders of the mesh, beside equal counts and counts
+    by speed."""
+    prices = StepPrices(cluster, box)
+    ours = [
+        found
+        for active, planes in prices.choices()
+        if (found := prices.cut(active, planes)) is not None
+    ]
+    if not ours:
+        what = f"{box.particles} particles and a mesh of {box.mesh_cells}^3 cells"
+        raise InfeasibleError(f"{what} do not fit into the memory of {cluster.name}")
+    promising = sorted(ours, key=prices.estimate)[: max(2, _PLAYED // len(cluster.devices))]
+    everyone = prices.shared_planes(np.ones(len(cluster.devices)))
+    others = (
+        prices.priced(
+            Domains(
+                name="equal counts", ends=prices.by_count(np.ones(prices.size)), planes=everyone
+            )
+        ),
+        prices.priced(
+            Domains(
+                name="counts by speed", ends=prices.by_count(prices.pair_speed), planes=everyone
+            )
+        ),
+    )
+    # Where the network decides, another cut can be as good: then it is the plan.
+    finalists = [
+        *(prices.priced(domains) for domains in promising),
+        *(other for other in others if all(other.fits)),
+    ]
+    best = min(finalists, key=lambda priced: priced.step_seconds)
+    if best.step_seconds == math.inf:
+        raise InfeasibleError(
+            f"no step would end on {cluster.name}: every cut needs a device or link that is lost"
+        )
+    return StepPlan(cluster=cluster, box=box, best=best, others=others)
+
+
+class StepPrices:
+    """Seconds and bytes of every device for every choice."""
+
+    def __init__(self, cluster: Cluster, box: BoxWork) -> None:
+        self.cluster, self.box, self.size = cluster, box, len(cluster.devices)
+        per_cell = box.particles / box.mesh_cells**3
+        known = [rates(device, per_cell, alone=self.size == 1) for device in cluster.devices]
+        self.start = np.array([rate.start for rate in known])
+        self.pair_speed = np.array([rate.interactions for rate in known])
+        self.tree_speed = np.array([rate.particles for rate in known])
+        self.mesh_speed = np.array([rate.cells for rate in known])
+        self.ways: dict[tuple[str, str], tuple[int, ...]] = {}
+        """Links between two devices, as far as they were looked up."""
+        self.memory = np.array([_USABLE * device.kind.memory for device in cluster.devices])
+
+    def choices(self) -> Iterator[tuple[Flags, tuple[int, ...]]]:
+        """Devices that take part, and their planes: all, a node, a kind, the fastest 1, 2, 4, ...;
+        any such group of those that take part holds the mesh."""
+        groups = self._groups()
+        for active in groups:
+            for holders in groups:
+                if (holders <= active).all():
+                    yield active, self.shared_planes(holders.astype(float))
+
+    def _groups(self) -> list[Flags]:
+        devices = self.cluster.devices
+        order = np.argsort(-self.mesh_speed, kind="stable")
+        masks = [np.ones(self.size, bool)]
+        masks += [
+            np.array([device.node == node.name for device in devices])
+            for node in self.cluster.nodes
+        ]
+        masks += [
+            np.array([d.kind.name == kind for d in devices])
+            for kind in {d.kind.name: 0 for d in devices}
+        ]
+        masks += [
+            np.isin(np.arange(self.size), order[: 2**k])
+            for k in range(int(math.log2(self.size)) + 1)
+        ]
+        most = max(4, _MOST_GROUPS // self.size)
+        return list({mask.tobytes(): mask for mask in masks}.values())[:most]
+
+    def shared_planes(self, weight: Floats) -> tuple[int, ...]:
+        """Whole planes by mesh speed among those with weight."""
+        speeds = self.mesh_speed * weight
+        holds = speeds > 0
+        ends = cut_chain(np.ones(self.box.mesh_cells), speeds[holds]).ends
+        planes = np.zeros(self.size, int)
+        planes[holds] = np.diff((0, *ends))
+        return tuple(planes.tolist())
+
+    def by_count(self, weight: Floats) -> Ends:
+        edges = np.cumsum(weight) / weight.sum() * len(self.box.interactions)
+        return tuple(np.rint(edges).astype(int).tolist())
+
+    def cut(self, active: Flags, planes: tuple[int, ...]) -> Domains | None:
+        """Work by speed on the active devices beside those planes; None where it does not fit."""
+        left = self.capacity(planes)
+        if (left < 0).any():
+            return None
+        leaves, speeds = self.leaves(), self.speeds()
+        balancer = Balancer(capacity=tuple(left[active].tolist()), speeds=speeds[active])
+        try:
+            ends, _ = balancer.best(leaves, self.mesh_seconds(planes)[active])
+        except InfeasibleError:
+            return None
+        runs = np.zeros(self.size, int)
+        runs[active] = np.diff((0, *ends))
+        return Domains(name="work by speed", ends=tuple(np.cumsum(runs).tolist()), planes=planes)
+
+    def capacity(self, planes: Sequence[int]) -> Floats:
+        """Bytes left for particles beside those planes."""
+        left: Floats = self.memory - np.array(planes) * self.box.mesh_cells**2 * CELL_BYTES
+        return left
+
+    def leaves(self) -> Leaves:
+        """Items with reference work: interactions and particles at mean speed."""
+        work = (
+            self.box.interactions / self.pair_speed.mean()
+            + self.box.per_item / self.tree_speed.mean()
+        )
+        one = np.full(len(work), self.box.per_item)
+        return Leaves(work=work, bytes=one * (PARTICLE_BYTES + GHOST_BYTES), sent=one * STATE_BYTES)
+
+    def speeds(self) -> Floats:
+        """For the mix of a whole box."""
+        alone = self.box.interactions.sum() / self.pair_speed + self.box.particles / self.tree_speed
+        speeds: Floats = self.leaves().work.sum() / alone
+        return speeds
+
+    def particles(self, ends: Ends) -> Floats:
+        return np.asarray(np.diff((0, *ends)) * self.box.per_item, np.float64)
+
+    def tree_seconds(self, particles: Floats) -> Floats:
+        """Of devices that hold so many."""
+        return np.asarray(
+            np.where(particles > 0, self.start + particles / self.tree_speed, 0.0), np.float64
+        )
+
+    def mesh_seconds(self, planes: Sequence[int]) -> Floats:
+        return np.asarray(np.array(planes) * self.box.mesh_cells**2 / self.mesh_speed, np.float64)
+
+    def priced(self, domains: Domains) -> PricedDomains:
+        particles = self.particles(domains.ends)
+        tree = self.tree_seconds(particles)
+        pairs = run_totals(self.box.interactions, domains.ends) / self.pair_speed
+        mesh = self.mesh_seconds(domains.planes)
+        halo = np.array([halo_particles(self.box, count) for count in particles])
+        memory = particles * PARTICLE_BYTES + halo * GHOST_BYTES
+        memory += np.array(domains.planes) * self.box.mesh_cells**2 * CELL_BYTES
+        step = simulate_exact(self.graph(domains), self.cluster).iteration_ends[-1:]
+        speed = np.where(tree + pairs + mesh > 0, self.pair_speed, 0.0)
+        ideal = ((tree + pairs + mesh) * speed).sum() / speed.sum()
+        return PricedDomains(
+            domains=domains,
+            step_seconds=step[0] if step else math.inf,
+            tree_seconds=tuple(tree.tolist()),
+            pair_seconds=tuple(pairs.tolist()),
+            mesh_seconds=tuple(mesh.tolist()),
+            memory=tuple(memory.tolist()),
+            fits=tuple((memory <= self.memory).tolist()),
+            balance=float((tree + pairs + mesh).max() / ideal),
+        )
+
+    def graph(self, domains: Domains) -> TaskGraph:
+        """One step."""
+        return _StepGraph(self, domains).graph()
+
+    def estimate(self, domains: Domains) -> float:
+        """Seconds of the slowest device and of the busiest link, one after the other: enough to
+        rank choices."""
+        graph = self.graph(domains)
+        computing = np.zeros(self.size)
+        loads: dict[int, float] = {}
+        names = graph.devices
+        for task in graph.tasks:
+            if task.device >= 0:
+                computing[task.device] += task.seconds
+            for flow in task.flows:
+                ends = names[flow.source], names[flow.target]
+                if ends not in self.ways:
+                    self.ways[ends] = self.cluster.fastest(*ends, flow.bytes).links
+                for link in self.ways[ends]:
+                    loads[link] = loads.get(link, 0.0) + flow.bytes
+        links = self.cluster.links
+        busiest = max(
+            (amount / max(links[i].bandwidth.at(0.0), 1.0) for i, amount in loads.items()),
+            default=0.0,
+        )
+        return float(computing.max()) + busiest
+
+
+class _StepGraph:
+    """Tasks of one step, numbered as they are added; each device's own in the order it runs
+    them."""
+
+    def __init__(self, prices: StepPrices, domains: Domains) -> None:
+        self.prices, self.domains, self.box = prices, domains, prices.box
+        self.particles = prices.particles(domains.ends)
+        self.pairs = run_totals(self.box.interactions, domains.ends) / prices.pair_speed
+        self.mesh = prices.mesh_seconds(domains.planes)
+        self.busy = [device for device in range(prices.size) if self.particles[device] > 0]
+        self.holders = [device for device in range(prices.size) if domains.planes[device] > 0]
+        self.tasks: list[Task] = []
+        self.last: dict[int, int] = {}
+        """Per device, what it does before the next."""
+
+    def graph(self) -> TaskGraph:
+        growing = self.prices.tree_seconds(self.particles)
+        trees = [self._compute(d, StepPhase.TREE, growing[d]) for d in self.busy]
+        halo = self._transfer(self._halo_flows(), trees)
+        to_mesh = self._transfer(self._mesh_flows(), trees)
+        deposited = [
+            self._compute(d, StepPhase.MESH, self.mesh[d] / 3, to_mesh) for d in self.holders
+        ]
+        turned = self._transfer(self._turn_flows(1), deposited)
+        paired = [self._compute(d, StepPhase.PAIRS, self.pairs[d], halo) for d in self.busy]
+        solved = [self._compute(d, StepPhase.MESH, self.mesh[d] / 3, turned) for d in self.holders]
+        back = self._transfer(self._turn_flows(3), solved)
+        filled = [self._compute(d, StepPhase.MESH, self.mesh[d] / 3, back) for d in self.holders]
+        returned = self._transfer(
+            [Flow(f.target, f.source, f.bytes) for f in self._mesh_flows()], filled
+        )
+        over = len(self.tasks)
+        everything = tuple(sorted({*paired, *filled, *returned}))
+        self.tasks.append(Task(kind=SpanKind.COLLECTIVE, after=everything, flows=()))
+        names = tuple(device.name for device in self.prices.cluster.devices)
+        resident = tuple(float(count) * PARTICLE_BYTES for count in self.particles)
+        return TaskGraph(
+            devices=names,
+            tasks=tuple(self.tasks),
+            carry=tuple((over, tree) for tree in trees),
+            resident=resident,
+        )
+
+    def _compute(
+        self, device: int, phase: StepPhase, seconds: float, after: Sequence[int] = ()
+    ) -> int:
+        before = [self.last[device]] if device in self.last else []
+        number = len(self.tasks)
+        waits = tuple(sorted({*before, *after}))
+        stage = list(StepPhase).index(phase)
+        self.tasks.append(
+            Task(
+                kind=SpanKind.FORWARD,
+                device=device,
+                seconds=float(seconds),
+                after=waits,
+                stage=stage,
+            )
+        )
+        self.last[device] = number
+        return number
+
+    def _transfer(self, flows: list[Flow], after: Sequence[int]) -> list[int]:
+        number = len(self.tasks)
+        self.tasks.append(Task(kind=SpanKind.TRANSFER, flows=tuple(flows), after=tuple(after)))
+        return [number]
+
+    def _halo_flows(self) -> list[Flow]:
+        """Half of a halo from the neighbours along the curve, half from everyone by what they
+        hold."""
+        flows: dict[tuple[int, int], float] = {}
+        for place, device in enumerate(self.busy):
+            wanted = halo_particles(self.box, float(self.particles[device])) * SENT_BYTES
+            near = [
+                self.busy[other] for other in (place - 1, place + 1) if 0 <= other < len(self.busy)
+            ]
+            others = [other for other in self.busy if other != device]
+            held = sum(self.particles[other] for other in others)
+            for other in others:
+                part = wanted / 2 * self.particles[other] / held + (
+                    wanted / 2 / len(near) if other in near else 0.0
+                )
+                flows[other, device] = flows.get((other, device), 0.0) + float(part)
+        return [Flow(source, target, amount) for (source, target), amount in flows.items()]
+
+    def _mesh_flows(self) -> list[Flow]:
+        share = [self.domains.planes[holder] / self.box.mesh_cells for holder in self.holders]
+        return [
+            Flow(device, holder, float(self.particles[device]) * POINT_BYTES * part)
+            for device in self.busy
+            for holder, part in zip(self.holders, share, strict=True)
+            if device != holder
+        ]
+
+    def _turn_flows(self, times: int) -> list[Flow]:
+        planes, cells = self.domains.planes, self.box.mesh_cells
+        return [
+            Flow(one, other, times * MODE_BYTES / 2 * planes[one] * planes[other] * cells)
+            for one in self.holders
+            for other in self.holders
+            if one != other
+        ]

@@ -1,0 +1,103 @@
+"""Steps one after the other on a cluster that changes, with and without re-balancing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from argosy.cluster.lasting import from_moment
+from argosy.cluster.topology import Cluster
+from argosy.nbody.particles import Floats
+from argosy.nbody.planning.balance import Balancer, BalanceSample, Rules, takes_part
+from argosy.nbody.planning.plan import Domains, StepPhase, StepPrices
+from argosy.nbody.planning.pricing import BoxWork
+from argosy.sim.engine.exact import simulate_exact
+from argosy.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedRun:
+    """Steps under the cluster's changes."""
+
+    ends: tuple[float, ...]
+    """When each step was over, seconds."""
+    moves: int
+    """Re-balances."""
+    stalled: bool
+    """A device or link that was needed is lost for good: no step ends after these."""
+
+
+def play_run(
+    cluster: Cluster,
+    box: BoxWork,
+    domains: Domains,
+    steps: int,
+    *,
+    rebalance: bool,
+    until: float = math.inf,
+) -> PlayedRun:
+    """Steps one after the other from time 0; with ``rebalance``, the controller looks after
+    each."""
+    prices = StepPrices(cluster, box)
+    first = simulate_exact(prices.graph(domains), cluster)
+    if first.iteration_ends and not _changes(cluster):
+        seconds = first.iteration_ends[-1]
+        count = int(min(steps, until // seconds)) if until < math.inf else steps
+        return PlayedRun(
+            ends=tuple(seconds * (number + 1) for number in range(count)), moves=0, stalled=False
+        )
+    leaves = prices.leaves()
+    left = np.where(takes_part(domains.ends), prices.capacity(domains.planes), 0.0)
+    balancer = Balancer(capacity=tuple(left.tolist()), rules=Rules(bandwidth=slowest_hop(cluster)))
+    ends: list[float] = []
+    now, timeline = 0.0, first
+    while len(ends) < steps and timeline.iteration_ends:
+        now += timeline.iteration_ends[-1]
+        if now > until:
+            break
+        ends.append(now)
+        if rebalance:
+            seconds_of = _device_seconds(timeline, prices.size)
+            look = BalanceSample(
+                leaves=leaves,
+                ends=domains.ends,
+                tree_seconds=seconds_of[:, 0],
+                mesh_seconds=seconds_of[:, 1],
+            )
+            domains = replace(domains, ends=balancer.decide(look) or domains.ends)
+        if len(ends) < steps:
+            timeline = simulate_exact(prices.graph(domains), from_moment(cluster, now))
+    return PlayedRun(ends=tuple(ends), moves=balancer.moves, stalled=not timeline.iteration_ends)
+
+
+def step_timeline(cluster: Cluster, box: BoxWork, domains: Domains, steps: int) -> Timeline:
+    """So many steps with these domains, never re-balanced, as the simulator records them."""
+    return simulate_exact(StepPrices(cluster, box).graph(domains), cluster, iterations=steps)
+
+
+def _device_seconds(timeline: Timeline, size: int) -> Floats:
+    """Per device, seconds of tree and pairs, and of the mesh."""
+    index = {name: number for number, name in enumerate(timeline.devices)}
+    seconds = np.zeros((size, 2))
+    for span in timeline.spans:
+        if not span.kind.is_communication and span.stage is not None:
+            seconds[
+                index[span.where], int(span.stage == list(StepPhase).index(StepPhase.MESH))
+            ] += span.seconds
+    return seconds
+
+
+def slowest_hop(cluster: Cluster) -> float:
+    """Bytes/s between neighbours along the curve, at the start."""
+    names = [device.name for device in cluster.devices]
+    routes = [cluster.fastest(one, other, 1e9) for one, other in itertools.pairwise(names)]
+    return min((cluster.bandwidth_at(route) for route in routes), default=math.inf)
+
+
+def _changes(cluster: Cluster) -> bool:
+    traces = [device.speed for device in cluster.devices]
+    traces += [trace for link in cluster.links for trace in (link.bandwidth, link.latency)]
+    return not all(trace.is_constant for trace in traces)

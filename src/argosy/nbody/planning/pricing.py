@@ -1,0 +1,192 @@
+"""What one force of a box costs on devices of a cluster, before anything runs there.
+
+For a device with fp32 peak P, memory bandwidth H and efficiency e, a run of the curve with n
+particles that take w interactions, p of N^3 mesh cells' planes, a box of N_p particles and cut-off
+r_c:
+
+    (1)  pairs = w x g x 40 FLOP / (a e P)             a of the peak is reached, g times w pairs are computed
+    (2)  tree  = (s + n x t) / e                       sort, build, walk; s for launches that wait for each other
+    (3)  mesh  = p N^2 x c + n p / N x q               four transforms; deposit and three interpolations
+    (4)  halo  = min(N_p - n, N_p [(v^(1/3) + 2 r_c)^3 - v]) x 36 B,   v = n / N_p, r_c in boxes: what is fetched
+    (5)  turn = 4 times 16 B for half the cells of the slab, all but the own part: what holders of
+         the mesh exchange
+    (6)  to and from the mesh: 24 B a particle, each way
+    (7)  memory = n x 400 B + halo x 100 B + p N^2 x 48 B
+
+a, g, t, c and q differ between CPUs and GPUs, whose leaves and limits differ: ``CPU`` and ``GPU``.
+A CPU's mesh is limited by arithmetic, so c and q are FLOP over P there; a GPU's by memory, so they
+are bytes over H. The figures are those of ``benchmarks/results/2026-11-16-gravity.md``. A device
+alone has all of a force. Of GPUs that share a box it is assumed that they sum only pairs, and leave
+tree and mesh to one core of their host (``SHARED_GPU``), as they do beside CPUs; a run on GPUs
+alone divides tree and mesh between them, and is faster than this. Interactions along the curve
+follow the clustering of matter: drawn from a log-normal density, seeded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from argosy.cluster.device import Device, DeviceKind
+from argosy.dtype import Dtype
+from argosy.errors import bad_input
+from argosy.nbody.force.settings import DEFAULT
+from argosy.nbody.particles import Floats
+
+PAIR_FLOP = 40.0
+PARTICLE_BYTES = 400.0
+"""Positions, momenta, forces and the tree's share, with what is held twice while particles
+travel."""
+GHOST_BYTES = 100.0
+CELL_BYTES = 48.0
+SENT_BYTES = 36.0
+"""Position and id of a particle that is fetched."""
+STATE_BYTES = 56.0
+"""Position, momentum and id of a particle that changes hands."""
+POINT_BYTES = 24.0
+MODE_BYTES = 16.0
+
+_INTERACTIONS = 990.0
+"""Per particle, with the leaves of a CPU and the default force error."""
+_SPREAD = 1.0
+"""Of the logarithm of the interactions per particle, over runs of the curve."""
+_ITEMS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorRates:
+    """What the code reaches on a kind of processor."""
+
+    peak_share: float
+    """a of (1)."""
+    larger_leaves: float
+    """g of (1)."""
+    tree_seconds: float
+    """t of (2)."""
+    start_seconds: float
+    """s of (2)."""
+    cell_cost: float
+    """c of (3): FLOP at the peak of a CPU, bytes of a GPU."""
+    point_cost: float
+    """q of (3), per particle, likewise."""
+
+
+CPU = ProcessorRates(
+    peak_share=0.35,
+    larger_leaves=1.0,
+    tree_seconds=4.3e-7,
+    start_seconds=0.0,
+    cell_cost=3800.0,
+    point_cost=39_000.0,
+)
+GPU = ProcessorRates(
+    peak_share=0.25,
+    larger_leaves=2.83,
+    tree_seconds=1.4e-8,
+    start_seconds=0.05,
+    cell_cost=900.0,
+    point_cost=0.0,
+)
+SHARED_GPU = replace(GPU, tree_seconds=1.2e-6, start_seconds=0.0)
+_HOST_CELL, _HOST_POINT = 6.9e-8, 4.5e-7
+"""Seconds of a host's core per mesh cell and per particle on the mesh."""
+_CPU_NAMES = re.compile(
+    r"cpu|core|xeon|epyc|ryzen|threadripper|grace|graviton|altra|ampere-?one|power\d+",
+    re.IGNORECASE,
+)
+"""How kinds of CPU are called; a cluster file says no more about what a device is."""
+
+
+def architecture(kind: DeviceKind, *, alone: bool = True) -> ProcessorRates:
+    """CPU or GPU, by the kind's name."""
+    if _CPU_NAMES.search(kind.name):
+        return CPU
+    return GPU if alone else SHARED_GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxWork:
+    """A box along its curve, in items of equal particle count."""
+
+    particles: int
+    mesh_cells: int
+    """Per side."""
+    cutoff: float
+    """r_c as a part of the box."""
+    interactions: Floats
+    """Per item."""
+
+    @property
+    def per_item(self) -> float:
+        """Particles."""
+        return self.particles / len(self.interactions)
+
+
+def typical_box(
+    particles: int,
+    *,
+    mesh_cells: int | None = None,
+    cutoff_cells: float = DEFAULT.split_cells * DEFAULT.cutoff_scales,
+    seed: int = 1,
+) -> BoxWork:
+    """A clustered box of so many particles; by default with a mesh of twice the particles per
+    side."""
+    if particles < 1000:
+        raise bad_input("at least 1000 particles", particles, where="particles")
+    cells = mesh_cells or 2 * round(particles ** (1 / 3))
+    items = min(_ITEMS, particles // 16)
+    noise = np.random.default_rng(seed).standard_normal(items)
+    # Neighbours along the curve are neighbours in the box: a few octaves of smoothed noise.
+    twice = np.concatenate([noise, noise])
+    field = np.sum(
+        [np.convolve(twice, np.ones(2**k) / 2 ** (k / 2))[items : 2 * items] for k in range(6)],
+        axis=0,
+    )
+    field = (field - field.mean()) / field.std() * _SPREAD
+    weight = np.exp(field)
+    interactions = weight / weight.mean() * _INTERACTIONS * particles / items
+    return BoxWork(
+        particles=particles,
+        mesh_cells=cells,
+        cutoff=cutoff_cells / cells,
+        interactions=interactions,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRates:
+    """Units per second of one device, per phase."""
+
+    interactions: float
+    particles: float
+    cells: float
+    start: float
+    """Seconds before the first particle."""
+
+
+def rates(device: Device, per_cell: float, *, alone: bool = True) -> DeviceRates:
+    """(1), (2), (3) turned over, with so many particles per mesh cell, on a device alone or as one
+    of several."""
+    kind, built = device.kind, architecture(device.kind, alone=alone)
+    peak = device.efficiency * kind.peak(Dtype.FP32)
+    limit = peak if built is CPU else device.efficiency * kind.memory_bandwidth
+    cells = limit / (built.cell_cost + per_cell * built.point_cost)
+    if built is SHARED_GPU:
+        cells = device.efficiency / (_HOST_CELL + per_cell * _HOST_POINT)
+    return DeviceRates(
+        interactions=built.peak_share * peak / (PAIR_FLOP * built.larger_leaves),
+        particles=device.efficiency / built.tree_seconds,
+        cells=cells,
+        start=built.start_seconds / device.efficiency,
+    )
+
+
+def halo_particles(box: BoxWork, particles: float) -> float:
+    """(4), in particles."""
+    if particles <= 0:
+        return 0.0
+    share = particles / box.particles
+    grown = (share ** (1 / 3) + 2 * box.cutoff) ** 3 - share
+    return float(min(box.particles - particles, box.particles * grown))

@@ -1,0 +1,340 @@
+"""Who holds which part of the Hilbert curve, and the tree that several processes grow together.
+
+A rank owns the particles whose keys lie in its run of the curve; runs may end anywhere. The curve's
+*cells* are the largest nodes of the one tree over all particles that have at most ``cell_size`` of
+them. They follow from counts alone, so every rank finds the same cells; each is grown whole on one
+rank, its home. With the boxes and moments of all cells, every rank knows the tree above them.
+Walking its own cells against that tree, it learns which cells it will open, and asks their homes
+for the particles: its local essential tree. Nothing in it depends on where the runs end, so neither
+do the forces, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from argosy.nbody.compiled import compiled_exactly
+from argosy.nbody.force.hilbert import KEY_BITS, Keys
+from argosy.nbody.force.tasks import NODE, Flags, empty_buffer, list_tasks
+from argosy.nbody.force.tree import (
+    MEASURED,
+    Integers,
+    Tree,
+    empty_tree,
+    fill_leaves,
+    grow,
+    merge_upwards,
+)
+from argosy.nbody.particles import Floats, Names, Particles
+from argosy.nbody.ranks import Ranks, gather, total
+
+END_OF_CURVE = np.int64((1 << KEY_BITS) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """Runs of the curve, in its order, the same on every rank."""
+
+    low: Keys
+    high: Keys
+    """The last key, inclusive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EssentialTree:
+    """What a rank needs to compute the forces on its own particles."""
+
+    tree: Tree
+    positions: Floats
+    """Own particles and those of others, in the order of the curve."""
+    targets: Integers
+    """Nodes of the cells in which the rank owns active particles."""
+    wanted: Flags
+    """Leaves in which it owns active particles."""
+    own: Integers
+    """Where its active particles stand in ``positions``, in the order they came in."""
+    received: int
+    """Particles that came from other ranks."""
+
+
+def to_owners(
+    particles: Particles,
+    carried: Floats,
+    keys_of: Callable[[Floats], Keys],
+    starts: Keys,
+    ranks: Ranks,
+) -> tuple[Particles, Floats, Keys]:
+    """Send every particle, with its row of ``carried``, to the rank whose run it is in; r's begins
+    at ``starts[r]``.
+
+    Returns those that are now here, sorted along the curve, with their rows and keys.
+    """
+    keys = keys_of(particles.positions)
+    owner = np.searchsorted(starts[1:], keys, side="right")
+    state = np.concatenate([particles.positions, particles.momenta, carried], axis=1)
+    masks = [owner == rank for rank in range(ranks.size)]
+    rows, ids, keys = (
+        np.concatenate(ranks.exchange([values[mask] for mask in masks]))
+        for values in (state, particles.ids, keys)
+    )
+    order = sorted_order(keys, ids)
+    rows = rows[order]
+    positions, momenta = np.ascontiguousarray(rows[:, :3]), np.ascontiguousarray(rows[:, 3:6])
+    return Particles(positions=positions, momenta=momenta, ids=ids[order]), rows[:, 6:], keys[order]
+
+
+def sorted_order(keys: Keys, ids: Names) -> Names:
+    """By key, then by id. What ranks send is in order already, which a stable sort merges in one
+    pass."""
+    order: Names = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    tied = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if (ids[order[tied]] > ids[order[tied + 1]]).any():
+        return np.lexsort((ids, keys))
+    return order
+
+
+def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
+    """The cells of all ranks' sorted keys; three bits of the key with every round of counting."""
+    found: list[tuple[Keys, Keys]] = []
+    low, bits = np.zeros(1, np.int64), KEY_BITS
+    while len(low):
+        bits -= 3
+        step = np.int64(1) << bits
+        edges = low[:, None] + step * np.arange(9)
+        edges[:, 8] -= 1  # the end of the curve itself does not fit into 64 bits with a sign
+        places = np.searchsorted(keys, edges)
+        places[:, 8] = np.searchsorted(keys, edges[:, 8], side="right")
+        counts = total(ranks, np.diff(places, axis=1))
+        for width in (4, 2, 1):  # halves, quarters, eighths
+            low = np.concatenate([low, low + width * step])
+            counts = np.concatenate([counts[:, :width], counts[:, width:]])
+            whole = counts.sum(axis=1)
+            small = (whole > 0) & (whole <= most_particles)
+            if width == 1 and bits == 0:
+                small = whole > 0
+            found.append((low[small], low[small] + (width * step - 1)))
+            low, counts = low[whole > most_particles], counts[whole > most_particles]
+        if bits == 0:
+            break
+    lows, highs = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(lows)
+    return Cells(low=lows[order], high=highs[order])
+
+
+def essential_tree(
+    particles: Particles,
+    keys: Keys,
+    active: Flags,
+    box: float,
+    *,
+    ranks: Ranks,
+    cell_size: int,
+    leaf_size: int,
+    cutoff: float,
+    softened: float,
+    tolerance: float,
+) -> EssentialTree:
+    """The part of the common tree that the active ones of this rank's particles, sorted along the
+    curve, look at."""
+    cells = common_cells(keys, cell_size, ranks)
+    cell = np.searchsorted(cells.high, keys)
+    mine = _distinct(cell[active])
+    home = _homes(_distinct(cell), len(cells.low), ranks)
+    kept = _Rows.of(particles, keys).completed(cells, home, ranks)
+    top = _top_tree(cells, kept, leaf_size, ranks)
+    opened = _opened(top, top.leaves[mine], box, cutoff, softened, tolerance)
+    away = opened[home[opened] != ranks.rank]
+    present = kept.joined(kept.fetched(cells, away, home, ranks))
+    tree = _assemble(top, cells, present.keys, leaf_size)
+    fill_leaves(tree, present.positions)
+    merge_upwards(tree)
+    own = present.places_of(keys[active], particles.ids[active])
+    holds = np.zeros(len(present.ids) + 1, np.int64)
+    np.add.at(holds, own + 1, 1)
+    before = np.cumsum(holds)
+    first, last = tree.start[tree.leaves], tree.end[tree.leaves]
+    return EssentialTree(
+        tree=tree,
+        positions=present.positions,
+        targets=top.leaves[mine],
+        wanted=before[last] > before[first],
+        own=own,
+        received=len(present.ids) - len(particles),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Particles without momenta, sorted by key and then id."""
+
+    keys: Keys
+    ids: Names
+    positions: Floats
+
+    @classmethod
+    def of(cls, particles: Particles, keys: Keys) -> _Rows:
+        return cls(keys=keys, ids=particles.ids, positions=particles.positions)
+
+    def completed(self, cells: Cells, home: Names, ranks: Ranks) -> _Rows:
+        """The whole of every cell whose home this is."""
+        target = home[np.searchsorted(cells.high, self.keys)]
+        stays = target == ranks.rank
+        others = self._sent([(target == rank) & ~stays for rank in range(ranks.size)], ranks)
+        return _sorted([self._chosen(stays), others])
+
+    def fetched(self, cells: Cells, wanted: Names, home: Names, ranks: Ranks) -> _Rows:
+        """The particles of the cells wanted here, from their homes, while others fetch theirs."""
+        asked = ranks.exchange([wanted[home[wanted] == rank] for rank in range(ranks.size)])
+        chosen = []
+        for ask in asked:
+            begin = np.searchsorted(self.keys, cells.low[ask])
+            end = np.searchsorted(self.keys, cells.high[ask], side="right")
+            mask = np.zeros(len(self.keys) + 1, np.int64)
+            np.add.at(mask, begin, 1)
+            np.add.at(mask, end, -1)
+            chosen.append(np.cumsum(mask)[:-1] > 0)
+        return self._sent(chosen, ranks)
+
+    def joined(self, others: _Rows) -> _Rows:
+        return _sorted([self, others])
+
+    def places_of(self, keys: Keys, ids: Names) -> Integers:
+        """Where particles of these sorted keys are, each known to be here."""
+        at = np.searchsorted(self.keys, keys)
+        wrong = np.flatnonzero(self.ids[at] != ids)  # several particles have one key
+        if len(wrong):
+            place = np.argsort(self.ids)
+            at[wrong] = place[np.searchsorted(self.ids, ids[wrong], sorter=place)]
+        return at.astype(np.int32)
+
+    def _chosen(self, mask: Flags) -> _Rows:
+        if mask.all():
+            return self
+        return _Rows(keys=self.keys[mask], ids=self.ids[mask], positions=self.positions[mask])
+
+    def _sent(self, chosen: list[Flags], ranks: Ranks) -> _Rows:
+        keys, ids, positions = (
+            np.concatenate(ranks.exchange([values[mask] for mask in chosen]))
+            for values in (self.keys, self.ids, self.positions)
+        )
+        return _Rows(keys=keys, ids=ids, positions=positions)
+
+
+def _sorted(parts: list[_Rows]) -> _Rows:
+    parts = [part for part in parts if len(part.keys)] or parts[:1]
+    if len(parts) == 1 and (np.diff(parts[0].keys) > 0).all():
+        return parts[0]
+    keys, ids = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "ids")
+    )
+    positions = np.concatenate([part.positions for part in parts])
+    order = sorted_order(keys, ids)
+    return _Rows(keys=keys[order], ids=ids[order], positions=positions[order])
+
+
+def _distinct(ordered: Names) -> Names:
+    """The values of a sorted array, each once."""
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+
+
+def _homes(mine: Names, num_cells: int, ranks: Ranks) -> Names:
+    """Per cell, the first rank that owns particles of it."""
+    home = np.full(num_cells, ranks.size, np.int64)
+    for rank, cells in reversed(list(enumerate(gather(ranks, mine)))):
+        home[cells] = rank
+    return home
+
+
+def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
+    """The common tree down to its cells, whose boxes and moments their homes have measured."""
+    structure = np.empty((6, max(2 * len(kept.keys), 1)), np.int32)
+    begins = np.searchsorted(kept.keys, cells.low)
+    ends = np.searchsorted(kept.keys, cells.high, side="right")
+    held = np.flatnonzero(ends > begins)
+    roots, count = [], 0
+    for begin, end in zip(begins[held].tolist(), ends[held].tolist(), strict=True):
+        roots.append(count)
+        count = grow(kept.keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
+    grown = structure[:, :count]
+    forest = empty_tree(grown, np.flatnonzero(grown[2] < 0).astype(np.int32))
+    fill_leaves(forest, kept.positions)
+    merge_upwards(forest)
+    columns = [getattr(forest, name)[roots] for name in MEASURED]
+    known = np.concatenate(
+        [column.reshape(len(roots), math.prod(column.shape[1:])) for column in columns], axis=1
+    )
+    # A particle that drifted within a step can make any rank the home of any cell: ranks are not in
+    # curve order.
+    known = np.concatenate(gather(ranks, known))[np.argsort(np.concatenate(gather(ranks, held)))]
+    top = np.empty((6, 2 * len(cells.low)), np.int32)
+    num_nodes = grow(cells.low, 0, len(cells.low), KEY_BITS - 1, 1, 0, top, 0)
+    top = top[:, :num_nodes]
+    tree = empty_tree(top, np.flatnonzero(top[2] < 0).astype(np.int32))
+    at = 0
+    for name in MEASURED:
+        values = getattr(tree, name)
+        width = values[0].size
+        values[tree.leaves] = known[:, at : at + width].reshape(len(known), *values.shape[1:])
+        at += width
+    tree.start[:], tree.end[:] = 0, 0
+    merge_upwards(tree)
+    return tree
+
+
+def _opened(
+    top: Tree, targets: Integers, box: float, cutoff: float, softened: float, tolerance: float
+) -> Names:
+    """Cells that a walk from these targets does not accept as a whole."""
+    wanted, opened, at = np.ones(len(top.leaves), bool), np.zeros(top.num_nodes, bool), 0
+    buffer = empty_buffer(1 << 16)
+    while at < len(targets):
+        done, count = list_tasks(top, targets, wanted, at, box, cutoff, softened, tolerance, buffer)
+        if done == at:
+            buffer = empty_buffer(2 * len(buffer.leaf))
+        opened[buffer.source[:count][buffer.kind[:count] != NODE]] = True
+        at = done
+    return np.flatnonzero(opened[top.leaves])
+
+
+def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
+    """The top tree, with what is below those cells whose particles are here."""
+    structure = np.empty((6, top.num_nodes + 2 * len(keys)), np.int32)
+    count = top.num_nodes
+    structure[:4, :count] = top.start, top.end, top.left, top.right
+    begins = np.searchsorted(keys, cells.low)
+    ends = np.searchsorted(keys, cells.high, side="right")
+    for node, begin, end in zip(top.leaves.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        if end > begin:
+            root, count = (
+                count,
+                grow(keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count),
+            )
+            structure[:4, node] = structure[:4, root]  # the cell's node takes the root's place
+    structure = structure[:, :count]
+    tree = empty_tree(structure, _leaves_in_order(structure))
+    for name in MEASURED:
+        getattr(tree, name)[: top.num_nodes] = getattr(top, name)
+    return tree
+
+
+@compiled_exactly
+def _leaves_in_order(structure: Integers) -> Integers:
+    """Leaves that can be reached from the root, along the curve."""
+    waiting = np.zeros(8 * KEY_BITS, np.int32)
+    leaves = np.empty(structure.shape[1], np.int32)
+    depth, count = 1, 0
+    while depth:
+        depth -= 1
+        node = waiting[depth]
+        if structure[2, node] < 0:
+            leaves[count] = node
+            count += 1
+        else:
+            waiting[depth], waiting[depth + 1] = structure[3, node], structure[2, node]
+            depth += 2
+    return leaves[:count].copy()

@@ -1,0 +1,162 @@
+"""Collectives whose parts are of unequal size, on whatever backend carries the group.
+
+A vector of N elements is cut into parts of ``sizes`` elements, part i on member i of a group.
+Backends refuse unequal parts in most of their collectives, some of them only after other members
+have begun; so everything here rests on ``all_to_all_single`` with split sizes, broadcasts and
+padding, and sizes are checked before anything is sent.
+
+    (1)  gather    every member gets the concatenation of all parts
+    (2)  scatter   member i gets part i of the sum over members, added in the order of members: the same bits anywhere
+    (3)  sum       (2), then (1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from argosy.errors import InputError, Problem
+
+Group = dist.ProcessGroup | None
+"""None: every rank."""
+
+
+class GatherBy(StrEnum):
+    """How unequal parts are gathered."""
+
+    ALL_TO_ALL = "all-to-all"
+    """Every member sends its part to every other: least traffic."""
+    BROADCASTS = "broadcasts"
+    """One broadcast per part, straight into place: least memory."""
+    PADDED = "padded"
+    """Parts grown to the largest, then an equal gather: one call, most traffic."""
+
+
+def gather_uneven(
+    part: Tensor, sizes: Sequence[int], *, group: Group = None, by: GatherBy = GatherBy.ALL_TO_ALL
+) -> Tensor:
+    """(1): the concatenation of every member's part; ``part`` is the caller's own,
+    one-dimensional."""
+    rank = dist.get_rank(group)
+    _check_part(part, sizes[rank], len(sizes), group)
+    if len(sizes) == 1:
+        return part.clone()
+    if is_foreign(part, group):
+        return gather_uneven(part.cpu(), sizes, group=group, by=by).to(part.device)
+    whole = part.new_empty(sum(sizes))
+    match by:
+        case GatherBy.ALL_TO_ALL:
+            dist.all_to_all_single(
+                whole,
+                part.repeat(len(sizes)),
+                list(sizes),
+                [part.numel()] * len(sizes),
+                group=group,
+            )
+        case GatherBy.BROADCASTS:
+            _gather_by_broadcasts(whole, part, sizes, group)
+        case GatherBy.PADDED:
+            _gather_padded(whole, part, sizes, group)
+    return whole
+
+
+def _gather_by_broadcasts(whole: Tensor, part: Tensor, sizes: Sequence[int], group: Group) -> None:
+    slices = whole.split(list(sizes))
+    slices[dist.get_rank(group)].copy_(part)
+    works = [
+        dist.broadcast(piece, group_src=member, group=group, async_op=True)
+        for member, piece in enumerate(slices)
+        if piece.numel()
+    ]
+    for work in works:
+        work.wait()
+
+
+def _gather_padded(whole: Tensor, part: Tensor, sizes: Sequence[int], group: Group) -> None:
+    most = max(sizes)
+    padded = part.new_zeros(most)
+    padded[: part.numel()] = part
+    rows = [part.new_empty(most) for _ in sizes]
+    dist.all_gather(rows, padded, group=group)
+    torch.cat([row[:size] for row, size in zip(rows, sizes, strict=True)], out=whole)
+
+
+def scatter_sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> Tensor:
+    """(2): the caller's part of the sum over the members' vectors, one-dimensional."""
+    _check_part(whole, sum(sizes), len(sizes), group)
+    if len(sizes) == 1:
+        return whole.clone()
+    if is_foreign(whole, group):
+        return scatter_sum_uneven(whole.cpu(), sizes, group=group).to(whole.device)
+    own = sizes[dist.get_rank(group)]
+    received = whole.new_empty(own * len(sizes))
+    dist.all_to_all_single(
+        received, whole.contiguous(), [own] * len(sizes), list(sizes), group=group
+    )
+    total = received[:own].clone()
+    for member in range(1, len(sizes)):
+        total += received[member * own : (member + 1) * own]
+    return total
+
+
+def swap_uneven(
+    sent: Tensor, receiving: Sequence[int], sending: Sequence[int], *, group: Group = None
+) -> Tensor:
+    """What the members sent to the caller, in their order; ``sending`` elements of ``sent`` go to
+    each of them."""
+    if is_foreign(sent, group):
+        return swap_uneven(sent.cpu(), receiving, sending, group=group).to(sent.device)
+    received = sent.new_empty(sum(receiving))
+    dist.all_to_all_single(received, sent.contiguous(), list(receiving), list(sending), group=group)
+    return received
+
+
+def sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> Tensor:
+    """(3): the sum over the members' vectors, everywhere."""
+    return gather_uneven(scatter_sum_uneven(whole, sizes, group=group), sizes, group=group)
+
+
+def split_by(count: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """``count`` things in proportion to ``weights``, none lost: largest remainders first, ties to
+    the front.
+
+    >>> split_by(10, [2, 1, 1])
+    (5, 3, 2)
+    """
+    total = sum(weights)
+    exact = [count * weight / total for weight in weights]
+    sizes = [int(value) for value in exact]
+    order = sorted(range(len(exact)), key=lambda index: (sizes[index] - exact[index], index))
+    for index in order[: count - sum(sizes)]:
+        sizes[index] += 1
+    return tuple(sizes)
+
+
+def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Where each part begins.
+
+    >>> offsets((5, 3, 2))
+    (0, 5, 8)
+    """
+    return (0, *accumulate(sizes))[:-1]
+
+
+def is_foreign(tensor: Tensor, group: Group) -> bool:
+    """Whether a tensor must pass through host memory: gloo carries no unequal parts from a GPU."""
+    return tensor.device.type != "cpu" and dist.get_backend(group) == "gloo"
+
+
+def _check_part(tensor: Tensor, expected: int, num_parts: int, group: Group) -> None:
+    """A backend that refuses a size leaves its members out of step, so it must not come to that."""
+    members = dist.get_world_size(group)
+    if num_parts != members:
+        wanted = f"one size for each of the {members} members of the group"
+        raise InputError([Problem(found=f"{num_parts} sizes", expected=wanted)])
+    if tensor.dim() != 1 or tensor.numel() != expected:
+        found = f"a tensor of shape {tuple(tensor.shape)}"
+        raise InputError([Problem(found=found, expected=f"a vector of {expected} elements")])

@@ -1,0 +1,151 @@
+"""Collectives between states of a tensor on one group: what a ``Conversion`` of a program runs.
+
+A shard of a dim seen as (outer, units, inner) is sent with its units in front, so that every rank's
+part is one run of elements: strided and plain cuts take the same path, and the uneven collectives
+of ``collectives`` see vectors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from argosy.cost.group import CollectiveMethod, GroupCollective
+from argosy.runtime.communication.collectives import (
+    GatherBy,
+    Group,
+    gather_uneven,
+    scatter_sum_uneven,
+    split_by,
+    sum_uneven,
+    swap_uneven,
+)
+from argosy.runtime.communication.marks import Exchanging, untold
+from argosy.runtime.communication.shards import take
+from argosy.space.operations.delivery import Conversion
+from argosy.space.operations.sharding import Segments, State, local_shape, unit_counts
+
+GATHERS = {CollectiveMethod.PADDED: GatherBy.PADDED, CollectiveMethod.GROUPED: GatherBy.BROADCASTS}
+
+
+class GroupExchange:
+    """The collectives of one rank of one group at given ratios."""
+
+    def __init__(
+        self, segments: Segments, group: Group = None, exchanging: Exchanging = untold
+    ) -> None:
+        self.segments, self.group, self.exchanging = segments, group, exchanging
+        self.count = len(segments.ratios[0])
+        self.rank = dist.get_rank(group) if self.count > 1 else 0
+
+    def take(self, whole: Tensor, state: State) -> Tensor:
+        """This rank's part."""
+        return take(whole, state, self.segments.of(state), self.rank)
+
+    def counts(self, state: State) -> tuple[int, ...]:
+        """Units per rank."""
+        return unit_counts(state.units, self.segments.of(state))
+
+    def convert(
+        self, part: Tensor, shape: tuple[int, ...], step: Conversion, way: CollectiveMethod
+    ) -> Tensor:
+        """A tensor of a whole shape, from one state to another."""
+        if self.count == 1:
+            return part
+        match step.kind:
+            case GroupCollective.ALL_REDUCE:
+                return self.all_reduce(part)
+            case GroupCollective.REDUCE_SCATTER:
+                return self.reduce_scatter(part, step.after)
+            case GroupCollective.ALL_GATHER:
+                whole = self.all_gather(
+                    part, shape, step.before, GATHERS.get(way, GatherBy.ALL_TO_ALL)
+                )
+                return self.take(whole, step.after)
+            case GroupCollective.ALL_TO_ALL:
+                return self.all_to_all(part, shape, step.before, step.after)
+            case GroupCollective.RESHARD:
+                return self.reshard(part, shape, step.before, step.after)
+        return self.take(part, step.after)
+
+    def all_reduce(self, part: Tensor) -> Tensor:
+        sizes = split_by(part.numel(), [1.0] * self.count)
+        return sum_uneven(part.contiguous().flatten(), sizes, group=self.group).view(part.shape)
+
+    def all_gather(
+        self, part: Tensor, shape: tuple[int, ...], state: State, by: GatherBy
+    ) -> Tensor:
+        sent = _as_bytes(part)
+        flat = _units_first(sent, state, self.counts(state)[self.rank])
+        each = prod(shape) // state.units
+        sizes = [count * each for count in self.counts(state)]
+        whole = gather_uneven(flat.flatten(), sizes, group=self.group, by=by)
+        return _units_back(whole, shape, state, state.units).to(part.dtype)
+
+    def reduce_scatter(self, part: Tensor, state: State) -> Tensor:
+        counts = self.counts(state)
+        flat = _units_first(part, state, state.units)
+        each = part.numel() // state.units
+        own = scatter_sum_uneven(
+            flat.flatten(), [count * each for count in counts], group=self.group
+        )
+        return _units_back(own, tuple(part.shape), state, counts[self.rank])
+
+    def all_to_all(
+        self, part: Tensor, shape: tuple[int, ...], before: State, after: State
+    ) -> Tensor:
+        """Between cuts of different dims: every rank sends to each what the other will hold of its
+        own part."""
+        sent = _as_bytes(part)
+        ranks, old, new = range(self.count), self.segments.of(before), self.segments.of(after)
+        pieces = [take(sent, after, new, rank).flatten() for rank in ranks]
+        own = local_shape(shape, after, new, self.rank)
+        shapes = [local_shape(own, before, old, rank) for rank in ranks]
+        sizes = [prod(shape) for shape in shapes], [piece.numel() for piece in pieces]
+        received = swap_uneven(torch.cat(pieces), *sizes, group=self.group)
+        parts = [piece.view(s) for piece, s in zip(received.split(sizes[0]), shapes, strict=True)]
+        counts = self.counts(before)
+        opened = [
+            p.unflatten(before.dim, (before.outer, c, -1))
+            for p, c in zip(parts, counts, strict=True)
+        ]
+        whole = torch.cat(opened, before.dim + 1).flatten(before.dim, before.dim + 2)
+        return whole.to(part.dtype)
+
+    def reshard(self, part: Tensor, shape: tuple[int, ...], before: State, after: State) -> Tensor:
+        """The same cut by other ratios: every rank sends to each the units that lie in both their
+        pieces."""
+        old, new = self.counts(before), self.counts(after)
+        sent = _units_first(_as_bytes(part), before, old[self.rank])
+        each = prod(shape) // before.units
+        sending = [each * _overlap(old, self.rank, new, rank) for rank in range(self.count)]
+        receiving = [each * _overlap(old, rank, new, self.rank) for rank in range(self.count)]
+        received = swap_uneven(sent.flatten(), receiving, sending, group=self.group)
+        return _units_back(received, shape, after, new[self.rank]).to(part.dtype)
+
+
+def _overlap(old: Sequence[int], one: int, new: Sequence[int], other: int) -> int:
+    """Units that a rank had and another will have."""
+    begin, start = sum(old[:one]), sum(new[:other])
+    return max(min(begin + old[one], start + new[other]) - max(begin, start), 0)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """Truth values travel as bytes."""
+    return tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
+
+
+def _units_first(tensor: Tensor, state: State, count: int) -> Tensor:
+    opened: Tensor = tensor.unflatten(state.dim, (state.outer, count, -1))
+    return opened.movedim(state.dim + 1, 0).contiguous()
+
+
+def _units_back(flat: Tensor, shape: tuple[int, ...], state: State, count: int) -> Tensor:
+    inner = shape[state.dim] // (state.outer * state.units)
+    opened = (count, *shape[: state.dim], state.outer, inner, *shape[state.dim + 1 :])
+    placed = flat.view(opened).movedim(0, state.dim + 1)
+    return placed.flatten(state.dim, state.dim + 2).contiguous()

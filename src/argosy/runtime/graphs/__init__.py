@@ -1,0 +1,6 @@
+"""Operations of a captured program as calls, cut into stages.
+
+Belongs here: what an operation does to samples, which operations a stage runs, and how one
+device runs an operation on its shard. May import ``runtime.communication``.
+Start reading at ``cut``.
+"""

@@ -1,0 +1,149 @@
+"""Operations of a graph as calls: names back to torch functions, symbols back to torch constants.
+
+Where a graph says ``aten.view`` a call reshapes, because a shard need not lie in memory as the
+whole did. Random masks are a hash (SplitMix64) of seed, step, place in the program and position of
+the element in the *whole* tensor, so a rank draws its shard alone and every layout draws the same
+mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from argosy.runtime.graphs import attention
+from argosy.workload.graph import Argument, Graph, GraphNode, Ref, Role, Symbol
+
+UNIFORM = "argosy.uniform.default"
+RANDOM = {"argosy.bernoulli.default", UNIFORM}
+RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
+
+
+@cache
+def function(op: str) -> Callable[..., Any]:
+    """What an operation's name calls.
+
+    >>> function("aten.add.Tensor") is torch.ops.aten.add.Tensor
+    True
+    """
+    if op in RESHAPES:
+        return torch.ops.aten.reshape.default
+    if op in attention.FUNCTIONS:
+        return attention.FUNCTIONS[op]
+    namespace, name, overload = op.split(".")
+    if namespace == "argosy":
+        import argosy.workload.capture.decompose  # noqa: F401 (registers the operation)
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)  # type: ignore[no-any-return]
+
+
+def constant(symbol: Symbol, device: torch.device) -> Any:
+    """The torch constant that a symbol stands for."""
+    return device if symbol.text == "device" else getattr(torch, symbol.text.removeprefix("torch."))
+
+
+def filled(argument: Argument, values: Callable[[int], Any], device: torch.device) -> Any:
+    """An argument with values and constants in place of their names."""
+    if isinstance(argument, Ref):
+        return values(argument.value)
+    if isinstance(argument, Symbol):
+        return constant(argument, device)
+    if isinstance(argument, tuple):
+        return [filled(part, values, device) for part in argument]
+    return argument
+
+
+def tensor_constants(graph: Graph, device: torch.device) -> dict[int, Tensor]:
+    """The constant values of a graph."""
+    return {
+        index: torch.tensor(
+            elements, dtype=getattr(torch, graph.values[index].dtype), device=device
+        )
+        for index, elements in graph.constants
+    }
+
+
+def random_numbers(positions: Tensor, *, key: int, dtype: torch.dtype) -> Tensor:
+    """Numbers between 0 and 1, both excluded, by the hash of each position and the key."""
+    half = 0.5 if dtype is torch.float64 else 2.0**29
+    numbers = _hashed(positions, key)
+    coarse = numbers if dtype is torch.float64 else (numbers >> 30) << 30
+    return ((coarse.double() + half) * 2.0**-53).to(dtype)
+
+
+def random_mask(positions: Tensor, keep: float, *, key: int, dtype: torch.dtype) -> Tensor:
+    """Ones with probability ``keep`` by the hash of each position and the key."""
+    return (_hashed(positions, key).double() * 2.0**-53 < keep).to(dtype)
+
+
+def _hashed(positions: Tensor, key: int) -> Tensor:
+    """53 bits for each position."""
+    x = positions * -7046029254386353131 + key
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    x = x ^ ((x >> 31) & 0x1FFFFFFFF)
+    return (x >> 11) & ((1 << 53) - 1)
+
+
+def drawn(op: str, arguments: Sequence[Any], positions: Tensor, *, seed: int, step: int) -> Tensor:
+    """A random operation of the graph, given where its elements stand in the whole tensor."""
+    like, *rest = arguments
+    key = mask_key(seed, step, rest[-1])
+    if op == UNIFORM:
+        return random_numbers(positions, key=key, dtype=like.dtype)
+    return random_mask(positions, rest[0], key=key, dtype=like.dtype)
+
+
+def mask_key(seed: int, step: int, place: int) -> int:
+    """A 63-bit key for one mask of one step."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + place * 0x94D049BB133111EB) & (
+        2**63 - 1
+    )
+    return mixed ^ (mixed >> 29)
+
+
+def run_whole(
+    graph: Graph, tensors: dict[int, Tensor], *, seed: int = 0, step: int = 0
+) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
+    """The step in one process: loss, gradients and changed buffers by parameter and buffer; the
+    reference for all else.
+
+    ``tensors`` holds parameters, buffers and inputs by value.
+    """
+    device = next(iter(tensors.values())).device
+    held: dict[int, Any] = {**tensors, **tensor_constants(graph, device)}
+    with torch.no_grad():
+        for node in graph.nodes:
+            run_node(node, held, device, seed=seed, step=step)
+    assert graph.loss is not None
+    gradients = {parameter: held[value] for parameter, value in graph.gradients}
+    return held[graph.loss], gradients, {buffer: held[value] for buffer, value in graph.updates}
+
+
+def run_node(
+    node: GraphNode, held: dict[int, Any], device: torch.device, *, seed: int = 0, step: int = 0
+) -> None:
+    """One operation in one process: its results join what is held."""
+    args = [filled(part, held.__getitem__, device) for part in node.arguments]
+    kwargs = {key: filled(part, held.__getitem__, device) for key, part in node.keywords}
+    if node.op in RANDOM:
+        positions = torch.arange(args[0].numel(), device=device).view(args[0].shape)
+        made: Any = drawn(node.op, args, positions, seed=seed, step=step)
+    else:
+        made = function(node.op)(*args, **kwargs)
+    for value, part in zip(
+        node.outputs, made if isinstance(made, (tuple, list)) else (made,), strict=True
+    ):
+        if value is not None:
+            held[value] = part
+
+
+def whole_tensors(graph: Graph, named: dict[str, Tensor]) -> dict[int, Tensor]:
+    """Parameters, buffers and inputs by value, from tensors by name."""
+    given = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
+    return {
+        index: named[value.name] for index, value in enumerate(graph.values) if value.role in given
+    }

@@ -1,0 +1,150 @@
+"""What all ranks of a run must have in common, compared before the first step: else they would
+train something else.
+
+    (1)  given    options, plan, the program's file, Argosy's own source, Python: known before torch is loaded
+    (2)  loaded   files of the program beside that one, and versions of the packages that it uses
+    (3)  built    what decides the initial values, and the data of the first batch
+
+A fact is a name with a text: a value, or the hash of a content. Needs no torch, but for comparing
+between ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argosy.errors import InputError, Problem
+from argosy.plan.file import dumps_plan
+from argosy.plan.plan import Plan
+from argosy.runtime.job.program import split_name
+from argosy.runtime.processes.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    import torch
+
+Facts = Mapping[str, str]
+
+_OPTIONS = ("save_every", "clip", "seed", "adapt", "horizon", "min_gain")
+_OF_PLAIN_RUNS, _OF_ELASTIC_RUNS = ("steps", "resume"), ("copy_every",)
+_SHOWN = 12
+"""Digits of a hash that are shown."""
+
+
+def given_facts(spec: RunSpec, plan: Plan, *, elastic: bool = False) -> dict[str, str]:
+    """Return (1). Paths, and how long to wait, may differ between hosts."""
+    names = (*_OPTIONS, *(_OF_ELASTIC_RUNS if elastic else _OF_PLAIN_RUNS))
+    facts = {f"--{name.replace('_', '-')}": spec.shown(name) for name in names}
+    program, function = split_name(spec.program)
+    facts |= {"plan": _hash([dumps_plan(plan).encode()]), "program": _hash([program.read_bytes()])}
+    facts |= {"the program's function": function, "Argosy's source": _own_source()}
+    facts["Python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if spec.init is not None:
+        facts["--init"] = _hash(path.read_bytes() for path in _files(Path(spec.init)))
+    return facts
+
+
+def _files(path: Path) -> list[Path]:
+    """A file of weights; of a checkpoint, which all hosts see, what describes it."""
+    return (
+        [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob(".metadata"))
+    )
+
+
+@cache
+def _own_source() -> str:
+    root = Path(__file__).parents[1]
+    return _hash(path.read_bytes() for path in sorted(root.rglob("*.py")))
+
+
+def loaded_facts(program: str) -> dict[str, str]:
+    """Return (2), of what this process has loaded by now."""
+    folder = split_name(program)[0].resolve().parent
+    facts = {}
+    for name, module in sorted(sys.modules.items()):
+        known = getattr(
+            module, "__dict__", {}
+        )  # modules may make up attributes that they are asked for
+        version, file = known.get("__version__"), known.get("__file__")
+        if "." not in name and isinstance(version, str):
+            facts[f"package {name}"] = version.partition("+")[
+                0
+            ]  # builds for other devices are called so
+        path = Path(file) if isinstance(file, str) else Path()
+        is_installed = any(map(path.is_relative_to, (sys.prefix, sys.base_prefix)))
+        if path.suffix == ".py" and path.is_relative_to(folder) and not is_installed:
+            facts[str(path.relative_to(folder))] = _hash([path.read_bytes()])
+    return facts
+
+
+def batch_digest(batch: Any) -> str:
+    """A hash of all tensors and numbers of a batch."""
+    from torch.utils._pytree import tree_flatten
+
+    leaves, structure = tree_flatten(batch)
+    from argosy.workload.capture.digest import described
+
+    return _hash([str(structure).encode(), *map(described, leaves)])
+
+
+def _hash(contents: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
+
+
+def differences(facts: Sequence[Facts], names: Sequence[str]) -> list[Problem]:
+    """What differs from the first, and who has it so; a fact that one of both lacks is not
+    compared."""
+    problems = []
+    for fact in sorted({name for each in facts for name in each}):
+        known = [(who, each[fact]) for who, each in zip(names, facts, strict=True) if fact in each]
+        (first, expected), *others = known
+        for who, found in others:
+            if found != expected:
+                texts = [f"{_short(found)} on {who}", f"{_short(expected)}, as on {first}"]
+                problems.append(Problem(path=fact, found=texts[0], expected=texts[1]))
+                break
+    return problems
+
+
+def _short(text: str) -> str:
+    is_hash = len(text) == 64 and set(text) <= set("0123456789abcdef")
+    return f"content {text[:_SHOWN]}" if is_hash else text
+
+
+def check_agreed(own: Facts, roster: Sequence[str], device: torch.device) -> None:
+    """Raise an ``InputError`` on every rank if facts differ between ranks. Every rank calls
+    this."""
+    from argosy.runtime.processes.failure import in_contact
+    from argosy.runtime.processes.world import gather_texts
+
+    with in_contact("while the ranks compared what they were given"):
+        gathered = [json.loads(text) for text in gather_texts(json.dumps(own), device)]
+    names = [f"rank {rank} ({device_name})" for rank, device_name in enumerate(roster)]
+    problems = differences(gathered, names)
+    if problems:
+        raise InputError(problems)
+
+
+def with_first_compared(
+    data: Callable[[int], Any], compare: Callable[[Facts], None]
+) -> Callable[[int], Any]:
+    """``data(step)``, whose first batch is compared between ranks."""
+    is_first = True
+
+    def compared(step: int) -> Any:
+        nonlocal is_first
+        batch = data(step)
+        if is_first:
+            is_first = False
+            compare({f"the data of step {step}": batch_digest(batch)})
+        return batch
+
+    return compared

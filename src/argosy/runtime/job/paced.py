@@ -1,0 +1,77 @@
+"""Layers that take as long as they are told: they compute, and then wait for what is left of their
+time.
+
+    (1)  a forward of n samples takes n s, the backward 2 n s,     s seconds per sample on this device
+
+Processes of one machine stand for devices of unequal speed that way, with real weights, gradients
+and messages. A layer whose computation alone takes longer than its time is not held back further.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class _Call:
+    """One micro-batch of a layer."""
+
+    seconds: float
+    """Of its forward."""
+    began: float
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(max(0.0, self.began + seconds - time.perf_counter()))
+
+
+class _Begin(torch.autograd.Function):
+    """Around what a layer returns: its gradient is where the layer's backward begins."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, call: _Call) -> Tensor:
+        ctx.call = call
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.call.began = time.perf_counter()
+        return gradients[0], None
+
+
+class _End(torch.autograd.Function):
+    """Around what a layer is given: its gradient is what the layer's backward computes last."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, call: _Call) -> Tensor:
+        ctx.call = call
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.call.wait(2 * ctx.call.seconds)
+        return gradients[0], None
+
+
+def pace(layer: nn.Module, seconds: float) -> None:
+    """(1) for a layer that takes one tensor, samples first, and returns one; ``seconds`` per
+    sample."""
+    calls: list[_Call] = []
+
+    def before(_: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
+        call = _Call(seconds * len(arguments[0]), time.perf_counter())
+        calls.append(call)
+        return (_End.apply(arguments[0], call),)  # type: ignore[no-untyped-call]
+
+    def after(_: nn.Module, arguments: tuple[Tensor], result: Tensor) -> Tensor:
+        call = calls.pop()
+        call.wait(call.seconds)
+        paced: Tensor = _Begin.apply(result, call)  # type: ignore[no-untyped-call]
+        return paced
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after)

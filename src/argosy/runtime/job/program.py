@@ -1,0 +1,211 @@
+"""A user's program: a Python file with ``build() -> (model, loss_fn, batch)``. Needs no torch
+before it is called.
+
+The file may also define
+
+    optimizer(parameters)       an optimizer, or a pair of one and its scheduler; AdamW unless given.
+                                With ``named_parameters`` as the parameter's name it gets (name, parameter) pairs
+    scheduler(optimizer)        a learning-rate scheduler, which steps once after every training step
+    data(step)                  the global batch of a step; or ``data`` is an iterable of them, such as a DataLoader;
+                                the fixed batch of ``build`` unless given
+    callbacks                   functions that are called after every step with a ``StepMetrics``
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from argosy.errors import InputError, Problem, closest
+from argosy.workload.capture.blame import blamed
+
+_USES = {
+    "optimizer": "optimizer(parameters)",
+    "scheduler": "scheduler(optimizer)",
+    "data": "data(step)",
+}
+"""What a program may define beside ``build``, and how it is called."""
+_SYNONYMS = {
+    "lr_scheduler": "scheduler",
+    "optimiser": "optimizer",
+    "dataloader": "data",
+    "loader": "data",
+}
+_OBJECTS = {
+    "torch.optim.optimizer.Optimizer": "optimizer",
+    "torch.optim.lr_scheduler.LRScheduler": "scheduler",
+}
+"""Objects that cannot be used: they hold parameters of a model that is not the divided one."""
+_LOADER = "torch.utils.data.dataloader.DataLoader"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserProgram:
+    """What a user's file defines."""
+
+    build: Callable[[], Any]
+    optimizer: Callable[[Any], Any] | None = None
+    scheduler: Callable[[Any], Any] | None = None
+    data: Callable[[int], Any] | Iterable[Any] | None = None
+    callbacks: tuple[Callable[[Any], None], ...] = ()
+
+
+def split_name(text: str) -> tuple[Path, str]:
+    """The file and the function that ``file.py:build`` names; the function is ``build`` unless
+    given."""
+    file, _, name = text.partition(":")
+    path = Path(file)
+    if path.suffix != ".py" or not path.is_file():
+        found = "no such file" if path.suffix == ".py" else f'"{text}"'
+        raise InputError(
+            [Problem(file=file, found=found, expected="a Python file and function, train.py:build")]
+        )
+    return path, name or "build"
+
+
+def check_program(text: str) -> None:
+    """Raise an ``InputError`` if a file cannot be parsed or does not bind the function, without
+    running the file."""
+    path, name = split_name(text)
+    with blamed(str(path), expected="a Python file that can be imported"):
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    bound = _bound_names(tree)
+    if "*" not in bound and name not in bound:
+        raise _no_function(path, name, [one for one in bound if not one.startswith("_")])
+
+
+def _bound_names(tree: ast.Module) -> set[str]:
+    """Names that the statements of a module may bind; ``*`` if they cannot be listed."""
+    bound: set[str] = set()
+    statements: list[ast.AST] = list(tree.body)
+    while statements:
+        node = statements.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+            elif node.id in ("globals", "exec", "vars", "setattr"):
+                bound.add("*")
+        statements += ast.iter_child_nodes(node)
+    return bound
+
+
+def _no_function(path: Path, name: str, known: Iterable[str]) -> InputError:
+    problem = Problem(
+        file=str(path),
+        found=f'no function "{name}"',
+        expected="build()",
+        suggestion=closest(name, known),
+    )
+    return InputError([problem])
+
+
+def load_program(text: str, *, trains: bool = False) -> UserProgram:
+    """Run the file, as a module of its own beside whose folder its imports are found. If it is to
+    be trained, what it defines and a run would ignore is refused."""
+    path, name = split_name(text)
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(f"argosy_program_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    with blamed(str(path), expected="a Python file that can be imported"):
+        spec.loader.exec_module(module)
+    public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    public = {key: value for key, value in public.items() if not isinstance(value, ModuleType)}
+    functions = {key: value for key, value in public.items() if callable(value)}
+    if name not in functions:
+        raise _no_function(path, name, functions)
+    mistakes = _mistakes(path, public, name) if trains else {}
+    if mistakes:
+        file = str(path)
+        raise InputError(
+            Problem(file=file, path=key, found=found, expected=expected)
+            for key, (found, expected) in mistakes.items()
+        )
+    return UserProgram(
+        build=functions[name],
+        optimizer=public.get("optimizer"),
+        scheduler=public.get("scheduler"),
+        data=public.get("data"),
+        callbacks=tuple(public.get("callbacks", ())) if trains else (),
+    )
+
+
+def _mistakes(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tuple[str, str]]:
+    """By name, what a program defines that would be ignored or cannot be used: what was found and
+    is expected."""
+    found: dict[str, tuple[str, str]] = {}
+    for key, value in public.items():
+        kind = next((use for cls, use in _OBJECTS.items() if _is_a(value, cls)), None)
+        if kind is not None:
+            expected = (
+                f"a function {_USES[kind]}, called once this process has its part of the model"
+            )
+            found[key] = f"an object of class {type(value).__name__}", expected
+        elif _is_a(value, _LOADER) and "data" not in public:
+            found[key] = "a DataLoader that is not used", f"its name to be data: data = {key}"
+    for key in ("optimizer", "scheduler"):
+        if key in public and key not in found and not callable(public[key]):
+            found[key] = (
+                f"an object of class {type(public[key]).__name__}",
+                f"a function {_USES[key]}",
+            )
+    if "data" in public and (wrong := _wrong_data(public["data"])):
+        found["data"] = (
+            wrong,
+            "a function data(step), or an iterable of global batches such as a DataLoader",
+        )
+    callbacks = public.get("callbacks", ())
+    if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
+        found["callbacks"] = type(callbacks).__name__, "a list of functions of a StepMetrics"
+    return found | _misspelt(path, public, build)
+
+
+def _is_a(value: object, name: str) -> bool:
+    """Whether a value's class or a base of it has this full name; torch need not be loaded."""
+    return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(value).__mro__)
+
+
+def _wrong_data(data: object) -> str | None:
+    if callable(data):
+        return None
+    if hasattr(data, "__next__"):
+        return f"a {type(data).__name__}, which can be read only once"
+    iterable = hasattr(data, "__iter__") and not isinstance(data, (str, Mapping))
+    is_tensor = hasattr(data, "untyped_storage")
+    return None if iterable and not is_tensor else f"an object of class {type(data).__name__}"
+
+
+def _misspelt(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tuple[str, str]]:
+    """Functions of the file that nothing uses and whose names are nearly those that would be
+    used."""
+    missing = [name for name in _USES if name not in public]
+    loaded = {
+        node.id for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Name)
+    }
+    found = {}
+    for key, value in public.items():
+        is_own = getattr(value, "__module__", None) == f"argosy_program_{path.stem}" and callable(
+            value
+        )
+        if not is_own or isinstance(value, type) or key == build or key in loaded:
+            continue
+        near = closest(key, missing) if len(key) > 4 else None
+        meant = _SYNONYMS.get(key.lower()) or next(
+            (name for name in missing if near and f'"{name}"' in near), None
+        )
+        if meant in missing:
+            found[key] = "a function that nothing calls", f"the name in {_USES[meant]}"
+    return found

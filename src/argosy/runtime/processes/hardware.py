@@ -1,0 +1,62 @@
+"""Whether a rank's own hardware is what the plan was made for."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import torch
+
+from argosy.cluster.file import cluster_from_content
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan
+from argosy.runtime.processes.ranks import devices_by_rank
+
+_MEMORY = re.compile(r"-\d+GB$")
+_CPUS = ("CPU", "Xeon", "EPYC")
+
+
+def check_hardware(plan: Plan, rank: int) -> None:
+    """Raise an ``InputError`` where this rank runs on another kind of device than the plan says."""
+    name = devices_by_rank(plan)[rank]
+    kind = cluster_from_content(plan.cluster.content).device(name).kind.name
+    found = found_device(name)
+    if not is_kind(found, kind):
+        raise InputError(
+            [
+                Problem(
+                    path=name,
+                    found=f"{found} on {socket.gethostname()}",
+                    expected=f"{kind}, which the plan was made for",
+                    suggestion="--any-device runs it all the same",
+                )
+            ]
+        )
+
+
+def found_device(name: str) -> str:
+    """What stands at a device's place."""
+    if not torch.cuda.is_available():
+        return "CPU"
+    number = int(name.rpartition(".")[2])
+    count = torch.cuda.device_count()
+    return (
+        torch.cuda.get_device_name(number)
+        if number < count
+        else f"{count} GPU{'' if count == 1 else 's'}"
+    )
+
+
+def is_kind(found: str, kind: str) -> bool:
+    """Whether a device's own name is one of a kind of the catalogue.
+
+    >>> is_kind("NVIDIA A100-SXM4-80GB", "A100-80GB"), is_kind("CPU", "A100-80GB"), is_kind("CPU", "CPU-core")
+    (True, False, True)
+    """
+    if kind.startswith(_CPUS):
+        return found == "CPU"
+    return _plain(_MEMORY.sub("", kind)) in _plain(found)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

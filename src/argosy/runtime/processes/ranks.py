@@ -1,0 +1,178 @@
+"""Which process is which device of a plan, and which samples it exchanges with whom. Needs no
+torch.
+
+Ranks count the devices that a plan uses: nodes in the order in which the plan first names them, the
+devices of a node by their number. That is the order in which torchrun numbers processes when node i
+is started with node rank i. A run keeps the numbers it began with, its *roster*, whatever plans
+follow; a rank whose device a plan leaves out is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from argosy.plan.plan import Plan, Replica
+from argosy.schedule.action import worker_of as hosting_worker
+
+Channel = tuple[int, int, bool]
+"""Sending rank, receiving rank, and whether it carries gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRanks:
+    """A host, and the devices of it that a plan uses."""
+
+    name: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A rank's place in a stage: a replica, and the samples of every micro-batch that it works
+    on."""
+
+    stage: int
+    replica: int
+    rank: int
+    begin: int
+    end: int
+    member: int = 0
+    """Its place in the replica's tensor-parallel group, by rank."""
+    width: int = 1
+    """Of that group."""
+
+    @property
+    def samples(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerLink:
+    """A peer in a neighbouring stage, and which of the caller's own samples it shares."""
+
+    peer: int
+    begin: int
+    end: int
+    is_first: bool
+    """Whether the sender is the first one that the receiver hears from."""
+    turn: int = 0
+    """Gradients of the same samples come back from several members of a wider group, each a part of
+    the sum."""
+
+
+def nodes_of(plan: Plan) -> tuple[NodeRanks, ...]:
+    """The hosts in use, by node rank.
+
+    A device is named after its node and its number in it: ``v1.2``.
+    """
+    numbers: dict[str, set[int]] = {}
+    for device in plan.devices:
+        node, _, number = device.rpartition(".")
+        numbers.setdefault(node, set()).add(int(number))
+    return tuple(
+        NodeRanks(name=node, devices=tuple(f"{node}.{number}" for number in sorted(used)))
+        for node, used in numbers.items()
+    )
+
+
+def devices_by_rank(plan: Plan) -> tuple[str, ...]:
+    return tuple(device for node in nodes_of(plan) for device in node.devices)
+
+
+def seats_of(plan: Plan, roster: Sequence[str] | None = None) -> tuple[tuple[Seat, ...], ...]:
+    """Per stage, the seats of its replicas; the members of a tensor-parallel group work on the same
+    samples. ``roster``: devices by rank, the plan's own unless given."""
+    stages = []
+    for index, stage in enumerate(plan.stages):
+        ends = list(accumulate(replica.samples for replica in stage.replicas))
+        seats = []
+        for at, (replica, end) in enumerate(zip(stage.replicas, ends, strict=True)):
+            members = [rank for rank, _ in members_of(plan, replica, roster)]
+            for member, rank in enumerate(members):
+                begin = end - replica.samples
+                seat = Seat(
+                    stage=index,
+                    replica=at,
+                    rank=rank,
+                    begin=begin,
+                    end=end,
+                    member=member,
+                    width=len(members),
+                )
+                seats.append(seat)
+        stages.append(tuple(seats))
+    return tuple(stages)
+
+
+def members_of(
+    plan: Plan, replica: Replica, roster: Sequence[str] | None = None
+) -> tuple[tuple[int, float], ...]:
+    """The ranks of a replica's tensor-parallel group, in their order, with the share of the work
+    that each does."""
+    rank = {device: index for index, device in enumerate(roster or devices_by_rank(plan))}
+    return tuple(
+        sorted(zip((rank[device] for device in replica.devices), replica.shares, strict=True))
+    )
+
+
+def place_of(plan: Plan, seat: Seat) -> int:
+    """A seat's place in its group of replicas that share experts."""
+    return seat.replica % plan.stages[seat.stage].expert
+
+
+def expert_ranks(
+    plan: Plan, stage: int, roster: Sequence[str] | None = None
+) -> list[tuple[int, ...]]:
+    """The ranks of each group of replicas that share the experts of a stage."""
+    expert = plan.stages[stage].expert
+    seats = seats_of(plan, roster)[stage]
+    if expert == 1:
+        return []
+    return [
+        tuple(sorted(s.rank for s in seats if s.replica // expert == at))
+        for at in range(len(seats) // expert)
+    ]
+
+
+def links_between(seat: Seat, others: tuple[Seat, ...], *, sending: bool) -> tuple[PeerLink, ...]:
+    """The peers among ``others``, seats of a neighbouring stage, that hold some of a seat's
+    samples, in the order of samples. Every member of the later stage's group has one peer in the
+    earlier one's, in turns."""
+    links = []
+    for other in others:
+        earlier, later = (seat, other) if seat.stage < other.stage else (other, seat)
+        begin, end = max(seat.begin, other.begin), min(seat.end, other.end)
+        turn, member = divmod(later.member, earlier.width)
+        if begin < end and member == earlier.member:
+            receiver = other if sending else seat
+            first = begin == receiver.begin
+            links.append(
+                PeerLink(
+                    peer=other.rank,
+                    begin=begin - seat.begin,
+                    end=end - seat.begin,
+                    is_first=first,
+                    turn=turn,
+                )
+            )
+    return tuple(links)
+
+
+def channels_of(plan: Plan, roster: Sequence[str] | None = None) -> tuple[Channel, ...]:
+    """The channels between ranks of neighbouring stages that a plan uses."""
+    seats, found = seats_of(plan, roster), set()
+    for index in range(len(seats) - 1):
+        if worker_of(plan, index) == worker_of(plan, index + 1):
+            continue
+        for seat in seats[index]:
+            for link in links_between(seat, seats[index + 1], sending=True):
+                found |= {(seat.rank, link.peer, False), (link.peer, seat.rank, True)}
+    return tuple(sorted(found))
+
+
+def worker_of(plan: Plan, stage: int) -> int:
+    """The row of the schedule that a stage is in."""
+    num_workers = len(plan.stages) // plan.schedule.stages_per_worker
+    return hosting_worker(plan.schedule.kind, stage, num_workers)

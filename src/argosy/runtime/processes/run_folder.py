@@ -1,0 +1,224 @@
+"""A run's folder: whose it is, its files by name, the lines of JSON that are added to them, its
+checkpoints.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from argosy.errors import InputError, Problem
+from argosy.runtime.processes.manifest import tear_in
+
+PROGRESS, DECISIONS, EVENTS = "progress.jsonl", "decisions.jsonl", "events.jsonl"
+TIMELINE, CHECKPOINTS = "timeline.json", "checkpoints"
+_CHECKPOINT = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
+
+Line = dict[str, Any]
+
+
+def keep_private() -> None:
+    """Have this process, and those that it starts, make files that other users cannot read.
+
+    The group keeps the rights that the user's umask leaves it.
+    """
+    os.umask(os.umask(0o077) | 0o007)
+
+
+@contextlib.contextmanager
+def held(folder: Path, node: str, *, elastic: bool = False) -> Iterator[int]:
+    """A node's part of a run's folder, for one run at a time; an ``InputError`` where another has
+    it.
+
+    What is yielded is the descriptor of a locked file. The kernel lifts the lock when the last
+    process that has it ends, however it ends; the file stays. A file system that has no locks is
+    taken as it is. An elastic run and one that is not have nothing in a folder in common: where any
+    node has it for the one, no node gets it for the other.
+    """
+    own, other = ("elastic", "run") if elastic else ("run", "elastic")
+    with contextlib.ExitStack() as opened:
+        descriptor = _locked(folder / f".{own}-{node}.lock", fcntl.LOCK_EX, opened)
+        for path in folder.glob(f".{other}-*.lock"):
+            with contextlib.ExitStack() as looked_at:
+                _locked(path, fcntl.LOCK_SH, looked_at)
+        yield descriptor
+
+
+def _locked(path: Path, how: int, opened: contextlib.ExitStack) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _refused(
+            path.parent, str(error.strerror).lower(), "a folder that can be written into"
+        ) from None
+    opened.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        kind, _, node = path.stem.removeprefix(".").partition("-")
+        found = (
+            f"{'an elastic' if kind == 'elastic' else 'a'} run that is going on there (node {node})"
+        )
+        raise _refused(path.parent, found, "another --out, or the end of that run") from None
+    except OSError:
+        pass
+    return descriptor
+
+
+def _refused(folder: Path, found: str, expected: str) -> InputError:
+    return InputError([Problem(file=str(folder), found=found, expected=expected)])
+
+
+def forget_after(folder: Path, done: int) -> None:
+    """Of steps that are trained again after the first ``done`` there is nothing left; what is older
+    stays."""
+    _keep(folder / PROGRESS, lambda line: line["step"] < done)
+    _keep(folder / DECISIONS, lambda line: line.get("applied_before", line["step"] + 1) <= done)
+
+
+def _keep(path: Path, stays: Callable[[Line], bool]) -> None:
+    """Only some lines of a file, if there is one; those that stay do so byte for byte.
+
+    What a power cut has left of others is none of them.
+    """
+    if not path.exists():
+        return
+    before = path.read_bytes()
+    whole = before[: before.rfind(b"\n") + 1]
+    after = b"".join(line for line in whole.splitlines(keepends=True) if _is_told(line, stays))
+    if not after:
+        path.unlink()
+    elif after != before:
+        draft = path.with_name(f".{path.name}.partial")
+        draft.write_bytes(after)
+        draft.replace(path)
+
+
+def _read(line: bytes) -> Line | None:
+    """None where it is what a power cut, or a full disk, has left of one."""
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _is_told(line: bytes, stays: Callable[[Line], bool]) -> bool:
+    content = _read(line)
+    try:
+        return content is not None and stays(content)
+    except (KeyError, TypeError):
+        return False
+
+
+def append(path: Path, line: Line) -> None:
+    """Whole and on a line of its own, also after one that was cut off; in a folder that was
+    removed, too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        is_torn = file.read(1) not in (b"", b"\n")
+        data = b"\n" * is_torn + json.dumps(line).encode() + b"\n"
+        if file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+class Log:
+    """A file to which lines of JSON are added; those that cannot be written now are kept, and
+    written with the next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kept: list[Line] = []
+
+    def add(self, line: Line) -> None:
+        self.kept.append(line)
+        try:
+            while self.kept:
+                append(self.path, self.kept[0])
+                del self.kept[0]
+        except OSError as error:
+            if len(self.kept) == 1:
+                sys.stderr.write(
+                    f"{self.path}: {error.strerror}; its lines are kept until they can be written\n"
+                )
+
+    def event(self, event: str, by: str, **facts: Any) -> None:
+        """Add what happened, with the time."""
+        self.add({"event": event, "at": round(time.time(), 3), "by": by, **facts})
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Those that are whole: any may have been cut off with whoever wrote it, and the last may be on
+    its way."""
+    return Tail(path, skip=False).read()
+
+
+class Tail:
+    """The lines of a file, as they are added; of one that there is already only what comes, unless
+    told otherwise."""
+
+    def __init__(self, path: Path, *, skip: bool = True) -> None:
+        self.path = path
+        self.lines: list[Line] = []
+        """All that were read."""
+        self._at = self._size() if skip else 0
+
+    def _size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def read(self) -> list[Line]:
+        """What has been added since the last call, in whole lines."""
+        if self._size() < self._at:  # begun anew
+            self._at, self.lines = 0, []
+        if not self._size():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._at)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        found = [line for line in map(_read, whole.splitlines()) if line is not None]
+        self.lines += found
+        return found
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first; whether they are whole, their manifests tell
+    (``manifest``).
+
+    One that was about to be replaced by another of the same step counts if the other did not get
+    its name.
+    """
+    found: dict[int, Path] = {}
+    for path in sorted(folder.glob("*step-*")):  # those with a dot, which were replaced, first
+        match = _CHECKPOINT.fullmatch(path.name)
+        if match:
+            found[int(match[1] or match[2])] = path
+    return [path for _, path in sorted(found.items())]
+
+
+def step_of(checkpoint: Path) -> int:
+    """Steps after which a checkpoint was made."""
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    assert match is not None, checkpoint
+    return int(match[1] or match[2])
+
+
+def steps_saved(run: Path) -> int:
+    """Steps after which the newest checkpoint of a run was made whose files are there; 0 if there
+    is none."""
+    saved = [path for path in checkpoints(run / CHECKPOINTS) if not tear_in(path, contents=False)]
+    return step_of(saved[-1]) if saved else 0

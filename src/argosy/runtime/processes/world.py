@@ -1,0 +1,212 @@
+"""The processes of a run: joining them, the device of each, and whether they are those that the
+plan was made for."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from argosy.errors import InputError, Problem, RunError
+from argosy.plan.plan import Plan
+from argosy.plan.runnable import unsupported
+from argosy.runtime.processes.failure import ElsewhereError
+from argosy.runtime.processes.meeting import meet
+from argosy.runtime.processes.ranks import devices_by_rank
+
+PATIENCE = datetime.timedelta(minutes=10)
+"""How long a rank waits for another that has not gone away but says nothing."""
+_SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Before CUDA starts: a queue of the GPU for each stream. A receive of NCCL that waits holds up all
+streams of its queue, which may be what the sender waits for."""
+_WATCHDOG = 1.5
+"""torch ends a process of NCCL without a word after this many times the run's patience, after
+``await_device``."""
+_POLL = 1e-4
+"""Seconds between two looks at the GPU."""
+_ABORTING = 10.0
+"""Seconds that aborting communicators may take."""
+_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+_FIRST_SHARING = (2, 30)
+"""The first version of NCCL that runs several ranks on one GPU."""
+
+
+def check_supported(plan: Plan) -> None:
+    sentences = unsupported(plan)
+    if sentences:
+        raise InputError(
+            [
+                Problem(path="plan", expected="what the runtime executes", found=text)
+                for text in sentences
+            ]
+        )
+
+
+def join(
+    plan: Plan | None,
+    roster: Sequence[str] | None = None,
+    *,
+    patience: datetime.timedelta = PATIENCE,
+) -> None:
+    """Join the process group that torchrun prepared, unless the caller has one already; ``roster``:
+    devices by rank."""
+    if roster is None:
+        assert plan is not None, "a plan or a roster says who takes part"
+        roster = devices_by_rank(plan)
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if not dist.is_initialized():
+        missing = [
+            name
+            for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+            if name not in os.environ
+        ]
+        if missing:
+            expected = (
+                "a process started by torchrun or `argosy run`, or an initialised process group"
+            )
+            raise InputError(
+                [Problem(found=f"no {missing[0]} in the environment", expected=expected)]
+            )
+        check_world_size(roster, int(os.environ["WORLD_SIZE"]))
+        try:
+            backend = _backend(roster)
+            meet(backend, patience=_WATCHDOG * patience if backend == "nccl" else patience)
+        except (OSError, RuntimeError, ValueError) as error:
+            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunError(
+                f"rank {os.environ['RANK']} could not join the others at {place}: {reason}"
+            ) from None
+    check_world_size(roster, dist.get_world_size())
+
+
+def check_world_size(roster: Sequence[str], world_size: int) -> None:
+    expected = len(roster)
+    if world_size != expected:
+        raise InputError(
+            [
+                Problem(
+                    path="plan",
+                    found=f"{world_size} process{'' if world_size == 1 else 'es'}",
+                    expected=f"{expected}, one for each device of the plan ({', '.join(roster)})",
+                )
+            ]
+        )
+
+
+def device_of(roster: Sequence[str], rank: int) -> torch.device:
+    """The GPU with the number that the rank's device has on its node, shared where there are fewer;
+    or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    number = int(roster[rank].rpartition(".")[2])
+    device = torch.device("cuda", number % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _backend(roster: Sequence[str]) -> str:
+    """NCCL if every rank of every node has a GPU of its own or NCCL can share one; else gloo."""
+    if not torch.cuda.is_available():
+        return "gloo"
+    largest = max(int(device.rpartition(".")[2]) for device in roster)
+    return "nccl" if largest < torch.cuda.device_count() or why_unshared() is None else "gloo"
+
+
+def why_unshared() -> str | None:
+    """None if NCCL runs several ranks on one GPU; else why it does not."""
+    version = nccl_version()
+    if tuple(version[:2]) < _FIRST_SHARING:
+        found, needed = (".".join(map(str, numbers)) for numbers in (version, _FIRST_SHARING))
+        return f"NCCL {found} runs one rank per GPU; {needed} runs several with {_SHARING}=1"
+    return None if os.environ.get(_SHARING) == "1" else f"{_SHARING} is not 1"
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Of the library that is loaded, which may be newer than the one that torch was built with."""
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return tuple(torch.cuda.nccl.version())
+    major, rest = divmod(number.value, 10_000)
+    return (major, *divmod(rest, 100))
+
+
+def await_device(device: torch.device, what: str) -> None:
+    """Wait for what is queued on a GPU, and no longer than the run's patience: the kernels of NCCL
+    wait permanently for a rank that is gone. Raises an ``ElsewhereError`` after aborting all
+    communicators."""
+    if device.type != "cuda" or dist.get_backend() != "nccl":
+        return
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    limit = patience_of_all().total_seconds() / _WATCHDOG
+    end = time.monotonic() + limit
+    while not event.query():
+        if time.monotonic() > end:
+            abort()
+            raise ElsewhereError(f"lost contact {what}: another rank sent nothing for {limit:g} s")
+        time.sleep(_POLL)
+
+
+def abort() -> None:
+    """End the kernels of NCCL that wait for other ranks, as far as that succeeds within a few
+    seconds."""
+    thread = threading.Thread(
+        target=dist.distributed_c10d._abort_process_group, name="abort", daemon=True
+    )
+    thread.start()
+    thread.join(_ABORTING)
+
+
+def patience_of_all() -> datetime.timedelta:
+    """How long the group of all ranks waits, whoever opened it; groups within it wait no longer and
+    no shorter."""
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    group: Any = dist.group.WORLD
+    timeout: datetime.timedelta = group._get_backend(device).options._timeout
+    return timeout
+
+
+def open_groups(
+    rank_sets: list[tuple[int, ...]], known: Mapping[tuple[int, ...], dist.ProcessGroup | None]
+) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
+    """A process group for every set of two ranks or more, None where this rank is not in it; those
+    that are known are not opened again. Every rank calls this with the same sets."""
+    groups = dict(known)
+    for ranks in sorted(set(rank_sets)):
+        if len(ranks) > 1 and ranks not in groups:
+            group = dist.new_group(list(ranks), timeout=patience_of_all())
+            groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
+    return groups
+
+
+def gather_texts(
+    text: str, device: torch.device, group: dist.ProcessGroup | None = None
+) -> list[str]:
+    """Every rank's text, on every rank: characters as numbers, so that nothing that arrives can
+    run.
+
+    ``group`` has all ranks in it; unless given, it is the one that training uses.
+    """
+    where = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    data = text.encode()
+    lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=where)
+    lengths[dist.get_rank()] = len(data)
+    dist.all_reduce(lengths, group=group)
+    padded = bytearray(data.ljust(max(1, int(lengths.max())), b" "))
+    rows = [torch.empty(len(padded), dtype=torch.uint8, device=where) for _ in lengths]
+    dist.all_gather(rows, torch.frombuffer(padded, dtype=torch.uint8).to(where), group=group)
+    return [
+        bytes(row[:length].cpu().numpy()).decode()
+        for row, length in zip(rows, lengths.tolist(), strict=True)
+    ]

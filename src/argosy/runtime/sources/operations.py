@@ -1,0 +1,350 @@
+"""A model as operations: what ``parallelize`` needs of one that is not cut into layers.
+
+A cut that is given decides: the stage of every operation, as ``solve.programs.stagecut.cut_graph``
+has it. Without one, a model with layers is cut where they end, which is how stages of layers get to
+be shared by tensor-parallel groups:
+
+    (1)  an operation that runs in a module of layer l belongs to layer l, and to its stage
+    (2)  any other goes with what it reads; none comes before what it reads
+
+and one without layers in proportion to the numbers of layers that the plan gives its stages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from argosy.cluster.file import cluster_from_content
+from argosy.cost.group import device_group
+from argosy.errors import InputError, Problem, RunError
+from argosy.plan.group_program import GroupProgram
+from argosy.plan.plan import Plan, Stage
+from argosy.runtime.communication.boxes import TensorBox, boxes_of
+from argosy.runtime.communication.exchange import GroupExchange
+from argosy.runtime.communication.marks import Exchanging, untold
+from argosy.runtime.graphs.cut import ADDED, GraphCut, aligned
+from argosy.runtime.processes.ranks import devices_by_rank, members_of, seats_of
+from argosy.runtime.processes.world import gather_texts
+from argosy.runtime.sources.recipe import Recipe, autocast_for
+from argosy.runtime.stages.context_stage import (
+    ContextStage,
+    SequenceExchange,
+    SequenceSharing,
+    sequence_sharing,
+)
+from argosy.runtime.stages.graph_stage import GraphStage, graph_weights, owner, segments_with
+from argosy.runtime.stages.parameters import Catalogue, Places, Weight, buffer_places
+from argosy.runtime.stages.tensor_stage import Sharing, TensorStage
+from argosy.runtime.weights.holding import seats_in_group
+from argosy.runtime.weights.summing import Groups
+from argosy.solve.programs.stagecut import cut_graph
+from argosy.space.operations.sharding import REPLICATED, Segments, State
+from argosy.workload.capture.forward import Forward, capture_forward
+from argosy.workload.capture.initial import FakeModel
+
+
+class Captured(NamedTuple):
+    """A model whose forward was captured."""
+
+    plain: Forward
+    forward: Forward
+    """In the precision of the run."""
+    catalogue: Catalogue
+    layers: Sequence[nn.Module]
+    """Those of the model, where stages end with them; else none."""
+
+
+class GraphSource:
+    """Stages made of operations."""
+
+    def __init__(
+        self, recipe: Recipe, captured: Captured, plan: Plan, cut: Sequence[int] | None
+    ) -> None:
+        self.recipe, self.plan, self.forward = recipe, plan, captured.forward
+        forward, plain, self.layers = captured.forward, captured.plain, captured.layers
+        _refuse_experts(plan)
+        planned = plan.operation_layers if cut == plan.cut else None
+        layer_of = None if planned is None else aligned(forward, planned, plain)
+        if cut is None and self.layers:
+            layer_of = by_layers(forward, recipe.model, self.layers)
+            stage_of = [
+                at for at, stage in enumerate(plan.stages) for _ in range(stage.first, stage.end)
+            ]
+            stages = tuple(stage_of[layer] for layer in layer_of)
+        else:
+            stages = aligned(
+                forward, cut if cut is not None else agreed_cut(plain, plan, recipe.device), plain
+            )
+        self.cut = GraphCut(forward, stages, len(plan.stages), layer_of)
+        self.cut.check_divided(
+            [len(stage.replicas) for stage in plan.stages], plan.num_micro_batches
+        )
+        self.weights = graph_weights(captured.catalogue, self.cut)
+        self.shared = sharings(plan, self.cut, recipe.roster)
+        """By stage and replica, how tensor-parallel groups share it."""
+        self.sequences = self._sequences()
+        """By stage and replica that cuts the sequence, how it does."""
+
+    def _sequences(self) -> dict[tuple[int, int], SequenceSharing]:
+        found = {}
+        for index, stage in enumerate(self.plan.stages):
+            for at, replica in enumerate(stage.replicas if stage.context > 1 else ()):
+                found[index, at] = sequence_sharing(
+                    self.cut, self.plan, index, replica, self.recipe.roster
+                )
+        return found
+
+    @property
+    def undivided(self) -> tuple[int, ...]:
+        """All layers, if the program mixes samples anywhere."""
+        return tuple(range(self.plan.stages[-1].end)) if mixes_samples(self.forward) else ()
+
+    def check_agreed(self) -> None:
+        """A ``RunError`` where ranks, each by itself, found different programs for a stage. Every
+        rank calls this."""
+        programs = []
+        for (index, at), sharing in self.shared.items():
+            samples = self.plan.stages[index].replicas[at].samples
+            programs.append(
+                str([sharing.stored, [str(row) for row in sharing.steps(samples).rows]])
+            )
+        digest = hashlib.sha256("\n".join(programs).encode()).hexdigest()
+        others = gather_texts(digest, self.recipe.device)
+        if len(set(others)) > 1:
+            odd = next(rank for rank, other in enumerate(others) if other != others[0])
+            raise RunError(
+                f"ranks 0 and {odd} found different programs for the same stages; are their packages alike?"
+            )
+
+    def stored(self, weight: Weight, replica: int = 0) -> State:
+        """How a replica's group shares a weight."""
+        sharing = self.shared.get((weight.stages[0], replica))
+        if sharing is None or len(weight.stages) > 1:
+            return REPLICATED
+        values = self.cut.graph.values
+        return next(
+            (state for value, state in sharing.stored.items() if values[value].name == weight.name),
+            REPLICATED,
+        )
+
+    def held(self, weight: Weight) -> dict[int, tuple[TensorBox, ...]]:
+        found: dict[int, tuple[TensorBox, ...]] = {}
+        seats = seats_of(self.plan, self.recipe.roster)
+        for seat in (seat for stage in weight.stages for seat in seats[stage]):
+            state = self.stored(weight, seat.replica)
+            ratios = self.shared[seat.stage, seat.replica].ratios if state.is_sharded else ()
+            found[seat.rank] = boxes_of(weight.shape, state, ratios, seat.member)
+        return found
+
+    def num_users(self, weight: Weight) -> int:
+        """Segments of its stage that read a weight."""
+        return len(segments_with(self.cut, self.cut.segments[weight.stages[0]], weight))
+
+    def buffers(self, stages: Sequence[int]) -> Places:
+        """Those that operations read and, where stages end with layers, all of the layers."""
+        names = [
+            self.cut.graph.values[value].name
+            for index in stages
+            for value in self.cut.parts[index].buffers
+        ]
+        found = [owner(self.recipe.model, name) for name in names]
+        ranges = ((self.plan.stages[index].first, self.plan.stages[index].end) for index in stages)
+        found += buffer_places(layer for first, end in ranges for layer in self.layers[first:end])
+        return list({(id(module), name): (module, name) for module, name in found}.values())
+
+    def programs(
+        self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
+    ) -> dict[int, GraphStage]:
+        return {index: self._program(index, rank, groups, exchanging) for index in stages}
+
+    def _program(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> GraphStage:
+        recipe, recompute = self.recipe, self.plan.stages[index].recompute
+        each = seats_in_group(self.plan, index, recipe.roster)
+        at, ranks = next((at, ranks) for at, ranks in enumerate(each) if rank in ranks)
+        if (index, at) in self.sequences:
+            parts = self.sequences[index, at]
+            own = SequenceExchange(parts.parts, groups[ranks], exchanging)
+            return ContextStage(
+                parts,
+                own,
+                recipe.model,
+                recompute=recompute,
+                device=recipe.device,
+                seed=recipe.seed,
+            )
+        if (index, at) not in self.shared:
+            return GraphStage(
+                self.cut,
+                index,
+                recipe.model,
+                recompute=recompute,
+                device=recipe.device,
+                seed=recipe.seed,
+                is_compiled=recipe.is_compiled,
+            )
+        sharing = self.shared[index, at]
+        exchange = GroupExchange(Segments((sharing.ratios,)), groups[ranks], exchanging)
+        return TensorStage(
+            sharing,
+            exchange,
+            recipe.model,
+            recompute=recompute,
+            device=recipe.device,
+            seed=recipe.seed,
+        )
+
+
+def _refuse_experts(plan: Plan) -> None:
+    for index, stage in enumerate(plan.stages):
+        if stage.expert > 1:
+            path, found = f"stages[{index}].expert", str(stage.expert)
+            expected = "1 in stages of operations; experts are shared out in stages of layers, one device each"
+            raise InputError([Problem(path=path, found=found, expected=expected)])
+
+
+def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:
+    """(1), (2): the layer of every operation."""
+    names = {id(module): name for name, module in model.named_modules()}
+    layer_of: dict[str, int] = {}
+    for index, layer in enumerate(layers):
+        for module in layer.modules():
+            if names.get(id(module)):
+                layer_of.setdefault(names[id(module)], index)
+    found: list[int] = []
+    for node in forward.graph.nodes:
+        makers = [
+            forward.graph.producer[value]
+            for value in node.inputs
+            if value in forward.graph.producer
+        ]
+        before = max((found[maker] for maker in makers), default=0)
+        path = node.module
+        while path and path not in layer_of:
+            path = path.rpartition(".")[0]
+        found.append(max(before, layer_of.get(path, 0)))
+    return tuple(found)
+
+
+def forward_of(fake: FakeModel, autocast: torch.dtype | None = None) -> Forward:
+    """The forward of a program that was built without values."""
+    device = torch.device("cpu")
+    return capture_forward(
+        fake.model,
+        fake.loss,
+        fake.batch,
+        device=device,
+        recording=fake.recording,
+        autocast=autocast,
+    )
+
+
+def divides(forward: Forward, plan: Plan) -> bool:
+    """Whether the replicas and micro-batches of a plan of operations can divide the samples of a
+    program."""
+    if plan.cut is None:
+        return True
+    replicas = [len(stage.replicas) for stage in plan.stages]
+    try:
+        GraphCut(forward, aligned(forward, plan.cut), len(replicas)).check_divided(
+            replicas, plan.num_micro_batches
+        )
+    except InputError:
+        return False
+    return True
+
+
+def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int, int], Sharing]:
+    """By stage and replica, how tensor-parallel groups share it. Weights of several stages are
+    whole."""
+    values = cut.graph.values
+    names = Counter(
+        name for part in cut.parts for name in {values[weight].name for weight in part.weights}
+    )
+    whole = frozenset(
+        value for part in cut.parts for value in part.weights if names[values[value].name] > 1
+    )
+    whole |= {value for value, _ in cut.graph.updates}
+    found: dict[tuple[int, int], Sharing] = {}
+    for index, stage in enumerate(plan.stages):
+        alike: dict[tuple[float, ...], Sharing] = {}
+        for at, replica in enumerate(stage.replicas):
+            if replica.width == stage.context:
+                continue
+            members = members_of(plan, replica, roster)
+            ratios = tuple(share for _, share in members)
+            if ratios not in alike:
+                cluster = cluster_from_content(plan.cluster.content)
+                group = device_group(
+                    cluster, [roster[rank] for rank, _ in members], plan.model.dtype
+                )
+                most = max(other.samples for other in stage.replicas)
+                records = _records(plan, stage, ratios)
+                alike[ratios] = Sharing(
+                    cut, index, group, ratios, most, plan.global_batch, whole, records
+                )
+            found[index, at] = alike[ratios]
+    return found
+
+
+def _records(plan: Plan, stage: Stage, ratios: tuple[float, ...]) -> dict[int, GroupProgram]:
+    """What the plan says that groups with these ratios do with a stage, by number of samples."""
+    wanted = (stage.first, stage.end, ratios)
+    return {one.samples: one for one in plan.programs if (one.first, one.end, one.ratios) == wanted}
+
+
+def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
+    """What the tensor-parallel groups of a plan for a captured program do; the runtime does just
+    that."""
+    if plan.cut is None or not any(
+        replica.width > 1 for stage in plan.stages for replica in stage.replicas
+    ):
+        return ()
+    plain = forward = forward_of(fake)
+    if (autocast := autocast_for(plan.model.dtype, fake.model.parameters())) is not None:
+        forward = forward_of(fake, autocast)
+    layers = aligned(forward, plan.operation_layers or (), plain)
+    cut = GraphCut(forward, aligned(forward, plan.cut, plain), len(plan.stages), layers)
+    found: dict[tuple[int, tuple[float, ...], int], GroupProgram] = {}
+    for (index, at), sharing in sharings(
+        replace(plan, programs=()), cut, devices_by_rank(plan)
+    ).items():
+        samples = plan.stages[index].replicas[at].samples
+        if (index, sharing.ratios, samples) not in found:
+            found[index, sharing.ratios, samples] = sharing.record(samples)
+    return tuple(found.values())
+
+
+def mixes_samples(forward: Forward) -> str | None:
+    """Why a program can only run on all samples of a batch at once; None if it can run on parts of
+    them."""
+    try:
+        GraphCut(forward, [0] * len(forward.graph.nodes), 1).check_divided([1], 2)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def agreed_cut(forward: Forward, plan: Plan, device: torch.device) -> tuple[int, ...]:
+    """Rank 0's cut in proportion to the plan's layers, on every rank: a solver with a time limit
+    may find others."""
+    if len(plan.stages) == 1:
+        return (0,) * sum(node.op not in ADDED for node in forward.graph.nodes)
+    text = ""
+    if dist.get_rank() == 0:
+        total = plan.stages[-1].end
+        shares = [(stage.end - stage.first) / total for stage in plan.stages]
+        stages = cut_graph(forward.graph, shares).stages
+        kept = [
+            at for at, node in zip(stages, forward.graph.nodes, strict=True) if node.op not in ADDED
+        ]
+        text = json.dumps(kept)
+    return tuple(json.loads(gather_texts(text, device)[0]))

@@ -1,0 +1,98 @@
+"""The optimizer of a rank's part and its learning-rate scheduler, made by the user's own functions.
+
+Both are made again whenever a rank gets other weights. A scheduler counts steps and nothing else: a
+new one is stepped as often as the trainer has trained, so it goes on where the old one was, after a
+move as after a checkpoint.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from argosy.errors import InputError, Problem, bad_input
+
+OptimizerFactory = Callable[[Any], Any]
+"""``optimizer(parameters)``: an ``Optimizer``, or a pair of one and its ``LRScheduler``.
+
+A factory whose first parameter is called ``named_parameters`` gets (name, parameter) pairs.
+"""
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+"""``scheduler(optimizer)``."""
+
+
+class Updating(NamedTuple):
+    """What updates a rank's weights; nothing on a rank without any."""
+
+    optimizer: Optimizer | None = None
+    scheduler: LRScheduler | None = None
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates by group of parameters, as far as they are numbers that the host
+        knows."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        known = [group["lr"] for group in groups if "lr" in group]
+        return tuple(
+            float(rate)
+            for rate in known
+            if not isinstance(rate, Tensor) or rate.device.type == "cpu"
+        )
+
+    def after_step(self) -> None:
+        """Set the learning rates of the next step."""
+        if self.scheduler is not None:
+            with _without_order():
+                self.scheduler.step()
+
+
+def make_updating(
+    factory: OptimizerFactory,
+    scheduler: SchedulerFactory | None,
+    named: Sequence[tuple[str, nn.Parameter]],
+    steps: int,
+) -> Updating:
+    """Make the optimizer of some parameters, and its scheduler as it is after ``steps`` steps."""
+    if not named:
+        return Updating()
+    made: Any = (
+        factory(named) if _takes_names(factory) else factory([parameter for _, parameter in named])
+    )
+    optimizer, made_with = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(optimizer, Optimizer):
+        expected = "a torch.optim.Optimizer, or a pair of one and its scheduler"
+        raise bad_input(expected, type(made).__name__, where="optimizer(parameters)")
+    if made_with is not None and scheduler is not None:
+        found = "a scheduler from optimizer(parameters) and another from scheduler(optimizer)"
+        raise InputError([Problem(path="scheduler", found=found, expected="one scheduler")])
+    rates = made_with if scheduler is None else scheduler(optimizer)
+    if rates is None:
+        return Updating(optimizer)
+    if not isinstance(rates, LRScheduler) or isinstance(rates, ReduceLROnPlateau):
+        expected = (
+            "a torch.optim.lr_scheduler.LRScheduler whose rates follow from the number of steps"
+        )
+        raise bad_input(expected, type(rates).__name__, where="scheduler(optimizer)")
+    updating = Updating(optimizer, rates)
+    for _ in range(steps):
+        updating.after_step()
+    return updating
+
+
+def _takes_names(factory: OptimizerFactory) -> bool:
+    try:
+        return next(iter(inspect.signature(factory).parameters), "") == "named_parameters"
+    except (TypeError, ValueError):  # builtins have no signature
+        return False
+
+
+def _without_order() -> warnings.catch_warnings[Any]:
+    """Without torch's warning that the optimizer has not stepped yet, which is meant on ranks that
+    go on."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)

@@ -1,0 +1,184 @@
+"""Where the stages of a plan come from: ranges of a model's layers, or operations of a captured
+forward.
+
+A trainer is made from a source, and made again from another one when it moves (``maker``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import nn
+
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan
+from argosy.runtime.communication.boxes import TensorBox, boxes_of, rows
+from argosy.runtime.communication.marks import Exchanging, untold
+from argosy.runtime.processes.ranks import expert_ranks, place_of, seats_of
+from argosy.runtime.sources.mixing import check_mixing, undivided
+from argosy.runtime.sources.recipe import Recipe, autocast_for
+from argosy.runtime.stages.experts import ExpertGroup, expert_count, expert_modules, share_out
+from argosy.runtime.stages.parameters import (
+    Catalogue,
+    Places,
+    Weight,
+    buffer_places,
+    ranks_holding,
+    weights_of,
+)
+from argosy.runtime.stages.stage import LayerStage, StageProgram
+from argosy.runtime.weights.holding import Keeping, Proportions, keeping
+from argosy.runtime.weights.summing import Groups
+from argosy.space.operations.sharding import sharded
+
+
+class StageSource(Protocol):
+    """The stages of one plan."""
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Every weight that a stage uses."""
+
+    @property
+    def undivided(self) -> tuple[int, ...]:
+        """Layers that mix samples, which no stage with several replicas may have."""
+
+    def num_users(self, weight: Weight) -> int:
+        """How many layers of its stage use a weight."""
+
+    def held(self, weight: Weight) -> dict[int, tuple[TensorBox, ...]]:
+        """By rank, the part of a weight that it computes with; no other rank has any."""
+
+    def buffers(self, stages: Sequence[int]) -> Places:
+        """The modules that hold buffers of some stages, and their names in them."""
+
+    def programs(
+        self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
+    ) -> Mapping[int, StageProgram]:
+        """What a rank runs of some stages."""
+
+
+class LayerSource:
+    """Stages that are ranges of a model's layers."""
+
+    def __init__(
+        self, recipe: Recipe, catalogue: Catalogue, layers: Sequence[nn.Module], plan: Plan
+    ) -> None:
+        covered = plan.stages[-1].end
+        if covered != len(layers):
+            expected = f"{len(layers)}, the model's layers"
+            raise InputError(
+                [Problem(path="plan.stages", found=f"{covered} layers", expected=expected)]
+            )
+        check_mixing(layers, plan)
+        self.recipe, self.layers, self.plan = recipe, tuple(layers), plan
+        self.weights = weights_of(catalogue, layers, plan)
+        sharing = [index for index, stage in enumerate(plan.stages) if stage.expert > 1]
+        self.experts = {index: self._find_experts(index) for index in sharing}
+        """By stage that shares experts, its modules of them."""
+        modules = [module for each in self.experts.values() for module in each]
+        self.expert_counts = {id(module): expert_count(module) for module in modules}
+
+    def _find_experts(self, stage: int) -> tuple[nn.Module, ...]:
+        """The modules of experts in a stage that shares them."""
+        found = tuple(expert_modules(self._layers(stage)))
+        if not found:
+            path, expected = (
+                f"stages[{stage}].expert",
+                "a module with num_experts, as many entries in its parameters",
+            )
+            raise InputError(
+                [Problem(path=path, found="layers without experts", expected=expected)]
+            )
+        return found
+
+    @property
+    def undivided(self) -> tuple[int, ...]:
+        return undivided(self.layers)
+
+    def num_users(self, weight: Weight) -> int:
+        own = {id(module) for module, _ in weight.places}
+        each = (
+            {id(module) for module in layer.modules()} for layer in self._layers(weight.stages[0])
+        )
+        return sum(not own.isdisjoint(modules) for modules in each)
+
+    def held(self, weight: Weight) -> dict[int, tuple[TensorBox, ...]]:
+        """All of it, or some of the experts."""
+        ranks = ranks_holding(weight, self.plan, self.recipe.roster)
+        counts = {self.expert_counts.get(id(module), 0) for module, _ in weight.places}
+        if counts == {0}:
+            return dict.fromkeys(ranks, rows(0, weight.shape))
+        if len(weight.stages) > 1 or len(counts) > 1:
+            expected = "experts of one layer in one stage, to share them out"
+            raise InputError(
+                [Problem(path=weight.name, found="a weight that is tied", expected=expected)]
+            )
+        stage, cut = weight.stages[0], sharded(0, counts.pop())
+        shares = self.plan.stages[stage].expert_shares
+        return {
+            seat.rank: boxes_of(weight.shape, cut, shares, place_of(self.plan, seat))
+            for seat in seats_of(self.plan, self.recipe.roster)[stage]
+        }
+
+    def buffers(self, stages: Sequence[int]) -> Places:
+        return buffer_places(layer for stage in stages for layer in self._layers(stage))
+
+    def programs(
+        self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
+    ) -> dict[int, LayerStage]:
+        for index in stages:
+            if index in self.experts:
+                self._share_experts(index, rank, groups, exchanging)
+        autocast = autocast_for(self.plan.model.dtype, self.recipe.model.parameters())
+        return {
+            index: LayerStage(
+                self.recipe.model,
+                self.layers,
+                self.recipe.loss_fn,
+                first=self.plan.stages[index].first,
+                end=self.plan.stages[index].end,
+                recompute=self.plan.stages[index].recompute,
+                autocast=autocast,
+                device=self.recipe.device,
+                seed=self.recipe.seed,
+                is_compiled=self.recipe.is_compiled,
+            )
+            for index in stages
+        }
+
+    def _share_experts(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> None:
+        roster = self.recipe.roster
+        ranks = next(ranks for ranks in expert_ranks(self.plan, index, roster) if rank in ranks)
+        place = {
+            seat.rank: place_of(self.plan, seat) for seat in seats_of(self.plan, roster)[index]
+        }
+        group = ExpertGroup(
+            shares=self.plan.stages[index].expert_shares,
+            places=tuple(place[other] for other in ranks),
+            member=ranks.index(rank),
+            group=groups[ranks],
+            exchanging=exchanging,
+        )
+        for module in self.experts[index]:
+            share_out(module, group)
+
+    def _layers(self, stage: int) -> tuple[nn.Module, ...]:
+        return self.layers[self.plan.stages[stage].first : self.plan.stages[stage].end]
+
+
+def keepings_of(
+    source: StageSource, plan: Plan, roster: Sequence[str], proportions: Proportions | None = None
+) -> dict[str, Keeping]:
+    """How ranks keep every weight, by its name."""
+    parts: list[dict[int, float]] = []
+    for stage, seats in enumerate(seats_of(plan, roster)):
+        given = None if proportions is None else proportions(stage)
+        parts.append({seat.rank: 1.0 if given is None else given[seat.replica] for seat in seats})
+    return {
+        weight.name: keeping(
+            weight, source.held(weight), source.num_users, plan, parts[weight.stages[0]]
+        )
+        for weight in source.weights
+    }

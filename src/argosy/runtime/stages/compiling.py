@@ -1,0 +1,154 @@
+"""Stages compiled by ``torch.compile``: a whole stage is one graph, on the last stage all but its
+last layer.
+
+    (1)  layers      The first run of a stage is eager and finds out which layers draw random masks. Without masks and
+                     without a gate around layers (ZeRO 2 and 3), the stage is compiled as a whole;
+                     else layer by layer, and layers with masks stay eager: their masks depend on
+                     step and sample, not on a generator. So do the model's last layer and the loss,
+                     whose calls are watched (``weighing``).
+    (2)  operations The operations of a captured program are written as a torch.fx graph, one for
+         each number of
+                     samples; layer by layer if they are recomputed or gathered. Random numbers are
+                     drawn before, by the same rule, and given to it.
+
+A compiled backward is one piece, so a schedule that splits backwards cannot run compiled stages;
+nor do collectives inside a stage, as in tensor-parallel groups. Shapes are fixed: another number of
+samples is compiled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan
+from argosy.runtime.graphs.calls import RANDOM, function
+from argosy.runtime.stages.moment import Moment
+from argosy.workload.graph import OWN_GRADIENT
+
+if TYPE_CHECKING:
+    from argosy.runtime.graphs.cut import StageSegment
+    from argosy.runtime.stages.graph_stage import GraphStage
+
+BACKEND = "inductor"
+_MOST_VARIANTS = 256
+"""Compiled variants of one function, which the stages and layers of a rank share; torch runs
+eagerly beyond its own limit of 8."""
+
+
+def compiled(call: Callable[..., Any]) -> Callable[..., Any]:
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _MOST_VARIANTS)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _MOST_VARIANTS)
+    result: Callable[..., Any] = torch.compile(call, backend=BACKEND, dynamic=False)
+    return result
+
+
+def check_compilable(plan: Plan) -> None:
+    """Raise an ``InputError`` for what in a plan cannot be run by compiled stages."""
+    problems = []
+    if plan.schedule.kind.is_split:
+        expected = (
+            "a schedule that does not split backwards, because a compiled backward is one piece"
+        )
+        problems.append(Problem(path="schedule", found=str(plan.schedule.kind), expected=expected))
+    for index, stage in enumerate(plan.stages):
+        for name, found in (
+            ("tensor width", max(replica.width for replica in stage.replicas) // stage.context),
+            ("context", stage.context),
+            ("expert", stage.expert),
+        ):
+            if found > 1:
+                expected = (
+                    f"{name} 1 for compiled stages, because devices exchange tensors inside a stage"
+                )
+                problems.append(
+                    Problem(path=f"stages[{index}]", found=f"{name} {found}", expected=expected)
+                )
+        if stage.offload.activations is not None:
+            expected = "no offload of activations for compiled stages, which keep them in graphs of their own"
+            problems.append(
+                Problem(path=f"stages[{index}].offload", found="activations", expected=expected)
+            )
+    if problems:
+        raise InputError(problems)
+
+
+class CompiledOperations:
+    """(2), of one stage."""
+
+    def __init__(self, stage: GraphStage) -> None:
+        self.stage = stage
+        self.random = {
+            index for index in stage.part.operations if stage.cut.graph.nodes[index].op in RANDOM
+        }
+        own = [
+            index
+            for index in stage.part.operations
+            if stage.cut.graph.nodes[index].op == OWN_GRADIENT
+        ]
+        if own:
+            node = stage.cut.graph.nodes[own[0]]
+            found = f"a backward of the program's own ({node.source or node.name})"
+            expected = "operations that torch differentiates, for stages that are compiled"
+            raise InputError([Problem(path="program", found=found, expected=expected)])
+        self.graphs: dict[
+            tuple[StageSegment, int, int], tuple[tuple[int, ...], Callable[..., Any]]
+        ] = {}
+        """By segment, samples of this part and of all: the values that are given, and the call."""
+
+    def run(self, segment: StageSegment, held: dict[int, Any], moment: Moment) -> dict[int, Any]:
+        """What the operations of a segment leave."""
+        self._draw(segment, held, moment)
+        key = (segment, moment.samples, moment.total)
+        if key not in self.graphs:
+            self.graphs[key] = self._written(segment, held, moment)
+        given, call = self.graphs[key]
+        results: Sequence[Tensor] = call(*(held[value] for value in given))
+        return dict(zip(segment.leaves, results, strict=True))
+
+    def _draw(self, segment: StageSegment, held: dict[int, Any], moment: Moment) -> None:
+        graph, forward = self.stage.cut.graph, self.stage.cut.forward
+        for index in self.random.intersection(segment.operations):
+            node = forward.nodes(moment.samples, moment.total)[index]
+            like, value = node.inputs[0], node.outputs[0]
+            assert value is not None
+            dtype = getattr(torch, graph.values[like].dtype)
+            shape = forward.shape(like, moment.samples)
+            given = torch.empty((), dtype=dtype, device=self.stage.device).expand(shape)
+            held[value] = self.stage.drawn(node, [given, *node.arguments[1:]], moment)
+
+    def _written(
+        self, segment: StageSegment, held: dict[int, Any], moment: Moment
+    ) -> tuple[tuple[int, ...], Callable[..., Any]]:
+        stage, graph = self.stage, fx.Graph()
+        tracer = fx.proxy.GraphAppendingTracer(graph)
+        given = tuple(value for value, tensor in held.items() if isinstance(tensor, Tensor))
+        known: dict[int, Any] = dict(held)
+        known |= {value: fx.Proxy(graph.placeholder(f"value_{value}"), tracer) for value in given}
+        nodes = stage.cut.forward.nodes(moment.samples, moment.total)
+        for index in segment.operations:
+            if index in self.random:
+                continue
+            node = nodes[index]
+            call = stage.resolved(node, known)
+            result = tracer.create_proxy(
+                "call_function", call.function, tuple(call.arguments), call.keywords
+            )
+            is_several = len(node.outputs) > 1 or _makes_list(node.op)
+            several: Any = result
+            parts = [several[at] for at in range(len(node.outputs))] if is_several else [result]
+            parts = list(stage.scaled(index, parts, moment))
+            known.update({v: p for v, p in zip(node.outputs, parts, strict=True) if v is not None})
+        graph.output([known[value].node for value in segment.leaves])
+        return given, compiled(fx.GraphModule(torch.nn.Module(), graph))
+
+
+def _makes_list(op: str) -> bool:
+    """Whether an operation returns a list of tensors, even of one."""
+    schema = getattr(function(op), "_schema", None)
+    return schema is not None and any("List" in str(one.type) for one in schema.returns)

@@ -1,0 +1,186 @@
+"""A stage whose replicas cut the sequence: every device of one runs all layers on its own tokens
+(``solve.programs.sequence``).
+
+Weights are whole on every device. Neighbouring stages that cut the sequence alike hand on parts;
+all others hand on whole values, which a device of this stage then takes its tokens of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan, Replica
+from argosy.runtime.communication.collectives import GatherBy, Group
+from argosy.runtime.communication.exchange import GroupExchange
+from argosy.runtime.communication.marks import Exchanging
+from argosy.runtime.graphs.cut import GraphCut
+from argosy.runtime.processes.ranks import members_of
+from argosy.runtime.stages.ring import SequenceRing, Setting, ring_attention
+from argosy.runtime.stages.tensor_stage import TensorStage, stage_graph
+from argosy.solve.programs.recorded import GroupSteps
+from argosy.solve.programs.sequence import SequenceStates, repeated_heads, sequence_length
+from argosy.space.operations.sequence import SequenceParts
+from argosy.space.operations.sharding import Segments, State
+from argosy.workload.graph import Graph, GraphNode
+
+
+@dataclass(frozen=True)
+class SequenceSharing:
+    """How one replica of a stage shares its sequence."""
+
+    cut: GraphCut
+    index: int
+    parts: SequenceParts
+    total: int
+    """Samples of the global batch."""
+    arrives: bool
+    """Whether the stage before hands on parts."""
+    hands_on: bool
+    """Whether the stage after takes parts."""
+    _steps: dict[int, GroupSteps] = field(default_factory=dict, compare=False)
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        return self.parts.ratios
+
+    @property
+    def stored(self) -> Mapping[int, State]:
+        """States of what arrives; weights are whole."""
+        return self._cut(self.cut.parts[self.index].receives if self.arrives else ())
+
+    @property
+    def handed(self) -> Mapping[int, State]:
+        """States of what is handed on."""
+        return self._cut(self.cut.parts[self.index].sends if self.hands_on else ())
+
+    def _cut(self, values: tuple[int, ...]) -> dict[int, State]:
+        states = self.states
+        return {value: states.states[value] for value in values if value in states.cut_values}
+
+    @cached_property
+    def states(self) -> SequenceStates:
+        """At some number of samples: in which dim values without samples in it are cut does not
+        depend on it."""
+        return self._states_at(2)
+
+    def _states_at(self, samples: int) -> SequenceStates:
+        forward, graph = self.cut.forward, self.cut.graph
+        values = tuple(
+            replace(value, shape=forward.shape(at, samples))
+            for at, value in enumerate(graph.values)
+        )
+        whole = Graph(
+            name=graph.name, values=values, nodes=forward.nodes(samples, self.total), loss=graph.loss, gradients=(),
+            constants=graph.constants, own_gradients=graph.own_gradients,
+        )  # fmt: skip
+        sample_dims = {value: place.dim for value, place in self.cut.places.items()}
+        return SequenceStates(whole, self.parts.length, sample_dims)
+
+    def steps(self, samples: int) -> GroupSteps:
+        """What the devices do for so many samples."""
+        if samples not in self._steps:
+            part = self.cut.parts[self.index]
+            graph = stage_graph(self.cut, self.index, samples, self.total)
+            loss = () if graph.loss is None else (graph.loss,)
+            whole = {*part.sends, *loss, *(after for _, after in part.updates)} - self.handed.keys()
+            self._steps[samples] = self._states_at(samples).stage(
+                graph, part.operations, ratios=self.ratios, received=self.stored, whole=whole
+            )
+        return self._steps[samples]
+
+
+class SequenceExchange(GroupExchange):
+    """Collectives between parts of a sequence, whose tokens are not in the order of the devices."""
+
+    def __init__(self, parts: SequenceParts, group: Group, exchanging: Exchanging) -> None:
+        super().__init__(Segments((parts.ratios,)), group, exchanging)
+        self.parts = parts
+        order = torch.tensor(parts.order)
+        self._order, self._places = order, order.argsort()
+        begin = sum(parts.counts[: self.rank])
+        self._own = order[begin : begin + parts.counts[self.rank]]
+
+    def take(self, whole: Tensor, state: State) -> Tensor:
+        return (
+            _selected(whole, state, self._own) if state.is_sharded else super().take(whole, state)
+        )
+
+    def all_gather(
+        self, part: Tensor, shape: tuple[int, ...], state: State, by: GatherBy
+    ) -> Tensor:
+        return _selected(super().all_gather(part, shape, state, by), state, self._places)
+
+    def reduce_scatter(self, part: Tensor, state: State) -> Tensor:
+        return super().reduce_scatter(_selected(part, state, self._order), state)
+
+
+def _selected(whole: Tensor, state: State, tokens: Tensor) -> Tensor:
+    opened: Tensor = whole.unflatten(state.dim, (state.outer, state.units, -1))
+    return opened.index_select(state.dim + 1, tokens.to(whole.device)).flatten(
+        state.dim, state.dim + 2
+    )
+
+
+class ContextStage(TensorStage):
+    """One device's tokens of a stage."""
+
+    exchange: SequenceExchange
+
+    @cached_property
+    def ring(self) -> SequenceRing:
+        exchange = self.exchange
+        return SequenceRing(exchange.parts, exchange.group, exchange.rank, exchange.exchanging)
+
+    def around_ring(self, node: GraphNode, args: list[Any], keywords: dict[str, Any]) -> Any:
+        q, k, v = args[:3]
+        causal = len(args) > 4 and args[4]
+        groups = min(repeated_heads(self.cut.graph, value) for value in node.inputs[1:3])
+        setting = Setting(bool(causal), keywords.get("scale"), groups)
+        return ring_attention(q, k, v, keywords.get("attn_mask"), self.ring, setting), None
+
+
+def sequence_sharing(
+    cut: GraphCut, plan: Plan, index: int, replica: Replica, roster: Sequence[str]
+) -> SequenceSharing:
+    """How a replica runs a stage that cuts the sequence; an ``InputError`` if the program's cannot
+    be cut so."""
+    shares = _shares(plan, replica, roster)
+    length = sequence_length(cut.graph)
+    if length < 2 * len(shares):
+        found, expected = (
+            f"{length} tokens",
+            f"{2 * len(shares)} at least, two for each of {len(shares)} parts",
+        )
+        raise InputError([Problem(path=f"stages[{index}].context", found=found, expected=expected)])
+    parts = SequenceParts.by_shares(length, shares)
+    alike = [_alike(plan, at, roster) for at in (index - 1, index)]
+    sharing = SequenceSharing(
+        cut, index, parts, plan.global_batch, arrives=alike[0], hands_on=alike[1]
+    )
+    if not sharing.states.has_ring:
+        found = "no attention whose queries, keys and values have their tokens in one dim"
+        expected = (
+            "scaled_dot_product_attention over the sequence of the batch, to cut it into parts"
+        )
+        raise InputError([Problem(path="model", found=found, expected=expected)])
+    return sharing
+
+
+def _shares(plan: Plan, replica: Replica, roster: Sequence[str]) -> tuple[float, ...]:
+    return tuple(share for _, share in members_of(plan, replica, roster))
+
+
+def _alike(plan: Plan, index: int, roster: Sequence[str]) -> bool:
+    """Whether all replicas of a stage and of the next cut the sequence in the same parts."""
+    if not 0 <= index < len(plan.stages) - 1:
+        return False
+    pair = plan.stages[index : index + 2]
+    shares = {_shares(plan, replica, roster) for stage in pair for replica in stage.replicas}
+    return len(shares) == 1 and all(stage.context > 1 for stage in pair)

@@ -1,0 +1,231 @@
+"""Families of Hugging Face models as layers, through the modules that they are made of.
+
+Each family is three kinds of layer: what turns inputs into hidden states, the blocks, and a head
+that ends in the model's own output, with a loss where labels are given. A padding mask travels from
+layer to layer beside the hidden states, and blocks get the attention mask that the model itself
+would make of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from argosy.errors import InputError, Problem
+
+Hidden = Tensor | tuple[Tensor, Tensor]
+"""Hidden states, or these and the padding mask of their sequences."""
+
+
+class Inputs(nn.Module):
+    """Tokens or pixels to hidden states."""
+
+    def __init__(
+        self,
+        embed: nn.Module,
+        name: str,
+        *,
+        positions: nn.Module | None = None,
+        drop: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.embed = embed
+        self.positions = positions
+        self.drop = drop
+        self.name = name
+
+    def forward(self, inputs: Tensor | None = None, **keywords: Any) -> Hidden:
+        values = keywords.pop(self.name, inputs)
+        for of_the_head in ("labels", "num_items_in_batch"):
+            keywords.pop(of_the_head, None)
+        padding = keywords.pop("attention_mask", None) if self.name == "input_ids" else None
+        given = [
+            name for name, value in keywords.items() if value is not None and value is not False
+        ]
+        if given or values is None:
+            found = given[0] if given else f"no {self.name}"
+            taken = "input_ids, attention_mask" if self.name == "input_ids" else self.name
+            raise InputError(
+                [Problem(path="model", found=found, expected=f"only {taken} and labels")]
+            )
+        hidden: Tensor = self.embed(values)
+        if self.positions is not None:
+            hidden = hidden + self.positions(
+                torch.arange(values.shape[1], device=values.device)[None]
+            )
+        hidden = hidden if self.drop is None else self.drop(hidden)
+        return hidden if padding is None else (hidden, padding)
+
+
+class Padding:
+    """The attention mask of a causal model's sequences that are filled up; made once for all blocks
+    of a stage."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.known: tuple[Tensor, Tensor | None] | None = None
+        """A padding mask, and the attention mask made of it."""
+
+    def attention_mask(self, hidden: Tensor, padding: Tensor) -> Tensor | None:
+        if self.known is None or self.known[0] is not padding:
+            self.known = (padding, self._made(hidden, padding))
+        return self.known[1]
+
+    def _made(self, hidden: Tensor, padding: Tensor) -> Tensor | None:
+        from transformers.masking_utils import create_causal_mask
+
+        window = getattr(self.settings, "sliding_window", None)
+        if window is not None and padding.shape[1] > window:
+            found = f"sequences of {padding.shape[1]} with a padding mask"
+            raise InputError(
+                [
+                    Problem(
+                        path="model",
+                        found=found,
+                        expected=f"at most its sliding window of {window}",
+                    )
+                ]
+            )
+        places = torch.arange(hidden.shape[1], device=hidden.device)
+        known = inspect.signature(create_causal_mask).parameters
+        given: dict[str, Any] = {
+            "config": self.settings,
+            "inputs_embeds": hidden,
+            "input_embeds": hidden,
+            "attention_mask": padding,
+            "cache_position": places,
+            "past_key_values": None,
+            "position_ids": places[None],
+        }
+        made: Any = create_causal_mask(
+            **{name: value for name, value in given.items() if name in known}
+        )
+        assert made is None or isinstance(made, Tensor), "sdpa takes a tensor"
+        return made
+
+
+class HuggingFaceBlock(nn.Module):
+    """One block; some give their result inside a tuple, some take the angles of rotary
+    positions."""
+
+    def __init__(
+        self, block: nn.Module, *, rotary: nn.Module | None = None, padding: Padding | None = None
+    ) -> None:
+        super().__init__()
+        self.block = block
+        self.rotary = rotary
+        self.padding = padding
+
+    def forward(self, carry: Hidden) -> Hidden:
+        if isinstance(carry, Tensor):
+            return self._run(carry, {})
+        hidden, padding = carry
+        assert self.padding is not None, "only causal models take padding"
+        return self._run(
+            hidden, {"attention_mask": self.padding.attention_mask(hidden, padding)}
+        ), padding
+
+    def _run(self, hidden: Tensor, keywords: dict[str, Any]) -> Tensor:
+        if self.rotary is not None:
+            places = torch.arange(hidden.shape[1], device=hidden.device)[None]
+            keywords |= {"position_embeddings": self.rotary(hidden, places), "position_ids": places}
+        result: Any = self.block(hidden, **keywords)
+        first: Tensor = result[0] if isinstance(result, tuple) else result
+        return first
+
+
+class HuggingFaceHead(nn.Module):
+    """The last norm and the projection; called by ``finish`` alone, with what the model is called
+    with."""
+
+    def __init__(
+        self, norm: nn.Module, project: nn.Module, model: nn.Module, *, pools: bool = False
+    ) -> None:
+        super().__init__()
+        self.norm = norm
+        self.project = project
+        self.pools = pools
+        self.settings: Any = model.config
+        self.loss: Any = model.loss_function
+
+    def finish(
+        self,
+        carry: Hidden,
+        *_: Any,
+        labels: Tensor | None = None,
+        num_items_in_batch: Any = None,
+        **__: Any,
+    ) -> Any:
+        from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
+
+        hidden = self.norm(carry if isinstance(carry, Tensor) else carry[0])
+        logits = self.project(hidden[:, 0] if self.pools else hidden)
+        if self.pools:
+            loss = None if labels is None else self.loss(labels, logits, self.settings)
+            return ImageClassifierOutput(loss=loss, logits=logits)
+        loss, counted = (
+            None,
+            {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch},
+        )
+        if labels is not None:
+            loss = self.loss(logits, labels, vocab_size=self.settings.vocab_size, **counted)
+        return CausalLMOutput(loss=loss, logits=logits)
+
+
+def _gpt2(model: Any) -> tuple[nn.Module, ...]:
+    inside = model.transformer
+    first = Inputs(inside.wte, "input_ids", positions=inside.wpe, drop=inside.drop)
+    padding = Padding(model.config)
+    blocks = [HuggingFaceBlock(block, padding=padding) for block in inside.h]
+    return (first, *blocks, HuggingFaceHead(inside.ln_f, model.lm_head, model))
+
+
+def _rotary(model: Any) -> tuple[nn.Module, ...]:
+    inside = model.model
+    padding = Padding(model.config)
+    blocks = [
+        HuggingFaceBlock(block, rotary=inside.rotary_emb, padding=padding)
+        for block in inside.layers
+    ]
+    return (
+        Inputs(inside.embed_tokens, "input_ids"),
+        *blocks,
+        HuggingFaceHead(inside.norm, model.lm_head, model),
+    )
+
+
+def _vit(model: Any) -> tuple[nn.Module, ...]:
+    inside = model.vit
+    blocks = inside.layers if hasattr(inside, "layers") else inside.encoder.layer
+    head = HuggingFaceHead(inside.layernorm, model.classifier, model, pools=True)
+    return (Inputs(inside.embeddings, "pixel_values"), *map(HuggingFaceBlock, blocks), head)
+
+
+FAMILIES: dict[str, Callable[[nn.Module], tuple[nn.Module, ...]]] = {
+    "GPT2LMHeadModel": _gpt2,
+    "LlamaForCausalLM": _rotary,
+    "MistralForCausalLM": _rotary,
+    "MixtralForCausalLM": _rotary,
+    "Qwen2ForCausalLM": _rotary,
+    "Qwen3ForCausalLM": _rotary,
+    "Qwen3MoeForCausalLM": _rotary,
+    "ViTForImageClassification": _vit,
+}
+"""By the name of the class."""
+
+
+def check_attention(model: nn.Module) -> None:
+    """Blocks are called without a mask, which only the fused attention takes to mean a causal
+    one."""
+    settings = getattr(model, "config", None)
+    way = getattr(settings, "_attn_implementation", None)
+    if type(model).__name__ in FAMILIES and way not in (None, "sdpa"):
+        suggestion = 'build it with attn_implementation="sdpa"'
+        problem = Problem(
+            path="model", found=f"attention {way}", expected="sdpa", suggestion=suggestion
+        )
+        raise InputError([problem])

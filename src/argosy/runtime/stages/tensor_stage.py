@@ -1,0 +1,317 @@
+"""A stage that a tensor-parallel group shares: its operations on parts of tensors, differentiated
+by torch.
+
+The forward of the stage is a graph of its own, for whose operations ``solve`` chooses rows and
+deliveries among the cuts of weights (``Kind.TENSOR``), at the ratios that the plan gives the group.
+What the stage receives and hands on is whole on every member, so are its buffers, its loss, and the
+weights that other stages hold too. The choice is made once for the places of weights, and anew for
+every number of samples with these places kept. A plan for a captured program has the choices with
+it (``plan.group_program``), and these are executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from argosy.cost.group import DeviceGroup
+from argosy.plan.group_program import GroupProgram
+from argosy.plan.plan import Recompute
+from argosy.runtime.communication.differentiable import converted, taken
+from argosy.runtime.communication.exchange import GroupExchange
+from argosy.runtime.graphs.calls import RANDOM, filled
+from argosy.runtime.graphs.cut import GraphCut, StageSegment
+from argosy.runtime.graphs.local import LocalCall, MaskClock
+from argosy.runtime.stages.graph_stage import GraphStage, apply
+from argosy.runtime.stages.moment import Moment
+from argosy.solve.programs.placement import Pricing
+from argosy.solve.programs.recorded import GroupSteps, recorded, restored, steps_of
+from argosy.solve.programs.sequence import RING
+from argosy.solve.programs.spmd import program_at
+from argosy.space.operations.rules import BY_ROWS, CutKind, StateChoices
+from argosy.space.operations.sharding import REPLICATED, State
+from argosy.workload.graph import OWN_GRADIENT, Graph, GraphNode, Ref, Role
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the groups of a stage share it."""
+
+    cut: GraphCut
+    index: int
+    group: DeviceGroup
+    """One of the groups; the others are as wide."""
+    ratios: tuple[float, ...]
+    samples: int
+    """Of the micro-batch for which the places of weights are chosen."""
+    total: int
+    """Of the global batch."""
+    whole: frozenset[int]
+    """Weights that every member holds whole."""
+    records: Mapping[int, GroupProgram] = field(default_factory=dict)
+    """What the plan says that the group does, by number of samples."""
+    _steps: dict[int, GroupSteps] = field(default_factory=dict, compare=False)
+    handed: Mapping[int, State] = field(default_factory=dict)
+    """States of values that are handed on otherwise than whole: none."""
+
+    @cached_property
+    def stored(self) -> dict[int, State]:
+        """Where weights are."""
+        recorded = next(iter(self.records), None)
+        found = self._search(self.samples, {}) if recorded is None else self._restore(recorded)
+        return {value: found.stored(value) for value in self.cut.parts[self.index].weights}
+
+    def steps(self, samples: int) -> GroupSteps:
+        """What the group does for so many samples."""
+        if samples not in self._steps:
+            is_recorded = samples in self.records
+            self._steps[samples] = (
+                self._restore(samples) if is_recorded else self._search(samples, self.stored)
+            )
+        return self._steps[samples]
+
+    def record(self, samples: int) -> GroupProgram:
+        """What the group does for so many samples, for a plan."""
+        return recorded(self.steps(samples), self._layers, samples)
+
+    def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
+        choices = self._choices(samples, stored)
+        return steps_of(
+            program_at(choices.graph, choices, Pricing(group=self.group), self.ratios, capped=False)
+        )
+
+    def _restore(self, samples: int) -> GroupSteps:
+        return restored(self.records[samples], self._choices(samples, {}), self._layers)
+
+    def _choices(self, samples: int, stored: Mapping[int, State]) -> StateChoices:
+        whole = {*self.whole, *self.cut.parts[self.index].sends}
+        graph = stage_graph(self.cut, self.index, samples, self.total)
+        return StateChoices(
+            graph, len(self.ratios), kind=CutKind.TENSOR, whole=whole, stored=stored
+        )
+
+    @property
+    def _layers(self) -> list[int]:
+        """Of each operation of the stage."""
+        assert self.cut.layers is not None, "a plan that has its programs has layers"
+        return [self.cut.layers[index] for index in self.cut.parts[self.index].operations]
+
+
+def stage_graph(cut: GraphCut, index: int, samples: int, total: int) -> Graph:
+    """A stage's part of the forward for so many samples of ``total``; what it does not make itself
+    is given."""
+    forward, part = cut.forward, cut.parts[index]
+    nodes = forward.nodes(samples, total)
+    own = tuple(nodes[at] for at in part.operations)
+    made = {value for node in own for value in node.outputs}
+    values = tuple(
+        replace(
+            value,
+            shape=forward.shape(number, samples),
+            role=Role.INPUT if value.role is Role.RESULT and number not in made else value.role,
+        )
+        for number, value in enumerate(cut.graph.values)
+    )
+    return Graph(
+        name=f"{cut.graph.name}, stage {index}",
+        values=values,
+        nodes=own,
+        loss=cut.graph.loss if index == cut.num_stages - 1 else None,
+        gradients=(),
+        updates=part.updates,
+        constants=cut.graph.constants,
+        sent=part.sends,
+        own_gradients=cut.graph.own_gradients,
+    )
+
+
+class SharedStage(Protocol):
+    """How the groups of a stage share it: by weights (``Sharing``), or by parts of the sequence."""
+
+    @property
+    def cut(self) -> GraphCut: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def ratios(self) -> tuple[float, ...]: ...
+
+    @property
+    def stored(self) -> Mapping[int, State]:
+        """Where weights are, and values that arrive otherwise than whole."""
+
+    @property
+    def handed(self) -> Mapping[int, State]:
+        """States of values that are handed on otherwise than whole."""
+
+    def steps(self, samples: int) -> GroupSteps: ...
+
+
+class TensorStage(GraphStage):
+    """One member's part of a stage."""
+
+    def __init__(
+        self,
+        sharing: SharedStage,
+        exchange: GroupExchange,
+        model: nn.Module,
+        *,
+        recompute: Recompute,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        super().__init__(
+            sharing.cut, sharing.index, model, recompute=recompute, device=device, seed=seed
+        )
+        self.sharing, self.exchange = sharing, exchange
+        self.members: dict[int, _Member] = {}
+        """By number of samples."""
+
+    def read_by(self, segment: StageSegment, held: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: tensor for key, tensor in held.items() if _value(key) in segment.reads}
+
+    def around_ring(self, node: GraphNode, args: list[Any], keywords: dict[str, Any]) -> Any:
+        """Attend between parts of the sequence, which only stages of ``contextstage`` have."""
+        raise AssertionError(
+            f"{node.op} goes around a ring, but no device has a part of the sequence"
+        )
+
+    def compute(
+        self, segment: StageSegment, held: dict[Any, Any], moment: Moment
+    ) -> dict[Any, Any]:
+        if moment.samples not in self.members:
+            self.members[moment.samples] = _Member(self, self.sharing.steps(moment.samples))
+        return self.members[moment.samples].run(segment, held, moment)
+
+
+def _value(key: int | tuple[int, State]) -> int:
+    """Of a value that is held whole, or in a state."""
+    return key if isinstance(key, int) else key[0]
+
+
+class _Member:
+    """The calls of one member of a group, for so many samples."""
+
+    def __init__(self, stage: TensorStage, steps: GroupSteps) -> None:
+        self.stage, self.steps, self.exchange = stage, steps, stage.exchange
+        self.calls = {
+            index: LocalCall(
+                graph=steps.graph,
+                node=node,
+                row=row,
+                ratios=steps.ratios,
+                rank=self.exchange.rank,
+                clock=MaskClock(),
+            )
+            for index, node, row in zip(
+                stage.part.operations, steps.graph.nodes, steps.rows, strict=True
+            )
+        }
+        """By operation."""
+        part = stage.part
+        loss = [] if steps.graph.loss is None else [steps.graph.loss]
+        self.results = {*part.sends, *loss, *(after for _, after in part.updates)}
+
+    def run(self, segment: StageSegment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
+        """What the operations of a segment leave, in the states in which it is had; what the stage
+        gives away whole."""
+        have: dict[tuple[int, State], Tensor] = {
+            key: tensor for key, tensor in held.items() if isinstance(key, tuple)
+        }
+        for value, tensor in held.items():
+            if isinstance(value, int) and (value, REPLICATED) not in have:
+                self._made(have, value, self.stage.sharing.stored.get(value, REPLICATED), tensor)
+        for index in segment.operations:
+            call = self.calls[index]
+            made = self._call(call, have, moment)
+            parts = self.stage.scaled(
+                index, made if isinstance(made, (tuple, list)) else (made,), moment
+            )
+            for made_value, state, part in zip(
+                call.node.outputs, call.row.outputs, parts, strict=True
+            ):
+                if made_value is not None:
+                    self._made(have, made_value, state, part)
+        left: dict[Any, Any] = {
+            key: tensor for key, tensor in have.items() if key[0] in segment.leaves
+        }
+        for value in self.results.intersection(segment.leaves):
+            state = self.stage.sharing.handed.get(value, REPLICATED)
+            if (value, state) in have:
+                left[value] = have[value, state]
+        return left
+
+    def _made(
+        self, have: dict[tuple[int, State], Tensor], value: int, state: State, tensor: Tensor
+    ) -> None:
+        """A value as it was made, and as it is delivered."""
+        have[value, state] = tensor
+        shape = self.steps.graph.values[value].shape
+        for step, way in self.steps.collectives.get(value, ()):
+            have[value, step.after] = converted(self.exchange, tensor, shape, step, way)
+
+    def _take(self, have: dict[tuple[int, State], Tensor], value: int, state: State) -> Tensor:
+        if (value, state) not in have:
+            have[value, state] = taken(self.exchange, have[value, REPLICATED], state)
+        return have[value, state]
+
+    def _call(self, call: LocalCall, have: dict[tuple[int, State], Tensor], moment: Moment) -> Any:
+        node, row, device = call.node, call.row, self.stage.device
+        operands = iter(
+            [
+                self._take(have, value, state)
+                for value, state in zip(node.inputs, row.inputs, strict=True)
+            ]
+        )
+        args = [filled(part, lambda _: next(operands), device) for part in call.arguments]
+        keywords = {
+            key: filled(part, lambda _: next(operands), device) for key, part in node.keywords
+        }
+        if node.op in RANDOM:
+            return self._drawn(call, args, moment)
+        if node.op == OWN_GRADIENT:
+            return self.stage.own_gradient(node, args, moment)
+        if row.local == BY_ROWS:
+            return self._lookup(call, *args)
+        if row.local == RING:
+            return self.stage.around_ring(node, args, keywords)
+        return apply(node.op, args, keywords, self._weight(call, have))
+
+    def _weight(self, call: LocalCall, have: dict[tuple[int, State], Tensor]) -> Tensor | None:
+        """This member's part of the weight whose transpose the last argument is, where that is how
+        it is stored."""
+        last = call.node.arguments[-1] if call.node.arguments else None
+        weight = self.stage.weight(last)
+        if weight is None or not isinstance(last, Ref):
+            return None
+        transposed = self.steps.rows[self.steps.graph.producer[last.value]]
+        (before,), (after,) = transposed.inputs, transposed.outputs
+        is_direct = after == call.row.inputs[call.node.inputs.index(last.value)]
+        return have.get((weight, before)) if is_direct else None
+
+    def _drawn(self, call: LocalCall, args: list[Any], moment: Moment) -> Tensor:
+        """As the whole, cut."""
+        like, *others = args
+        shape = self.steps.graph.values[call.node.inputs[0]].shape
+        whole = torch.empty(shape, dtype=like.dtype, device=like.device)
+        state = call.row.outputs[0]
+        return self.stage.drawn(
+            call.node, [whole, *others], moment, lambda every: self.exchange.take(every, state)
+        )
+
+    def _lookup(
+        self, call: LocalCall, table: Tensor, ids: Tensor, padding: int = -1, *_: Any
+    ) -> Tensor:
+        """Rows that this member holds, zeros for the others."""
+        first, count = call.rows
+        own = (ids >= first) & (ids < first + count)
+        empty = padding - first if first <= padding < first + count else None
+        found = F.embedding((ids - first).clamp(0, count - 1), table, padding_idx=empty)
+        return found * own.unsqueeze(-1)

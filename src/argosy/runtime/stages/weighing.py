@@ -1,0 +1,241 @@
+"""How much the loss of a part of the batch counts in the loss of the whole batch.
+
+A part p of n samples with the loss l, of a batch of N samples, has a weight per sample f:
+
+    (1)  whole loss   = sum_p n f l / sum_p n f
+    (2)  gradient     = sum_p (n f / N) dl  *  N / sum_p n f      (the second factor is known after the last part)
+
+so that f = 1 is a mean over samples. A mean over the targets that count, such as the tokens that
+are not masked, has f = their number per sample, divided by all targets per sample of the step's
+first batch to keep numbers small. It is found by watching ``cross_entropy`` and ``nll_loss`` while
+the loss is computed; for any other weighted mean ``loss_fn`` returns ``(loss, weight)``, and
+``(loss, None)`` for a share of the whole loss, such as a sum divided by a number that the batch
+holds: shares are added up. What is neither is refused as soon as parts differ:
+
+    (3)  targets per sample (if the loss is that mean), or those that count (if it is more than that
+         mean), must be the same for all parts of a batch
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from argosy.errors import InputError, Problem, RunError
+
+_MEANS = {function: inspect.signature(function) for function in (F.cross_entropy, F.nll_loss)}
+_DIVISIONS = {torch.div, torch.true_divide, Tensor.div, Tensor.true_divide, Tensor.__truediv__}
+_MULTIPLES = {*_DIVISIONS, torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+_SAME = {
+    Tensor.float,
+    Tensor.double,
+    Tensor.to,
+    Tensor.mean,
+    torch.mean,
+    Tensor.sum,
+    torch.sum,
+    Tensor.squeeze,
+}
+"""Functions that leave a single number as it is."""
+_PAIR = "return (loss, weight), with the weight that its parts are averaged by, such as mask.sum()"
+
+
+@dataclass(frozen=True)
+class PartLoss:
+    """The loss of a part of the batch."""
+
+    loss: Tensor
+    fill: Tensor | float = 1.0
+    """f of (1), or the share of its targets that count if it is a mean over targets."""
+    targets: Tensor | float = 0.0
+    """What (3) compares; 0 if nothing is known."""
+    is_over_targets: bool = False
+    is_share: bool = False
+    """Whether the whole loss is the sum of such parts."""
+
+
+class LossWatch(TorchFunctionMode):
+    """Finds out what a loss is a mean over, from the calls that compute it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means: dict[int, tuple[Tensor, Tensor, int]] = {}
+        """By identity, a mean over targets with the weight of those that count, and their
+        number."""
+        self.divides = False
+        """Whether one number that depends on the batch was divided by another."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if function in _MEANS:
+            self._mean(result, **_MEANS[function].bind(*args, **kwargs).arguments)
+        elif (
+            function in _DIVISIONS and _is_number(args[0]) and len(args) > 1 and _is_number(args[1])
+        ):
+            self.divides = self.divides or not args[1].requires_grad
+        self._follow(function, args, result)
+        return result
+
+    def _mean(self, result: Tensor, *, target: Tensor, **options: Any) -> None:
+        old = options.get("size_average"), options.get("reduce")
+        if options.get("reduction", "mean") != "mean" or False in old or target.is_floating_point():
+            return
+        counted = target != options.get("ignore_index", -100)
+        weights = options.get("weight")
+        if weights is None:
+            total: Tensor = counted.sum()
+        else:
+            total = weights[target.where(counted, 0)].where(counted, 0).sum()
+        self.means[id(result)] = (result, total, target.numel())
+
+    def _follow(self, function: Any, args: Any, result: Any) -> None:
+        """A multiple of a mean is a mean over the same."""
+        known = [arg for arg in args if isinstance(arg, Tensor) and id(arg) in self.means]
+        if len(known) != 1 or not isinstance(result, Tensor) or result.dim() > 0:
+            return
+        plain = sum(isinstance(arg, Tensor) for arg in args) == 1
+        if plain and (function in _MULTIPLES or function in _SAME):
+            self.means[id(result)] = (result, *self.means[id(known[0])][1:])
+
+    def judged(self, loss: Any, samples: int) -> PartLoss:
+        """What ``loss_fn`` returned for a part of so many samples."""
+        if isinstance(loss, tuple) and len(loss) == 2 and loss[1] is None:
+            if self.means:
+                found, expected = (
+                    "a mean over targets with the weight None",
+                    "a sum divided by a number of the batch",
+                )
+                raise InputError([Problem(path="loss_fn", found=found, expected=expected)])
+            return PartLoss(_checked(loss[0]), is_share=True)
+        if isinstance(loss, tuple) and len(loss) == 2:
+            return PartLoss(_checked(loss[0]), _weight(loss[1]) / samples)
+        _checked(loss)
+        if id(loss) in self.means:
+            _, total, count = self.means[id(loss)]
+            return PartLoss(
+                loss, total.double() / max(1, count), count / samples, is_over_targets=True
+            )
+        if self.divides:
+            found = "a mean over a part of the batch, divided by a number that depends on the part"
+            raise InputError(
+                [
+                    Problem(
+                        path="loss_fn",
+                        found=found,
+                        expected="a mean over samples",
+                        suggestion=_PAIR,
+                    )
+                ]
+            )
+        counts = [total for _, total, _ in self.means.values()]
+        return PartLoss(loss, 1.0, torch.stack(counts).sum().double() / samples if counts else 0.0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _checked(loss: Any) -> Tensor:
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return loss
+    found = (
+        f"a tensor of shape {tuple(loss.shape)}"
+        if isinstance(loss, Tensor)
+        else type(loss).__name__
+    )
+    expected = "a scalar tensor, the mean over samples, or a pair of one and its weight"
+    raise InputError([Problem(path="loss_fn", found=found, expected=expected)])
+
+
+def _weight(weight: Any) -> Tensor | float:
+    single = isinstance(weight, Tensor) and weight.dim() == 0
+    if single or (isinstance(weight, (int, float)) and not isinstance(weight, bool)):
+        return weight.detach().double() if isinstance(weight, Tensor) else float(weight)
+    expected = "a number or a scalar tensor, such as mask.sum()"
+    raise InputError(
+        [Problem(path="loss_fn", found=f"a weight of {type(weight).__name__}", expected=expected)]
+    )
+
+
+class Tally:
+    """Sums over the parts that this rank computed since the last update: of n f; of shares; and per
+    batch of n, n t and n t t, with t the targets of (3)."""
+
+    def __init__(self) -> None:
+        self.plain = [0.0, 0.0]
+        """Of numbers that the host knows."""
+        self.measured: list[tuple[int, Tensor]] = []
+        """Places and numbers that are still on their way on a device."""
+        self.reference: float | None = None
+        """Targets per sample of the first batch."""
+
+    def begin_batch(self) -> None:
+        self.plain += [0.0] * 3
+
+    def weighted(self, part: PartLoss, samples: int) -> Tensor | float:
+        """f of a part, which is added to the sums."""
+        fill = part.fill
+        if part.is_over_targets:
+            assert isinstance(part.targets, float)
+            self.reference = self.reference or part.targets or None
+            fill = fill * (part.targets / (self.reference or 1.0))
+        last = len(self.plain)
+        self._add(1 if part.is_share else 0, fill, samples)
+        for place, value in enumerate((1.0, part.targets, part.targets * part.targets), last - 3):
+            self._add(place, value, samples)
+        return fill
+
+    def _add(self, place: int, value: Tensor | float, samples: int) -> None:
+        if isinstance(value, Tensor):
+            self.measured.append((place, value.double() * samples))
+        else:
+            self.plain[place] += samples * value
+
+    def sums(self, like: Tensor) -> Tensor:
+        """All of them, on the device of ``like``."""
+        found = like.new_tensor(self.plain, dtype=torch.float64)
+        for place, value in self.measured:
+            found[place] += value
+        return found
+
+
+@dataclass
+class Accumulated:
+    """What this rank computed since the last update."""
+
+    begin: float = field(default_factory=time.perf_counter)
+    tally: Tally = field(default_factory=Tally)
+    losses: list[Tensor] = field(default_factory=list)
+    """Of micro-batches, weighted."""
+    samples: int = 0
+    """Of all ranks together."""
+
+
+def weight_of(sums: Sequence[float], step: int, global_batch: int) -> float:
+    """What sums of weighted losses are divided by to be the whole loss (2); a ``RunError`` if
+    nothing makes them it."""
+    total, shares, *batches = sums
+    if total <= 0 and not shares:
+        raise RunError(f"no target of step {step} counts: all are masked, or their weights are 0")
+    if total and shares:
+        raise RunError(f"loss_fn returned means as well as shares of the whole loss in step {step}")
+    for first in range(0, len(batches), 3):
+        samples, targets, squares = batches[first : first + 3]
+        mean = targets / samples
+        if squares / samples - mean * mean > 1e-6 * mean * mean:
+            raise RunError(
+                f"the loss of step {step} is a mean over numbers of targets that differ between parts of the batch, "
+                f"and not only that mean; let loss_fn {_PAIR}"
+            )
+    return 1.0 if shares else total / global_batch

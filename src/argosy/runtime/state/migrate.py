@@ -1,0 +1,423 @@
+"""From one plan to another between two steps: what changes hands goes from rank to rank, and
+everything else stays.
+
+``trainer.move(plan)`` or ``migrate(trainer, plan)``, called by every rank after the same step:
+
+    (1)  the plan is for the same model and global batch, on devices of the run's roster; ranks
+         without one are idle
+    (2)  weights, optimizer state and buffers: a rank receives what it holds under the new plan and
+         did not under the old one (``moves``), in waves, and lets go of what it no longer holds;
+         parts of tensor-parallel groups are regions of the whole like any other
+    (3)  stages, gradient groups and the optimizer are made anew around the tensors; groups that
+         exist are used again
+
+Steps and loss scale are the same on all ranks and stay; batches are a function of the step, so the
+data goes on where it was. ``Moved`` says what it took. A rank that is lost on the way leaves the
+others without a trainer: go on from a checkpoint then.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from argosy.cost.regions import Region
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan
+from argosy.plan.runnable import check_movable
+from argosy.runtime.communication.boxes import Boxes, HeldPart, HeldParts, rows
+from argosy.runtime.processes.failure import in_contact
+from argosy.runtime.processes.ranks import seats_of
+from argosy.runtime.processes.world import check_supported, gather_texts, open_groups
+from argosy.runtime.sources.maker import StageMaker
+from argosy.runtime.sources.recipe import Recipe
+from argosy.runtime.sources.source import StageSource, keepings_of
+from argosy.runtime.stages.compiling import check_compilable
+from argosy.runtime.stages.parameters import Weight, buffers_at
+from argosy.runtime.state.handover import About, Handover, Key
+from argosy.runtime.state.moves import HeldPiece, moves_between, waves
+from argosy.runtime.weights.holding import Keeping, WeightDivision, groups_of, kept_weight
+from argosy.runtime.weights.summing import Groups
+
+if TYPE_CHECKING:
+    from argosy.runtime.step.trainer import Trainer
+
+VALUE = "value"
+BUFFER = "buffer"
+
+
+class Making(NamedTuple):
+    """How a trainer was made: what a migration starts from."""
+
+    recipe: Recipe
+    maker: StageMaker
+    source: StageSource
+    keepings: Mapping[str, Keeping]
+    groups: Groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """What a migration took, as this rank saw it."""
+
+    seconds: float
+    sent: int
+    """Bytes."""
+    received: int
+    predicted: int
+    """Bytes that this rank was to receive."""
+    total: int
+    """Bytes over all ranks, as predicted."""
+
+
+def migrate(trainer: Trainer, plan: Plan) -> Moved:
+    """(1) to (3)."""
+    begin = time.perf_counter()
+    making = _checked(trainer, plan)
+    recipe, source, rank = making.recipe, making.maker.moved(plan), trainer.rank
+    weights = [weight for weight in source.weights if weight.name in making.keepings]
+    keepings = keepings_of(source, plan, recipe.roster)
+    before, after = (
+        _buffer_ranks(recipe, making.source, trainer.plan),
+        _buffer_ranks(recipe, source, plan),
+    )
+    groups = open_groups(groups_of(weights, keepings, plan, recipe.roster), making.groups)
+    old = _held(trainer, making, weights, before)
+    about = _shared_description(trainer, weights, old)
+    _check_state(about.tensors, making.keepings, keepings)
+    if trainer.optimizer is not None:
+        trainer.optimizer.state.clear()
+    was = _where(weights, making.keepings, before, about.tensors)
+    will_be = _where(weights, keepings, after, about.tensors)
+    pieces = [
+        _piece(key, told, was[key], will_be[key]) for key, told in _ordered(about.tensors, weights)
+    ]
+    mine_then = {key: held[rank] for key, held in will_be.items() if rank in held}
+    moves = moves_between(pieces, recipe.roster)
+    carrier = torch.device("cpu") if trainer.transport.staged else trainer.device
+    handover = Handover(rank, trainer.device, carrier, about.tensors)
+    new: dict[Key, HeldParts] = {}
+    kept: list[Weight] = []
+    by_name = {weight.name: weight for weight in weights}
+    for some, under_way in waves(pieces, moves):
+        new |= handover.run(some, under_way, old, mine_then)
+        for name in dict.fromkeys(piece.name for piece in some if piece.name in by_name):
+            kept += _install(by_name[name], keepings[name], new.get((name, VALUE)), rank)
+    _install_buffers(trainer, before, after, new, about)
+    own_rows = {
+        name: [part.tensor for part in held.parts]
+        for (name, what), held in new.items()
+        if what == VALUE and keepings[name].level == 3
+    }
+    exchanging, mine = trainer.recorder.exchanging, recipe.stages_of(plan, rank)
+    programs = source.programs(rank, mine, groups, exchanging)
+    division = WeightDivision(
+        kept, keepings, programs, plan, groups, rank, recipe.roster, own_rows, exchanging
+    )
+    trainer.gradients.close()
+    trainer.take_up(plan, programs, division.gradients, division.gates, recipe.optimizer_factory)
+    _give_state(trainer, new, about)
+    trainer.buffers = buffers_at(recipe.model, source.buffers(mine))
+    trainer.making = Making(recipe, making.maker, source, keepings, groups)
+    trainer.recorder.marks.clear()
+    with in_contact("at the end of a migration"):
+        dist.barrier()
+    return Moved(
+        seconds=time.perf_counter() - begin,
+        sent=handover.sent,
+        received=handover.received,
+        predicted=sum(move.bytes for move in moves if move.target == rank),
+        total=sum(move.bytes for move in moves),
+    )
+
+
+def _checked(trainer: Trainer, plan: Plan) -> Making:
+    """(1)."""
+    making = trainer.making
+    assert making is not None, "set by parallelize"
+    strangers = [device for device in plan.devices if device not in making.recipe.roster]
+    problems = []
+    if strangers:
+        expected = f"devices of the run: {', '.join(making.recipe.roster)}"
+        problems.append(Problem(path="plan", found=strangers[0], expected=expected))
+    if plan.global_batch != trainer.plan.global_batch:
+        expected = f"{trainer.plan.global_batch}, as before"
+        problems.append(
+            Problem(path="plan.global_batch", found=str(plan.global_batch), expected=expected)
+        )
+    if problems:
+        raise InputError(problems)
+    check_movable(trainer.plan)
+    check_movable(plan)
+    check_supported(plan)
+    for moved in (trainer.plan, plan):
+        check_movable(moved)
+    if making.recipe.is_compiled:
+        check_compilable(plan)
+    return making
+
+
+def _held(
+    trainer: Trainer, making: Making, weights: Sequence[Weight], buffers: Mapping[str, _Buffer]
+) -> dict[Key, HeldParts]:
+    """What this rank holds now, the optimizer's state too."""
+    installed = {weight.name: weight.installed for weight in weights}
+    found: dict[Key, list[HeldPart]] = {}
+    for held in trainer.held():
+        keep = making.keepings[held.name]
+        if keep.level == 3 or held.name not in installed:
+            found.setdefault((held.name, VALUE), []).append(
+                HeldPart(held.parameter.data, held.boxes)
+            )
+        else:
+            (boxes,) = keep.kept(trainer.rank, value=True)
+            found[held.name, VALUE] = [HeldPart(installed[held.name].data, boxes)]
+        state = {} if trainer.optimizer is None else trainer.optimizer.state.get(held.parameter, {})
+        for what, state_value in state.items():
+            same = isinstance(state_value, Tensor) and state_value.shape == held.parameter.shape
+            boxes = held.boxes if same else rows(0, getattr(state_value, "shape", ()))
+            found.setdefault((held.name, what), []).append(HeldPart(state_value, boxes))
+    for path, buffer in buffers.items():
+        if trainer.rank in buffer.ranks and buffer.tensor is not None:
+            found[path, BUFFER] = [HeldPart(buffer.tensor, rows(0, buffer.tensor.shape))]
+    return {key: HeldParts(tuple(parts)) for key, parts in found.items()}
+
+
+class _Buffer(NamedTuple):
+    """A buffer of the model, and the ranks that hold it under a plan."""
+
+    module: nn.Module
+    name: str
+    ranks: frozenset[int]
+
+    @property
+    def tensor(self) -> Tensor | None:
+        return self.module._buffers[self.name]
+
+
+def _buffer_ranks(recipe: Recipe, source: StageSource, plan: Plan) -> dict[str, _Buffer]:
+    """By path in the model."""
+    paths = {id(module): path for path, module in recipe.model.named_modules()}
+    found: dict[str, _Buffer] = {}
+    for index, seats in enumerate(seats_of(plan, recipe.roster)):
+        for at, (module, name) in enumerate(source.buffers([index])):
+            path = f"{paths.get(id(module), f'module {at} of stage {index}')}.{name}"
+            before = found[path].ranks if path in found else frozenset[int]()
+            found[path] = _Buffer(module, name, before | {seat.rank for seat in seats})
+    return found
+
+
+class _Described(NamedTuple):
+    """What all ranks hold together."""
+
+    tensors: Mapping[Key, About]
+    """Weights, state and buffers."""
+    values: Mapping[Key, Any]
+    """State and buffers of one number, such as counts: they travel with the description."""
+    options: Sequence[Mapping[str, Any]]
+    """Of the optimizer, by group of parameters."""
+
+
+def _shared_description(
+    trainer: Trainer, weights: Sequence[Weight], old: Mapping[Key, HeldParts]
+) -> _Described:
+    """Everyone tells of what he holds."""
+    shapes: dict[str, tuple[tuple[int, ...], set[tuple[int, ...]]]] = {}
+    for held in trainer.held():
+        shapes.setdefault(held.name, (held.shape, set()))[1].add(tuple(held.parameter.shape))
+    own: dict[str, list[Any]] = {"tensors": [], "values": [], "options": []}
+    for key, held_parts in old.items():
+        if key[1] == VALUE:
+            continue
+        tensor = held_parts.parts[0].tensor
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            dtype = _name_of(tensor.dtype) if isinstance(tensor, Tensor) else None
+            own["values"].append(
+                [key, dtype, tensor.item() if isinstance(tensor, Tensor) else tensor]
+            )
+            continue
+        whole, parts = shapes.get(key[0], ((), set()))
+        same = tuple(tensor.shape) in parts
+        own["tensors"].append(
+            [key, whole if same else tuple(tensor.shape), _name_of(tensor.dtype), same]
+        )
+    if trainer.optimizer is not None:
+        own["options"] = [_options(group) for group in trainer.optimizer.param_groups]
+    with in_contact("at the beginning of a migration"):
+        gathered = [json.loads(text) for text in gather_texts(json.dumps(own), trainer.device)]
+    tensors: dict[Key, About] = {}
+    values: dict[Key, Any] = {}
+    for told in gathered:
+        for (name, what), shape, dtype, same in told["tensors"]:
+            tensors.setdefault((name, what), About(tuple(shape), _dtype(dtype), same))
+        for (name, what), dtype, value in told["values"]:
+            values.setdefault(
+                (name, what), value if dtype is None else torch.tensor(value, dtype=_dtype(dtype))
+            )
+    for weight in weights:
+        tensors[weight.name, VALUE] = About(
+            tuple(weight.parameter.shape), weight.parameter.dtype, like_weight=True
+        )
+    return _Described(
+        tensors, values, next((told["options"] for told in gathered if told["options"]), [])
+    )
+
+
+def _check_state(
+    tensors: Mapping[Key, About], before: Mapping[str, Keeping], after: Mapping[str, Keeping]
+) -> None:
+    """Raise an ``InputError`` if an optimizer has state that cannot be divided as a weight is: for
+    parts of the weight it would be another's. The same on every rank, before anything has
+    changed."""
+    for (name, what), told in sorted(tensors.items()):
+        divided = [plan[name] for plan in (before, after) if name in plan and plan[name].is_divided]
+        if what != BUFFER and divided and not told.like_weight:
+            found = f"state {what} of shape {told.shape}"
+            expected = (
+                "state of the weight's own shape, because a plan divides the weight between ranks"
+            )
+            raise InputError([Problem(path=name, found=found, expected=expected)])
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain settings of a group of parameters."""
+    plain = (bool, int, float, str, list, tuple, type(None))
+    return {
+        name: value
+        for name, value in group.items()
+        if name != "params" and isinstance(value, plain)
+    }
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _ordered(
+    tensors: Mapping[Key, About], weights: Sequence[Weight]
+) -> Iterator[tuple[Key, About]]:
+    """Weight by weight, its values and its optimizer's state; then buffers."""
+    order = {weight.name: at for at, weight in enumerate(weights)}
+    known = [key for key in tensors if key[0] in order or key[1] == BUFFER]
+    for key in sorted(known, key=lambda key: (order.get(key[0], len(order)), key)):
+        yield key, tensors[key]
+
+
+def _where(
+    weights: Sequence[Weight],
+    keepings: Mapping[str, Keeping],
+    buffers: Mapping[str, _Buffer],
+    tensors: Mapping[Key, About],
+) -> dict[Key, dict[int, Boxes]]:
+    """By tensor and rank, what is held under a plan."""
+    found: dict[Key, dict[int, Boxes]] = {}
+    names = {weight.name for weight in weights}
+    for (name, what), told in tensors.items():
+        all_of_it = (rows(0, told.shape),)
+        if what == BUFFER:
+            ranks = buffers[name].ranks if name in buffers else frozenset[int]()
+            found[name, what] = dict.fromkeys(sorted(ranks), all_of_it)
+        elif name in names:
+            keep, is_value = keepings[name], what == VALUE
+            found[name, what] = {
+                rank: keep.kept(rank, value=is_value) if told.like_weight else all_of_it
+                for rank in keep.ranks
+            }
+    return found
+
+
+def _piece(
+    key: Key, told: About, before: Mapping[int, Boxes], after: Mapping[int, Boxes]
+) -> HeldPiece:
+    old, new = ({rank: _regions(boxes) for rank, boxes in held.items()} for held in (before, after))
+    return HeldPiece(
+        name=key[0], what=key[1], item_bytes=told.dtype.itemsize, before=old, after=new
+    )
+
+
+def _regions(boxes: Boxes) -> list[Region]:
+    return [box.region for of_tensor in boxes for box in of_tensor]
+
+
+def _install(weight: Weight, keep: Keeping, value: HeldParts | None, rank: int) -> list[Weight]:
+    """Put a weight where its modules find it, if this rank holds it now; let go of what it held
+    before."""
+    before = weight.installed
+    if value is None:
+        weight.install(weight.parameter)
+        kept = []
+    else:
+        part = value.parts[0]
+        if keep.level == 3:
+            part = HeldPart.empty(
+                keep.held[rank], dtype=part.tensor.dtype, device=part.tensor.device
+            )
+            part.tensor.untyped_storage().resize_(0)
+        kept = [kept_weight(weight, part)]
+    if not before.is_meta and (value is None or keep.level == 3):
+        before.data = before.data.new_empty(0)  # the old gradient groups still know it
+    return kept
+
+
+def _install_buffers(
+    trainer: Trainer,
+    before: Mapping[str, _Buffer],
+    after: Mapping[str, _Buffer],
+    new: Mapping[Key, HeldParts],
+    about: _Described,
+) -> None:
+    """Those that this rank holds now; the others are let go of."""
+    for path, buffer in (*before.items(), *after.items()):
+        key, module, name = (path, BUFFER), buffer.module, buffer.name
+        if path in after and trainer.rank in after[path].ranks:
+            if key in new or key in about.values:
+                module._buffers[name] = (
+                    new[key].parts[0].tensor if key in new else about.values[key].to(trainer.device)
+                )
+        elif buffer.tensor is not None:
+            module._buffers[name] = buffer.tensor.to("meta")
+
+
+def _give_state(trainer: Trainer, new: Mapping[Key, HeldParts], about: _Described) -> None:
+    """The new optimizer goes on where the old ones stopped."""
+    if trainer.optimizer is None:
+        return
+    for group, options in zip(trainer.optimizer.param_groups, about.options, strict=False):
+        group |= {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in options.items()
+        }
+    states: dict[str, dict[str, list[Any]]] = {}
+    for name, what in about.tensors:
+        if (name, what) in new and what != VALUE:
+            states.setdefault(name, {})[what] = [part.tensor for part in new[name, what].parts]
+    on_device = any(options.get("fused") or options.get("capturable") for options in about.options)
+    for (name, what), value in about.values.items():
+        moved = value.to(trainer.device) if on_device and isinstance(value, Tensor) else value
+        states.setdefault(name, {})[what] = [moved]
+    seen: dict[str, int] = {}
+    for held in trainer.held():
+        at = seen[held.name] = seen.get(held.name, -1) + 1
+        if held.name in states:
+            state = {
+                what: values[min(at, len(values) - 1)] for what, values in states[held.name].items()
+            }
+            trainer.optimizer.state[held.parameter] = {
+                what: value.clone()
+                if at and isinstance(value, Tensor) and not value.dim()
+                else value
+                for what, value in state.items()
+            }

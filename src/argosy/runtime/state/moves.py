@@ -1,0 +1,87 @@
+"""What changes hands when one plan follows another, from whom to whom. Needs no torch.
+
+A piece is a weight, a tensor of its optimizer's state or a buffer. A rank holds regions of it,
+before and after. It receives what it lacks as ``cost.moving`` prices it: of several ranks that held
+it, from one of its own node, then from the one that sends the fewest bytes yet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from argosy.cost.regions import Region, deliveries, volume
+
+WAVE = 256 * 2**20
+"""Bytes that are under way together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldPiece:
+    """Something that ranks hold regions of."""
+
+    name: str
+    """Of the weight, or the path of the buffer."""
+    what: str
+    """``value``, the name of a state, or ``buffer``."""
+    item_bytes: int
+    """Of an element."""
+    before: Mapping[int, Sequence[Region]]
+    """By rank."""
+    after: Mapping[int, Sequence[Region]]
+
+
+class RegionMove(NamedTuple):
+    """A region of a piece on its way."""
+
+    piece: HeldPiece
+    source: int
+    target: int
+    region: Region
+
+    @property
+    def bytes(self) -> int:
+        return int(volume([self.region])) * self.piece.item_bytes
+
+
+def moves_between(pieces: Iterable[HeldPiece], roster: Sequence[str]) -> list[RegionMove]:
+    """What changes hands, in the order of pieces; the same list on every rank."""
+    nodes = [device.rpartition(".")[0] for device in roster]
+    sent: dict[int, int] = defaultdict(int)
+    moves = []
+
+    def choose(holders: list[int], target: int) -> int:
+        assert holders, "every element is held by some rank"
+        return min(holders, key=lambda rank: (nodes[rank] != nodes[target], sent[rank], rank))
+
+    for piece in pieces:
+        for target, wanted in sorted(piece.after.items()):
+            for source, region in deliveries(target, wanted, piece.before, choose):
+                assert source is not None
+                moves.append(RegionMove(piece, source, target, region))
+                sent[source] += moves[-1].bytes
+    return moves
+
+
+def waves(
+    pieces: Sequence[HeldPiece], moves: Sequence[RegionMove], most: int = WAVE
+) -> Iterator[tuple[list[HeldPiece], list[RegionMove]]]:
+    """Pieces and their moves in portions of at most ``most`` bytes, one weight or buffer at
+    least."""
+    by_name: dict[str, tuple[list[HeldPiece], list[RegionMove]]] = {
+        piece.name: ([], []) for piece in pieces
+    }
+    for piece in pieces:
+        by_name[piece.name][0].append(piece)
+    for move in moves:
+        by_name[move.piece.name][1].append(move)
+    some: tuple[list[HeldPiece], list[RegionMove]] = ([], [])
+    for found, under_way in by_name.values():
+        if some[0] and sum(move.bytes for move in (*some[1], *under_way)) > most:
+            yield some
+            some = ([], [])
+        some = ([*some[0], *found], [*some[1], *under_way])
+    if some[0]:
+        yield some

@@ -1,0 +1,212 @@
+"""What a rank holds: weights, buffers and optimizer state, each by its name and by its place in the
+whole tensor.
+
+    model.NAME            a weight or a buffer
+    optimizer.NAME.WHAT   a tensor of a weight's state; ``WHAT:int`` and the like for a number
+    powersgd.WHAT.NAME    what sums by PowerSGD keep of a weight from step to step (``powersgd``)
+
+Checkpoints and copies in other hosts' memory are lists of these (``trainer_state``), and a trainer
+takes its part of them back under any plan (``take_state``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from argosy.runtime.communication.boxes import HeldPart, TensorBox, rows
+
+if TYPE_CHECKING:
+    from argosy.runtime.step.trainer import Trainer
+
+_NUMBERS = (bool, int, float)
+"""What an optimizer may keep beside tensors; listed as one, with its kind after its name:
+``step:int``."""
+
+
+class HeldWeight(NamedTuple):
+    """A weight of this rank as its optimizer sees it."""
+
+    name: str
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    """Of the whole weight."""
+    boxes: tuple[TensorBox, ...]
+    """Where it lies in the whole weight."""
+
+
+class Rows(torch.Tensor):
+    """Some rows of a weight, or boxes of it, as torch.distributed.checkpoint wants to know them."""
+
+    boxes: tuple[TensorBox, ...]
+    whole: torch.Size
+    others: tuple[Rows, ...] = ()
+    """Other parts of the same weight that this rank holds, as tensors of their own."""
+
+    def on_host(self) -> Rows:
+        """A copy that training does not change any more."""
+        copy = Rows.of(
+            self.as_subclass(torch.Tensor).to("cpu", copy=True), self.boxes, tuple(self.whole)
+        )
+        copy.others = tuple(other.on_host() for other in self.others)
+        return copy
+
+    @staticmethod
+    def of(tensor: Tensor, boxes: tuple[TensorBox, ...], whole: tuple[int, ...]) -> Rows:
+        found: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
+        found.boxes, found.whole = boxes, torch.Size(whole)
+        return found
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def size(self, dim: int | None = None) -> Any:
+        """Of the whole weight: what is compared with the checkpoint."""
+        return self.whole if dim is None else self.whole[dim]
+
+    def _filled(self) -> list[TensorBox]:
+        return [box for part in parts_of(self) for box in part.boxes if all(box.sizes)]
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor))
+        items = []
+        for box in self._filled():
+            data = TensorWriteData(chunk=_chunk(box), properties=properties, size=self.whole)
+            index = MetadataIndex(name, torch.Size(box.whole))
+            items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
+        return items
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [_chunk(box) for box in self._filled()]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        found = ((part, box) for part in parts_of(self) for box in part.boxes if all(box.sizes))
+        part, box = next(
+            (p, b) for p, b in found if index.offset is None or torch.Size(b.whole) == index.offset
+        )
+        return box.of(part.tensor)
+
+
+def parts_of(held: Tensor) -> list[HeldPart]:
+    """What is held of an entry of ``trainer_state``, tensor by tensor."""
+    plain = held.as_subclass(torch.Tensor)
+    if not isinstance(held, Rows):
+        return [HeldPart(plain, rows(0, plain.shape))]
+    return [
+        HeldPart(plain, held.boxes),
+        *(part for other in held.others for part in parts_of(other)),
+    ]
+
+
+def merged(entries: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Entries by name; several parts of one are held together by the first."""
+    found: dict[str, Tensor] = {}
+    for name, value in entries:
+        first = found.setdefault(name, value)
+        if first is not value and isinstance(first, Rows) and isinstance(value, Rows):
+            first.others = (*first.others, value)
+    return found
+
+
+def _chunk(box: TensorBox) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(box.whole), sizes=torch.Size(box.sizes))
+
+
+class Stored(NamedTuple):
+    """A whole tensor as it is stored somewhere."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def trainer_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+    """What this rank holds: ``model.NAME``, ``optimizer.NAME.WHAT`` and ``powersgd.WHAT.NAME``,
+    part by part (``merged``)."""
+    for name, buffer in trainer.buffers.items():
+        yield f"model.{name}", buffer
+    for held in trainer.held():
+        yield f"model.{held.name}", Rows.of(held.parameter, held.boxes, held.shape)
+        for what, value in _optimizer_state(trainer, held).items():
+            yield f"optimizer.{held.name}.{what}", _like(held, value)
+    for gradient_sum in trainer.gradients.factored:
+        yield from gradient_sum.state()
+
+
+def _optimizer_state(trainer: Trainer, held: HeldWeight) -> Mapping[str, Tensor]:
+    if trainer.optimizer is None:
+        return {}
+    state = trainer.optimizer.state.get(held.parameter, {})
+    tensors = {what: value for what, value in state.items() if isinstance(value, Tensor)}
+    numbers = {what: value for what, value in state.items() if type(value) in _NUMBERS}
+    return tensors | {
+        f"{what}:{type(value).__name__}": torch.tensor(value) for what, value in numbers.items()
+    }
+
+
+def _give_state(trainer: Trainer, held: HeldWeight, what: str, value: Tensor) -> None:
+    """Give an optimizer a tensor of state, or the number that it was made of."""
+    assert trainer.optimizer is not None
+    name, _, kind = what.partition(":")
+    number = next((number for number in _NUMBERS if number.__name__ == kind), None)
+    trainer.optimizer.state[held.parameter][name] = (
+        value if number is None else number(value.item())
+    )
+
+
+def _like(held: HeldWeight, value: Tensor) -> Tensor:
+    """State of the weight's own shape is divided as the weight is; anything else, such as a count,
+    is not."""
+    return Rows.of(value, held.boxes, held.shape) if value.shape == held.parameter.shape else value
+
+
+def take_state(
+    trainer: Trainer, stored: Mapping[str, Stored], fill: Callable[[Mapping[str, Tensor]], None]
+) -> None:
+    """Give a trainer its part of what is ``stored``, by entry; ``fill`` reads into the tensors that
+    it is given."""
+    wanted: list[tuple[str, Tensor]] = [
+        (f"model.{name}", buffer) for name, buffer in trainer.buffers.items()
+    ]
+    states: list[tuple[HeldWeight, str, Tensor]] = []
+    whole: dict[str, Tensor] = {}
+    """Of state that is not divided as its weight is: one tensor for all parts of the weight."""
+    for held in trainer.held():
+        wanted.append((f"model.{held.name}", Rows.of(held.parameter.data, held.boxes, held.shape)))
+        for what, entry in _state_entries(stored, held.name).items():
+            name = f"optimizer.{held.name}.{what}"
+            if entry.shape == held.shape:
+                place = torch.device("cpu") if trainer.host_state is not None else trainer.device
+                value = torch.empty(held.parameter.shape, dtype=entry.dtype, device=place)
+                wanted.append((name, Rows.of(value, held.boxes, held.shape)))
+            else:
+                value = whole.setdefault(name, torch.empty(entry.shape, dtype=entry.dtype))
+            states.append((held, what, value))
+    wanted += whole.items()
+    shapes = {name: entry.shape for name, entry in stored.items()}
+    kept = [gradient_sum.wanted(shapes) for gradient_sum in trainer.gradients.factored]
+    fill(merged([*wanted, *(pair for values in kept for pair in values.items())]))
+    for gradient_sum, values in zip(trainer.gradients.factored, kept, strict=True):
+        gradient_sum.take(values)
+    if trainer.optimizer is not None:
+        trainer.optimizer.state.clear()  # what it has gathered since belongs to other weights
+    for held, what, value in states:
+        _give_state(
+            trainer, held, what, value if value.shape == held.parameter.shape else value.clone()
+        )
+    trainer.gradients.after_update()
+
+
+def _state_entries(stored: Mapping[str, Stored], name: str) -> dict[str, Stored]:
+    prefix = f"optimizer.{name}."
+    found = {
+        key.removeprefix(prefix): entry for key, entry in stored.items() if key.startswith(prefix)
+    }
+    return {what: entry for what, entry in found.items() if "." not in what}

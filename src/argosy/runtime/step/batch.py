@@ -1,0 +1,88 @@
+"""A global batch, and the part of it that one replica works on in one micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
+
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan
+from argosy.runtime.processes.ranks import Seat
+
+
+def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
+    """The samples of a batch. Raises an ``InputError`` unless every tensor has as many rows as the
+    plan's global batch, or all the same number of fewer rows if the batch ``may_be_short``."""
+    leaves, _ = tree_flatten_with_path(batch)
+    tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
+    sizes = {leaf.shape[0] for _, leaf in tensors if leaf.dim() > 0}
+    samples = plan.global_batch
+    if may_be_short and len(sizes) == 1 and 0 < min(sizes) < samples:
+        samples = min(sizes)
+    problems = []
+    for path, leaf in tensors:
+        if leaf.dim() == 0 or leaf.shape[0] != samples:
+            found = f"a tensor of shape {tuple(leaf.shape)}"
+            expected = f"a first dim of {plan.global_batch}, the plan's global batch"
+            suggestion = "hold what all samples share in a buffer of the model"
+            if leaf.dim() > 0 and len(sizes) == 1 and leaf.shape[0] < plan.global_batch:
+                suggestion = "a captured program and layers that mix samples take whole batches only; drop_last=True"
+            where = f"batch{keystr(path)}"
+            problems.append(
+                Problem(path=where, found=found, expected=expected, suggestion=suggestion)
+            )
+    if not tensors:
+        problems.append(
+            Problem(path="batch", found=type(batch).__name__, expected="a pytree with tensors")
+        )
+    if problems:
+        raise InputError(problems)
+    return samples
+
+
+def filled_up(batch: Any, samples: int, plan: Plan) -> Any:
+    """A short batch with copies of its last sample, up to the plan's global batch."""
+    if samples == plan.global_batch:
+        return batch
+    rows = torch.arange(plan.global_batch).clamp(max=samples - 1)
+    return tree_map(
+        lambda leaf: leaf[rows.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, batch
+    )
+
+
+def parts_of(batch: Any, size: int) -> Iterator[Any]:
+    """A batch in parts of ``size`` samples and a last one of what is left; one whose tensors differ
+    is left whole."""
+    leaves, _ = tree_flatten(batch)
+    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves if isinstance(leaf, Tensor)}
+    if len(rows) != 1 or max(rows) <= size:
+        yield batch
+        return
+    for first in range(0, max(rows), size):
+        part = slice(first, first + size)
+        yield tree_map(
+            lambda leaf, part=part: leaf[part] if isinstance(leaf, Tensor) else leaf, batch
+        )
+
+
+def batch_form(batch: Any) -> str:
+    """What the shapes of a step's messages follow from: the tree of a batch, and its tensors'
+    shapes and dtypes."""
+    leaves, tree = tree_flatten(batch)
+    tensors = [(tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)]
+    return f"{tree} {tensors}"
+
+
+def portion(batch: Any, plan: Plan, seat: Seat, micro_batch: int, device: torch.device) -> Any:
+    """The samples of a micro-batch that a seat works on, on its device."""
+    start = micro_batch * plan.micro_batch_size
+    begin, end = start + seat.begin, start + seat.end
+
+    def rows(leaf: Any) -> Any:
+        return leaf[begin:end].to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(rows, batch)

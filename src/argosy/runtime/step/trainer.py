@@ -1,0 +1,426 @@
+"""``parallelize``: a model, a loss and a plan become a trainer whose steps equal those of one
+process.
+
+Every rank calls it with the same arguments and then ``step`` with the same global batch. A rank
+keeps the weights of its own stages; all others are let go, so the model that was passed in is used
+up.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan
+from argosy.runtime.communication.boxes import rows
+from argosy.runtime.communication.marks import Recorder
+from argosy.runtime.communication.measured import gather_timeline
+from argosy.runtime.communication.transport import Transport
+from argosy.runtime.processes.failure import in_contact, in_contact_beside_others
+from argosy.runtime.processes.ranks import devices_by_rank
+from argosy.runtime.processes.world import (
+    await_device,
+    check_supported,
+    device_of,
+    join,
+    open_groups,
+)
+from argosy.runtime.sources.maker import StageMaker
+from argosy.runtime.sources.optimizing import OptimizerFactory, SchedulerFactory, make_updating
+from argosy.runtime.sources.recipe import Recipe, autocast_for
+from argosy.runtime.sources.source import LayerSource, keepings_of
+from argosy.runtime.stages.compiling import check_compilable
+from argosy.runtime.stages.parameters import buffers_at
+from argosy.runtime.stages.stage import LossFunction, StageProgram
+from argosy.runtime.stages.weighing import Accumulated, Tally, weight_of
+from argosy.runtime.state.checkpoint import load, save
+from argosy.runtime.state.migrate import Making, Moved, migrate
+from argosy.runtime.state.state import HeldWeight, merged, trainer_state
+from argosy.runtime.step.batch import check_batch, filled_up
+from argosy.runtime.step.evaluation import evaluate
+from argosy.runtime.step.executor import Executor
+from argosy.runtime.step.offloading import offloading, tensors_of
+from argosy.runtime.step.scaling import LossScale, check_finite
+from argosy.runtime.step.writers import Callback, StepMetrics
+from argosy.runtime.weights.gradients import Gradients
+from argosy.runtime.weights.holding import (
+    Proportions,
+    WeightDivision,
+    groups_of,
+    initial_values,
+    keep_buffers,
+    keep_own,
+    share_buffers,
+)
+from argosy.runtime.weights.host_state import update_weights
+from argosy.runtime.weights.sharding import WeightGate
+from argosy.schedule import ScheduleSpec
+from argosy.timeline import Timeline
+from argosy.workload.capture.initial import Recording
+
+
+def parallelize(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    optimizer_factory: OptimizerFactory,
+    example_batch: Any,
+    plan: Plan,
+    *,
+    clip_norm: float | None = None,
+    recording: Recording | None = None,
+    shard_proportions: Proportions | None = None,
+    roster: Sequence[str] | None = None,
+    cut: Sequence[int] | None = None,
+    seed: int = 0,
+    scheduler: SchedulerFactory | None = None,
+    compile_stages: bool = False,
+) -> Trainer:
+    """A trainer for this rank.
+
+    ``loss_fn(model, batch)`` is a mean over samples, a mean over targets that are not masked, or a
+    pair of any mean and its weight (``weighing``). ``optimizer_factory(parameters)`` makes the
+    optimizer of this rank's part, or a pair of it and its learning-rate scheduler, which
+    ``scheduler(optimizer)`` may make instead (``optimizing``). ``clip_norm`` limits the norm of the
+    whole gradient. ``recording`` is what the model was built under, where it has no values yet.
+    ``shard_proportions(stage)`` says how ZeRO divides rows among a stage's replicas; evenly unless
+    given. ``roster`` names the devices by rank where there are more than the plan uses: the others
+    are idle until a plan that ``move`` is given uses them. ``cut`` gives every operation of the
+    forward a stage (``solve.programs.stagecut.cut_graph(...).stages``) where stages are not ranges
+    of layers, the plan's own unless given; a model without layers is cut here. ``seed`` is that of
+    dropout's masks. ``compile_stages`` has ``torch.compile`` make one graph of each stage.
+    """
+    cut = plan.cut if cut is None else cut
+    roster = devices_by_rank(plan) if roster is None else tuple(roster)
+    check_supported(plan)
+    if compile_stages:
+        check_compilable(plan)
+    join(plan, roster)
+    check_batch(example_batch, plan)
+    rank = dist.get_rank()
+    device = device_of(roster, rank)
+    recipe = Recipe(
+        model=model, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster, seed=seed,
+        is_compiled=compile_stages,
+    )  # fmt: skip
+    maker = StageMaker(recipe, plan, example_batch, cut, recording)
+    source = maker.source(plan, cut)
+    mine = recipe.stages_of(plan, rank)
+    weights = source.weights
+    keepings = keepings_of(source, plan, roster, shard_proportions)
+    groups = open_groups(groups_of(weights, keepings, plan, roster), {})
+    kept = keep_own(weights, keepings, rank, device, recording, initial_values(keepings, groups))
+    if recording is None:
+        share_buffers(
+            [source.buffers([stage]) for stage in range(len(plan.stages))], plan, roster, device
+        )
+    places = source.buffers(mine)
+    keep_buffers(places, device, recording)
+    recorder = Recorder(device)
+    programs = source.programs(rank, mine, groups, recorder.exchanging)
+    division = WeightDivision(
+        kept, keepings, programs, plan, groups, rank, roster, exchanging=recorder.exchanging
+    )
+    scale = LossScale(active=autocast_for(plan.model.dtype, model.parameters()) is torch.float16)
+    trainer = Trainer(
+        plan,
+        programs,
+        division.gradients,
+        division.gates,
+        optimizer_factory,
+        recorder,
+        clip_norm=clip_norm,
+        scale=scale,
+        roster=roster,
+        scheduler=scheduler,
+        is_compiled=compile_stages,
+    )
+    trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
+    trainer.buffers = buffers_at(model, places)
+    trainer.making = Making(recipe, maker, source, keepings, groups)
+    return trainer
+
+
+class Trainer:
+    """One rank's part of a training run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        programs: Mapping[int, StageProgram],
+        gradients: Gradients,
+        gates: Mapping[int, WeightGate],
+        optimizer_factory: OptimizerFactory,
+        recorder: Recorder,
+        *,
+        clip_norm: float | None = None,
+        scale: LossScale | None = None,
+        roster: Sequence[str] | None = None,
+        scheduler: SchedulerFactory | None = None,
+        is_compiled: bool = False,
+    ) -> None:
+        self.is_compiled = is_compiled
+        self.recorder, self.device = recorder, recorder.device
+        self.rank = dist.get_rank()
+        self.roster = devices_by_rank(plan) if roster is None else tuple(roster)
+        """Devices by rank."""
+        self.name = self.roster[self.rank]
+        self.clip_norm = clip_norm
+        self.scale = scale or LossScale(active=False)
+        self.steps = 0
+        """Done so far."""
+        self.aliases: dict[str, tuple[str, ...]] = {}
+        """Other names of tied weights, of all ranks."""
+        self.buffers: dict[str, torch.Tensor] = {}
+        """What this rank holds beside weights."""
+        self.votes: tuple[float, ...] = ()
+        """What this rank says to all others with its next step."""
+        self.tally: tuple[float, ...] = ()
+        """Sums of what all ranks said with the last one."""
+        self.making: Making | None = None
+        """How it was made, where it can be made again under another plan."""
+        self.scheduler_factory = scheduler
+        self.callbacks: list[Callback] = []
+        """Functions that are called after every step, on every rank, with its metrics."""
+        self.accumulated: Accumulated | None = None
+        """What was computed since the last update."""
+        self.transport = Transport.open(self.device)
+        recorder.contacts_on_device = self.transport.in_order
+        self.take_up(plan, programs, gradients, gates, optimizer_factory)
+
+    def take_up(
+        self,
+        plan: Plan,
+        programs: Mapping[int, StageProgram],
+        gradients: Gradients,
+        gates: Mapping[int, WeightGate],
+        optimizer_factory: OptimizerFactory,
+    ) -> None:
+        """Go by a plan with these stages, from the next step on; the optimizer has no state yet."""
+        self.plan, self.gradients, self.gates = plan, gradients, gates
+        self.planned = plan.schedule
+        """The plan's own schedule, whatever is in use."""
+        events = gradients.events(self._after_gradients)
+        activations, self.host_state = offloading(
+            plan, programs, self.device, lambda: tensors_of(self.making)
+        )
+        self.executor = Executor(
+            plan,
+            self.rank,
+            programs,
+            self.transport,
+            self.recorder,
+            self.roster,
+            events,
+            activations,
+        )
+        self._follow(plan)
+        self.optimizer_factory = optimizer_factory
+        self._make_optimizer()
+
+    def _make_optimizer(self) -> None:
+        named = [
+            (held.name, held.parameter) for held in self.held() if held.parameter.requires_grad
+        ]
+        self.updating = make_updating(
+            self.optimizer_factory, self.scheduler_factory, named, self.steps
+        )
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Of this rank's weights; None on a rank without any."""
+        return self.updating.optimizer
+
+    def begin_at(self, steps: int) -> None:
+        """Go on after so many steps; a scheduler is where it was then. The optimizer's state is to
+        be given after."""
+        self.steps = steps
+        if self.updating.scheduler is not None:
+            self._make_optimizer()
+
+    @property
+    def takes_short_batches(self) -> bool:
+        """Whether a batch may have fewer samples than the plan's: not if samples mix, nor in a
+        captured program."""
+        source = None if self.making is None else self.making.source
+        return isinstance(source, LayerSource) and not source.undivided
+
+    def accumulate(self, batch: Any) -> None:
+        """Add the gradients of a batch to those of the step that comes. Every rank calls this with
+        the same batch.
+
+        The step's loss is the mean over all samples, or over all targets that are not masked, of
+        these batches together. Batches of a captured program count by their samples.
+        """
+        self._accumulate(batch, is_final=False)
+
+    def _accumulate(self, batch: Any, *, is_final: bool) -> None:
+        samples = check_batch(batch, self.plan, may_be_short=self.takes_short_batches)
+        if self.accumulated is None:
+            self.accumulated = Accumulated()
+        self.recorder.step = self.steps
+        self.executor.loss_scale = self.scale.value
+        with in_contact_beside_others(f"in step {self.steps}"):
+            whole = filled_up(batch, samples, self.plan)
+            losses = self.executor.step(
+                whole, self.accumulated.tally, samples=samples, is_final=is_final
+            )
+        self.accumulated.losses.append(losses)
+        self.accumulated.samples += samples
+
+    def step(self, batch: Any) -> float:
+        """Train on a global batch and on what was accumulated; the mean loss over it, on every
+        rank."""
+        self._accumulate(batch, is_final=True)
+        done, self.accumulated = self.accumulated, None
+        assert done is not None
+        losses = torch.cat(done.losses)
+        with (
+            self.recorder.reducing(),
+            in_contact(f"while the gradients of step {self.steps} were summed"),
+        ):
+            self.gradients.reduce()
+            loss, norm, ratio = self._agree(losses, done.tally)
+        check_finite(loss, norm, losses, self.steps, self.scale)
+        finite = math.isfinite(norm)
+        rates = self.updating.rates
+        if finite and self.optimizer is not None:
+            with self.recorder.updating():
+                self._update(norm, ratio)
+        self.scale.observe(finite=finite)
+        self.gradients.clear()
+        self.updating.after_step()
+        self.recorder.end_step(done.begin)
+        self.steps += 1
+        seconds = time.perf_counter() - done.begin
+        self.metrics = StepMetrics(
+            self.rank, self.steps - 1, loss, seconds, done.samples, norm or None, rates
+        )
+        for callback in self.callbacks:
+            callback(self.metrics)
+        return loss
+
+    def evaluate(self, batch: Any) -> float:
+        """The mean loss over a batch without training on it, on every rank; dropout is off. Every
+        rank calls this."""
+        return evaluate(self, batch)
+
+    def _agree(self, losses: torch.Tensor, tally: Tally) -> tuple[float, float, float]:
+        """The loss over all ranks, the norm of the gradient where it decides something (0 where
+        not), and what both are multiplied by while they are sums (``weighing``, (2))."""
+        decides = self.clip_norm is not None or self.scale.active
+        squares_here = self.gradients.square_sum(self.device) if decides else losses.new_zeros(())
+        figures = torch.stack([losses.sum(), squares_here])
+        sums = tally.sums(losses)
+        parts = torch.cat([figures, sums, losses.new_tensor(self.votes)])
+        dist.all_reduce(parts)
+        await_device(self.device, f"in step {self.steps}")
+        loss, squares, *rest = parts.tolist()
+        self.tally = tuple(rest[len(sums) :])
+        ratio = weight_of(rest[: len(sums)], self.steps, self.plan.global_batch)
+        norm = math.sqrt(squares) / (self.scale.value * ratio) if squares >= 0 else math.nan
+        return loss / ratio, norm, ratio
+
+    def _update(self, norm: float, ratio: float) -> None:
+        factor = 1 / (self.scale.value * ratio)
+        if self.clip_norm is not None:
+            factor *= min(1.0, self.clip_norm / (norm + 1e-6))
+        if factor != 1.0:
+            self.gradients.scale(factor)
+        assert self.optimizer is not None
+        update_weights(self.optimizer, self.host_state)
+        self.gradients.after_update()
+
+    def held(self) -> Iterator[HeldWeight]:
+        """What this rank updates, weight by weight; several parts of one whose rows replicas divide
+        in regions."""
+        for weight in self.gradients.weights:
+            boxes = rows(0, weight.shape) if weight.boxes is None else weight.boxes
+            yield HeldWeight(weight.name, weight.parameter, weight.shape, boxes)
+        for shards in self.gradients.shards:
+            for shard in shards.shards:
+                yield HeldWeight(shard.weight.name, shard.own, shard.weight.shape, shard.boxes)
+
+    def timeline(self) -> Timeline | None:
+        """What happened in the steps since the start or the last move, on rank 0; None on the
+        others. Every rank calls this."""
+        sizes = self.executor.bytes_handed_on()
+        return gather_timeline(self.recorder.marks, self.plan, sizes, self.device, self.roster)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """This rank's part, as torch.distributed.checkpoint saves it: ``model.NAME`` and
+        ``optimizer.NAME.WHAT``."""
+        return merged(trainer_state(self))
+
+    def save(self, folder: Path | str) -> Path:
+        """Write a checkpoint that loads under any plan, or on one device; every rank calls this."""
+        return save(self, Path(folder))
+
+    def load(self, path: Path | str) -> None:
+        """Continue from a checkpoint; every rank calls this."""
+        load(self, Path(path))
+
+    def move(self, plan: Plan) -> Moved:
+        """Go on under another plan for the same ranks (``migrate``). Every rank calls this at the
+        same step."""
+        return migrate(self, plan)
+
+    def set_schedule(self, spec: ScheduleSpec) -> None:
+        """Another schedule of the same stages, from the next step on. Every rank calls this at the
+        same step."""
+        if spec.placement != self.plan.schedule.placement:
+            expected = "a schedule with the same stages per worker; interleaved and V-shaped ones have several"
+            raise InputError([Problem(path="schedule", found=repr(spec), expected=expected)])
+        self._follow(replace(self.plan, schedule=spec))
+
+    def set_bandwidths(self, bandwidths: Mapping[str, float]) -> ScheduleSpec:
+        """Take the schedule that the plan's policy has for these bandwidths (bytes/s) by edge, from
+        the next step on; what is in use then. Every rank calls this at the same step with the same
+        numbers."""
+        spec = replace(self.plan, schedule=self.planned).schedule_at(bandwidths)
+        if spec != self.plan.schedule:
+            self.set_schedule(spec)
+        return spec
+
+    def set_shares(self, stage: int, samples: Sequence[int]) -> None:
+        """Other shares of every micro-batch for a stage's replicas. Every rank calls this at the
+        same step."""
+        stages = list(self.plan.stages)
+        count, total = len(stages[stage].replicas), self.plan.micro_batch_size
+        if len(samples) != count or sum(samples) != total or min(samples) < 1:
+            expected = f"{count} counts above 0 that sum to {total}"
+            raise InputError(
+                [
+                    Problem(
+                        path=f"stages[{stage}].samples",
+                        found=str(tuple(samples)),
+                        expected=expected,
+                    )
+                ]
+            )
+        replicas = [
+            replace(r, samples=count)
+            for r, count in zip(stages[stage].replicas, samples, strict=True)
+        ]
+        stages[stage] = replace(stages[stage], replicas=tuple(replicas))
+        self._follow(replace(self.plan, stages=tuple(stages)))
+
+    def _follow(self, plan: Plan) -> None:
+        if self.is_compiled:
+            check_compilable(plan)
+        self.executor.follow(plan)
+        self.plan = plan
+        for gate in self.gates.values():
+            gate.scatters = not plan.schedule.kind.is_split
+
+    def _after_gradients(self, stage: int) -> None:
+        if stage in self.gates:
+            self.gates[stage].finish()

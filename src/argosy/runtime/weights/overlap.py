@@ -1,0 +1,211 @@
+"""Gradient sums that begin while the last backward of a step still runs.
+
+The weights that the same ranks hold are summed in buckets of fixed content and order, from the last
+layer to the first, so that all holders begin them in the same order:
+
+    (1)  bucket b begins once its weights have their gradients of the step's last micro-batch, and b
+         - 1 has begun
+    (2)  at most ``MOST_BUCKETS`` are under way; another does not make the backward wait, and is
+         tried again later
+    (3)  when the last backward of the stage is over, the rest begins: a weight without a gradient
+         counts as zeros
+    (4)  how many holders have a gradient of a weight is summed last; if none has, there is none
+
+A backend that sums on the host's cores (gloo) would take them from the backward, so there all
+begins by (3).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from argosy.cost.regions import Region, volume
+from argosy.runtime.communication.boxes import HeldPart, rows
+from argosy.runtime.communication.ledger import BUCKET_BYTES, MOST_BUCKETS
+from argosy.runtime.processes.world import await_device
+from argosy.runtime.stages.parameters import Weight
+from argosy.runtime.weights.summing import Pending, Way
+
+_Thing = TypeVar("_Thing")
+
+
+def _ignored(stage: int) -> None:
+    del stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientEvents:
+    """What is called as a stage's gradients add up, with the stage."""
+
+    added: Callable[[int], None] = _ignored
+    """After a micro-batch."""
+    before_last: Callable[[int], None] = _ignored
+    """Before the last backward of a step, if all weight gradients are computed by torch in it."""
+    after_last: Callable[[int], None] = _ignored
+
+
+class Summand(NamedTuple):
+    """A weight whose gradient some ranks sum, all of what this rank holds or regions of it."""
+
+    weight: Weight
+    regions: Sequence[Region] | None = None
+    """Of the whole weight; None: all that this rank holds."""
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        return self.weight.parameter
+
+    def size(self) -> tuple[int, torch.dtype]:
+        """Elements, as many on every rank that sums them, and their dtype."""
+        elements = self.parameter.numel() if self.regions is None else int(volume(self.regions))
+        return elements, self.parameter.dtype
+
+    def of(self, tensor: Tensor) -> list[Tensor]:
+        """The regions as views of a tensor of what this rank holds."""
+        if self.regions is None:
+            return [tensor]
+        boxes = rows(0, self.weight.shape) if self.weight.boxes is None else self.weight.boxes
+        return [HeldPart(tensor, boxes).at(region) for region in self.regions]
+
+    def gradients(self) -> list[Tensor]:
+        """Views of the gradient that is there."""
+        assert self.parameter.grad is not None
+        return self.of(self.parameter.grad)
+
+
+class _Bucket(NamedTuple):
+    """Gradients that are being summed together."""
+
+    gradients: list[Tensor]
+    total: Tensor
+    pending: Pending
+
+
+class GradientSum:
+    """The sum of the gradients of weights that the same ranks hold."""
+
+    def __init__(
+        self, way: Way, summands: Sequence[Summand], filled: set[Tensor], *, is_early: bool
+    ) -> None:
+        """``is_early``: whether it begins during the last backward, of the weights' only stage.
+        ``filled``: weights whose gradients some sum of this rank has filled with zeros in this
+        step."""
+        self.way = way
+        self.stage = summands[0].weight.stages[0]
+        self.is_early = is_early
+        self.filled = filled
+        trained = [summand for summand in summands if summand.parameter.requires_grad]
+        self.parameters = [summand.parameter for summand in trained]
+        self.buckets = in_buckets(trained[::-1], Summand.size)
+        self.hooks = [
+            p.register_post_accumulate_grad_hook(self._arrived) for p in self.parameters if is_early
+        ]
+        self._reset()
+
+    def _reset(self) -> None:
+        self.missing: set[Tensor] | None = None
+        """Weights whose last gradient is not there yet; None: the last backward has not begun."""
+        self.known: Tensor | None = None
+        """By weight, whether this rank has a gradient of it; None: not all buckets have begun."""
+        self.begun = 0
+        self.under_way: deque[_Bucket] = deque()
+
+    def close(self) -> None:
+        """Remove what calls this sum from the weights."""
+        for hook in self.hooks:
+            hook.remove()
+
+    def before_last_backward(self, stage: int) -> None:
+        if self.is_early and stage == self.stage:
+            self.missing = set(self.parameters)
+
+    def after_last_backward(self, stage: int) -> None:
+        if self.is_early and stage == self.stage and self.parameters:
+            self._begin_rest()
+
+    def _arrived(self, parameter: Tensor) -> None:
+        """(1) and (2)."""
+        if self.missing is None:
+            return
+        self.missing.discard(parameter)
+        while self.begun < len(self.buckets) and self._is_there(self.buckets[self.begun]):
+            while self.under_way and self.under_way[0].pending.is_completed():
+                self._finish_oldest()
+            if len(self.under_way) == MOST_BUCKETS:
+                return
+            self._begin()
+
+    def _is_there(self, bucket: Sequence[Summand]) -> bool:
+        return self.missing is not None and self.missing.isdisjoint(
+            summand.parameter for summand in bucket
+        )
+
+    def _begin(self) -> None:
+        gradients = [
+            gradient for summand in self.buckets[self.begun] for gradient in summand.gradients()
+        ]
+        self.begun += 1
+        total = _flatten_dense_tensors(gradients)
+        self.under_way.append(_Bucket(gradients, total, self.way.begin(total)))
+
+    def _finish_oldest(self) -> None:
+        bucket = self.under_way.popleft()
+        bucket.pending.wait()
+        sums = _unflatten_dense_tensors(bucket.total, bucket.gradients)
+        for gradient, total in zip(bucket.gradients, sums, strict=True):
+            gradient.copy_(total)
+
+    def _begin_rest(self) -> None:
+        """(3)."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+                self.filled.add(parameter)
+        flags = [float(parameter not in self.filled) for parameter in self.parameters]
+        self.known = torch.tensor(flags, device=self.parameters[0].device)
+        while self.begun < len(self.buckets):
+            if len(self.under_way) == MOST_BUCKETS:
+                self._finish_oldest()
+            self._begin()
+
+    def finish(self) -> None:
+        """Wait for all sums, and (4)."""
+        if not self.parameters:
+            return
+        if self.known is None:
+            self._begin_rest()
+        assert self.known is not None
+        counting = self.way.begin(self.known)
+        while self.under_way:
+            self._finish_oldest()
+        counting.wait()
+        await_device(self.known.device, "while gradients were summed")
+        for parameter, holders in zip(self.parameters, self.known.tolist(), strict=True):
+            if not holders:
+                parameter.grad = None
+        self._reset()
+
+
+def in_buckets(
+    things: Sequence[_Thing], size_of: Callable[[_Thing], tuple[int, torch.dtype]]
+) -> list[list[_Thing]]:
+    """Things of one dtype, in order, up to ``BUCKET_BYTES`` together; ``size_of``: elements and
+    dtype."""
+    buckets: list[list[_Thing]] = []
+    space, before = 0, None
+    for thing in things:
+        elements, dtype = size_of(thing)
+        size = elements * dtype.itemsize
+        if size > space or dtype != before:
+            buckets.append([])
+            space, before = BUCKET_BYTES, dtype
+        buckets[-1].append(thing)
+        space -= size
+    return buckets

@@ -1,0 +1,183 @@
+"""What the devices of a stage send each other, beside what passes between stages.
+
+For a replica of n samples, device m with share r_m of its work, sequence in c parts, experts over e
+holders; per pass and layer:
+
+    (1)  tensor-parallel group    all-reduce of n / c of the layer's reduced bytes in every part
+    (2)  parts of the sequence    a ring of the devices that hold the same heads: each sends on the layer's key and
+                                  value bytes of all parts, n r_m of each, but for those of the next device
+    (3)  holders of experts       all-to-all: each device sends of its n r_m routed bytes every other holder its share
+                                  of the experts, 1 / e unless the stage gives them
+    (4)  weights and gradients    once around all holders for what they all hold; for experts, around the holders of
+                                  the same ones
+
+How (1) and (4) go around is the plan's choice of algorithm (``cost.collective``).
+
+A forward does (2) once and (3) twice, there and back; a backward (2) twice, for keys and values
+again and for their gradients, and (3) twice; full recomputation adds a forward's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from argosy.cluster.topology import Cluster
+from argosy.cost.collective import Pairs, in_ring_order, once_around, sliced, uneven_once
+from argosy.cost.communicate import num_reductions
+from argosy.cost.memory import shared_parameters, stage_parameters, summed_parameters
+from argosy.plan.plan import Algorithm, Collective, Plan, Recompute, Replica, Stage
+from argosy.schedule import ActionKind
+from argosy.workload.chain import SUMMED_BYTES, Chain
+
+
+@dataclass(frozen=True)
+class StageExchange:
+    """What some devices of a stage do together once per pass."""
+
+    devices: tuple[str, ...]
+    pairs: Pairs
+    rounds: int
+    """Latencies that it takes after the last byte has left."""
+
+
+def reduction(
+    chain: Chain, stage: Stage, replica: Replica, cluster: Cluster, algorithm: Algorithm
+) -> StageExchange | None:
+    """(1), summed over the layers of a stage."""
+    parts = replica.parts(stage.context)
+    width = len(parts[0])
+    if width < 2:
+        return None
+    layers = chain.layers[stage.first : stage.end]
+    payload = 2 * replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
+    pairs: dict[tuple[str, str], float] = {}
+    rounds = 0
+    for part in parts:
+        if algorithm in (Algorithm.PADDED, Algorithm.GROUPED):
+            shares = [share * stage.context for share in replica.shares[:width]]
+            once, rounds = uneven_once(algorithm, part, shares)
+        else:
+            once, rounds = once_around(algorithm, part, lambda name: cluster.device(name).node)
+        pairs |= {pair: share * payload for pair, share in once.items()}
+    return StageExchange(replica.devices, pairs, 2 * rounds * sum(map(num_reductions, layers)))
+
+
+def key_values(chain: Chain, stage: Stage, replica: Replica) -> StageExchange | None:
+    """(2), summed over the layers of a stage."""
+    layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.key_value_bytes]
+    if stage.context < 2 or not layers:
+        return None
+    payload = replica.samples * sum(layer.key_value_bytes for layer in layers)
+    width = replica.width // stage.context
+    pairs = {}
+    for at, device in enumerate(replica.devices):
+        following = (at + width) % replica.width
+        sent = sum(replica.shares[at % width :: width]) - replica.shares[following]
+        pairs[device, replica.devices[following]] = payload * sent
+    return StageExchange(replica.devices, pairs, (stage.context - 1) * len(layers))
+
+
+def routed(chain: Chain, stage: Stage) -> list[StageExchange]:
+    """(3), one for each group of holders, summed over the layers of a stage."""
+    layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.routed_bytes]
+    if stage.expert < 2 or not layers:
+        return []
+    payload = sum(layer.routed_bytes for layer in layers)
+    sent = {
+        device: replica.samples * share * payload
+        for replica in stage.replicas
+        for device, share in zip(replica.devices, replica.shares, strict=True)
+    }
+    found = []
+    for group in stage.expert_groups:
+        held = zip(group, stage.expert_shares, strict=True)
+        pairs = {
+            (source, target): sent[source] * part
+            for one, (other, part) in itertools.permutations(held, 2)
+            for source, target in zip(one[0], other, strict=True)
+        }
+        devices = tuple(itertools.chain.from_iterable(group))
+        found.append(StageExchange(devices, pairs, len(layers)))
+    return found
+
+
+def weights(
+    chain: Chain,
+    stages: Sequence[Stage],
+    cluster: Cluster,
+    algorithm: Algorithm,
+    parameters: int = 0,
+) -> StageExchange:
+    """(4): all weights of a stage once around, or so many ``parameters`` that several stages
+    share."""
+    split = 0
+    width = chain.exchanged_bytes(0 if parameters else stages[0].zero)
+    elements, num_sums = float(parameters), 1
+    if chain.powersgd:  # whose second factors follow the first
+        num_sums = 2
+        elements, width = (
+            (elements, width) if parameters else (summed_parameters(chain, stages[0]), SUMMED_BYTES)
+        )
+    elif not parameters:
+        elements, split = shared_parameters(chain, stages[0])
+    pairs: dict[tuple[str, str], float] = defaultdict(float)
+    most = 0
+    groups = [([holder for stage in stages for holder in stage.holders], elements)]
+    copies = zip(stages[0].expert_copies, stages[0].expert_shares, strict=True)
+    groups += [(list(holders), split * share) for holders, share in copies if split]
+    devices = tuple(name for stage in stages for name in stage.devices)
+
+    def node_of(name: str) -> str:
+        return cluster.device(name).node
+
+    order = in_ring_order(devices, node_of)
+    for holders, elements in groups:
+        once, rounds = sliced(algorithm, holders, order, node_of)
+        most = max(most, num_sums * rounds)
+        for pair, share in once.items():
+            pairs[pair] += share * elements * width
+    return StageExchange(devices, pairs, most)
+
+
+def weight_exchange(
+    plan: Plan, chain: Chain, cluster: Cluster, stages: tuple[int, ...], parameters: int = 0
+) -> StageExchange:
+    """(4) as a plan has it; what several stages share goes around a ring."""
+    algorithm = (
+        plan.algorithm(Collective.WEIGHTS, stages[0]) if len(stages) == 1 else Algorithm.RING
+    )
+    return weights(chain, [plan.stages[at] for at in stages], cluster, algorithm, parameters)
+
+
+def gradient_groups(
+    plan: Plan, chain: Chain, num_holders: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """(stages, parameters or 0 for all of a stage, times around the ring) of what all holders of
+    these stages exchange at the end: a sum is twice around; under ZeRO 2 only the gather of the new
+    weights is left, under ZeRO 3 nothing."""
+    for index, stage in enumerate(plan.stages):
+        if num_holders[index] > 1 and stage_parameters(chain, stage):
+            yield (index,), 0, {2: 1, 3: 0}.get(stage.zero, 2)
+    ends = [stage.end for stage in plan.stages]
+    for layers, parameters in chain.shared:
+        homes = sorted({bisect_right(ends, layer) for layer in layers})
+        if len(homes) > 1:
+            yield tuple(homes), parameters, 2
+
+
+def key_value_passes(kind: ActionKind, recompute: Recompute) -> int:
+    """How often an action does (2)."""
+    if kind is ActionKind.FORWARD:
+        return 1
+    return 0 if kind is ActionKind.WEIGHT_GRADIENT else 2 + (recompute is Recompute.FULL)
+
+
+def routed_passes(kind: ActionKind, recompute: Recompute) -> int:
+    """How often an action does (3)."""
+    if kind is ActionKind.WEIGHT_GRADIENT:
+        return 0
+    return 4 if kind is not ActionKind.FORWARD and recompute is Recompute.FULL else 2

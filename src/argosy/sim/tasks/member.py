@@ -1,0 +1,80 @@
+"""What one micro-batch of a stage costs one device: seconds of its actions, bytes that it keeps and
+holds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import Portion, StageSeconds, update_seconds
+from argosy.cost.memory import state_bytes
+from argosy.plan.plan import Plan, Replica, Stage
+from argosy.schedule import ActionKind
+from argosy.workload.chain import Chain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberCost:
+    """What one micro-batch of a stage costs one device."""
+
+    seconds: StageSeconds
+    kept: float = 0.0
+    """Bytes from the forward to the backward."""
+    forward_bytes: float = 0.0
+    """Held for a moment by a forward."""
+    backward_bytes: float = 0.0
+
+    def of(self, kind: ActionKind) -> tuple[float, float]:
+        """Seconds of an action, and those of them during which keys and values may arrive."""
+        if kind is ActionKind.FORWARD:
+            return self.seconds.forward, self.seconds.hidden_forward
+        whole = self.seconds.backward if kind is ActionKind.BACKWARD else self.seconds.backward / 2
+        return whole, min(whole, self.seconds.hidden_backward)
+
+
+def portion_of(cluster: Cluster, stage: Stage, replica: Replica, member: int) -> Portion:
+    """What one device of a replica does of its stage."""
+    return Portion(
+        device=cluster.device(replica.devices[member]),
+        samples=replica.samples,
+        share=replica.shares[member],
+        width=replica.width,
+        routed=routed_load(stage, replica),
+    )
+
+
+def routed_load(stage: Stage, replica: Replica) -> float:
+    """Tokens that a replica's experts take in over those that it routes; 1 where the replicas of
+    its group are alike, as all are that cut the sequence or have several devices."""
+    if stage.expert == 1 or replica.width > 1:
+        return 1.0
+    at = stage.replicas.index(replica)
+    group = stage.replicas[at - at % stage.expert :][: stage.expert]
+    return (
+        sum(other.samples for other in group)
+        * stage.expert_shares[at % stage.expert]
+        / replica.samples
+    )
+
+
+def updates_of(plan: Plan, chain: Chain, cluster: Cluster) -> dict[str, float]:
+    """Per device, seconds of the updates of all its stages."""
+    seconds: dict[str, float] = defaultdict(float)
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            for member, name in enumerate(replica.devices):
+                seconds[name] += update_seconds(
+                    chain, stage, portion_of(cluster, stage, replica, member)
+                )
+    return seconds
+
+
+def resident_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
+    """Per device, weights, gradients and optimizer state of all its stages."""
+    held: dict[str, float] = defaultdict(float)
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            for name, share in zip(replica.devices, replica.shares, strict=True):
+                held[name] += state_bytes(chain, stage, share).total
+    return held

@@ -1,0 +1,150 @@
+"""The pipeline recurrence for complete plans of one length, and how far off it can be because links
+are shared.
+
+(1)  least = the recurrence of ``sim.constant`` with every link to itself, and no less than M times
+     what the busiest link needs per micro-batch
+(2)  most  = the same with every transfer taking as long as all that share its links
+(3)  late = gradient sums that follow one another on the same links, beside each other and beside
+     gradients that are handed on
+(4)  a plan is sure if ((2) - (1)) / 3 + (3), and what ZeRO 2 and 3 pass around, is at most 5 % of
+     (1)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from argosy.schedule import ScheduleSpec
+from argosy.sim.constant import pipeline_seconds
+from argosy.solve.finalists.wiring import Wiring
+from argosy.solve.search.pipeline import Choice
+from argosy.solve.search.shape import Shape
+from argosy.space.option import Option
+
+_SURE = 0.05
+"""A plan is not played if what is shared adds at most this share to its time."""
+_SELDOM = 3.0
+"""Transfers that could always share their links do so in less than one of this many cases, as seen
+on random clusters; exchanges at the end that could do so mostly do."""
+_NAMES = ("forward", "backward", "transfer", "latency", "tail")
+
+
+@dataclass(slots=True)
+class Columns:
+    """What the recurrence needs of a plan, per stage, and how far off it can be."""
+
+    forward: list[float]
+    backward: list[float]
+    transfer: list[float]
+    latency: list[float]
+    tail: list[float]
+    busiest: float
+    """Seconds per micro-batch of the busiest link."""
+    shared: list[float]
+    """Like ``transfer``, if all boundaries send at the same time."""
+    late: float
+    """Seconds that exchanges on the same links can add at the end."""
+    passing: float
+    """Seconds per micro-batch that weights and gradients are passed around under ZeRO 2 and 3,
+    beside transfers."""
+    is_known: bool
+    """Whether it is known on which nodes the stages stand, and by which rates they exchange
+    weights."""
+    returns: list[float] | None = None
+    """1 where gradients come back to a stage, 0 where it has no backward; None: they come back to
+    all."""
+
+
+class ScheduleTime(NamedTuple):
+    """What the recurrence says of a plan under a schedule."""
+
+    schedule: ScheduleSpec
+    least: float
+    most: float
+    """If every transfer shares its links with all others."""
+
+
+def recurrence_seconds(
+    schedule: ScheduleSpec, count: int, plans: Sequence[Columns], *, shared: bool = False
+) -> list[float]:
+    """(1) to (4) of plans of one length; ``shared`` for what they take at most."""
+    arrays = {name: np.array([getattr(plan, name) for plan in plans]).T for name in _NAMES}
+    if shared:
+        arrays["transfer"] = np.array([plan.shared for plan in plans]).T
+    if any(plan.returns is not None for plan in plans):
+        all_return = [1.0] * len(plans[0].forward)
+        arrays["returns"] = np.array([plan.returns or all_return for plan in plans]).T
+    found = pipeline_seconds(schedule, count, **arrays)
+    return [
+        max(seconds, count * plan.busiest)
+        for seconds, plan in zip(found.tolist(), plans, strict=True)
+    ]
+
+
+def is_plain_sum(option: Option) -> bool:
+    """Whether a stage sums all its gradients at the end, among all its replicas."""
+    return option.zero < 2 and option.context == 1 and option.expert == 1
+
+
+def _over(wiring: Wiring, one: int, other: int) -> Hashable:
+    """What bytes between two stages, or inside one, may share with others: the medium of a node, or
+    the NICs of a site."""
+    home = wiring.homes[one]
+    return home if home is not None and home == wiring.homes[other] else wiring.sites[one]
+
+
+def late_seconds(
+    plan: Sequence[Choice], exchanges: Sequence[float], transfer: Sequence[float], wiring: Wiring
+) -> float:
+    """By how much gradient sums on the same links can be late because of each other, and because of
+    the gradients that leave at the same time."""
+    late = 0.0
+    together: dict[Hashable, list[float]] = defaultdict(list)
+    for at, choice in enumerate(plan):
+        option = choice.option
+        if option.holders < 2 or (
+            wiring.homes[at] is not None and not option.pools[0].intra_is_shared
+        ):
+            continue
+        over = _over(wiring, at, at)
+        together[over].append(exchanges[at])
+        if at and over == _over(wiring, at, at - 1):
+            late += min(exchanges[at], transfer[at - 1])
+    return late + sum(sum(each) - max(each) for each in together.values())
+
+
+def is_sure(times: Sequence[ScheduleTime], plan: Columns, count: int) -> bool:
+    """Whether the best of some times is near enough."""
+    least = min(time.least for time in times)
+    most = min(time.most for time in times)
+    shared = (most - least) / _SELDOM + plan.late + count * plan.passing
+    return plan.is_known and shared <= _SURE * least
+
+
+def may_share(plan: Columns) -> bool:
+    """Whether sharing links can cost more than ``_SURE``: a transfer on the longest path is
+    followed by what it was waited for."""
+    for stage in range(len(plan.forward) - 1):
+        following = min(plan.forward[stage + 1], plan.backward[stage])
+        if plan.shared[stage] - plan.transfer[stage] > _SURE * _SELDOM * following:
+            return True
+    return False
+
+
+def least_seconds(shape: Shape, plan: Columns) -> float:
+    """No schedule is faster: the first micro-batch comes to a stage, all pass through it, and the
+    last goes back to the front, at each stage followed by its tail."""
+    count, gate = shape.num_micro_batches, shape.gate
+    least, ahead, after = count * plan.busiest, 0.0, 0.0
+    for stage, rest in enumerate(plan.tail):
+        after = max(after, rest) if gate == 1 else rest
+        least = max(least, ahead + count * (plan.forward[stage] + plan.backward[stage]) + after)
+        hop = plan.transfer[stage] + plan.latency[stage]
+        ahead += plan.forward[stage] + hop
+        after += plan.backward[stage] + (hop if plan.returns is None else plan.returns[stage] * hop)
+    return least

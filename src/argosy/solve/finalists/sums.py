@@ -1,0 +1,150 @@
+"""How long a complete plan's stages need to sum their gradients, on the links between the devices
+that hold them.
+
+For weights of B bytes that go once around the holders of one or more stages by an algorithm of
+``cost.collective``:
+
+    (1)  seconds = max over routes ( max over links of (share of B that crosses it / bandwidth) B +
+         its latencies )
+
+A sum is twice around. ``space.option`` has the same in closed form for stages in one node, and for
+stages whose nodes have nothing but NICs between them and a medium inside that is ample beside
+these; (1) is for all others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from argosy.cluster.topology import Cluster
+from argosy.cost.collective import in_ring_order, sliced
+from argosy.plan.plan import Algorithm
+from argosy.space.option import PoolPart
+from argosy.space.place import Places
+from argosy.space.pool import Pool
+
+Rates = tuple[tuple[float, float], ...]
+"""Per route: seconds per byte of weights, and latency in seconds."""
+_FAR = 0.1
+"""A link whose latency is at most this share of that of the NICs does not, either."""
+_AMPLE = 2.0
+"""A link that is this many times as wide as a NIC does not slow an exchange down: trees cross it
+twice."""
+
+
+class Sums:
+    """Rates of exchanges, by the places of the devices."""
+
+    def __init__(self, cluster: Cluster, pools: Sequence[Pool]) -> None:
+        self.cluster = cluster
+        self.pools = pools
+        self.rows = [tuple(itertools.chain(*pool.nodes)) for pool in pools]
+        self.is_plain = not (
+            cluster.wires or cluster.shared or any(node.uplinks for node in cluster.nodes)
+        )
+        """Whether nothing lies between any two NICs."""
+        self.has_ample_medium = [self._has_ample_medium(pool) for pool in pools]
+        self.is_simple = self.is_plain and all(self.has_ample_medium)
+        """Whether stages in several nodes are always in closed form."""
+        self.rates: dict[tuple[object, ...], list[Rates]] = {}
+        self.ample: dict[tuple[str, str], bool] = {}
+
+    def _has_ample_medium(self, pool: Pool) -> bool:
+        """Whether what passes from device to device inside a node never waits for the medium longer
+        than for the NIC."""
+        crowd = pool.node_size if pool.intra_is_shared else 1
+        return pool.intra_bandwidth >= crowd * pool.nic_bandwidth
+
+    def seconds(
+        self,
+        stages: Sequence[tuple[tuple[PoolPart, ...], Places]],
+        algorithms: tuple[Algorithm, ...],
+        num_bytes: float,
+    ) -> float:
+        """(1) by the best of the algorithms, twice around."""
+        key = (*stages, algorithms)
+        if key not in self.rates:
+            self.rates[key] = [self._rates(stages, algorithm) for algorithm in algorithms]
+        return min(
+            max((2 * (per_byte * num_bytes + latency) for per_byte, latency in rates), default=0.0)
+            for rates in self.rates[key]
+        )
+
+    def is_in_closed_form(self, stages: Sequence[tuple[tuple[PoolPart, ...], Places]]) -> bool:
+        """Whether nothing but NICs slows down what the devices of some stages exchange, or they are
+        in one node."""
+        nodes: list[str] = []
+        for parts, places in stages:
+            nodes += self._nodes(parts, places)
+        if len(set(nodes)) == 1:
+            return len(stages) == 1
+        has_ample_media = all(
+            self.has_ample_medium[part.pool] for parts, _ in stages for part in parts
+        )
+        return has_ample_media and (
+            self.is_plain
+            or all(self._is_ample(one, other) for one, other in itertools.pairwise(nodes))
+        )
+
+    def _nodes(self, parts: Sequence[PoolPart], places: Places) -> list[str]:
+        """The first device in each node of a stage, in order."""
+        found = []
+        for part, (begin, end) in zip(parts, places, strict=True):
+            size = self.pools[part.pool].per_node
+            found += [
+                self.rows[part.pool][at * size]
+                for at in range(begin // size, (end - 1) // size + 1)
+            ]
+        return found
+
+    def _is_ample(self, one: str, other: str) -> bool:
+        key = (one, other)
+        if key not in self.ample:
+            self.ample[key] = self._find_ample(one, other)
+        return self.ample[key]
+
+    def _find_ample(self, one: str, other: str) -> bool:
+        if self.cluster.node_of[one][0] is self.cluster.node_of[other][0]:
+            return True
+        route = self.cluster.routes(one, other)[0]
+        widths = [self.cluster.links[link].bandwidth.at(0) for link in route.links]
+        latencies = [self.cluster.links[link].latency.at(0) for link in route.links]
+        if len(widths) < 2:
+            return False
+        is_near = sum(latencies[1:-1]) <= _FAR * (latencies[0] + latencies[-1])
+        return is_near and min(widths[1:-1], default=math.inf) >= _AMPLE * min(
+            widths[0], widths[-1]
+        )
+
+    def _rates(
+        self, stages: Sequence[tuple[tuple[PoolPart, ...], Places]], algorithm: Algorithm
+    ) -> Rates:
+        """(1) for one byte."""
+        holders: list[tuple[str, ...]] = []
+        for parts, places in stages:
+            for part, (begin, end) in zip(parts, places, strict=True):
+                row = self.rows[part.pool]
+                holders += [row[at : at + part.width] for at in range(begin, end, part.width)]
+
+        def node_of(name: str) -> str:
+            return self.cluster.device(name).node
+
+        order = in_ring_order([name for holder in holders for name in holder], node_of)
+        pairs, rounds = sliced(algorithm, holders, order, node_of)
+        loads: dict[int, float] = defaultdict(float)
+        routes = {pair: self.cluster.routes(*pair)[0] for pair in pairs}
+        for pair, share in pairs.items():
+            for link in routes[pair].links:
+                loads[link] += share
+        seconds = {
+            link: load / max(self.cluster.links[link].bandwidth.at(0), 1e-9)
+            for link, load in loads.items()
+        }
+        found = {
+            (max(seconds[link] for link in route.links), rounds * self.cluster.latency(route))
+            for route in routes.values()
+        }
+        return tuple(sorted(found))

@@ -1,0 +1,289 @@
+"""From the best candidates to a plan: placed on devices, played by the exact engine, with its
+certificate and its reasons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from argosy.cluster.device import Device
+from argosy.cluster.topology import Cluster
+from argosy.cost.memory import USABLE
+from argosy.plan.offload import NO_OFFLOAD, Offload
+from argosy.plan.plan import Certificate, LeftOut, Plan, Predicted, RunnerUp
+from argosy.sim.prediction import Played, play_once, prediction
+from argosy.sim.simulate import iteration_seconds
+from argosy.solve.finalists.candidate import Candidate, lightened
+from argosy.solve.finalists.devices import on_devices
+from argosy.solve.finalists.judge import Key
+from argosy.solve.finalists.reasons import why_left_out, why_slower
+from argosy.space.enumerate import Scope
+from argosy.space.offloaded import least_on_devices
+from argosy.space.price import Prices
+from argosy.units import SIZE
+from argosy.workload.chain import Chain
+
+_SMALL = 512
+"""Devices times micro-batches of a plan that is played whole; a larger one is folded along its
+symmetries."""
+_TINY = 128
+"""The same of a plan that is played whole also to rank it, if folding loses something."""
+_LOST = 1.002
+"""Folding makes no plan slower by more than this factor, and none of equal replicas slower at
+all."""
+_SAME = 1e-9
+"""Times that differ by less than this share are the same."""
+_MOST_RUNNER_UPS = 3
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The candidate that won, on devices, and those that did not."""
+
+    winner: Candidate
+    plan: Plan
+    """With its time; ``certify`` adds the rest of the prediction."""
+    runner_ups: tuple[RunnerUp, ...]
+
+    @property
+    def seconds(self) -> float:
+        assert self.plan.predicted is not None
+        return self.plan.predicted.iteration_seconds
+
+
+class ExactTrial:
+    """The exact engine as the last judge; it plays nothing twice."""
+
+    def __init__(
+        self,
+        prices: Prices,
+        cluster: Cluster,
+        calm: Cluster,
+        scope: Scope,
+        executor: Executor | None = None,
+        judged: Mapping[Key, float] | None = None,
+    ) -> None:
+        """``judged``: times of plans that somebody else folds and plays (``Judge.played``)."""
+        self.prices = prices
+        self.cluster = cluster
+        self.calm = calm
+        self.scope = scope
+        self.executor = executor
+        """Plays side by side, to the same result."""
+        self.judged = {} if judged is None else judged
+        self.plans: dict[Key, Plan] = {}
+        self.times: dict[Key, float] = {}
+        """Of plans folded along their symmetries."""
+        self.iterations: dict[Key, Played] = {}
+        """Of small plans as a whole."""
+
+    def decide(self, candidates: Sequence[Candidate]) -> Verdict:
+        """The candidate that is fastest on ``calm``, and how the others fared. The first is also
+        tried with the least recomputation and ZeRO of the scope that fit."""
+        entries = [*candidates]
+        lighter = lightened(candidates[0], self.scope)
+        if lighter != candidates[0].plan:
+            entries.append(replace(candidates[0], plan=lighter, is_played=False))
+        times = self._deciding_seconds(entries)
+        order = sorted(
+            range(len(entries)), key=lambda at: (float(f"{times[at]:.9g}"), entries[at].effort, at)
+        )
+        first, best = order[0], self._placed(entries[order[0]])
+        predicted = Predicted(
+            iteration_seconds=times[first],
+            samples_per_second=best.global_batch / times[first],
+            peak_memory_bytes=(),
+            bottleneck="",
+        )
+        played = [(entries[index], times[index]) for index in order]
+        return Verdict(
+            winner=replace(entries[first], seconds=times[first], is_played=True),
+            plan=replace(best, predicted=predicted),
+            runner_ups=tuple(_runner_ups(played)),
+        )
+
+    def seconds(self, candidates: Sequence[Candidate]) -> list[float]:
+        """What an iteration of each takes, folded along its symmetries: a tenth of the work of
+        playing it whole. Tiny plans that lose something by it are played whole."""
+        fresh = {one.key: one for one in candidates if one.key not in self.times}
+        play = partial(
+            iteration_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model
+        )
+        for whole in (False, True):
+            some = {key: one for key, one in fresh.items() if _is_tiny(one) is whole}
+            if not whole:
+                self.times |= {key: self.judged[key] for key in some if key in self.judged}
+                some = {key: one for key, one in some.items() if key not in self.judged}
+            self.times.update(
+                zip(some, self._map(partial(play, whole=whole), some.values()), strict=True)
+            )
+        return [self.times[one.key] for one in candidates]
+
+    def _deciding_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Folded times, and ``exact_seconds`` of all that may be the fastest by them."""
+        times, best = self.seconds(candidates), math.inf
+        for index in sorted(range(len(candidates)), key=times.__getitem__):
+            candidate = candidates[index]
+            if times[index] < best * (1 - _SAME if candidate.folds_exactly else _LOST):
+                (times[index],) = self.exact_seconds([candidate])
+                best = min(best, times[index])
+        return times
+
+    def exact_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
+        """The same for small plans as a whole."""
+        small = {
+            one.key: one
+            for one in candidates
+            if one.num_steps <= _SMALL and one.key not in self.iterations
+        }
+        play = partial(
+            play_once, chain=self.prices.chain, cluster=self.calm, model=self.prices.model
+        )
+        self.iterations.update(
+            zip(small, self._map(partial(play, whole=True), small.values()), strict=True)
+        )
+        times = self.seconds([one for one in candidates if one.num_steps > _SMALL])
+        folded = iter(times)
+        return [
+            self.iterations[one.key].seconds if one.num_steps <= _SMALL else next(folded)
+            for one in candidates
+        ]
+
+    def played(self, candidate: Candidate) -> Played:
+        """The iteration whose time is ``exact_seconds``; the bottleneck of a large plan is its
+        slowest stage."""
+        (seconds,) = self.exact_seconds([candidate])
+        if candidate.key in self.iterations:
+            return self.iterations[candidate.key]
+        stages = [sum(choice.option.seconds(choice.first, choice.end)) for choice in candidate.plan]
+        return Played(seconds=seconds, bottleneck=stages.index(max(stages)))
+
+    def _map(
+        self, play: Callable[[Plan], _Result], candidates: Iterable[Candidate]
+    ) -> Iterable[_Result]:
+        plans = [self._placed(one) for one in candidates]
+        return self.executor.map(play, plans) if self.executor is not None else map(play, plans)
+
+    def _placed(self, candidate: Candidate) -> Plan:
+        if candidate.key not in self.plans:
+            self.plans[candidate.key] = placed(candidate, self.prices, self.cluster)
+        return self.plans[candidate.key]
+
+
+def _is_tiny(candidate: Candidate) -> bool:
+    return candidate.num_steps <= _TINY and not candidate.folds_exactly
+
+
+def _runner_ups(played: Sequence[tuple[Candidate, float]]) -> Iterator[RunnerUp]:
+    """The first few that look different from the winner and from each other, with why they lost."""
+    winner, best = played[0]
+    told = {repr(winner)}
+    for loser, time in played[1:]:
+        description = repr(loser)
+        if description in told or time == math.inf:
+            continue
+        told.add(description)
+        yield RunnerUp(
+            description=description,
+            iteration_seconds=time,
+            reason=why_slower(loser, time, winner, best),
+        )
+        if len(told) > _MOST_RUNNER_UPS:
+            return
+
+
+def certify(
+    verdict: Verdict,
+    others: Sequence[Candidate],
+    bounds: tuple[float, float],
+    trial: ExactTrial,
+    scope: Scope,
+) -> Plan:
+    """The plan with its certificate, its prediction, its runner-ups, and why it leaves devices out;
+    ``bounds`` hold for the scope, and without one."""
+    prices, played = trial.prices, trial.played(verdict.winner)
+    plan = verdict.plan
+    assert plan.predicted is not None
+    bound, free = (min(one, plan.predicted.iteration_seconds) for one in bounds)
+    return replace(
+        plan,
+        predicted=prediction(plan, played, prices.chain),
+        certificate=Certificate(
+            lower_bound_seconds=bound,
+            gap=plan.predicted.iteration_seconds / bound - 1,
+            granularity=max(scope.units),
+            scope=scope.describe(prices.pools) + _summed(prices.chain),
+            free_bound_seconds=min(free, bound),
+        ),
+        runner_ups=verdict.runner_ups,
+        left_out=tuple(_left_out(verdict, others, prices, scope, trial.cluster)),
+    )
+
+
+def _summed(chain: Chain) -> str:
+    """Which algorithm a certificate is about, if gradients are not summed as they are."""
+    return f", gradients summed by PowerSGD of rank {chain.powersgd}" if chain.powersgd else ""
+
+
+def _left_out(
+    verdict: Verdict, others: Sequence[Candidate], prices: Prices, scope: Scope, cluster: Cluster
+) -> Iterator[LeftOut]:
+    used = set(verdict.plan.devices)
+    pool_of = {name: pool for pool in prices.pools for node in pool.nodes for name in node}
+    reasons: dict[int, str] = {}
+    for device in cluster.devices:
+        if device.name in used:
+            continue
+        pool = pool_of.get(device.name)
+        if pool is None:
+            yield LeftOut(device=device.name, reason=_why_unable(verdict.plan, device))
+            continue
+        if pool.index not in reasons:
+            reasons[pool.index] = why_left_out(pool, prices, scope, verdict.winner, others)
+        yield LeftOut(device=device.name, reason=reasons[pool.index])
+
+
+def _why_unable(plan: Plan, device: Device) -> str:
+    return (
+        f"{device.kind.name} has no {plan.model.dtype}"
+        if device.speed.at(0) > 0
+        else "it is lost at time 0"
+    )
+
+
+def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
+    """The candidate on devices, with algorithms for its collectives."""
+    return on_devices(candidate.shape, candidate.schedule, candidate.plan, prices, cluster)
+
+
+def why_infeasible(prices: Prices, cluster: Cluster, offload: Offload = NO_OFFLOAD) -> str:
+    """Whether the devices are too small in all, or one by one; ``explain.infeasible`` says more."""
+    chain = prices.chain
+    needed = least_on_devices(prices, offload)
+    room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
+    need, have = SIZE.format(needed, digits=3), SIZE.format(room, digits=3)
+    what = f"what of weights, gradients and optimizer state is left by offload of {offload} needs"
+    what = what if offload else "weights, gradients and optimizer state need"
+    state = f"{what} {need}, the devices have {have} to use"
+    start = f"no plan of {named(chain)} fits on {cluster!r}: {state}"
+    return (
+        start
+        if needed > room
+        else f"{start}, and activations or a single layer do not fit beside them"
+    )
+
+
+def named(chain: Chain) -> str:
+    """``gpt2 (0.124 B parameters, fp16, adamw)``."""
+    tuned = "" if chain.tuning.is_full else f", {chain.tuning}"
+    number = (
+        chain.counted_parameters
+        if chain.frozen_parameters
+        else f"{chain.parameters / 1e9:.3g} B parameters"
+    )
+    return f"{chain.name} ({number}, {chain.dtype}, {chain.optimizer}{tuned})"

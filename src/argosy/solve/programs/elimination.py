@@ -1,0 +1,269 @@
+"""The cheapest assignment of variables whose costs are tables over one or two of them, exactly.
+
+    (1)  minimise  sum_i c_i(x_i) + sum_(i,j) m_ij(x_i, x_j)
+
+Eliminating a variable replaces every table that names it by one over its neighbours:
+
+    (2)  t(neighbours) = min over x_i of the sum of those tables
+
+A greedy order (smallest resulting table first) keeps (2) small on graphs that are nearly chains, as
+training steps are. Backwards through the order, each variable is the minimiser of its (2), so the
+optimum is read off; and for every partial assignment of the variables eliminated last,
+
+    (3)  the rest costs exactly the constant that their own tables give: the perfect cost-to-go of a
+         search
+
+Equal pieces are done once. Which tables meet where is worked out before any number is looked at
+(``Scheme``): two steps that combine the same tables in the same way are one *kind*, so a graph of L
+equal layers has little more kinds than one of them, and other costs on the same graph (a multiplier
+on memory) reuse all of it. Tables that the caller shares between pieces must be the same arrays.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.errors import InfeasibleError
+
+Table = NDArray[np.float64]
+MOST_ENTRIES = 1e7
+"""A table larger than this is not built; the graph is too tangled for this method."""
+
+
+class TangledError(InfeasibleError):
+    """Too many choices hang together for tables over them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssignmentProblem:
+    """(1)."""
+
+    costs: tuple[Table, ...]
+    """c_i; its length is the number of choices of variable i."""
+    pairs: tuple[tuple[int, int, Table], ...]
+    """(i, j, m_ij)."""
+
+    def value(self, choice: Sequence[int]) -> float:
+        alone = sum(float(cost[x]) for cost, x in zip(self.costs, choice, strict=True))
+        return alone + sum(float(table[choice[i], choice[j]]) for i, j, table in self.pairs)
+
+
+@dataclass(frozen=True)
+class EliminationStep:
+    """One elimination: the variable, its neighbours, and per choice of theirs the best of its
+    own."""
+
+    variable: int
+    scope: tuple[int, ...]
+    best: NDArray[np.int64]
+    table: Table
+    """(2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elimination:
+    """A solved problem."""
+
+    value: float
+    """The optimum; infinite if nothing is allowed."""
+    choice: tuple[int, ...]
+    scheme: Scheme
+    tables: Sequence[Table]
+    """(2) per kind of step."""
+    best: Sequence[NDArray[np.int64]]
+    """Its minimisers."""
+
+    @cached_property
+    def steps(self) -> tuple[EliminationStep, ...]:
+        found = self.scheme.steps
+        return tuple(
+            [
+                EliminationStep(i, scope, self.best[kind], self.tables[kind])
+                for i, scope, kind in found
+            ]
+        )
+
+
+def elimination_order(sizes: Sequence[int], edges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Greedy: the variable whose elimination makes the smallest table comes first; the lower number
+    on a tie."""
+    return order_and_held(sizes, edges)[0]
+
+
+def order_and_held(
+    sizes: Sequence[int],
+    edges: Sequence[tuple[int, int]],
+    *,
+    most: float = math.inf,
+    chosen: Callable[[Mapping[int, float]], int] | None = None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The order; where a table would have more than ``most`` entries, one of its variables is held
+    instead: ``chosen`` from those that would be left, each with how much hangs on it."""
+    near: list[set[int]] = [set() for _ in sizes]
+    for i, j in edges:
+        near[i].add(j)
+        near[j].add(i)
+    logs = [math.log(size) for size in sizes]
+    weights = [sum([logs[j] for j in around], own) for own, around in zip(logs, near, strict=True)]
+    count = len(sizes)
+    current = [int(weight * 1e6 + 0.5) * count + i for i, weight in enumerate(weights)]
+    heap = current.copy()
+    heapq.heapify(heap)
+    order, held = [], []
+    limit = (int(math.log(most) * 1e6 + 0.5) + 1) * count if chosen is not None else math.inf
+    while heap:
+        first = heapq.heappop(heap)
+        i = first % count
+        if first != current[i]:
+            continue
+        if first >= limit and near[i]:
+            assert chosen is not None
+            gone = chosen({j: len(near[j]) * logs[j] for j in sorted(near[i])})
+            held.append(gone)
+            current[gone] = -1
+            for j in near[gone]:
+                near[j].discard(gone)
+                weights[j] -= logs[gone]
+                current[j] = int(weights[j] * 1e6 + 0.5) * count + j
+                heapq.heappush(heap, current[j])
+            continue
+        order.append(i)
+        current[i] = -1
+        around, log = near[i], logs[i]
+        for j in around:
+            theirs = near[j]
+            theirs.discard(i)
+            weight = weights[j] - log
+            for k in around:
+                if k != j and k not in theirs:
+                    theirs.add(k)
+                    weight += logs[k]
+            weights[j] = weight
+            current[j] = int(weight * 1e6 + 0.5) * count + j
+            heapq.heappush(heap, current[j])
+    return tuple(order), tuple(held)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Steps that combine the same tables in the same way."""
+
+    own: int
+    """A variable whose cost stands for theirs."""
+    pairs: tuple[Table, ...]
+    """Tables over pairs, their axes in place."""
+    made: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+    """Results of earlier kinds: which, how its axes are turned, and where in the sum they lie (see
+    ``_spread``)."""
+    rank: int
+
+
+class Scheme:
+    """The steps of an elimination: everything about (2) but the costs of single variables."""
+
+    def __init__(
+        self, problem: AssignmentProblem, order: Sequence[int], like: Sequence[object] | None = None
+    ) -> None:
+        """``like``: per variable a mark; equal marks promise equal costs. Without, costs that are
+        one array are."""
+        self.sizes = sizes = [len(cost) for cost in problem.costs]
+        self.steps: list[tuple[int, tuple[int, ...], int]] = []
+        """(variable, its neighbours, kind)."""
+        self.kinds: list[_Kind] = []
+        self.entries = 1
+        place = [0] * len(sizes)
+        for position, i in enumerate(order):
+            place[i] = position
+        pairs: list[list[tuple[int, int, Table]]] = [[] for _ in sizes]
+        """By the end that goes first: the other end, its axis of the table, the table."""
+        for i, j, table in problem.pairs:
+            if place[i] < place[j]:
+                pairs[i].append((j, 1, table))
+            else:
+                pairs[j].append((i, 0, table))
+        marks = [id(cost) for cost in problem.costs] if like is None else like
+        made: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in sizes]
+        known: dict[object, int] = {}
+        for i in order:
+            around = {j for j, _, _ in pairs[i]}
+            for names, _ in made[i]:
+                around.update(names)
+            around.discard(i)
+            scope = tuple(sorted(around))
+            axes = {j: axis for axis, j in enumerate(scope, 1)}
+            axes[i] = 0
+            own = [(axes[j], side, id(table)) for j, side, table in pairs[i]]
+            earlier = [(kind, tuple([axes[j] for j in names])) for names, kind in made[i]]
+            own.sort()
+            key = (marks[i], tuple(own), tuple(sorted(earlier)))
+            kind = known.get(key)
+            if kind is None:
+                kind = known[key] = len(self.kinds)
+                self.kinds.append(self._kind(i, scope, pairs[i], earlier))
+            self.steps.append((i, scope, kind))
+            if scope:
+                made[min(scope, key=place.__getitem__)].append((scope, kind))
+
+    def _kind(
+        self,
+        i: int,
+        scope: tuple[int, ...],
+        pairs: list[tuple[int, int, Table]],
+        earlier: list[tuple[int, tuple[int, ...]]],
+    ) -> _Kind:
+        sizes = [self.sizes[i], *[self.sizes[j] for j in scope]]
+        entries = math.prod(sizes)
+        if entries > MOST_ENTRIES:
+            raise TangledError(
+                f"the graph is too tangled for an exact search: a table of {entries:,} entries"
+            )
+        self.entries = max(self.entries, entries)
+        spread = []
+        for j, side, table in pairs:
+            shape = [sizes[0], *[1] * len(scope)]
+            shape[scope.index(j) + 1] = self.sizes[j]
+            spread.append((table if side == 1 else table.T).reshape(shape))
+        made = tuple([(kind, *_spread(places, sizes)) for kind, places in earlier])
+        return _Kind(i, tuple(spread), made, len(sizes))
+
+    def solve(self, costs: Sequence[Table]) -> Elimination:
+        """(2) for these costs. Infinite ones forbid; if nothing is allowed, the value is
+        infinite."""
+        tables: list[Table] = []
+        best: list[NDArray[np.int64]] = []
+        for kind in self.kinds:
+            cost = costs[kind.own]
+            total: Table = cost.reshape(-1, *(1,) * (kind.rank - 1))
+            for table in kind.pairs:
+                total = total + table
+            for number, turn, shape in kind.made:
+                total = total + tables[number].transpose(turn).reshape(shape)
+            tables.append(np.minimum.reduce(total, 0))
+            best.append(total.argmin(0))
+        choice = [0] * len(self.sizes)
+        for i, scope, number in reversed(self.steps):
+            choice[i] = best[number].item(*[choice[j] for j in scope])
+        value = sum(float(tables[number]) for _, scope, number in self.steps if not scope)
+        return Elimination(value=value, choice=tuple(choice), scheme=self, tables=tables, best=best)
+
+
+def eliminate(problem: AssignmentProblem, *, order: Sequence[int] | None = None) -> Elimination:
+    """The optimum of (1)."""
+    if order is None:
+        order = elimination_order(
+            [len(cost) for cost in problem.costs], [(i, j) for i, j, _ in problem.pairs]
+        )
+    return Scheme(problem, order).solve(problem.costs)
+
+
+def _spread(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How to turn and reshape a table so that its axes lie at the given places of a larger one."""
+    turn = tuple(sorted(range(len(axes)), key=axes.__getitem__))
+    return turn, tuple([size if axis in axes else 1 for axis, size in enumerate(sizes)])

@@ -1,0 +1,460 @@
+"""The choice of a distributed program as costs over one or two choices at a time.
+
+Variables: per operation its ``ShardingRule``, per value its ``Delivery``. Costs, in seconds, for
+given ratios:
+
+    (1)  of a row           the longest compute of any device
+    (2)  row, its result    the collective from the state that the row makes to the delivery
+    (3)  of a parameter     the all-gather, where it is used whole and stored in shards; so too of a received value
+    (4)  row, its operand   infinite unless the delivery has the state that the row takes
+    (5)  parameter, grad    infinite unless the gradient is delivered as the parameter is stored
+
+and the loss and changed buffers are delivered whole, what other stages read not as a partial sum.
+An all-reduce of a gradient is done once for all micro-batches of a step, and counts by its share.
+Memory, as shares of what devices have:
+
+    (6)  parameter          stored bytes with gradient and optimizer state
+    (7)  kept value         its largest delivered part, from forward to backward, for every micro-batch in flight
+
+(6) and (7) take the worst device for each tensor, so that a program which fits by them fits on
+    every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from argosy.cost.group import CollectiveMethod, DeviceGroup, GroupCollective
+from argosy.solve.programs.elimination import AssignmentProblem, Table
+from argosy.space.operations.delivery import (
+    Conversion,
+    Delivery,
+    conversions,
+    deliveries,
+    held_bytes,
+)
+from argosy.space.operations.families import OperationCall
+from argosy.space.operations.flop import flop_of
+from argosy.space.operations.matrices import is_matrix
+from argosy.space.operations.rules import CutKind, ShardingRule, StateChoices
+from argosy.space.operations.sharding import (
+    PARTIAL,
+    REPLICATED,
+    Segments,
+    State,
+    by,
+    sharded,
+    unit_counts,
+)
+from argosy.workload.graph import Graph, Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pricing:
+    """What things cost: devices, and how FLOP and bytes are counted."""
+
+    group: DeviceGroup
+    flop: Callable[[OperationCall], float] = flop_of
+    rounded: bool = True
+    """Whether shares are whole units of a dim; without, they are the ratios themselves."""
+    count_moves: bool = True
+    """Whether memory traffic counts as compute time."""
+    element_bytes: float | None = None
+    """Bytes of an element in communication, where that is not the tensor's own."""
+    micro_batches: int = 1
+    """Of a step; the graph is one of them."""
+    in_flight: int = 1
+    """Micro-batches whose kept values are held at once."""
+
+
+class ProgramPlacement:
+    """The variables and costs of one graph on one group at given ratios."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        choices: StateChoices,
+        pricing: Pricing,
+        ratios: Sequence[float] | Segments,
+    ) -> None:
+        self.graph, self.choices, self.pricing = graph, choices, pricing
+        self.segments = ratios if isinstance(ratios, Segments) else Segments((tuple(ratios),))
+        self._full = (1.0,) * len(pricing.group)
+        self._shares: dict[tuple[int, int], tuple[float, ...]] = {}
+        self._trained_values = {gradient for _, gradient in graph.gradients}
+        self._interned: dict[object, Table] = {}
+        self._seconds: dict[object, float] = {}
+        self.rows = self._all_rows()
+        self._whole = {
+            *_shared_constants(graph),
+            graph.loss,
+            *(a for _, a in graph.updates),
+            *choices.whole,
+        }
+        self._sent = frozenset(graph.sent)
+        self._options: dict[object, tuple[Delivery, ...]] = {}
+        self._values = range(len(graph.values))
+        self.deliveries = [self._deliveries(value) for value in self._values]
+
+    def _all_rows(self) -> list[tuple[ShardingRule, ...]]:
+        """Rows per node, by the ratios of its segment; equal nodes share one tuple, so that their
+        tables are shared."""
+        plain = [self.choices.rows(index) for index in range(len(self.graph.nodes))]
+        if not self.segments.of_node:
+            return plain
+        known: dict[tuple[int, int], tuple[ShardingRule, ...]] = {}
+        for index, rows in enumerate(plain):
+            segment = self.segments.at(index)
+            if (id(rows), segment) not in known:
+                known[id(rows), segment] = tuple(row.by(segment) for row in rows)
+        return [known[id(rows), self.segments.at(index)] for index, rows in enumerate(plain)]
+
+    def _cuts(self, value: int) -> tuple[State, ...]:
+        """Cuts of a value, by the ratios of whoever makes or reads it."""
+        cuts = self.choices.cut_sets[value]
+        if not self.segments.of_node or not cuts:
+            return cuts
+        segments = {self.segments.at(index) for index in self.graph.consumers[value]}
+        segments |= self._stored_by.get(value, set())
+        if value in self.graph.producer:
+            segments.add(self.segments.at(self.graph.producer[value]))
+        return tuple(by(cut, segment) for segment in sorted(segments) for cut in cuts)
+
+    @cached_property
+    def _stored_by(self) -> dict[int, set[int]]:
+        """Per parameter and gradient, the segments that make or read the other of them."""
+        found: dict[int, set[int]] = {}
+        for parameter, gradient in self.graph.gradients:
+            readers = {self.segments.at(index) for index in self.graph.consumers[parameter]}
+            found[gradient] = readers
+        return found
+
+    def _deliveries(self, value: int) -> tuple[Delivery, ...]:
+        """The deliveries of a value; values of one kind share one tuple, so that their tables are
+        shared too."""
+        described, cuts = self.graph.values[value], self._cuts(value)
+        several = len(self.graph.consumers[value]) > 1
+        bounds = (
+            value in self._whole,
+            value in self._sent,
+            self.choices.stored.get(value),
+            self._is_cut(value),
+        )
+        key = (
+            described.role,
+            described.is_floating,
+            several,
+            *bounds,
+            id(cuts) if cuts is self.choices.cut_sets[value] else cuts,
+        )
+        if key not in self._options:
+            self._options[key] = self._find_deliveries(value, cuts)
+        return self._options[key]
+
+    def _find_deliveries(self, value: int, cuts: tuple[State, ...]) -> tuple[Delivery, ...]:
+        options = deliveries(self.graph, value, cuts)
+        if value in self._sent:
+            options = tuple(option for option in options if option.states != (PARTIAL,))
+        if value in self._whole:
+            options = tuple(option for option in options if REPLICATED in option.states)
+        if value in self.choices.stored:
+            options = tuple(
+                option for option in options if option.stored == self.choices.stored[value]
+            )
+        elif self._is_cut(value) and cuts:
+            options = tuple(option for option in options if option.stored != REPLICATED)
+        if (
+            self.choices.kind is CutKind.STORED
+            and len(options) > 1
+            and options[0].stored is not None
+        ):
+            options = tuple(option for option in options if option.stored != option.states[0])
+        return options
+
+    def _is_cut(self, value: int) -> bool:
+        """Whether a parameter is not to be stored whole, where it can be cut."""
+        return self.choices.kind is CutKind.TENSOR and is_matrix(self.graph, value)
+
+    def shares(self, state: State) -> tuple[float, ...]:
+        """Per device, how much of a tensor in this state it holds."""
+        if not state.is_sharded:
+            return self._full
+        ratios = self.segments.of(state)
+        if not self.pricing.rounded:
+            return ratios
+        key = (state.units, state.segment)
+        if key not in self._shares:
+            self._shares[key] = tuple(
+                count / state.units for count in unit_counts(state.units, ratios)
+            )
+        return self._shares[key]
+
+    def work_shares(self, index: int, row: ShardingRule) -> tuple[float, ...]:
+        return self.shares(
+            by(sharded(0, row.units), self.segments.at(index)) if row.units else REPLICATED
+        )
+
+    def moved_bytes(self, value: int) -> float:
+        described = self.graph.values[value]
+        per = self.pricing.element_bytes
+        return described.elements * per if per is not None else float(described.num_bytes)
+
+    def transfer(self, value: int, step: Conversion) -> tuple[float, CollectiveMethod]:
+        """Seconds and way of one collective on one value."""
+        group, amount = self.pricing.group, self.moved_bytes(value)
+        if step.kind is GroupCollective.RESHARD:
+            return group.reshard_seconds(
+                amount, self.shares(step.before), self.shares(step.after)
+            ), CollectiveMethod.GROUPED
+        cut = step.after if step.kind is GroupCollective.REDUCE_SCATTER else step.before
+        seconds, way = group.transfer_seconds(step.kind, amount, self.shares(cut))
+        return seconds * self._frequency(value, step.kind), way
+
+    def _frequency(self, value: int, kind: GroupCollective) -> float:
+        """Of a collective, per micro-batch."""
+        once = kind is GroupCollective.ALL_REDUCE and value in self._trained_values
+        return 1 / self.pricing.micro_batches if once else 1.0
+
+    def delivery_seconds(self, value: int, made: State, delivery: Delivery) -> float:
+        """(2)."""
+        if made is REPLICATED:
+            return 0.0
+        steps = conversions(made, delivery)
+        if steps is None:
+            return float("inf")
+        return sum(self._transfer_seconds(value, step) for step in steps)
+
+    def _transfer_seconds(self, value: int, step: Conversion) -> float:
+        key = (self.moved_bytes(value), self._frequency(value, step.kind), step)
+        if key not in self._seconds:
+            self._seconds[key] = self.transfer(value, step)[0]
+        return self._seconds[key]
+
+    def row_work(self, index: int) -> tuple[float, float]:
+        """FLOP and bytes of an operation done whole, as the group counts them."""
+        return self._flop[index], self._moves[index] if self.pricing.count_moves else 0.0
+
+    @cached_property
+    def _flop(self) -> list[float]:
+        known: dict[int, float] = {}
+        for call in self.choices.calls:
+            if id(call) not in known:
+                known[id(call)] = self.pricing.flop(call)
+        return [known[id(call)] for call in self.choices.calls]
+
+    @cached_property
+    def _moves(self) -> list[float]:
+        """Bytes that an operation reads and writes; one that only renames elements moves none."""
+        values = self.graph.values
+        found = []
+        for node, call in zip(self.graph.nodes, self.choices.calls, strict=True):
+            free = call.entry.get("flop", 1) == 0 and len(node.inputs) == 1
+            ends = (*node.inputs, *(v for v in node.outputs if v is not None))
+            found.append(0.0 if free else float(sum(values[v].num_bytes for v in ends)))
+        return found
+
+    def row_seconds(self, index: int, row: ShardingRule) -> float:
+        """(1)."""
+        flop, moved = self.row_work(index)
+        if flop == 0 and moved == 0:
+            return 0.0
+        return self.pricing.group.compute_seconds(flop, moved, self.work_shares(index, row))
+
+    def parameter_seconds(self, value: int, delivery: Delivery) -> float:
+        """(3)."""
+        if delivery.stored is None or delivery.stored in delivery.states:
+            return 0.0
+        step = Conversion(GroupCollective.ALL_GATHER, delivery.stored, REPLICATED)
+        return self._transfer_seconds(value, step)
+
+    def memory_share(self, value: int, delivery: Delivery) -> float:
+        """(6) and (7)."""
+        amount, states = held_bytes(self.graph, value, delivery, self.pricing.in_flight)
+        return max((self._worst(amount, state) for state in states), default=0.0)
+
+    def _worst(self, num_bytes: float, state: State) -> float:
+        return max(
+            num_bytes * s / cap
+            for s, cap in zip(self.shares(state), self.pricing.group.memory, strict=True)
+        )
+
+    def device_bytes(self, choice: Sequence[int]) -> tuple[float, ...]:
+        """What each device holds under a choice: (6) and (7) exactly."""
+        held: dict[tuple[State, ...], float] = {}
+        for options, value, x in zip(
+            self.deliveries, self._values, choice[len(self.rows) :], strict=True
+        ):
+            amount, states = held_bytes(self.graph, value, options[x], self.pricing.in_flight)
+            if amount:
+                held[states] = held.get(states, 0.0) + amount
+        parts = {states: list(zip(*map(self.shares, states), strict=True)) for states in held}
+        ranks = range(len(self.pricing.group))
+        return tuple(
+            sum(amount * max(parts[states][rank]) for states, amount in held.items())
+            for rank in ranks
+        )
+
+    @cached_property
+    def problem(self) -> AssignmentProblem:
+        """Variables: rows of nodes first, then deliveries of values; equal nodes get their tables
+        by one look."""
+        nodes = len(self.graph.nodes)
+        marks = [
+            2 * id(options) + (value in self._trained_values)
+            for value, options in enumerate(self.deliveries)
+        ]
+        known: dict[object, tuple[Table, list[tuple[int, Table]]]] = {}
+        costs: list[Table] = []
+        pairs: list[tuple[int, int, Table]] = []
+        choices = self.choices
+        for index, (ends, rows) in enumerate(zip(choices.ends, self.rows, strict=True)):
+            around = tuple([0 if value is None else marks[value] for value in ends])
+            key = (id(choices.calls[index]), choices.same[index], id(rows), around)
+            if key not in known:
+                known[key] = (self._row_costs(index), self._pair_costs(index))
+            cost, tables = known[key]
+            costs.append(cost)
+            for end, table in tables:
+                value = ends[end]
+                assert value is not None
+                pairs.append((index, nodes + value, table))
+        costs += [self._value_costs(value) for value in self._values]
+        for parameter, gradient in self.graph.gradients:
+            pairs.append((nodes + parameter, nodes + gradient, self._trained(parameter, gradient)))
+        return AssignmentProblem(costs=tuple(costs), pairs=tuple(pairs))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Per variable, where in the order of nodes it stands; a parameter stands at its first
+        reader."""
+        graph = self.graph
+        made = [
+            graph.producer.get(v, min(graph.consumers[v], default=0))
+            for v in range(len(graph.values))
+        ]
+        return (*range(len(graph.nodes)), *made)
+
+    @cached_property
+    def memory(self) -> tuple[Table, ...]:
+        """(6) and (7) per variable, zero for rows."""
+        zero = [self._zeros(len(rows)) for rows in self.rows]
+        return (*zero, *[self._memory_costs(value) for value in self._values])
+
+    def _intern(self, key: object, make: Callable[[], Table]) -> Table:
+        if key not in self._interned:
+            self._interned[key] = make()
+        return self._interned[key]
+
+    def _zeros(self, count: int) -> Table:
+        return self._intern(("none", count), lambda: np.zeros(count))
+
+    def _row_costs(self, index: int) -> Table:
+        rows = self.rows[index]
+        key = ("row", id(rows), *self.row_work(index))
+        return self._intern(key, lambda: np.array([self.row_seconds(index, row) for row in rows]))
+
+    def _pair_costs(self, index: int) -> list[tuple[int, Table]]:
+        """(2) and (4): tables of a node and the values at its ends."""
+        node = self.graph.nodes[index]
+        made = enumerate(node.outputs, len(node.inputs))
+        found = [
+            (end, self._made(index, end - len(node.inputs), value))
+            for end, value in made
+            if value is not None
+        ]
+        for value, places in _places(node.inputs).items():
+            if (
+                len(self.deliveries[value]) > 1
+                or REPLICATED not in self.deliveries[value][0].states
+            ):
+                found.append((places[0], self._taken(index, places, value)))
+        return found
+
+    def _value_costs(self, value: int) -> Table:
+        options = self.deliveries[value]
+        if self.graph.values[value].role not in (Role.PARAMETER, Role.RECEIVED):
+            return self._zeros(len(options))
+        key = ("parameter", id(options), self.moved_bytes(value))
+        return self._intern(
+            key, lambda: np.array([self.parameter_seconds(value, option) for option in options])
+        )
+
+    def _memory_costs(self, value: int) -> Table:
+        options = self.deliveries[value]
+        kept = value in self.graph.kept
+        described = self.graph.values[value]
+        key = ("memory", id(options), described.num_bytes, described.role, kept)
+        return self._intern(
+            key, lambda: np.array([self.memory_share(value, option) for option in options])
+        )
+
+    def _made(self, index: int, place: int, value: int) -> Table:
+        """(2)."""
+        rows, options = self.rows[index], self.deliveries[value]
+        how = (id(options), self.moved_bytes(value), value in self._trained_values)
+
+        def line(made: State) -> Table:
+            return self._intern(
+                ("line", made, *how),
+                lambda: np.array(
+                    [self.delivery_seconds(value, made, option) for option in options]
+                ),
+            )
+
+        key = ("made", id(rows), place, *how)
+        return self._intern(key, lambda: np.array([line(row.outputs[place]) for row in rows]))
+
+    def _taken(self, index: int, places: tuple[int, ...], value: int) -> Table:
+        """(4)."""
+        rows, options = self.rows[index], self.deliveries[value]
+
+        def barred() -> Table:
+            needs = [tuple([row.inputs[place] for place in places]) for row in rows]
+            lines = {
+                need: [0.0 if all(map(option.has, need)) else np.inf for option in options]
+                for need in dict.fromkeys(needs)
+            }
+            return np.array([lines[need] for need in needs])
+
+        return self._intern(("taken", id(rows), places, id(options)), barred)
+
+    def _trained(self, parameter: int, gradient: int) -> Table:
+        """(5)."""
+        ours, theirs = self.deliveries[parameter], self.deliveries[gradient]
+
+        def fits(one: Delivery, other: Delivery) -> bool:
+            assert one.stored is not None
+            return other.has(one.stored)
+
+        return self._intern(
+            ("trained", id(ours), id(theirs)),
+            lambda: np.array(
+                [[0.0 if fits(one, other) else np.inf for other in theirs] for one in ours]
+            ),
+        )
+
+
+def _places(inputs: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Per value, where among the operands it stands."""
+    found: dict[int, list[int]] = {}
+    for place, value in enumerate(inputs):
+        found.setdefault(value, []).append(place)
+    return {value: tuple(places) for value, places in found.items()}
+
+
+def _shared_constants(graph: Graph) -> frozenset[int]:
+    """Values that many operations read and no parameter enters (masks, rotary angles): every device
+    has them whole.
+
+    They cost little to make and would tie every layer to every other in the search.
+    """
+    learned: set[int] = set(graph.parameters)
+    for node in graph.nodes:
+        if any(value in learned for value in node.inputs):
+            learned.update(value for value in node.outputs if value is not None)
+    made = graph.producer
+    return frozenset(v for v in made if v not in learned and len(graph.consumers[v]) > 2)

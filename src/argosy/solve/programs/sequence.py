@@ -1,0 +1,290 @@
+"""Operations on parts of a sequence: how every device of a group does its tokens, and what the
+devices exchange.
+
+The states of a forward's values follow from one another, in the order of its operations:
+
+    (1)  what is made of the batch without weights or buffers (ids, masks, targets) is whole on
+         every device, and so is what does not depend on the batch (tables of positions)
+    (2)  where such a value of the batch meets a weight or a buffer, its dim of the sequence is cut;
+         so is that of any other whole value of the batch with dims for samples, tokens and more
+    (3)  an operation keeps the cut if its pattern allows it; a result that lacks the dim is a
+         partial sum
+    (4)  an attention of cut queries to cut keys and values passes these around a ring of the
+         devices (``RING``)
+    (5)  what any other operation needs is made whole, by an all-gather or an all-reduce
+
+Weights are whole on every device, so their gradients are partial sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+
+from argosy.cost.group import CollectiveMethod, GroupCollective
+from argosy.errors import InputError, Problem
+from argosy.solve.programs.recorded import GroupSteps
+from argosy.space.operations.calls import call_of, pattern_of, table
+from argosy.space.operations.delivery import WHOLE, Conversion
+from argosy.space.operations.families import Pattern
+from argosy.space.operations.rules import ShardingRule, label_row, only_whole, sums_are_numbers
+from argosy.space.operations.sharding import (
+    PARTIAL,
+    REPLICATED,
+    State,
+    fits,
+    flat_cut,
+    from_flat_cut,
+    sharded,
+)
+from argosy.workload.graph import Graph, GraphNode, Role
+
+RING = "ring"
+"""The implementation of attention that passes keys and values around."""
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+_SEQUENCE_DIM = 2
+"""Of queries, keys and values: samples, heads, tokens, elements of a head."""
+
+
+def sequence_length(graph: Graph) -> int:
+    """The number of tokens that attention works on; an ``InputError`` if there is not one."""
+    nodes = [node for node in graph.nodes if node.op == ATTENTION]
+    for node in nodes:
+        if len(node.arguments) > 3 and node.arguments[3]:
+            where = node.source or node.name
+            raise InputError(
+                [
+                    Problem(
+                        path=where,
+                        found="dropout in attention",
+                        expected="none on parts of a sequence",
+                    )
+                ]
+            )
+    lengths = {
+        graph.values[value].shape[_SEQUENCE_DIM] for node in nodes for value in node.inputs[:2]
+    }
+    if len(lengths) == 1:
+        return lengths.pop()
+    found = (
+        f"attention over {' and '.join(map(str, sorted(lengths)))} tokens"
+        if lengths
+        else "no attention"
+    )
+    expected = "calls of scaled_dot_product_attention over sequences of one length, to cut a sequence into parts"
+    raise InputError([Problem(path="model", found=found, expected=expected)])
+
+
+class SequenceStates:
+    """(1) to (5) for a whole forward at one number of samples."""
+
+    def __init__(self, graph: Graph, length: int, sample_dims: Mapping[int, int]) -> None:
+        """``sample_dims``: of values of the batch, the dim of the samples."""
+        self.graph, self.length, self.sample_dims = graph, length, sample_dims
+        self.states: dict[int, State] = {}
+        """Of values that are not whole, as they are made."""
+        self._bare = {
+            at for at, value in enumerate(graph.values) if value.role in (Role.INPUT, Role.CONSTANT)
+        }
+        self._of_batch = {at for at, value in enumerate(graph.values) if value.role is Role.INPUT}
+        self._trained = {
+            at for at, value in enumerate(graph.values) if value.role is Role.PARAMETER
+        }
+        self.rows = tuple(self._row(node) for node in graph.nodes)
+
+    def _row(self, node: GraphNode) -> ShardingRule:
+        made = [value for value in node.outputs if value is not None]
+        is_bare = self._bare.issuperset(node.inputs)
+        if is_bare:
+            self._bare.update(made)
+        if not self._of_batch.isdisjoint(node.inputs):
+            self._of_batch.update(made)
+        if not self._trained.isdisjoint(node.inputs):
+            self._trained.update(made)
+        row = only_whole(node) if is_bare else self._chosen(node)
+        for value, state in zip(node.outputs, row.outputs, strict=True):
+            if value is not None and state != REPLICATED:
+                self.states[value] = state
+        return row
+
+    def _chosen(self, node: GraphNode) -> ShardingRule:
+        rows = (
+            row
+            for row in self._possible(node)
+            if self._fits(node, row) and sums_are_numbers(self.graph, node, row)
+        )
+        return next(rows, only_whole(node))
+
+    def _possible(self, node: GraphNode) -> Iterator[ShardingRule]:
+        """Rows on parts of the sequence, the best first."""
+        states = [self._state(value) for value in node.inputs]
+        cuts = [state for state in states if state.is_sharded]
+        if node.op == ATTENTION and cuts:
+            yield from self._attention(node, states)
+            return
+        if table().get(node.op, {}).get("family") == "view":
+            if cuts and node.outputs[0] is not None:
+                shapes = [
+                    self.graph.values[value].shape for value in (node.inputs[0], node.outputs[0])
+                ]
+                found = from_flat_cut(shapes[1], *flat_cut(shapes[0], cuts[0]))
+                if found is not None:
+                    yield ShardingRule(inputs=(cuts[0],), outputs=(found,), units=self.length)
+            return
+        pattern = pattern_of(call_of(self.graph, node))
+        if len(pattern.inputs) != len(node.inputs) or len(pattern.outputs) != len(node.outputs):
+            return
+        if PARTIAL in states and not cuts:
+            yield from self._sums(node, pattern, states)
+        yield from self._cut_rows(pattern, states)
+
+    def _state(self, value: int) -> State:
+        """As it is made, or cut where it is about to meet a weight (2)."""
+        if value in self.states:
+            return self.states[value]
+        shape = self.graph.values[value].shape
+        if value in self._of_batch and (value in self._bare or len(shape) > 2):
+            dims = [
+                at
+                for at, size in enumerate(shape)
+                if size == self.length and at != self.sample_dims.get(value)
+            ]
+            if dims:
+                return sharded(dims[0], self.length)
+        return REPLICATED
+
+    def _cut_rows(self, pattern: Pattern, states: Sequence[State]) -> Iterator[ShardingRule]:
+        """(3): along each index that is cut somewhere; first along those that every result has."""
+        found: dict[tuple[str, int], None] = {}
+        for at, state in enumerate(states):
+            label = pattern.inputs[at][state.dim] if state.is_sharded else ""
+            factor = (pattern.stretched or {}).get((at, label), 1)
+            if label and label != pattern.by_rows and state.outer % factor == 0:
+                found[label, state.outer // factor] = None
+        kept = [cut for cut in found if all(cut[0] in labels for labels in pattern.outputs)]
+        for label, outer in (*kept, *(cut for cut in found if cut not in kept)):
+            yield label_row(pattern, label, (outer, self.length))
+
+    def _sums(
+        self, node: GraphNode, pattern: Pattern, states: Sequence[State]
+    ) -> Iterator[ShardingRule]:
+        """Partial sums in, partial sums out."""
+        partial = {at for at, state in enumerate(states) if state == PARTIAL}
+        for chosen in sorted(pattern.linear, key=len):
+            if chosen & partial:
+                inputs = tuple(
+                    PARTIAL if at in chosen else REPLICATED for at in range(len(node.inputs))
+                )
+                yield ShardingRule(inputs=inputs, outputs=(PARTIAL,) * len(node.outputs))
+
+    def _attention(self, node: GraphNode, states: Sequence[State]) -> Iterator[ShardingRule]:
+        """(4); a mask is whole on every device, and gets no gradient."""
+        cut = sharded(_SEQUENCE_DIM, self.length)
+        if all(state == cut for state in states[:3]) and self._trained.isdisjoint(node.inputs[3:]):
+            masks = (REPLICATED,) * (len(states) - 3)
+            yield ShardingRule(
+                inputs=(cut,) * 3 + masks,
+                outputs=(cut,) * len(node.outputs),
+                units=self.length,
+                local=RING,
+            )
+
+    def _fits(self, node: GraphNode, row: ShardingRule) -> bool:
+        ends = [
+            *zip(node.inputs, row.inputs, strict=True),
+            *zip(node.outputs, row.outputs, strict=True),
+        ]
+        return all(
+            value is None or fits(self.graph.values[value].shape, state) for value, state in ends
+        )
+
+    def stage(
+        self,
+        graph: Graph,
+        operations: Sequence[int],
+        *,
+        ratios: tuple[float, ...],
+        received: Mapping[int, State],
+        whole: Collection[int],
+    ) -> GroupSteps:
+        """A stage's part: these operations, which make ``graph``. ``received``: states in which
+        values arrive, whole unless given; ``whole``: values that are needed whole beside what the
+        operations read."""
+        rows = tuple(self.rows[index] for index in operations)
+        own = {value for node in graph.nodes for value in node.outputs}
+        states = {value: state for value, state in self.states.items() if value in own} | dict(
+            received
+        )
+        needs = dict.fromkeys(value for value in whole if value in states)
+        for node, row in zip(graph.nodes, rows, strict=True):
+            for value, state in zip(node.inputs, row.inputs, strict=True):
+                if value in states and state != states[value]:
+                    needs[value] = None
+        collectives = {
+            value: ((_made_whole(states[value]), CollectiveMethod.RING),) for value in needs
+        }
+        deliveries = (WHOLE,) * len(graph.values)
+        return GroupSteps(
+            graph=graph, ratios=ratios, rows=rows, deliveries=deliveries, collectives=collectives
+        )
+
+    @property
+    def has_ring(self) -> bool:
+        return any(row.local == RING for row in self.rows)
+
+    @cached_property
+    def cut_values(self) -> frozenset[int]:
+        """Values whose tokens are cut in a dim without samples, so that they can be handed on in
+        parts."""
+        return frozenset(
+            value
+            for value, state in self.states.items()
+            if state.is_sharded and state.outer == 1 and state.dim != self.sample_dims.get(value)
+        )
+
+
+def _made_whole(state: State) -> Conversion:
+    """(5)"""
+    kind = GroupCollective.ALL_REDUCE if state == PARTIAL else GroupCollective.ALL_GATHER
+    return Conversion(kind, state, REPLICATED)
+
+
+def repeated_heads(graph: Graph, value: int) -> int:
+    """How many heads in a row have the same keys or values, because fewer were expanded: 1 if all
+    differ."""
+    shape = graph.values[value].shape
+    for node in _makers(graph, value):
+        (source,), (result,) = node.inputs[:1], node.outputs
+        before, after = graph.values[source].shape, graph.values[result or 0].shape
+        if node.op == "aten.expand.default" and len(after) == 5 and before != after:
+            heads, times = after[1], after[2]
+            is_repeat = before[2] == 1 and (before[0], heads, *before[3:]) == (
+                after[0],
+                before[1],
+                *after[3:],
+            )
+            return (
+                times if is_repeat and heads * times == shape[1] and after[3:] == shape[2:] else 1
+            )
+        if node.op not in _UNCHANGED:
+            return 1
+    return 1
+
+
+_UNCHANGED = (
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.reshape.default",
+    "aten.clone.default",
+)
+"""Operations that leave elements in their order."""
+
+
+def _makers(graph: Graph, value: int) -> Iterable[GraphNode]:
+    """The operation that makes a value, the one that makes its first operand, and so on."""
+    while value in graph.producer:
+        node = graph.nodes[graph.producer[value]]
+        yield node
+        if not node.inputs:
+            return
+        value = node.inputs[0]

@@ -1,0 +1,220 @@
+"""Which segments of a captured step a tensor-parallel group can share, and what it sends for it.
+
+A group shares the forward of the step by the cheapest program among the cuts of weights
+(``Kind.TENSOR``), as the runtime does for every stage. Of that program, a segment has
+
+    (1)  width      the most devices among which it leaves hardly any of its work and of its weights whole
+    (2)  reduced    bytes of the all-reduces of what it makes; a gather, or a scatter, is half of one. The backward of a
+                    collective is one of the same size, so a backward sends as much as a forward
+    (3)  stream     kept bytes that every device has whole
+
+as the mean over segments that do the same, so that equal segments stay equal. A stage hands on its
+results whole; what gathers them at its end is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from argosy.cost.group import DeviceGroup, GroupCollective
+from argosy.errors import InfeasibleError
+from argosy.solve.programs.placement import Pricing
+from argosy.solve.programs.spmd import Program, find_program, program_at
+from argosy.space.operations.calls import call_of
+from argosy.space.operations.flop import flop_of
+from argosy.space.operations.rules import CutKind, StateChoices
+from argosy.space.operations.sharding import REPLICATED
+from argosy.workload.chain import Chain
+from argosy.workload.graph import Graph, GraphNode
+from argosy.workload.part import forward_order, renamed
+
+_WHOLE_WORK = 0.02
+"""Share of a segment's FLOP that every device of a group may do whole."""
+_WHOLE_WEIGHTS = 0.02
+"""Share of a segment's weights that every device may hold whole."""
+_FEW_WEIGHTS = 1e-3
+"""Share of a model's weights that count as few in any segment."""
+_ALL_REDUCES = {
+    GroupCollective.ALL_REDUCE: 1.0,
+    GroupCollective.ALL_GATHER: 0.5,
+    GroupCollective.REDUCE_SCATTER: 0.5,
+}
+"""Per collective, the share of an all-reduce that it is."""
+# A group by whose speeds the program is chosen; which plans have groups, the search decides by the
+# real ones.
+_FLOPS, _MEMORY_BANDWIDTH, _BANDWIDTH, _LATENCY = 2e14, 2e12, 2e11, 5e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """How groups share a segment; bytes of the captured batch."""
+
+    width: int = 1
+    reduced: float = 0.0
+    stream: float = 0.0
+
+
+def with_tensor_groups(chain: Chain, graph: Graph, samples: int, widest: int) -> Chain:
+    """The chain of a step on so many samples, whose segments know how groups of up to ``widest``
+    devices share them."""
+    forward, width = _Forward(chain, graph), 2
+    found = [_Share()] * len(chain.layers)
+    while width <= widest:
+        try:
+            new = forward.shares(width)
+        except InfeasibleError:
+            break
+        found = [
+            now if now and before.width == width // 2 else before
+            for before, now in zip(found, new, strict=True)
+        ]
+        width *= 2
+    layers = tuple(
+        replace(
+            layer,
+            max_tensor_width=share.width,
+            reduced_bytes=share.reduced / samples,
+            stream_bytes=min(share.stream / samples, layer.activation_bytes),
+        )
+        for layer, share in zip(chain.layers, found, strict=True)
+    )
+    return replace(chain, layers=layers)
+
+
+def group_ratios(graph: Graph, group: DeviceGroup) -> tuple[float, ...]:
+    """Ratios at which a group shares the forward of a step fastest."""
+    return find_program(
+        forward_graph(graph), Pricing(group=group), kind=CutKind.TENSOR, capped=False
+    ).ratios
+
+
+def forward_graph(graph: Graph) -> Graph:
+    """The forward of a step alone."""
+    nodes = tuple(graph.nodes[node] for node in forward_order(graph))
+    made = {value for node in nodes for value in node.outputs}
+    return Graph(
+        name=graph.name,
+        values=graph.values,
+        nodes=nodes,
+        loss=graph.loss,
+        gradients=(),
+        updates=tuple((value, after) for value, after in graph.updates if after in made),
+        constants=graph.constants,
+        own_gradients=graph.own_gradients,
+    )
+
+
+class _Forward:
+    """The forward of a step, and which of its operations belong to which segment."""
+
+    def __init__(self, chain: Chain, graph: Graph) -> None:
+        self.graph = forward_graph(graph)
+        self.bounds = [layer.operations or (0, 0) for layer in chain.layers]
+        self.kept = [value for value in graph.kept if value in self.graph.producer]
+        self.segment = [
+            at for at, (first, end) in enumerate(self.bounds) for _ in range(first, end)
+        ]
+        """Per operation."""
+        self.looks = [_look(self.graph, self.graph.nodes[first:end]) for first, end in self.bounds]
+        self.few = _FEW_WEIGHTS * chain.parameters
+
+    def shares(self, width: int) -> list[_Share | None]:
+        """(1) to (3) for groups of this width; None for a segment that they do not divide."""
+        program = self._program(width)
+        is_divided, reduced, stream = (
+            self._divided(program),
+            self._reduced(program),
+            self._stream(program),
+        )
+        alike: dict[object, list[int]] = {}
+        for at, look in enumerate(self.looks):
+            alike.setdefault(look, []).append(at)
+        found: list[_Share | None] = [None] * len(self.bounds)
+        for segments in alike.values():
+            share = _Share(
+                width=width,
+                reduced=fmean(reduced[at] for at in segments),
+                stream=fmean(stream[at] for at in segments),
+            )
+            for at in segments:
+                found[at] = share if all(is_divided[other] for other in segments) else None
+        return found
+
+    def _program(self, width: int) -> Program:
+        group = DeviceGroup(
+            names=tuple(f"member {at}" for at in range(width)),
+            flops=(_FLOPS,) * width,
+            memory_bandwidths=(_MEMORY_BANDWIDTH,) * width,
+            memory=(math.inf,) * width,
+            bandwidth=_BANDWIDTH,
+            latency=_LATENCY,
+        )
+        changed = {value for value, _ in self.graph.updates}
+        tied = {value for value in self.graph.parameters if len(self._readers(value)) > 1}
+        choices = StateChoices(self.graph, width, kind=CutKind.TENSOR, whole=changed | tied)
+        return program_at(self.graph, choices, Pricing(group=group), group.even, capped=False)
+
+    def _readers(self, value: int) -> set[int]:
+        """The segments that read a value."""
+        return {self.segment[node] for node in self.graph.consumers[value]}
+
+    def _divided(self, program: Program) -> list[bool]:
+        """Whether hardly any work and hardly any weights of a segment are whole on every device."""
+        work, weights = [[0.0, 0.0] for _ in self.bounds], [[0.0, 0.0] for _ in self.bounds]
+        for at, node, row in zip(self.segment, self.graph.nodes, program.rows, strict=True):
+            work[at][not row.units] += flop_of(call_of(self.graph, node))
+        for value in self.graph.parameters:
+            for at in self._readers(value):
+                is_whole = program.deliveries[value].stored == REPLICATED
+                weights[at][is_whole] += self.graph.values[value].elements
+        return [
+            undone <= _WHOLE_WORK * (done + undone)
+            and whole <= max(self.few, _WHOLE_WEIGHTS * (cut + whole))
+            for (done, undone), (cut, whole) in zip(work, weights, strict=True)
+        ]
+
+    def _reduced(self, program: Program) -> list[float]:
+        """(2), by the segment that makes a value, or first reads it."""
+        found = [0.0] * len(self.bounds)
+        for move in program.moves:
+            if move.step.kind is not GroupCollective.SLICE:
+                node = self.graph.producer.get(
+                    move.value, min(self.graph.consumers[move.value], default=0)
+                )
+                share = _ALL_REDUCES.get(move.step.kind, 0.5 / len(program.group))
+                found[self.segment[node]] += share * self.graph.values[move.value].num_bytes
+        return found
+
+    def _stream(self, program: Program) -> list[float]:
+        """(3)."""
+        found = [0.0] * len(self.bounds)
+        for value in self.kept:
+            node = self.graph.producer[value]
+            state = program.rows[node].outputs[self.graph.nodes[node].outputs.index(value)]
+            found[self.segment[node]] += (
+                0.0 if state.is_sharded else self.graph.values[value].num_bytes
+            )
+        return found
+
+
+def _look(graph: Graph, nodes: Sequence[GraphNode]) -> object:
+    """Equal for operations that do the same to values of the same sort."""
+    number: dict[int, int] = {}
+
+    def name(value: int) -> int:
+        return number.setdefault(value, len(number))
+
+    calls = tuple(
+        (
+            node.op,
+            tuple(renamed(argument, name) for argument in node.arguments),
+            tuple((key, renamed(argument, name)) for key, argument in node.keywords),
+            tuple(None if value is None else name(value) for value in node.outputs),
+        )
+        for node in nodes
+    )
+    values = (graph.values[value] for value in number)
+    return calls, tuple((value.role, value.shape, value.dtype) for value in values)

@@ -1,0 +1,295 @@
+"""Lower bounds for every plan: suffix programmes over stages, layers and devices.
+
+A plan is an ordered list of stages; each takes a range of layers and an ``Option``. With the tables
+of ``solve.search.menu`` (t and g the slowest replica's seconds per micro-batch, f its forward, p
+the quickest's way there and back, f_p its forward, w what of a backward comes late, x a hand-over
+and 2x both ways), M micro-batches and n_q forwards before the first backward at the q-th stage from
+the end, four programmes bound whatever follows, for q stages from layer a on with at most u
+devices:
+
+    (0)  P[q, a, u] = min  p + 2x + P'
+    (1)  R[q, a, u] = min  max( p + 2x + R',  (n_q - 1) f_p + p )
+    (2)  W[q, a, u] = min max( M g, p + 2x + W', M g - (n_q - 1) f + 2x + R', p + 2x + (M - 1) s +
+         P' ) =: min w*
+    (3)  S[q, a, u] = min  max( w* + w + tail,  M t + tail,  f_p + x + S' )
+
+over options of vector v and ends b; a prime is the suffix [q-1, b, u - v]. P is the way of any
+micro-batch there and back; R that of the first from its forward to the end of its backward, which
+n_q forwards precede; W the time from the first forward of a stage until it has handed the last
+gradient back; S until the stages have exchanged gradients and updated. Third term of (2): when the
+first micro-batch is back, M - n_q forwards and all M backwards are still to come; the last one: a
+replica that sends for s seconds a micro-batch sends the last one behind all others. Layers a and b
+are cuts of a grid (``solve.search.grid``). Each is a lower bound for every plan in the space
+because every number is taken at its least over the options that fit in memory, n_q in (2) under the
+schedule that hides most, in (1) under the one that hides least, and memory under the one that needs
+least.
+
+A menu of one kind of plans (``solve.search.kinds``) has options that make plans of a later kind
+too, which are another menu's: with A a value over all plans, O over those with an *odd* stage, one
+that makes a plan of this kind, and o an option,
+
+    (4)  O = min( o O' over all options,  o A' over odd options ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.solve.search.menu import Menu
+from argosy.solve.search.row import Moves, States, Where
+from argosy.solve.search.shape import Shape
+from argosy.space.option import Vector
+from argosy.space.price import FloatArray
+
+Values = FloatArray
+"""[beginning or group of them (``solve.search.row``), programme, state, first layer]: P, R, W, S; P
+is 0 under several schedules, where nothing asks for it."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """(0) to (3) per number of stages from the end."""
+
+    states: States
+    any: list[Values]
+    """Over all plans."""
+    odd: list[Values] | None
+    """(4), where not all options are odd."""
+
+    def after(self, *, has_odd: bool) -> list[Values]:
+        """What follows stages of which one is odd already, or none."""
+        return self.any if self.odd is None or has_odd else self.odd
+
+    def root(self, num_stages: int, devices: Vector) -> float:
+        """Of all plans of so many stages."""
+        values = self.after(has_odd=False)[num_stages][0, :, self.states.index(devices), 0]
+        return max(float(values[2]), float(values[3]))
+
+
+def suffix_bounds(
+    menu: Menu, counts: Vector, most_stages: int, upper: float, *, only_kind: bool = False
+) -> Bounds:
+    """(0) to (3) for all suffixes, with (4) if plans of later kinds do not count; what cannot stay
+    below ``upper`` becomes infinite."""
+    states, size, beginnings = States(counts), menu.grid.size, menu.beginnings
+    never = np.full((len(beginnings.groups), 4, len(states), size + 1), np.inf)
+    start = never.copy()
+    start[..., size] = 0.0
+    has_odd = only_kind and not menu.odd.all()
+    bounds = Bounds(states, [start], [never] if has_odd else None)
+    strips = _strips(menu, menu.rows, upper)
+    odd = _strips(menu, [rows[menu.odd[rows]] for rows in menu.rows], upper) if has_odd else []
+    moves = [beginnings.moves(states, vector) for vector in menu.vectors]
+    for left in range(1, most_stages + 1):
+        following = bounds.any[-1]
+        if bounds.odd is not None:
+            later = _advance(menu, strips, left, moves, bounds.odd[-1])
+            here = _advance(menu, odd, left, moves, following)
+            bounds.odd.append(beginnings.grouped(_below(np.minimum(later, here), upper)))
+        new = _below(_advance(menu, strips, left, moves, following), upper)
+        bounds.any.append(beginnings.grouped(new))
+        if np.isinf(new[:, 2]).all():
+            break
+    return bounds
+
+
+def _strips(menu: Menu, rows: Sequence[NDArray[np.intp]], upper: float) -> list[_Strip]:
+    """Kept for the other schedules of the same options."""
+    key = (upper, sum(map(len, rows)))
+    if key not in menu.shared:
+        menu.shared[key] = [_Strip(menu, some, upper) for some in rows]
+    return cast(list[_Strip], menu.shared[key])
+
+
+def _below(new: Values, upper: float) -> Values:
+    for values in new:
+        values[:, (values[2] >= upper) | (values[3] >= upper)] = np.inf
+    return new
+
+
+def _advance(
+    menu: Menu,
+    strips: Sequence[_Strip],
+    left: int,
+    moves: Sequence[Sequence[Moves]],
+    following: Values,
+) -> Values:
+    """One more stage in front, the ``left``-th from the end: any of the given ones, by its
+    beginning."""
+    new = np.full((menu.beginnings.count, *following.shape[1:]), np.inf)
+    skipped = 0 if len(menu.shape.schedules) == 1 else 1
+    new[:, :skipped] = 0.0
+    goes_on = [np.isfinite(values[2]) for values in following]
+    # fewer devices than stages are no use, nor are too slow ones
+    is_left = [np.asarray(each.any(axis=1)) for each in goes_on]
+    for strip, alike, ways, may_end in zip(
+        strips, moves, menu.beginnings.ways, menu.may_end, strict=True
+    ):
+        if left == 1 and not may_end:
+            continue
+        for where, group in ways:
+            for beginnings, before, after in alike:
+                which = is_left[group][after]
+                target, source = before[which], after[which]
+                least = strip.least(menu.shape, left, where) if len(source) else None
+                if least is None:
+                    continue
+                at, found = _step(least, following[group][skipped:, source], goes_on[group][source])
+                for beginning in beginnings:
+                    mine = new[beginning, skipped:]
+                    mine[:, target, at] = np.minimum(mine[:, target, at], found)
+    return new
+
+
+def _step(
+    least: _Least, following: FloatArray, goes_on: NDArray[np.bool_]
+) -> tuple[slice, FloatArray]:
+    """The programmes of one more stage in front of what follows from some states; for which first
+    layers."""
+    ends = np.nonzero(goes_on.any(axis=0))[0]
+    begin = max(
+        0, int(ends[0]) - least.fewest - least.length + 1
+    )  # other stages end where nothing goes on
+    at = slice(begin, int(ends[-1]) - least.fewest + 1)
+    *way, rest, whole, tail = _windows(following, least, at)
+    passing = least.passing[:, :, at]
+    longest = whole + passing
+    np.maximum(longest, least.busy[:, :, at], out=longest)
+    if least.sent is not None:
+        behind = passing + least.sent[:, :, at]
+        np.maximum(longest, behind + way[0] if way else behind, out=longest)
+    np.maximum(longest, rest + least.drained[:, :, at], out=longest)
+    later = rest + passing
+    np.maximum(later, least.warm[:, :, at], out=later)
+    ending = longest + least.after[:, :, at]
+    np.maximum(ending, least.done[:, :, at], out=ending)
+    np.maximum(ending, tail + least.ahead[:, :, at], out=ending)
+    found = [each.min(axis=0) for each in (*(one + passing for one in way), later, longest, ending)]
+    return at, np.array(found)
+
+
+@dataclass(frozen=True)
+class _Least:
+    """Of one vector, [l, 1, a] for a stage from cut a to cut a + fewest + l: the least of every
+    term over its options; the 1 is for the states."""
+
+    fewest: int
+    length: int
+    """Numbers l."""
+    passing: FloatArray
+    """p + 2x."""
+    warm: FloatArray
+    """(n - 1) f_p + p."""
+    busy: FloatArray
+    """M g, or what the links need for all micro-batches that are handed on."""
+    drained: FloatArray
+    """M g - (n - 1) f + 2x."""
+    after: FloatArray
+    """w + tail."""
+    done: FloatArray
+    """M t + tail."""
+    ahead: FloatArray
+    """f_p + x."""
+    sent: FloatArray | None
+    """(M - 1) s; None where that is nothing."""
+
+
+class _Strip:
+    """The tables of some options of one vector as [option, l, a] = those from cut a to cut a +
+    fewest + l, as far as any of them stays below a bound."""
+
+    def __init__(self, menu: Menu, rows: NDArray[np.intp], upper: float) -> None:
+        count, size = menu.shape.num_micro_batches, menu.grid.size
+        self.fewest, self.length = menu.grid.fewest, menu.lengths(rows, upper)
+        if self.length < 1:
+            return
+        begin = np.broadcast_to(np.arange(size + 1), (self.length, size + 1))
+        columns = begin + self.fewest + np.arange(self.length)[:, None]
+        outside = columns > size
+        columns = np.minimum(columns, size)
+        tables = menu.costs.tables(rows, begin.ravel(), columns.ravel())
+
+        def strip(table: FloatArray) -> FloatArray:
+            return table.reshape(len(rows), *columns.shape)
+
+        tail = strip(tables.tail)
+        self.busy = count * strip(tables.gated)
+        self.done = (
+            count * strip(tables.slow) if tables.gated is not tables.slow else self.busy
+        ) + tail
+        self.after = strip(tables.late) + tail if menu.shape.gate < 1 else tail
+        self.forward = strip(tables.ahead)
+        self.quick = strip(tables.quick)
+        self.quick_forward = strip(tables.quick_forward)
+        self.over = [over[rows].min(axis=0)[columns] for over in menu.over]
+        self.crossing = [count * crossing[rows][:, columns] for crossing in menu.crossing]
+        self.sent = [(count - 1) * sending[rows].min(axis=0)[columns] for sending in menu.sending]
+        self.most = strip(tables.most)
+        self.most[count * strip(tables.load) >= upper] = 0.0
+        self.most[:, outside] = 0.0
+        self.mask: NDArray[np.bool_] | None = None
+
+    def least(self, shape: Shape, left: int, where: int) -> _Least | None:
+        """For the q-th stage from the end, by the place of the next one
+        (``solve.search.menu.Where``)."""
+        if self.length < 1:
+            return None
+        least, most = shape.least_in_flight(left), shape.most_in_flight(left)
+        fits = self.most >= least
+        if self.mask is None or not np.array_equal(fits, self.mask):
+            self.mask = fits
+            self.misfit = np.where(fits, 0.0, np.inf)
+            self.warm: dict[int, FloatArray] = {}
+            self.drained: dict[int, FloatArray] = {}
+            self.full: dict[int, FloatArray] = {}
+            self.known = [
+                self._least(values)
+                for values in (self.done, self.after, self.quick, self.quick_forward)
+            ]
+        done, after, quick, quick_forward = self.known
+        if least not in self.warm:  # far from the end all micro-batches are in flight
+            self.warm[least] = (
+                self._least(self.quick + (least - 1) * self.quick_forward) if least > 1 else quick
+            )
+        if most not in self.drained:
+            self.drained[most] = self._least(self.busy - (most - 1) * self.forward)
+        if where not in self.full:
+            is_free = where == Where.ANYWHERE
+            self.full[where] = self._least(
+                self.busy if is_free else np.maximum(self.busy, self.crossing[where])
+            )
+        over = self.over[where][:, None, :]
+        return _Least(
+            fewest=self.fewest,
+            length=self.length,
+            passing=quick + 2 * over,
+            warm=self.warm[least],
+            busy=self.full[where],
+            drained=self.drained[most] + 2 * over,
+            after=after,
+            done=done,
+            ahead=quick_forward + over,
+            sent=None if where == Where.ANYWHERE else self.sent[where][:, None, :],
+        )
+
+    def _least(self, values: FloatArray) -> FloatArray:
+        least: FloatArray = (values + self.misfit).min(axis=0)[:, None, :]
+        return least
+
+
+def _windows(values: FloatArray, least: _Least, at: slice) -> FloatArray:
+    """[programme, l, state, a] = values[programme, state, a + fewest + l] for some a, infinite past
+    the end."""
+    num_programmes, num_states, _ = values.shape
+    length, count = least.length, at.stop - at.start
+    padded = np.full((num_programmes, num_states, count + length - 1), np.inf)
+    some = values[:, :, at.start + least.fewest : at.stop + least.fewest + length - 1]
+    padded[:, :, : some.shape[2]] = some
+    one, across, along = padded.strides
+    shape = (num_programmes, length, num_states, count)
+    return np.ndarray(shape, np.float64, padded, strides=(one, along, across, along))

@@ -1,0 +1,101 @@
+"""The stages that may follow some fixed ones, with all that the bound of ``solve.search.pipeline``
+needs of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.solve.search.menu import Menu
+from argosy.solve.search.row import Where
+from argosy.space.price import FloatArray
+
+
+@dataclass(frozen=True)
+class Fan:
+    """All stages that may stand at a place and begin at a cut, one row each: the terms of (1) of
+    ``solve.search.pipeline``, with the hand-over to a stage that may be in the same node."""
+
+    option: NDArray[np.intp]
+    vector: NDArray[np.intp]
+    end: NDArray[np.intp]
+    slow: FloatArray
+    gated: FloatArray
+    waits: FloatArray
+    """M g - (n - 1) f + 2x."""
+    warm: FloatArray
+    """(n - 1) f_p + p."""
+    passing: FloatArray
+    """p + 2x."""
+    ahead: FloatArray
+    """f_p + x."""
+    tail: FloatArray
+    late: FloatArray
+    """w + tail."""
+    load: FloatArray
+    over: FloatArray
+    """[where, row]: x by the place of the next stage (``solve.search.menu.Where``)."""
+    entering: FloatArray
+    """[where, row]: the hand-over from the stage before, seen from this one."""
+    leaving: FloatArray
+    """[where, row]: what links need for all micro-batches that are handed on."""
+    sent: FloatArray
+    """[where, row]: (M - 1) s."""
+    returning: FloatArray
+    """What NICs need for all gradients that go to a stage in another node."""
+    fixed: FloatArray
+    """[number, row]: the stage for the recurrence of ``solve.search.prefix``, but for what it
+    sends."""
+
+    def only(self, row: int) -> Fan:
+        """One row alone."""
+        return Fan(
+            **{each.name: getattr(self, each.name)[..., row : row + 1] for each in fields(self)}
+        )
+
+
+def fan_of(
+    menu: Menu, left: int, first: int, lengths: int, upper: float, slack: float | None
+) -> Fan:
+    """The stages of up to so many bundles that begin at cut ``first``, the ``left``-th from the
+    end, and may stay below ``upper``; without dominated ones if there is ``slack``."""
+    shape, count = menu.shape, menu.shape.num_micro_batches
+    tables = menu.starting(first, lengths)
+    fits = tables.most >= shape.least_in_flight(left)
+    fits &= count * np.maximum(tables.slow, tables.load) < upper
+    if left == 1:
+        fits &= menu.may_end[menu.vector_of][:, None]
+    if slack is not None:
+        fits = menu.undominated(tables, fits, shape.most_in_flight(left), slack)
+    at = option, place = np.nonzero(fits)
+    end = first + 1 + place
+    gated, quick, forward, tail, late = (
+        table[at]
+        for table in (tables.gated, tables.quick, tables.quick_forward, tables.tail, tables.late)
+    )
+    every = np.array([table[option, end] for table in menu.over])
+    over = every[Where.ANYWHERE]
+    most, least = shape.most_in_flight(left), shape.least_in_flight(left)
+    is_returned = bool(menu.grid.cuts[first] > menu.prices.chain.first_backward)
+    return Fan(
+        option=option,
+        vector=menu.vector_of[option],
+        end=end,
+        slow=count * tables.slow[at],
+        gated=count * gated,
+        waits=count * gated - (most - 1) * tables.ahead[at] + 2 * over,
+        warm=(least - 1) * forward + quick,
+        passing=quick + 2 * over,
+        ahead=forward + over,
+        tail=tail,
+        late=late + tail,
+        load=count * tables.load[at],
+        over=every,
+        entering=np.array([table[option, first] for table in menu.over]),
+        leaving=np.array([count * table[option, end] for table in menu.crossing]),
+        sent=np.array([(count - 1) * table[option, end] for table in menu.sending]),
+        returning=count * menu.crossing[Where.OTHER_NODE][option, first] * is_returned,
+        fixed=np.array([forward, quick - forward, late, over, over, tail]),
+    )

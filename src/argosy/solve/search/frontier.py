@@ -1,0 +1,64 @@
+"""What a search has left open, sub-problem by sub-problem, and how a sub-problem is split when it
+is next.
+
+A shape is first bounded as a whole: all its schedules at once, all kinds of plans. Only if that
+bound is the least of all is it split, by schedule and by kind (``solve.search.kinds``), and such a
+part again by its last stages (``solve.search.tied``) where weights are tied. Each part has tighter
+bounds, and together they hold the same plans.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from argosy.schedule import ScheduleSpec
+from argosy.solve.search.kinds import PlanKind
+from argosy.solve.search.menu import Menu
+from argosy.solve.search.pipeline import PlanSearch
+from argosy.solve.search.shape import gate
+from argosy.space.option import Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A search, and what of the space it covers."""
+
+    search: PlanSearch
+    counts: Vector
+    most_stages: int
+    is_whole: bool = True
+    """Whether it can still be split."""
+
+    @property
+    def bound(self) -> float:
+        return self.search.bound
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all its plans are even, so that the judge is a lower bound for them."""
+        return self.search.menu.kind is PlanKind.EVEN
+
+    def split(self, upper: float, slack: float | None) -> list[Branch]:
+        """Searches that hold the same plans, as far as they stay below ``upper``; none if it is not
+        worth while."""
+        if self.is_whole:
+            parts = self._by_kind()
+        else:
+            parts = self.search.menu.by_last_site() if self.search.apart is not None else iter(())
+        searches = (
+            PlanSearch(menu, self.counts, self.most_stages, upper, slack=slack) for menu in parts
+        )
+        return [replace(self, search=search, is_whole=False) for search in searches]
+
+    def _by_kind(self) -> Iterator[Menu]:
+        shape = self.search.shape
+        by_gate: dict[float, list[ScheduleSpec]] = defaultdict(list)
+        for schedule in shape.schedules:
+            by_gate[gate(schedule)].append(schedule)
+        for schedules in by_gate.values():
+            menu = self.search.menu.under(replace(shape, schedules=tuple(schedules)))
+            for part, schedule in itertools.product(menu.by_kind(), schedules):
+                yield part.under(replace(shape, schedules=(schedule,)))

@@ -1,0 +1,246 @@
+"""Kinds of plans, by what is certain of how their stages hand a micro-batch on.
+
+A stage's replicas need not act at the same moment, and what they send need not arrive at once, so
+the way of a micro-batch through a plan is certain only along one *thread*: the replicas that hold
+one sample.
+
+    *mixed*  some stage has replicas of several pools. A thread passes the quickest replica of every stage, at the
+             worst, and a hand-over is a single sample.
+    *alike*  every stage has replicas of one pool. Those with one sample more come first, so the thread of the first
+             sample passes a slowest replica of every stage. A hand-over is what two replicas have in common.
+    *even*   all replicas of a stage are equal and fill whole nodes or are in one node, with neither sequences nor
+             experts cut, the numbers of replicas and of nodes divide one another, and there is one
+             way only between two devices. Then permutations of a stage's nodes and of the replicas
+             in them are symmetries of the plan: the replicas of a stage act at the same moment, and
+             a hand-over takes what NICs, the medium of a node or the links between sites need for
+             the whole micro-batch.
+
+Kinds later in this list have tighter bounds. A plan is of the last kind that fits it, so the kinds
+divide all plans.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from argosy.cluster.topology import Cluster
+from argosy.space.option import Option, PoolPart, Vector
+from argosy.space.pool import Pool
+
+
+class PlanKind(StrEnum):
+    MIXED = "mixed"
+    ALIKE = "alike"
+    EVEN = "even"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What is known about placement before anything is placed (``space.place``)."""
+
+    node_units: Vector
+    """Per pool, the units of a node; 1 where a unit is one or several nodes, 0 where units do not
+    divide nodes."""
+    alone: tuple[bool, ...]
+    """Per pool, whether its nodes have no devices of other pools."""
+    plain: bool
+    """Whether nodes talk over their NICs and one switch, and nothing else."""
+    through_nics: bool = True
+    """Whether all that leaves a node passes its NIC."""
+    is_symmetric: bool = False
+    """Whether nodes of a pool are interchangeable, with one way from node to node."""
+    has_one_medium: tuple[bool, ...] = ()
+    """Per pool, whether there is one way only inside its nodes."""
+    is_quick: bool = False
+    """Whether even plans are told apart only if all numbers of replicas and nodes divide one
+    another."""
+
+    def leaves_nodes(self, part: PoolPart, pool: Pool) -> bool:
+        """Whether a part of a stage fills nodes, so that what leaves the stage leaves these."""
+        return self.alone[pool.index] and part.devices % pool.per_node == 0
+
+
+def ground_of(
+    cluster: Cluster, pools: Sequence[Pool], units: Vector, *, is_quick: bool = False
+) -> Ground:
+    """For stages that take multiples of ``units`` devices."""
+    sizes = [(pool.per_node, unit) for pool, unit in zip(pools, units, strict=True)]
+    return Ground(
+        node_units=tuple(
+            1 if unit % size == 0 else 0 if size % unit else size // unit for size, unit in sizes
+        ),
+        alone=tuple(pool.per_node == pool.node_size for pool in pools),
+        plain=not cluster.wires and not any(node.uplinks for node in cluster.nodes),
+        through_nics=not any(wire.bypasses_nic for wire in cluster.wires),
+        is_symmetric=_is_symmetric(cluster, pools),
+        has_one_medium=tuple(
+            len(cluster.node_of[pool.nodes[0][0]][0].media) == 1 for pool in pools
+        ),
+        is_quick=is_quick,
+    )
+
+
+def _is_symmetric(cluster: Cluster, pools: Sequence[Pool]) -> bool:
+    """Nodes of a pool have the same wires (``space.pool``), but not the same uplinks."""
+    if cluster.shared or any(node.uplinks for node in cluster.nodes):
+        return False
+    nodes = {home[0].partition(".")[0]: home[0] for pool in pools for home in pool.nodes[:2]}
+    return all(
+        len(cluster.routes(one, other)) == 1
+        for one, other in itertools.combinations(nodes.values(), 2)
+    )
+
+
+def kinds_of(options: Sequence[Option], ground: Ground) -> list[PlanKind]:
+    """The kind of the plans that have only such stages."""
+    kinds = [PlanKind.MIXED if len(option.parts) > 1 else PlanKind.ALIKE for option in options]
+    if not ground.is_symmetric:
+        return kinds
+    numbers = [_even_numbers(option, ground) for option in options]
+    every = list(itertools.chain.from_iterable(numbers))
+    chain = _longest_chain(every)
+    if ground.is_quick and not chain.issuperset(every):
+        return kinds
+    return [
+        PlanKind.EVEN if each and chain.issuperset(each) else kind
+        for each, kind in zip(numbers, kinds, strict=True)
+    ]
+
+
+def _even_numbers(option: Option, ground: Ground) -> tuple[int, ...]:
+    """Of replicas and of nodes; empty if no plan with such a stage is even."""
+    part, pool = option.parts[0], option.pools[0]
+    is_cut = part.extra or option.context > 1 or option.expert > 1
+    if (
+        len(option.parts) > 1
+        or is_cut
+        or not ground.alone[part.pool]
+        or not ground.node_units[part.pool]
+    ):
+        return ()
+    if part.devices < pool.per_node:
+        return (
+            (option.replicas, 1) if ground.has_one_medium[part.pool] and pool.nic_bandwidth else ()
+        )
+    nodes, rest = divmod(part.devices, pool.per_node)
+    return (option.replicas, nodes) if pool.nic_bandwidth and not rest else ()
+
+
+def _longest_chain(numbers: Sequence[int]) -> frozenset[int]:
+    """The numbers that divide one another and occur most often together."""
+    times = Counter(numbers)
+    best: dict[int, tuple[int, frozenset[int]]] = {}
+    for number in sorted(times):
+        weight, chain = max(
+            (best[other] for other in best if number % other == 0),
+            key=lambda item: item[0],
+            default=(0, frozenset()),
+        )
+        best[number] = weight + times[number], chain | {number}
+    return max(best.values(), key=lambda item: item[0], default=(0, frozenset()))[1]
+
+
+class Hop(NamedTuple):
+    """Handing samples on, at least: seconds per output byte, and latency."""
+
+    per_byte: float
+    latency: float
+
+
+def even_hops(option: Option, ground: Ground, sites: Iterable[int]) -> list[Hop]:
+    """Handing all samples of a micro-batch on, from replicas that act together: to a stage that may
+    be in the same node, to one in other nodes, and to one in each of some other sites."""
+    part, pool = option.parts[0], option.pools[0]
+    outside = Hop(nic_seconds(part, pool), pool.nic_latency)
+    anywhere = outside
+    if not ground.leaves_nodes(part, pool):
+        samples, lanes = (
+            (part.all_samples, 1) if pool.intra_is_shared else (part.samples, part.width)
+        )
+        inside = Hop(samples / (pool.intra_bandwidth * lanes), pool.intra_latency)
+        anywhere = _least([inside, outside])
+    far = [
+        Hop(max(outside.per_byte, part.all_samples / pool.far[site][0]), pool.far[site][1])
+        for site in sites
+    ]
+    return [anywhere, outside, *far]
+
+
+def hop_inside(option: Option, ground: Ground, samples: int) -> Hop:
+    """From any replica to a stage that may be in the same node."""
+    hops = []
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        ways = [_over_nics(part, pool)] if pool.nic_bandwidth else []
+        if not ground.leaves_nodes(part, pool) or not ways:
+            lanes = 1 if pool.intra_is_shared else part.width
+            ways.append(Hop(1 / (pool.intra_bandwidth * lanes), pool.intra_latency))
+        per_byte = min(samples, part.most) * min(way.per_byte for way in ways)
+        hops.append(Hop(per_byte, min(way.latency for way in ways)))
+    return _least(hops)
+
+
+def hop_outside(option: Option, samples: int) -> Hop:
+    """From any replica to a stage that is in other nodes."""
+    hops = []
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        way = _over_nics(part, pool) if pool.nic_bandwidth else Hop(0.0, 0.0)
+        hops.append(Hop(min(samples, part.most) * way.per_byte, way.latency))
+    return _least(hops)
+
+
+def hop_to_site(option: Option, samples: int, site: int) -> Hop:
+    """From any replica to a stage of another site."""
+    near = hop_outside(option, samples)
+    links = [(pool.far[site], part) for part, pool in zip(option.parts, option.pools, strict=True)]
+    per_byte = min(min(samples, part.most) / rate for (rate, _), part in links)
+    return Hop(max(near.per_byte, per_byte), min(latency for (_, latency), _ in links))
+
+
+def _over_nics(part: PoolPart, pool: Pool) -> Hop:
+    nics = max(1, part.width // pool.per_node)
+    return Hop(1 / (nics * pool.nic_bandwidth), pool.nic_latency)
+
+
+def _least(hops: Sequence[Hop]) -> Hop:
+    return Hop(min(hop.per_byte for hop in hops), min(hop.latency for hop in hops))
+
+
+def sending_seconds(option: Option, site: int | None = None) -> float:
+    """Seconds per output byte that NICs, or the links to a site, need for what any replica sends of
+    a micro-batch: what it sends of the next one follows."""
+    each = []
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        samples = part.most if len(option.parts) == 1 else part.samples
+        near = samples * _over_nics(part, pool).per_byte if pool.nic_bandwidth else 0.0
+        each.append(near if site is None else max(near, samples / pool.far[site][0]))
+    return min(each)
+
+
+def nic_seconds(part: PoolPart, pool: Pool) -> float:
+    """Seconds per output byte that the NICs of a part's nodes need for a micro-batch that leaves
+    these."""
+    if not pool.nic_bandwidth:
+        return 0.0
+    return part.all_samples / (math.ceil(part.devices / pool.per_node) * pool.nic_bandwidth)
+
+
+def leaving_seconds(option: Option, ground: Ground) -> float:
+    """The same for the busiest part of an option."""
+    if not ground.through_nics:
+        return 0.0
+    return max(
+        nic_seconds(part, pool) for part, pool in zip(option.parts, option.pools, strict=True)
+    )
+
+
+def crossing_seconds(option: Option, site: int) -> float:
+    """Seconds per output byte that the links to another site need for a micro-batch."""
+    return sum(part.all_samples for part in option.parts) / max(
+        pool.far[site][0] for pool in option.pools
+    )

@@ -1,0 +1,303 @@
+"""The options of a search, by the devices that they take, with what they cost: tables for the
+bounds.
+
+For a stage from cut a to cut b of a grid, (1) to (7) of ``solve.search.tables``, and
+
+    (8)  over       handing a micro-batch on across cut b, once, by where the next stage is (``solve.search.row.Where``)
+    (9)  crossing   seconds that links need for all samples of a micro-batch that crosses cut b, likewise
+    (10) sending    seconds that links need for what one replica on the certain way sends of it, likewise
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.solve.search.grid import CutGrid, all_cuts
+from argosy.solve.search.kinds import (
+    Ground,
+    PlanKind,
+    crossing_seconds,
+    even_hops,
+    hop_inside,
+    hop_outside,
+    hop_to_site,
+    kinds_of,
+    sending_seconds,
+)
+from argosy.solve.search.row import Beginnings
+from argosy.solve.search.shape import Shape
+from argosy.solve.search.tables import Costs, Indices, Tables
+from argosy.solve.search.tied import tied_apart
+from argosy.space.option import Option, PoolPart, Vector
+from argosy.space.price import FloatArray, Prices
+
+
+class Menu:
+    """Options grouped by vector (in units of the search's granularity)."""
+
+    def __init__(
+        self,
+        prices: Prices,
+        options: Mapping[Vector, Sequence[Option]],
+        shape: Shape,
+        ground: Ground,
+        grid: CutGrid | None = None,
+        *,
+        kind: PlanKind | None = None,
+        group: int | None = None,
+    ) -> None:
+        self.prices = prices
+        self.grid = grid or all_cuts(prices)
+        self.shape = shape
+        self.ground = ground
+        self.vectors = sorted(options)
+        self.options = [option for vector in self.vectors for option in options[vector]]
+        self.vector_of = np.repeat(
+            np.arange(len(self.vectors)), [len(options[vector]) for vector in self.vectors]
+        )
+        self.shared: dict[object, object] = {}
+        """What searches under several schedules have in common."""
+        self.starts: dict[tuple[int, int], Tables] = {}
+        """The same, of ``starting``."""
+        self.may_end = np.ones(len(self.vectors), dtype=bool)
+        """Per vector, whether the last stage may take it."""
+        self.last_site: int | None = None
+        """Of the last stage of all plans; None if it may be anywhere."""
+        self.kind = kind or (
+            PlanKind.MIXED
+            if any(len(option.parts) > 1 for option in self.options)
+            else PlanKind.ALIKE
+        )
+        """Of the plans that it makes; its bounds hold for those of later kinds too."""
+        self.group = group or shape.group
+        """Micro-batches in a row whose receive buffers count."""
+        is_mixed = self.kind is PlanKind.MIXED
+        self.costs = Costs(
+            self.options, shape, ground, self.grid, is_mixed=is_mixed, group=self.group
+        )
+        self.beginnings = Beginnings(prices.pools, ground, self.vectors)
+        self.over = self._full_hops() if self.kind is PlanKind.EVEN else self._hops()
+        self.crossing = self._crossings()
+        self.sending = self._sending()
+
+    @cached_property
+    def kinds(self) -> NDArray[np.str_]:
+        """Of the plans that have only stages of one option."""
+        return np.array(kinds_of(self.options, self.ground))
+
+    @cached_property
+    def rows(self) -> list[NDArray[np.intp]]:
+        """Per vector, its options."""
+        ends = np.searchsorted(self.vector_of, range(len(self.vectors) + 1))
+        return [np.arange(first, end) for first, end in itertools.pairwise(ends)]
+
+    @property
+    def odd(self) -> NDArray[np.bool_]:
+        """The options of which a plan has one at least, if it is of this kind and of no later
+        one."""
+        odd: NDArray[np.bool_] = self.kinds == self.kind
+        return odd
+
+    @cached_property
+    def loose(self) -> Menu:
+        """What bounds plans with any cuts, for a menu of the cuts of a coarse grid."""
+        return Menu(
+            self.prices,
+            self._by_vector(range(len(self.options))),
+            self.shape,
+            self.ground,
+            self.grid.loose,
+        )
+
+    def _by_vector(self, rows: Iterable[int]) -> dict[Vector, list[Option]]:
+        by_vector: dict[Vector, list[Option]] = defaultdict(list)
+        for row in rows:
+            by_vector[self.vectors[self.vector_of[row]]].append(self.options[row])
+        return by_vector
+
+    def under(self, shape: Shape) -> Menu:
+        """The menu for some of the schedules; memory stays that of all of them."""
+        assert self.grid.loose is None, "a coarse grid is for a first look"
+        if shape.gate != self.shape.gate:
+            return Menu(self.prices, self._by_vector(range(len(self.options))), shape, self.ground)
+        menu = copy.copy(self)
+        menu.shape = shape
+        return menu
+
+    def by_kind(self) -> Iterator[Menu]:
+        """The menus of all kinds of plans, those with the tightest bounds first."""
+        even, alike = self.kinds == PlanKind.EVEN, self.kinds != PlanKind.MIXED
+        if even.any():
+            yield self._part(even, PlanKind.EVEN)
+        if (self.kinds == PlanKind.ALIKE).any():
+            yield self if alike.all() else self._part(alike, PlanKind.ALIKE)
+        if not alike.all():
+            yield self
+
+    def _part(self, which: NDArray[np.bool_], kind: PlanKind) -> Menu:
+        options = self._by_vector(np.nonzero(which)[0].tolist())
+        return Menu(
+            self.prices, options, self.shape, self.ground, self.grid, kind=kind, group=self.group
+        )
+
+    def by_last_site(self) -> Iterator[Menu]:
+        """The menus of plans whose last stage is in one site, for each, and of all others; none if
+        there is one site only, or if this is such a menu."""
+        if self.beginnings.num_sites == 1 or not self.may_end.all():
+            return
+        sites = [
+            {pool.site for pool, n in zip(self.prices.pools, v, strict=True) if n}
+            for v in self.vectors
+        ]
+        for site in (*range(self.beginnings.num_sites), None):
+            menu = copy.copy(self)
+            menu.last_site = site
+            menu.may_end = np.array(
+                [each == {site} if site is not None else len(each) > 1 for each in sites]
+            )
+            if menu.may_end.any():
+                yield menu
+
+    def apart(self, upper: float) -> Menu | None:
+        """The menu for first stages of plans whose tied weights are not in one node
+        (``solve.search.tied``); None if that makes no difference."""
+        tied = (
+            tied_apart(self.options, self.ground, self.last_site, upper)
+            if len(self.shape.schedules) == 1
+            else []
+        )
+        if not tied:
+            return None
+        menu = copy.copy(self)
+        menu.starts, menu.costs = {}, copy.copy(self.costs)
+        menu.costs.tied = tied
+        return menu
+
+    def lengths(self, rows: Indices, upper: float) -> int:
+        """How many lengths of a stage, from the shortest on, keep some of the options below a time
+        by computing alone: more layers never take less."""
+        size, count = self.grid.size, self.shape.num_micro_batches
+
+        def is_long(length: int) -> bool:
+            first = np.arange(size + 1 - length)
+            return bool(count * self.costs.seconds(rows, first, first + length).min() >= upper)
+
+        return bisect_left(range(self.grid.fewest, size + 1), True, key=is_long) if len(rows) else 0
+
+    def starting(self, first: int, lengths: int) -> Tables:
+        """[option, end] for the stages from a cut on, of up to so many bundles."""
+        key = (first, lengths)
+        if key not in self.starts:
+            end = np.arange(first + 1, min(first + lengths, self.grid.size) + 1)
+            self.starts[key] = self.costs.tables(
+                np.arange(len(self.options)), np.full(len(end), first), end
+            )
+        return self.starts[key]
+
+    def undominated(
+        self, tables: Tables, fits: NDArray[np.bool_], in_flight: int, slack: float
+    ) -> NDArray[np.bool_]:
+        """*dominance*: of options with the same parts that ``fits`` allows ([option, end]) for the
+        stages of ``starting`` tables, those to which no earlier one is equal or better in times,
+        load and memory, and in exchange and update but for ``slack`` seconds.
+
+        Safe because with the same parts a stage differs in these numbers only (recomputation and
+        ZeRO), bounds and judged times grow with each of them, memory beyond ``in_flight``
+        micro-batches and load below the time of computing are of no use, and one exchange at most
+        counts in the time of a plan: what is removed is faster than what stays by ``slack`` at
+        most.
+        """
+        result = fits.copy()
+        ends = np.nonzero(fits.any(axis=0))[0]
+        at = slice(int(ends[0]), int(ends[-1]) + 1) if len(ends) else slice(0)
+        for rows in self._alike:
+            some = fits[rows, at]
+            if some.sum(axis=0).max(initial=0) < 2:
+                continue
+            slow, tail = tables.slow[rows, at], tables.tail[rows, at]
+            load = np.maximum(tables.load[rows, at], slow)
+            most, quick = np.minimum(tables.most[rows, at], in_flight), tables.quick[rows, at]
+            better = some[:, None] & (slow[:, None] <= slow) & (tail[:, None] <= tail + slack)
+            better &= (load[:, None] <= load) & (most[:, None] >= most) & (quick[:, None] <= quick)
+            for row in range(1, len(rows)):
+                some[row] &= ~(better[:row, row] & some[:row]).any(axis=0)
+            result[rows, at] = some
+        return result
+
+    @cached_property
+    def _alike(self) -> list[NDArray[np.intp]]:
+        """Options with the same parts, where there are several."""
+        groups: dict[tuple[PoolPart, ...], list[int]] = defaultdict(list)
+        for row, option in enumerate(self.options):
+            groups[option.parts].append(row)
+        return [np.array(rows) for rows in groups.values() if len(rows) > 1]
+
+    def _hops(self) -> list[FloatArray]:
+        """(8) along a thread, per ``Where``: [option, cut], 0 at the ends of the chain."""
+        common = (
+            1
+            if self.kind is PlanKind.MIXED
+            else min(option.parts[0].most for option in self.options)
+        )
+        hops = [
+            [hop_inside(option, self.ground, common) for option in self.options],
+            [hop_outside(option, common) for option in self.options],
+        ]
+        for site in self._other_sites:
+            hops.append([hop_to_site(option, common, site) for option in self.options])
+        return [self._at_cuts(np.array(each)) for each in hops]
+
+    def _full_hops(self) -> list[FloatArray]:
+        """(8) of even plans."""
+        hops = [even_hops(option, self.ground, self._other_sites) for option in self.options]
+        return [self._at_cuts(np.array(each)) for each in zip(*hops, strict=True)]
+
+    def _crossings(self) -> list[FloatArray]:
+        """(9)."""
+        leaving = self.costs.leaving
+        each = [np.zeros(len(leaving)), leaving]
+        for site in self._other_sites:
+            crossing = np.array([crossing_seconds(option, site) for option in self.options])
+            each.append(np.maximum(leaving, crossing))
+        return [np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in each]
+
+    def _sending(self) -> list[FloatArray]:
+        """(10); replicas of even plans send at the same moment."""
+        if self.kind is PlanKind.EVEN:
+            return self.crossing
+        each = [
+            np.zeros(len(self.options)),
+            np.array([sending_seconds(option) for option in self.options]),
+        ]
+        for site in self._other_sites:
+            each.append(np.array([sending_seconds(option, site) for option in self.options]))
+        if not self.ground.through_nics:
+            each = [np.zeros(len(self.options)) for _ in each]
+        return [np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in each]
+
+    @property
+    def _other_sites(self) -> range:
+        sites = self.beginnings.num_sites
+        return range(sites if sites > 1 else 0)
+
+    def _at_cuts(self, hops: FloatArray) -> FloatArray:
+        """Half of it where nothing comes back: bounds count a hand-over there and back as two of
+        these, and one alone is then too little, which a bound may be."""
+        outputs, returned = (
+            self.prices.outputs[self.grid.cuts],
+            self.prices.returned[self.grid.cuts],
+        )
+        over = np.where(outputs > 0, outputs * hops[:, :1] + hops[:, 1:], 0.0)
+        return (
+            over
+            if self.prices.returned is self.prices.outputs
+            else np.where(returned > 0, over, over / 2)
+        )

@@ -1,0 +1,441 @@
+"""The pipeline search: which stages, on how many devices of each pool, with how many layers each.
+
+Stages are fixed one after the other from the front. With the terms of ``solve.search.bounds`` and
+running sums over the fixed stages (``_Node``): F the way of the first micro-batch to the next
+stage; G the way there and back to the end of the iteration, with the exchange and update of the
+stage in front where it is longest; Y the same around a fixed stage whose forwards wait for
+backwards. The next stage q, with c = max(G, F + w + tail), gives
+
+    (1)  bound = max( what is fixed,  F + M t + tail,  c + M g,  M load,
+                      M crossing,  c + p + 2x + W',  c + p + 2x + (M - 1) s + P',  F + f_p + x + S',
+                      max(Y + p + 2x,  c + M g - (n_q - 1) f + 2x) + R',   Y + (n_q - 1) f_p + p )
+
+which never decreases along a path: a best-first search on it meets complete plans in the order of
+their bounds, and whatever is left in the queue when the best plan is no slower than the next bound
+is proven no better. Children of a node are looked at one by one, the best first, so that the queue
+stays as long as the search is deep.
+
+Placement follows from the numbers of devices (``space.place``), so the hand-over from one fixed
+stage to the next is priced by whether they share a node, a site, or neither. Not in here:
+contention between boundaries, changes over time. The simulator judges those.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.solve.search.bounds import suffix_bounds
+from argosy.solve.search.fan import Fan, fan_of
+from argosy.solve.search.menu import Menu
+from argosy.solve.search.prefix import Fixed, Rest, prefix_seconds, with_longer_hop
+from argosy.solve.search.row import FollowingPlace, Where, row_steps
+from argosy.solve.search.tied import tied_tails
+from argosy.space.option import Option, Vector
+from argosy.space.price import FloatArray
+
+_MOST_STEPS = 2048
+"""Forwards of fixed stages up to which their recurrence is worth its time."""
+_CHILDREN = 4
+"""Of a node, that a dive looks at."""
+_DESCENTS = 3
+"""Numbers of stages for which the bounds are followed down at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A stage of a partial plan."""
+
+    option: Option
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """Stages fixed from the front, with the running sums of (1)."""
+
+    choices: tuple[Choice, ...]
+    left: int
+    """Stages still to come."""
+    first: int
+    """The cut before the first layer that is not placed."""
+    devices: Vector
+    is_near: bool = False
+    """Whether the last stage is to be in the node of the first one (``solve.search.tied``)."""
+    has_odd: bool = False
+    """Whether one of the fixed stages is odd (``solve.search.bounds``)."""
+    ahead: float = 0.0
+    """F."""
+    around: float = 0.0
+    """G."""
+    fixed: float = 0.0
+    """The largest of (1) that does not depend on what follows."""
+    drained: float = 0.0
+    """Y."""
+    row: int = -1
+    """The option of the last fixed stage."""
+    over: float = 0.0
+    """The hand-over from the last fixed stage, as far as it is certain without the next one."""
+    stages: tuple[Fixed, ...] = ()
+    """For the recurrence of ``solve.search.prefix``."""
+    is_played: bool = False
+    """Whether that has raised ``fixed`` already."""
+
+
+@dataclass(order=True)
+class _Entry:
+    """A node's next-best child, not yet looked at; its siblings follow when it is taken."""
+
+    bound: float
+    tie: tuple[int, ...]
+    children: Iterator[tuple[float, _Node]] = field(compare=False)
+    node: _Node = field(compare=False)
+
+
+class _Next(NamedTuple):
+    """Per vector, a stage of it behind the fixed ones."""
+
+    is_short: NDArray[np.bool_]
+    """Whether there are too few devices."""
+    left: NDArray[np.intp]
+    state: NDArray[np.intp]
+    begins: NDArray[np.bool_]
+    """Whether the stage before is in another node for certain."""
+    ends: NDArray[np.bool_]
+    """The same of the stage behind it."""
+
+
+class PlanSearch:
+    """Best-first search over the complete plans of one sub-problem."""
+
+    def __init__(
+        self,
+        menu: Menu,
+        counts: Vector,
+        most_stages: int,
+        upper: float,
+        *,
+        slack: float | None = 0.0,
+        only_kind: bool = True,
+    ) -> None:
+        self.menu = menu
+        self.shape = menu.shape
+        self.slack = slack
+        """Seconds by which what dominance removes may be faster; None for no dominance."""
+        self.upper = upper
+        most_stages = min(most_stages, menu.prices.num_layers)
+        bounding = menu if menu.grid.loose is None else menu.loose
+        self.bounds = suffix_bounds(bounding, counts, most_stages, upper, only_kind=only_kind)
+        self.cuts: list[int] = menu.grid.cuts.tolist()
+        self.lengths = menu.lengths(np.arange(len(menu.options)), upper)
+        self.odd = (
+            menu.odd if self.bounds.odd is not None else np.zeros(len(menu.options), dtype=bool)
+        )
+        self.takes = np.array(menu.vectors)
+        ways = [
+            [*ways, *[FollowingPlace(-1, -1)] * (menu.beginnings.most_ways - len(ways))]
+            for ways in menu.beginnings.ways
+        ]
+        self.ways = np.array(ways).transpose(1, 2, 0)
+        """[way, where or group, vector]; -1 where there are fewer."""
+        sites = [
+            {pool.site for pool, n in zip(menu.prices.pools, v, strict=True) if n}
+            for v in menu.vectors
+        ]
+        self.in_site = np.array(
+            [[site in some for some in sites] for site in range(menu.beginnings.num_sites)]
+        )
+        """[site, vector]"""
+        self.apart = menu.apart(upper)
+        """For first stages whose tied weights are not in one node; None if plans are not divided by
+        that."""
+        self.nexts: dict[Vector, _Next] = {}
+        self.fans: dict[tuple[int, int, bool], Fan] = {}
+        self.heap: list[_Entry] = []
+        self.tie = itertools.count()
+        for left in range(1, len(self.bounds.any)):
+            bound = self.bounds.root(left, counts)
+            if bound < upper:
+                self._push(bound, iter(()), _Node((), left, 0, counts))
+                if self.apart is not None and left > 1:
+                    self._push(bound, iter(()), _Node((), left, 0, counts, is_near=True))
+
+    @property
+    def bound(self) -> float:
+        """No plan that has not come out yet is faster."""
+        return self.heap[0].bound if self.heap else np.inf
+
+    def descend(self, upper: float) -> Iterator[tuple[Choice, ...]]:
+        """For each number of stages, the plan that the bounds lead to directly, most promising
+        first."""
+        roots = sorted(
+            (entry for entry in self.heap if not entry.node.choices), key=lambda entry: entry.bound
+        )
+        for root in roots[: _DESCENTS if self.apart is None else 2 * _DESCENTS]:
+            if root.bound >= upper:
+                return
+            node: _Node | None = root.node
+            while node is not None and node.left:
+                node = next((child for _, child in self._children(node, upper * 1.5, most=1)), None)
+            if node is not None:
+                yield node.choices
+
+    def next_plan(self, upper: float) -> tuple[float, tuple[Choice, ...]] | None:
+        """The next complete plan in the order of bounds, or None if the next bound is ``upper`` or
+        more."""
+        while self.bound < upper:
+            found = self._step(upper)
+            if found is not None:
+                return found
+        return None
+
+    def advance(
+        self, upper: float, goal: float, most: int
+    ) -> list[tuple[float, tuple[Choice, ...]]]:
+        """The complete plans below ``upper`` that come out of so many steps, and the one that the
+        next node leads to; none beyond ``goal``, which is where the search may stop."""
+        found: list[tuple[float, tuple[Choice, ...]]] = []
+        for _ in range(most):
+            if self.bound >= goal:
+                return found
+            plan = self._step(upper)
+            if plan is not None:
+                found.append(plan)
+        return found
+
+    def dive(self, upper: float) -> tuple[Choice, ...] | None:
+        """The complete plan that the next node leads to, by the recurrence of a few children of
+        each node."""
+        node = self.heap[0].node if self.heap else None
+        while node is not None and node.left:
+            children = itertools.islice(self._children(node, upper), _CHILDREN)
+            played = (self._played(child, bound) for bound, child in children)
+            node = min(played, key=lambda child: child.fixed, default=None)
+        return node.choices if node is not None else None
+
+    def _step(self, upper: float) -> tuple[float, tuple[Choice, ...]] | None:
+        """Take the node with the least bound: it is put back with a higher one, or opened, or
+        complete."""
+        entry = heapq.heappop(self.heap)
+        following = next(entry.children, None)
+        if following is not None:
+            self._push(following[0], entry.children, following[1])
+        node = self._played(entry.node, entry.bound)
+        if node.fixed > entry.bound:
+            if node.fixed < upper:
+                self._push(node.fixed, iter(()), node)
+            return None
+        if not node.left:
+            return entry.bound, node.choices
+        children = self._children(node, upper)
+        first = next(children, None)
+        if first is not None:
+            self._push(first[0], children, first[1])
+        return None
+
+    def _played(self, node: _Node, bound: float) -> _Node:
+        """The node with what the recurrence of its stages says; only under a single schedule."""
+        count = self.shape.num_micro_batches
+        if node.is_played or not node.choices or len(self.shape.schedules) > 1:
+            return node
+        if count * len(node.choices) > _MOST_STEPS:
+            return node
+        rest = Rest(0.0, 0.0, 0.0)
+        if node.left:
+            state = self.bounds.states.index(node.devices)
+            following = self.bounds.after(has_odd=node.has_odd)[node.left]
+            rest = Rest(*following[0, :3, state, node.first].tolist())
+        (schedule,) = self.shape.schedules
+        stages = node.stages if node.left else self._with_tied(node)
+        seconds = prefix_seconds(schedule, len(node.choices) + node.left, count, stages, rest)
+        return replace(node, fixed=max(node.fixed, bound, seconds * (1 - 1e-12)), is_played=True)
+
+    def _with_tied(self, node: _Node) -> tuple[Fixed, ...]:
+        """The stages of a complete plan; the first one with tied weights waits for their sum with
+        the other."""
+        stages = list(node.stages)
+        options = [choice.option for choice in node.choices]
+        ranges = [(choice.first, choice.end) for choice in node.choices]
+        for first, seconds in tied_tails(options, ranges, self.menu.ground):
+            forward, backward, late, over, back, tail, sent = stages[first]
+            stages[first] = (forward, backward, late, over, back, max(tail, seconds), sent)
+        return tuple(stages)
+
+    def _push(self, bound: float, children: Iterator[tuple[float, _Node]], node: _Node) -> None:
+        heapq.heappush(self.heap, _Entry(bound, (node.left, next(self.tie)), children, node))
+
+    def _children(
+        self, node: _Node, upper: float, *, most: int | None = None
+    ) -> Iterator[tuple[float, _Node]]:
+        """All ways to add the next stage that stay below ``upper``, by (1), ties by the shortest
+        rest."""
+        fan = self._fan(node)
+        bound, rest = self._bounds(node, fan)
+        if self.apart is not None:
+            bound[~self._is_allowed(node, fan)] = np.inf
+        at = np.nonzero(bound < upper)[0]
+        if most is not None and len(at) > most:
+            near = bound[at] <= bound[at].min() * (1 + 1e-9)
+            at = at[near]
+        order = at[np.lexsort((rest[at], bound[at]))]
+        for row in order[:most].tolist():
+            yield float(bound[row]), self._child(node, fan, row)
+
+    def _next(self, devices: Vector) -> _Next:
+        if devices not in self.nexts:
+            states = self.bounds.states
+            steps = row_steps(states.counts, np.array(devices), self.takes, self.menu.ground)
+            is_short = np.asarray((steps.left < 0).any(axis=1))
+            state = np.where(is_short, 0, steps.left @ states.steps)
+            self.nexts[devices] = _Next(is_short, steps.left, state, steps.begins, steps.ends)
+        return self.nexts[devices]
+
+    def _fan(self, node: _Node) -> Fan:
+        is_apart = self.apart is not None and not node.choices and not node.is_near
+        key = (node.left, node.first, is_apart)
+        if key not in self.fans:
+            menu = self.apart if self.apart is not None and is_apart else self.menu
+            self.fans[key] = fan_of(
+                menu, node.left, node.first, self.lengths, self.upper, self.slack
+            )
+        return self.fans[key]
+
+    def _is_allowed(self, node: _Node, fan: Fan) -> NDArray[np.bool_]:
+        """Which rows keep the last stage in the node of the first one, or out of it, as the node
+        asks for."""
+        first = node.choices[0].option if node.choices else None
+        is_open = not node.is_near and (first is None or node.left > 1)
+        if is_open or (first is not None and first.spans_nodes):
+            return np.ones(len(fan.option), dtype=bool)
+        home = first.parts[0].pool if first is not None else self.takes[fan.vector].argmax(axis=1)
+        behind = self.bounds.states.counts[home] - np.array(self.menu.ground.node_units)[home]
+        free = (
+            self._next(node.devices).left[fan.vector, home] - behind
+        )  # units of the first stage's node
+        if first is None:
+            spans = np.array([self.menu.options[option].spans_nodes for option in fan.option])
+            return np.asarray(~spans & self.menu.may_end[fan.vector] & (free > 0))
+        if node.left > 1:
+            return np.asarray(free > 0)
+        is_inside = (free >= 0) & (
+            self.takes[fan.vector, home] == self.takes[fan.vector].sum(axis=1)
+        )
+        return np.asarray(is_inside if node.is_near else ~is_inside)
+
+    def _bounds(self, node: _Node, fan: Fan) -> tuple[FloatArray, FloatArray]:
+        """(1) for every row, infinite where there are too few devices; and the rest of a plan, for
+        ties."""
+        following = self._next(node.devices)
+        longer = np.maximum(self._entering(node, fan) - node.over, 0.0)
+        ahead, waiting = node.ahead + longer, node.drained + 2 * longer
+        around = np.maximum(node.around + 2 * longer, ahead + fan.late)
+        passing = around + fan.passing
+        drained = np.maximum(waiting + fan.passing, around + fan.waits)
+        rows = np.arange(len(fan.option))
+        bound, rest = np.full(len(rows), np.inf), np.full(len(rows), np.inf)
+        for where, group in self.ways[:, :, fan.vector]:
+            way, first, whole, tail = self._following(node, fan, following, group)
+            more = fan.over[where, rows] - fan.over[Where.ANYWHERE]
+            here = np.maximum.reduce(
+                [
+                    fan.leaving[where, rows],
+                    passing + 2 * more + np.maximum(whole, fan.sent[where, rows] + way),
+                    drained + 2 * more + first,
+                    ahead + fan.ahead + more + tail,
+                ]
+            )
+            here[group < 0] = np.inf
+            np.minimum(bound, here, out=bound)
+            np.minimum(rest, fan.passing + 2 * more + first, out=rest)
+        bound = np.maximum.reduce([bound, *self._alone(node, fan, ahead, around, waiting)])
+        bound[following.is_short[fan.vector]] = np.inf
+        return bound, rest
+
+    def _alone(
+        self, node: _Node, fan: Fan, ahead: FloatArray, around: FloatArray, waiting: FloatArray
+    ) -> tuple[FloatArray, ...]:
+        """The terms of (1) that do not depend on what follows."""
+        following = self._next(node.devices)
+        begins, ends = following.begins[fan.vector], following.ends[fan.vector]
+        returning = np.where(begins, fan.returning, 0.0)
+        load = returning + np.where(ends, fan.leaving[Where.OTHER_NODE], 0.0)
+        return (
+            ahead + fan.slow + fan.tail,
+            around + fan.gated,
+            waiting + fan.warm,
+            np.maximum(load, fan.load),
+            np.full(len(load), node.fixed),
+        )
+
+    def _following(
+        self, node: _Node, fan: Fan, following: _Next, group: NDArray[np.intp]
+    ) -> tuple[FloatArray, ...]:
+        """P, R, W and S of what follows every row, of a group of beginnings."""
+        state = following.state[fan.vector]
+        values = self.bounds.after(has_odd=node.has_odd)[node.left - 1]
+        found = tuple(values[group, at, state, fan.end] for at in range(4))
+        if not node.has_odd and self.bounds.odd is not None:
+            is_odd = self.odd[fan.option]
+            every = self.bounds.any[node.left - 1]
+            found = tuple(
+                np.where(is_odd, every[group, at, state, fan.end], own)
+                for at, own in enumerate(found)
+            )
+        return found
+
+    def _entering(self, node: _Node, fan: Fan) -> FloatArray:
+        """The hand-over from the last fixed stage to every row: each end needs its time for it."""
+        begins = self._next(node.devices).begins[fan.vector]
+        found = np.where(begins, fan.entering[Where.OTHER_NODE], fan.entering[Where.ANYWHERE])
+        if node.row < 0:
+            return np.asarray(found)
+        out = [float(table[node.row, node.first]) for table in self.menu.over]
+        found = np.maximum(found, np.where(begins, out[Where.OTHER_NODE], 0.0))
+        if len(self.in_site) > 1:
+            near = self.in_site[:, self.menu.vector_of[node.row]]
+            is_far = ~self.in_site[near][:, fan.vector].any(axis=0)
+            for site in np.nonzero(~near)[0].tolist():
+                there = is_far & self.in_site[site, fan.vector]
+                found = np.where(there, np.maximum(found, out[Where.SITE + site]), found)
+        return np.asarray(found)
+
+    def _child(self, node: _Node, fan: Fan, row: int) -> _Node:
+        option, end = int(fan.option[row]), int(fan.end[row])
+        following, vector = self._next(node.devices), int(fan.vector[row])
+        fan = fan.only(row)
+        longer = max(float(self._entering(node, fan)[0]) - node.over, 0.0)
+        ahead, waiting = node.ahead + longer, node.drained + 2 * longer
+        around = max(node.around + 2 * longer, ahead + float(fan.late[0]))
+        alone = self._alone(node, fan, np.array([ahead]), np.array([around]), np.array([waiting]))
+        where = Where.OTHER_NODE if following.ends[vector] else Where.ANYWHERE
+        over = float(fan.over[where, 0])
+        more = over - float(fan.over[Where.ANYWHERE, 0])
+        passing = float(fan.passing[0]) + 2 * more
+        forward, backward, late, hop, back, tail = fan.fixed[:, 0].tolist()
+        sent = float(fan.sent[where, 0]) / max(1, self.shape.num_micro_batches - 1)
+        stage = (forward, backward, late, hop + more, back + more, tail, sent)
+        return _Node(
+            choices=(
+                *node.choices,
+                Choice(self.menu.options[option], self.cuts[node.first], self.cuts[end]),
+            ),
+            left=node.left - 1,
+            is_near=node.is_near,
+            first=end,
+            devices=tuple(following.left[vector].tolist()),
+            has_odd=node.has_odd or bool(self.odd[option]),
+            ahead=ahead + float(fan.ahead[0]) + more,
+            around=around + passing,
+            fixed=max(float(each[0]) for each in alone),
+            drained=max(waiting + passing, around + float(fan.waits[0]) + 2 * more),
+            row=option,
+            over=over,
+            stages=(*with_longer_hop(node.stages, longer), stage),
+        )

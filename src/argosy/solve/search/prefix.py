@@ -1,0 +1,148 @@
+"""The pipeline recurrence of the stages fixed so far, in front of a rest of which only bounds are
+known.
+
+Closed forms look at one stage at a time; here the fixed stages also wait for each other, in the
+order of the schedule:
+
+    (1)  start = max(end of the stage's previous action, arrival of its input); a hand-over is a
+         delay that begins when what a replica sends of the micro-batches before has left
+    (2)  the gradient of micro-batch m comes back from the rest no earlier than the forward of the
+         last micro-batch of m's group (``solve.search.shape``) has left, plus the way there and
+         back; the first one no earlier than R, the last one no earlier than W, of
+         ``solve.search.bounds``
+    (3)  the iteration ends no earlier than any fixed stage's last action and its exchange and
+         update
+
+A lower bound for every plan that begins so, because each number is at its least and more can only
+be later. With no rest it is the whole recurrence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from argosy.schedule import ActionKind, ScheduleSpec
+from argosy.schedule.generate import group_size
+from argosy.sim.constant import orders_of
+from argosy.sim.steady import MOST_PLAYED
+
+Fixed = tuple[float, float, float, float, float, float, float]
+"""Of a stage: forward, the backward that is waited for, the rest of it, hand-over forward and back,
+exchange and update, and how long a replica sends a micro-batch to the next stage."""
+_FORWARD, _BACKWARD, _LATE = range(3)
+_KINDS = {
+    ActionKind.FORWARD: _FORWARD,
+    ActionKind.BACKWARD: _BACKWARD,
+    ActionKind.INPUT_GRADIENT: _BACKWARD,
+    ActionKind.WEIGHT_GRADIENT: _LATE,
+}
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is known of the stages that follow."""
+
+    way: float
+    """There and back, of any micro-batch."""
+    first: float
+    """R."""
+    whole: float
+    """W."""
+
+
+def prefix_seconds(
+    schedule: ScheduleSpec,
+    num_stages: int,
+    num_micro_batches: int,
+    fixed: Sequence[Fixed],
+    rest: Rest,
+) -> float:
+    """(3); of very many micro-batches, only what each fixed stage does by itself."""
+    if num_micro_batches > MOST_PLAYED:
+        return max(
+            num_micro_batches * (forward + backward + late) + end
+            for forward, backward, late, _, _, end, _ in fixed
+        )
+    program = _program(schedule, num_stages, len(fixed), num_micro_batches)
+    last = len(fixed) - 1
+    free = [0.0] * len(fixed)
+    inputs = [[0.0] * num_micro_batches for _ in fixed]
+    gradients = [[0.0] * num_micro_batches for _ in fixed]
+    left = [0.0] * num_micro_batches
+    """When forwards leave the last fixed stage."""
+    sent = [0.0] * len(fixed)
+    """When everything so far has left a stage."""
+    there_and_back = fixed[last][3] + fixed[last][4] + rest.way if num_stages > len(fixed) else 0.0
+    for stage, kind, index, released_by in program:
+        forward, backward, late, over, back, _, sending = fixed[stage]
+        now = free[stage]
+        if kind == _FORWARD:
+            now = max(now, inputs[stage][index]) + forward
+            leaves = max(now, sent[stage])
+            sent[stage] = leaves + sending
+            if stage < last:
+                inputs[stage + 1][index] = leaves + over
+            else:
+                left[index] = leaves
+        elif kind == _BACKWARD:
+            arrival = gradients[stage][index]
+            if stage == last:
+                arrival = left[released_by] + there_and_back
+                if num_stages > len(fixed):
+                    if index == 0:
+                        arrival = max(arrival, left[0] + over + back + rest.first)
+                    if index == num_micro_batches - 1:
+                        arrival = max(arrival, left[0] + over + back + rest.whole)
+            now = max(now, arrival) + backward
+            if stage:
+                gradients[stage - 1][index] = now + fixed[stage - 1][4]
+        else:
+            now += late
+        free[stage] = now
+    return max(end + stage[5] for end, stage in zip(free, fixed, strict=True))
+
+
+def with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, ...]:
+    """The last stage hands on so much later, both ways."""
+    if not seconds:
+        return stages
+    *front, (forward, backward, late, over, back, tail, sent) = stages
+    return (*front, (forward, backward, late, over + seconds, back + seconds, tail, sent))
+
+
+@lru_cache(maxsize=512)
+def _program(
+    schedule: ScheduleSpec, num_stages: int, num_fixed: int, num_micro_batches: int
+) -> list[tuple[int, int, int, int]]:
+    """(stage, kind, micro-batch, last micro-batch of its group), each after what it needs."""
+    group = (
+        min(group_size(schedule, num_micro_batches), num_micro_batches)
+        if num_stages > num_fixed
+        else 1
+    )
+    orders = orders_of(schedule, num_stages, num_micro_batches)[:num_fixed]
+    position = [0] * num_fixed
+    done = [[[False] * num_micro_batches for _ in range(num_fixed)] for _ in range(2)]
+    program: list[tuple[int, int, int, int]] = []
+    while any(at < len(order) for at, order in zip(position, orders, strict=True)):
+        for stage, order in enumerate(orders):
+            while position[stage] < len(order):
+                _, kind, index = order[position[stage]]
+                end = min(index - index % group + group, num_micro_batches) - 1
+                if kind is ActionKind.FORWARD:
+                    ready = stage == 0 or done[0][stage - 1][index]
+                    done[0][stage][index] = ready
+                elif kind is ActionKind.WEIGHT_GRADIENT:
+                    ready = True
+                else:
+                    ready = (
+                        done[1][stage + 1][index] if stage + 1 < num_fixed else done[0][stage][end]
+                    )
+                    done[1][stage][index] = ready
+                if not ready:
+                    break
+                program.append((stage, _KINDS[kind], index, end))
+                position[stage] += 1
+    return program

@@ -1,0 +1,167 @@
+"""How far stages reach: a bound for all plans of a shape that needs no tables.
+
+Say an iteration takes T. A stage of option o that begins with layer a and runs layers a..b-1 for M
+micro-batches, with per micro-batch t of its slowest replica, g of that until the stage before goes
+on, and E the least exchange of the gradients of so many weights, has
+
+    (1)  F(a) + M t(a, b) + E(a, b) <= T   and   G(a) + M g(a, b) <= T,
+
+F and G what the first micro-batch needs to come through the layers before, and to come back, with
+every layer at its quickest. So there is a furthest end e_v(a) for each vector v of devices, over
+its options, and never an earlier one for a later a. The furthest layer that devices u reach is
+
+    (2)  r(u) = max over v <= u of e_v(r(u - v)),     r(0) = 0,
+
+and no plan takes T if all devices together do not reach the end of the chain. Memory, hand-overs
+and the number of stages do not count here; ``solve.search.bounds`` knows them, and costs a hundred
+times as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.plan.plan import Recompute
+from argosy.solve.search.row import States
+from argosy.solve.search.shape import Shape, estimated
+from argosy.space.enumerate import Scope, Shared
+from argosy.space.option import Option, PoolPart, Vector
+from argosy.space.price import FloatArray, Prices
+from argosy.space.rate import throughput_bound
+
+_SECTIONS = 16
+"""Times that are tried at once."""
+_Costs = list[tuple[FloatArray, FloatArray]]
+"""Per part of an option, running sums over the layers: both left sides of (1) but for F and G."""
+
+
+def promising_shapes(
+    prices: Prices, shapes: Sequence[Shape], scope: Scope
+) -> list[tuple[float, Shape]]:
+    """The shapes with their throughput bounds, most promising first: a pipeline of a few stages
+    takes that many micro-batches longer to fill and drain."""
+    units = scope.units if scope.context == (1,) else None
+    bounds = [
+        (shape.num_micro_batches * throughput_bound(prices, shape.micro_batch_size, units), shape)
+        for shape in shapes
+    ]
+    return sorted(bounds, key=lambda item: (estimated(*item), -item[1].num_micro_batches))
+
+
+def reach_bound(
+    prices: Prices,
+    shape: Shape,
+    parts: Mapping[Vector, Sequence[Shared]],
+    counts: Vector,
+    bound: float,
+    most: float,
+) -> float:
+    """A better bound of a shape than ``bound``, as far as it is below ``most``."""
+    ways = {
+        vector: list(dict.fromkeys(each for each, _ in shared)) for vector, shared in parts.items()
+    }
+    return ShapeBound(prices, shape, ways, counts).least(bound, most) if most > bound else bound
+
+
+class ShapeBound:
+    """(2) for the plans of one shape."""
+
+    def __init__(
+        self,
+        prices: Prices,
+        shape: Shape,
+        ways: Mapping[Vector, Sequence[tuple[PoolPart, ...]]],
+        counts: Vector,
+    ) -> None:
+        self.size = prices.num_layers
+        states = States(counts)
+        self.moves = [states.taking(vector) for vector in ways]
+        self.num_states = len(states)
+        count, gate = shape.num_micro_batches, shape.gate
+        weights = _running(prices)
+        is_mixed = any(len(parts) > 1 for each in ways.values() for parts in each)
+        ahead, around = np.full(self.size, np.inf), np.full(self.size, np.inf)
+        self.costs: list[list[_Costs]] = []
+        """Per vector and option."""
+        for each in ways.values():
+            costs = []
+            for parts in each:
+                exchange = _least_exchange(prices, parts, count) @ weights
+                devices = sum(part.devices for part in parts)
+                pairs = [_seconds(prices, part, part.most, devices) for part in parts]
+                costs.append(
+                    [(count * (f + b) + exchange, count * (f + gate * b)) for f, b in pairs]
+                )
+                for forward, backward in (
+                    [_seconds(prices, p, p.samples, devices) for p in parts] if is_mixed else pairs
+                ):
+                    np.minimum(ahead, np.diff(forward), out=ahead)
+                    np.minimum(around, np.diff(forward + gate * backward), out=around)
+            self.costs.append(costs)
+        self.ahead = np.concatenate(([0.0], np.cumsum(ahead)))
+        self.around = np.concatenate(([0.0], np.cumsum(around)))
+
+    def covers(self, seconds: FloatArray) -> NDArray[np.bool_]:
+        """For each of several times, whether a plan may take it."""
+        ends = [self._ends(costs, seconds) for costs in self.costs]
+        column = np.arange(len(seconds))
+        reached = np.zeros((self.num_states, len(seconds)), dtype=np.intp)
+        while True:
+            before = reached.copy()
+            for (target, source), end in zip(self.moves, ends, strict=True):
+                reached[target] = np.maximum(reached[target], end[column, reached[source]])
+            if (reached == before).all():
+                return np.asarray(reached[-1] == self.size)
+
+    def _ends(self, options: Sequence[_Costs], seconds: FloatArray) -> NDArray[np.intp]:
+        """[time, a]: the furthest end over the options of a vector, a itself where there is
+        none."""
+        found = np.broadcast_to(np.arange(self.size + 1), (len(seconds), self.size + 1)).copy()
+        left = seconds[:, None] - self.ahead, seconds[:, None] - self.around
+        for costs in options:
+            ends = (
+                np.searchsorted(sums, sums + room, side="right")
+                for pair in costs
+                for sums, room in zip(pair, left, strict=True)
+            )
+            np.maximum(found, np.minimum.reduce(list(ends)) - 1, out=found)
+        return found
+
+    def least(self, low: float, high: float) -> float:
+        """No plan is faster: a time between two, near the least that may be reached; ``high`` where
+        none is below."""
+        for _ in range(2):
+            times = np.linspace(low, high, _SECTIONS + 1)
+            covered = self.covers(times)
+            first = int(np.argmax(covered))
+            if not covered[first] or first == 0:
+                return low if covered[0] else high
+            low, high = float(times[first - 1]), float(times[first])
+        return low
+
+
+def _running(prices: Prices) -> FloatArray:
+    """Weights of no expert, of experts, and what does not depend on them, as running sums; tied
+    weights count once."""
+    layers = prices.chain.layers
+    split = np.array([float(layer.expert_parameters) for layer in layers])
+    common = np.array([float(layer.parameters) for layer in layers]) - split
+    return np.array([np.concatenate(([0.0], np.cumsum(each))) for each in (common, split)])
+
+
+def _least_exchange(prices: Prices, parts: tuple[PoolPart, ...], count: int) -> FloatArray:
+    """Seconds per weight: twice around, or, under ZeRO 3, once for every micro-batch and once more;
+    nothing if ZeRO 3 may hide all of it behind compute."""
+    option = Option(prices=prices, vector=(), parts=parts, recompute=Recompute.NONE, zero=0)
+    times = 0.0 if prices.model.prefetch else min(2, 2 * count - 1) * prices.bytes_summed
+    return np.array([times * option.ring[0], times * option.ring[1]])
+
+
+def _seconds(
+    prices: Prices, part: PoolPart, samples: int, devices: int
+) -> tuple[FloatArray, FloatArray]:
+    split = {"context": part.context, "expert": part.expert}
+    return prices.seconds(part.pool, part.width, samples, Recompute.NONE, devices=devices, **split)

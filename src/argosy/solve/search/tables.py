@@ -1,0 +1,323 @@
+"""What options of a stage cost for ranges of layers, as tables: the ground of the bounds.
+
+For option o and layers a..b-1, a and b cuts of a grid (``solve.search.grid``), with M micro-batches
+of B samples:
+
+    (1)  slow    t: forward + backward of the slowest replica, with what ZeRO 3 adds between a backward and the next
+                 action, (M - 1) / M times
+    (2)  gated   g: as (1), of the backward only what the stage before waits for
+    (3)  ahead   f: forward of the slowest replica
+    (4)  quick   p: forward and gated backward of the replica on the certain way of a micro-batch (``solve.search.kinds``):
+                 the quickest of a mixed stage, otherwise the slowest;   quick_forward  its forward alone
+    (5)  tail       gradient exchange and update; a tied layer whose partner is elsewhere is summed across stages
+    (6)  load       seconds per micro-batch that a network is busy: ZeRO's exchanges, or what passes a node's NIC
+    (7)  most       micro-batches in flight with which the layers fit
+
+All follow from running sums over the layers and from rates per weight. These are kept; tables are
+made of the ranges that are asked for, because a time to beat leaves a quarter of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.solve.search.grid import CutGrid
+from argosy.solve.search.kinds import Ground, leaving_seconds, nic_seconds
+from argosy.solve.search.shape import Shape
+from argosy.solve.search.tied import tied_costs
+from argosy.space.offloaded import copied_weights, copy_seconds, limit_in_flight
+from argosy.space.option import Option
+from argosy.space.price import FloatArray
+
+Indices = NDArray[np.intp]
+_Ranges = tuple[Indices, Indices]
+"""First layers, and ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """(1) to (7), [option, range]."""
+
+    slow: FloatArray
+    gated: FloatArray
+    """The same array as ``slow`` where whole backwards are waited for."""
+    ahead: FloatArray
+    quick: FloatArray
+    quick_forward: FloatArray
+    """The same array as ``ahead`` where the slowest replica is on the certain way."""
+    late: FloatArray
+    """The least of a backward that the stage before does not wait for."""
+    tail: FloatArray
+    load: FloatArray
+    most: FloatArray
+
+
+class Costs:
+    """What (1) to (7) of some options follow from."""
+
+    def __init__(
+        self,
+        options: Sequence[Option],
+        shape: Shape,
+        ground: Ground,
+        grid: CutGrid,
+        *,
+        is_mixed: bool,
+        group: int,
+    ) -> None:
+        """``group``: micro-batches in a row whose receive buffers count."""
+        self.prices = options[0].prices
+        self.grid = grid
+        self.count, self.gate = shape.num_micro_batches, shape.gate
+        self.is_mixed = is_mixed
+        self._add_sums(options)
+        self._add_exchanges(options, ground)
+        self._add_memory(options, group)
+        self.options = options
+        self.offloads = np.array([bool(option.offload) for option in options])
+
+    def _add_sums(self, options: Sequence[Option]) -> None:
+        """[part, option, layer]."""
+        self.ahead, self.backward = _sums(options, least=False)
+        self.slow = self.ahead + self.backward
+        self.gated = self.ahead + self.gate * self.backward
+        self.quick_forward, self.quick = self.ahead, self.gated
+        if self.is_mixed:
+            self.quick_forward, self.backward = _sums(options, least=True)
+            self.quick = self.quick_forward + self.gate * self.backward
+
+    def _add_exchanges(self, options: Sequence[Option], ground: Ground) -> None:
+        """Rates of options that exchange something, and which these are."""
+        self.gathers = np.array([option.zero == 3 for option in options])
+        self.loads = np.array([option.zero > 1 for option in options])
+        self.stretch = np.array(
+            [option.stretch if option.zero == 3 else (0.0, 0.0, 0.0) for option in options]
+        )
+        self.load = np.array(
+            [option.load if option.zero > 1 else (0.0, 0.0, 0.0) for option in options]
+        )
+        self.update = np.array([option.update for option in options])
+        ways = (0, -1) if any(len(option.exchanges) > 1 for option in options) else (0,)
+        self.exchanges = [np.array([option.exchanges[way] for option in options]) for way in ways]
+        if self.gate == 1:
+            self.exchanges = [rates + self.stretch for rates in self.exchanges]
+        self.tied = tied_costs(options, ground)
+        self.leaving = np.array([leaving_seconds(option, ground) for option in options])
+        """Seconds per output byte that the NICs need for a micro-batch that leaves the nodes of a
+        stage."""
+        self.nic = np.array([_always_leaving(option, ground) for option in options])
+        """The same of parts that fill nodes, wherever they stand."""
+
+    def _add_memory(self, options: Sequence[Option], group: int) -> None:
+        self.buffers = (2 * group + 1) * self.prices.largest_output
+        self.state = np.array([option.state for option in options])
+        parts = range(max(len(option.parts) for option in options))
+        rooms = [
+            [option.room[min(part, len(option.parts) - 1)] for option in options] for part in parts
+        ]
+        self.room = np.array(rooms, dtype=np.float64)
+        """[part, option]: bytes, and samples."""
+        kinds = [
+            (option.recompute, option.width, option.offload.activations is not None)
+            for option in options
+        ]
+        distinct = sorted(set(kinds))
+        self.kind = np.array([distinct.index(kind) for kind in kinds])
+        """Of recomputation, of the width of tensor-parallel groups, and of offloaded
+        activations."""
+        self.examples = [kinds.index(kind) for kind in distinct]
+        """An option of each of these."""
+        self.holds_frozen = np.array([option.offload.weights is None for option in options])
+        self.width = np.array([option.width for option in options])
+        self.whole = np.array([option.whole for option in options])
+        self.expert = np.array([option.expert for option in options])
+        self.context = np.array([option.context for option in options])
+
+    def tables(self, rows: Indices, first: Indices, end: Indices) -> Tables:
+        """Of some options, for stages from cut to cut."""
+        at = self.grid.layers(first, end)
+        held = self.prices.held_by_kind[:, at[0], at[1]]
+        alone, ahead = (
+            _largest(_ranges(self.slow, rows, at)),
+            _largest(_ranges(self.ahead, rows, at)),
+        )
+        if self.gate == 1 and self.offloads[rows].any():
+            alone, ahead = self._with_copies(alone, ahead, rows, at)
+        slow = self._stretched(alone, rows, held)
+        is_whole = self.gate == 1
+        return Tables(
+            slow=slow,
+            gated=slow if is_whole else _largest(_ranges(self.gated, rows, at)),
+            ahead=ahead,
+            quick=alone
+            if is_whole and not self.is_mixed
+            else _smallest(_ranges(self.quick, rows, at)),
+            quick_forward=_smallest(_ranges(self.quick_forward, rows, at))
+            if self.is_mixed
+            else ahead,
+            late=np.zeros(slow.shape)
+            if is_whole
+            else (1 - self.gate) * _smallest(_ranges(self.backward, rows, at)),
+            tail=self._tails(rows, at, held),
+            load=self._loads(rows, at, held),
+            most=self._fitting(rows, first, end, held),
+        )
+
+    def seconds(self, rows: Indices, first: Indices, end: Indices) -> FloatArray:
+        """(1) alone."""
+        at = self.grid.layers(first, end)
+        return self._stretched(
+            _largest(_ranges(self.slow, rows, at)), rows, self.prices.held_by_kind[:, at[0], at[1]]
+        )
+
+    def _stretched(self, alone: FloatArray, rows: Indices, held: FloatArray) -> FloatArray:
+        """(1), from computing alone."""
+        gathers = self.gathers[rows]
+        if self.gate < 1 or not gathers.any():
+            return alone
+        slow = alone.copy()
+        stretch = self.prices.weigh(self.stretch[rows[gathers]], held)
+        slow[gathers] += stretch * ((self.count - 1) / self.count)
+        return slow
+
+    def _with_copies(
+        self, alone: FloatArray, ahead: FloatArray, rows: Indices, at: _Ranges
+    ) -> tuple[FloatArray, FloatArray]:
+        """(1) and (3) from computing alone, with copies to hosts beside it, at their least: nothing
+        waits for a first layer, and links are free of others."""
+        alone, ahead = alone.copy(), ahead.copy()
+        for row in np.nonzero(self.offloads[rows])[0].tolist():
+            option = self.options[rows[row]]
+            both, forwards = [], []
+            for part in option.parts:
+                sums, copied = (
+                    option.sums(part, part.most),
+                    copy_seconds(option, part, *at, alone=True),
+                )
+                forward, backward = (
+                    np.maximum(each[at[1]] - each[at[0]], copy)
+                    for each, copy in zip(sums, copied, strict=True)
+                )
+                both.append(forward + backward)
+                forwards.append(forward)
+            alone[row] = np.maximum(alone[row], _largest(both))
+            ahead[row] = np.maximum(ahead[row], _largest(forwards))
+        return alone, ahead
+
+    def _tails(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
+        """(5), by the best algorithm for each range."""
+        ways = [self.prices.weigh(rates[rows], held) for rates in self.exchanges]
+        exchange = ways[0] if len(ways) == 1 else np.minimum(*ways)
+        if self.gate < 1:
+            exchange = np.maximum(exchange, 0.0)
+        for layer, other, least in self.tied:
+            alone = _holds(at, layer) & ~_holds(at, other)
+            exchange[:, alone] = np.maximum(exchange[:, alone], least[rows, None])
+        exchange += self.prices.weigh(self.update[rows], held)
+        return exchange
+
+    def _loads(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
+        """(6)."""
+        outputs, some = self.prices.outputs, self.loads[rows]
+        returned = self.prices.returned
+        passing = outputs[at[0]] + outputs[at[1]]
+        if returned is not outputs:  # what comes in and what goes out are not the same then
+            passing = np.maximum(outputs[at[0]] + returned[at[1]], returned[at[0]] + outputs[at[1]])
+        busy = self.nic[rows, None] * passing
+        if some.any():
+            busy[some] = np.maximum(busy[some], self.prices.weigh(self.load[rows[some]], held))
+        return busy
+
+    def _fitting(self, rows: Indices, first: Indices, end: Indices, held: FloatArray) -> FloatArray:
+        """(7)."""
+        at, kind = self.grid.layers(first, end), self.kind[rows]
+        weights = self.prices.weigh(self.state[rows], held)
+        whole = self.whole[rows]
+        for expert in (
+            set(self.expert[rows].tolist()) if self.prices.chain.frozen_parameters else ()
+        ):
+            some = (self.expert[rows] == expert) & self.holds_frozen[rows]
+            frozen = self.prices.frozen(expert)
+            assert frozen is not None, "a chain with frozen parameters has their bytes"
+            weights[some] += np.multiply.outer(self.context[rows][some], frozen[at])
+        for expert in set(self.expert[rows][whole > 0].tolist()):
+            some = (whole > 0) & (self.expert[rows] == expert)
+            weights[some] += np.multiply.outer(whole[some], self.prices.largest_layer(expert)[at])
+        examples = [self.options[row] for row in self.examples]
+        passing = np.array([option.transient[at] + self.buffers for option in examples])[kind]
+        kept = np.array([option.kept_ranges[at] for option in examples])[kind]
+        offloading = np.nonzero(self.offloads[rows])[0].tolist()
+        for row in offloading:
+            weights[row] += copied_weights(self.options[rows[row]], *at)
+        fitting = []
+        for part in self.room[:, rows]:
+            size, samples = part[:, :1], part[:, 1:]
+            fits = size - weights
+            fits -= samples * passing
+            fits /= np.maximum(samples * kept, 1e-9)
+            fits += 1e-9
+            fitting.append(np.floor(fits, out=fits))
+        most = _smallest(fitting)
+        for row in offloading:
+            most[row] = np.minimum(most[row], limit_in_flight(self.options[rows[row]], *at))
+        self._refuse_wide(most, self.width[rows], first, end)
+        return most
+
+    def _refuse_wide(self, most: FloatArray, width: Indices, first: Indices, end: Indices) -> None:
+        """Where layers cannot be split so; of a stage within a bundle nobody knows which layer it
+        has."""
+        grid, widest = self.grid, self.prices.widest
+        allowed = widest[grid.layers(first, end)]
+        if grid.single is not None:
+            inside = first == end
+            allowed[inside] = widest[grid.first, grid.end].max()
+            most[:, inside & np.isin(first, grid.single)] = 0.0
+        for row in np.nonzero(width > widest[0, -1])[0].tolist():
+            most[row][width[row] > allowed] = 0.0
+
+
+def _always_leaving(option: Option, ground: Ground) -> float:
+    both = zip(option.parts, option.pools, strict=True)
+    full = [nic_seconds(part, pool) for part, pool in both if ground.leaves_nodes(part, pool)]
+    return max(full, default=0.0) if ground.through_nics else 0.0
+
+
+def _holds(at: _Ranges, layer: int) -> NDArray[np.bool_]:
+    """Whether layers a..b-1 have a layer."""
+    holds: NDArray[np.bool_] = (at[0] <= layer) & (layer < at[1])
+    return holds
+
+
+def _ranges(sums: FloatArray, rows: Indices, at: _Ranges) -> FloatArray:
+    """[part, option, range] = sums[part, option, b] - sums[part, option, a]."""
+    some = sums[:, rows]
+    return np.asarray(some.take(at[1], axis=2) - some.take(at[0], axis=2))
+
+
+def _largest(tables: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    """Over the parts of options, of which there is one as a rule."""
+    largest: FloatArray = tables[0] if len(tables) == 1 else np.max(tables, axis=0)
+    return largest
+
+
+def _smallest(tables: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    smallest: FloatArray = tables[0] if len(tables) == 1 else np.min(tables, axis=0)
+    return smallest
+
+
+def _sums(options: Sequence[Option], *, least: bool) -> tuple[FloatArray, FloatArray]:
+    """[part, option, layer]: running sums of forward and backward for the replica with most
+    (fewest) samples; options of fewer parts repeat their last."""
+    parts = range(max(len(option.parts) for option in options))
+    pairs = [[_seconds(option, at, least=least) for option in options] for at in parts]
+    forward = np.array([[pair[0] for pair in row] for row in pairs])
+    return forward, np.array([[pair[1] for pair in row] for row in pairs])
+
+
+def _seconds(option: Option, at: int, *, least: bool) -> tuple[FloatArray, FloatArray]:
+    part = option.parts[min(at, len(option.parts) - 1)]
+    return option.sums(part, part.samples if least else part.most)

@@ -1,0 +1,168 @@
+"""What the sum of tied gradients takes at least, and plans divided by where their last stage is.
+
+The gradients of weights that two stages hold go twice around a ring of the n tensor-parallel groups
+that have them, B bytes, once the first of the stages is through. Devices of a node follow one
+another in the ring. If it is not inside one node,
+
+    (1)  2 (n - 1) / n B bytes leave every node of the ring through its NIC, and 2 (n - 1) latencies
+         pass
+    (2)  as many leave every site of the ring for another one, with the latencies between these
+
+The first stage alone does not say where the ring goes. If (1) or (2) are long enough to matter, a
+search divides its plans: by the site of the last stage (``Menu.by_last_site``), and into
+
+    (3)  those whose first and last stage are in one node. Stages stand in rows (``space.place``),
+         so that no other node of that pool is used
+    (4)  all others, to which (1) and (2) apply
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from argosy.solve.search.kinds import Ground
+from argosy.space.option import Option
+from argosy.space.place import row_places
+from argosy.space.pool import Pool
+from argosy.space.price import FloatArray, Prices
+
+_WORTH = 0.002
+"""Plans are divided if (1) or (2) can be longer than this share of the time to beat."""
+Tied = tuple[int, int, FloatArray]
+"""A layer, the other one, and per option the least seconds of a stage that has the first and not
+the other."""
+
+
+def tied_costs(options: Sequence[Option], ground: Ground) -> list[Tied]:
+    """The least seconds of tied weights, for both stages that have them."""
+    found: list[Tied] = []
+    for index, partner, weights in options[0].prices.tied:
+        least = np.array([tied_seconds([option], weights, ground) for option in options])
+        found += [(index, partner, least), (partner, index, least)]
+    return found
+
+
+def tied_apart(
+    options: Sequence[Option], ground: Ground, site: int | None, upper: float
+) -> list[Tied]:
+    """The same for plans of (4) whose last stage is in a site, or anywhere; empty if the first and
+    the last layer are not tied, if numbers of devices do not say which stages share a node, or if
+    it is not worth while."""
+    prices = options[0].prices
+    ends = [
+        weights
+        for index, partner, weights in prices.tied
+        if (partner, index) == (0, prices.num_layers - 1)
+    ]
+    if not ends or not all(ground.alone) or not all(ground.node_units):
+        return []
+    others = [pool for pool in prices.pools if site in (None, pool.site)]
+    apart = np.array(
+        [tied_seconds([option], ends[0], ground, others, leaves_node=True) for option in options]
+    )
+    if apart.max() <= _WORTH * upper:
+        return []
+    return [
+        (layer, other, apart if (layer, other) == (0, prices.num_layers - 1) else least)
+        for layer, other, least in tied_costs(options, ground)
+    ]
+
+
+def tied_seconds(
+    stages: Sequence[Option],
+    weights: int,
+    ground: Ground,
+    others: Sequence[Pool] = (),
+    *,
+    leaves_node: bool = False,
+) -> float:
+    """The least that summing tied weights of two stages takes, of which one may be unknown, but for
+    ``others``: it has devices of at least one of these pools. ``leaves_node``: whether the ring is
+    certainly not inside one node."""
+    prices = stages[0].prices
+    count = sum(stage.holders for stage in stages) + (len(stages) == 1)
+    around, share = 2 * (count - 1), weights * prices.exchanged_bytes(0) / count
+    narrowest = min(_widest_way_out(stage, ground) for stage in stages)
+    least = around * share / narrowest if narrowest else 0.0
+    if not leaves_node and not any(stage.spans_nodes for stage in stages):
+        return least
+    pools = list(itertools.chain.from_iterable(stage.pools for stage in stages))
+    ways = list(_ways_out_of_nodes(pools, others)) if ground.through_nics else []
+    are_known = len(stages) > 1 or len({pool.site for pool in others}) == 1
+    if are_known and all(len(layers) == 2 for layers, _ in prices.chain.shared):
+        ways += _ways_out_of_sites(pools, others)
+    return max([least, *(around * (share / rate + latency) for rate, latency in ways)])
+
+
+def _ways_out_of_nodes(
+    pools: Sequence[Pool], others: Sequence[Pool]
+) -> Iterator[tuple[float, float]]:
+    """Rates and latencies of (1)."""
+    for some in (*([pool] for pool in pools), others):
+        if some and all(pool.nic_bandwidth for pool in some):
+            yield max(pool.nic_bandwidth for pool in some), min(pool.nic_latency for pool in some)
+
+
+def _ways_out_of_sites(
+    pools: Sequence[Pool], others: Sequence[Pool]
+) -> Iterator[tuple[float, float]]:
+    """Rates and latencies of (2); the other stage is in the site of all ``others``."""
+    sites = {pool.site for pool in (*pools, *others)}
+    for site in sites if len(sites) > 1 else ():
+        here = [pool for pool in (*pools, *others) if pool.site == site]
+        ways = [pool.far[other] for pool in here for other in sites - {site}]
+        yield max(rate for rate, _ in ways), min(latency for _, latency in ways)
+
+
+def _widest_way_out(option: Option, ground: Ground) -> float:
+    ways = []
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        inside = (
+            0.0
+            if ground.leaves_nodes(part, pool) and ground.plain
+            else pool.intra_bandwidth * part.width
+        )
+        ways.append(max(pool.nic_bandwidth, inside))
+    return max(ways)
+
+
+def tied_tails(
+    options: Sequence[Option], ranges: Sequence[tuple[int, int]], ground: Ground
+) -> Iterator[tuple[int, float]]:
+    """The first stage with tied weights of a complete plan, and the least seconds of their sum and
+    update."""
+    prices = options[0].prices
+    for index, partner, weights in prices.tied:
+        first, last = sorted(
+            at
+            for at, (begin, end) in enumerate(ranges)
+            for layer in (index, partner)
+            if begin <= layer < end
+        )
+        if first != last:
+            both = [options[first], options[last]]
+            seconds = tied_seconds(
+                both, weights, ground, leaves_node=_leaves_node(prices, options, first, last)
+            )
+            yield (
+                first,
+                seconds
+                + max(prices.weigh_range(options[at].update, *ranges[at]) for at in (first, last)),
+            )
+
+
+def _leaves_node(prices: Prices, options: Sequence[Option], first: int, last: int) -> bool:
+    """Whether two stages of a complete plan are certainly not in one node."""
+    places = row_places(prices.pools, options)
+    if places is None:
+        return False
+    nodes = set()
+    for stage in (first, last):
+        for part, (begin, end) in zip(options[stage].parts, places[stage], strict=True):
+            pool = prices.pools[part.pool]
+            for at in (begin // pool.per_node, (end - 1) // pool.per_node):
+                nodes.add(pool.nodes[at][0].partition(".")[0])
+    return len(nodes) > 1

@@ -1,0 +1,443 @@
+"""Which indices an operation's tensors have in common, for operations whose answer depends on their
+arguments.
+
+A ``Pattern`` gives every dim of every tensor a label; dims with the same label are the same index,
+and an index may be split if every tensor that has it is split alike. ``""`` marks a dim that cannot
+be split. Each function here reads a node's arguments and shapes and returns its pattern;
+``space/operations/rules.py`` turns patterns into rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.space.operations.sharding import Shape
+from argosy.workload.graph import GraphNode
+
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """Labels per tensor, and what else a split needs to know."""
+
+    inputs: tuple[Labels, ...]
+    outputs: tuple[Labels, ...]
+    linear: tuple[frozenset[int], ...] = ()
+    additive: frozenset[int] = frozenset()
+    whole: frozenset[tuple[str, int]] = frozenset()
+    stretched: Mapping[tuple[int, str], int] | None = None
+    """(tensor, inputs first; label): the dim holds so many of the label one after another (parts of
+    a split or cat)."""
+    by_rows: str = ""
+    """A label that is split by an implementation of its own: rows of an embedding table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationCall:
+    """A node with the shapes around it."""
+
+    node: GraphNode
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    entry: Mapping[str, Any]
+
+    def argument(self, place: int, default: Any = None) -> Any:
+        return self.node.arguments[place] if place < len(self.node.arguments) else default
+
+    @property
+    def rank(self) -> int:
+        return len(self.inputs[0])
+
+
+def letters(rank: int) -> Labels:
+    return tuple(f"i{dim}" for dim in range(rank))
+
+
+def _blocked(labels: Labels, dims: Sequence[int]) -> Labels:
+    gone = {dim % len(labels) for dim in dims} if labels else set()
+    return tuple("" if dim in gone else label for dim, label in enumerate(labels))
+
+
+def _without(labels: Labels, dims: Sequence[int]) -> Labels:
+    gone = {dim % len(labels) for dim in dims}
+    return tuple(label for dim, label in enumerate(labels) if dim not in gone)
+
+
+def _broadcast(labels: Labels, whole: Shape, shape: Shape) -> Labels:
+    """Labels of an operand that is broadcast to a shape: none where it has one element for many."""
+    tail = labels[len(labels) - len(shape) :]
+    sizes = whole[len(whole) - len(shape) :]
+    return tuple(
+        label if size == own else "" for label, size, own in zip(tail, sizes, shape, strict=True)
+    )
+
+
+def pointwise(call: OperationCall) -> Pattern:
+    (out,) = call.outputs
+    labels = letters(len(out))
+    return Pattern(
+        inputs=tuple(_broadcast(labels, out, shape) for shape in call.inputs), outputs=(labels,)
+    )
+
+
+def addmm(call: OperationCall) -> Pattern:
+    bias = _broadcast(("m", "n"), call.outputs[0], call.inputs[0])
+    return Pattern(inputs=(bias, ("m", "k"), ("k", "n")), outputs=(("m", "n"),))
+
+
+def convolution(call: OperationCall) -> Pattern:
+    transposed, groups = call.argument(6), call.argument(8)
+    space = ("",) * (call.rank - 2)
+    i, o = ("c", "o") if groups == 1 else ("", "")
+    weight = (i, o) if transposed else (o, i)
+    bias = ((o,),) if len(call.inputs) == 3 else ()
+    return Pattern(inputs=(("n", i, *space), (*weight, *space), *bias), outputs=(("n", o, *space),))
+
+
+def convolution_backward(call: OperationCall) -> Pattern:
+    transposed, groups = call.argument(7), call.argument(9)
+    space = ("",) * (call.rank - 2)
+    i, o = ("c", "o") if groups == 1 else ("", "")
+    weight = (*((i, o) if transposed else (o, i)), *space)
+    x = ("n", i, *space)
+    return Pattern(inputs=(("n", o, *space), x, weight), outputs=(x, weight, (o,)))
+
+
+def attention(call: OperationCall) -> Pattern:
+    """Samples and heads; with fewer key heads than query heads only samples."""
+    shapes = [*call.inputs, *call.outputs]
+    heads = {shape[1] for shape in call.inputs if len(shape) > 2} - {1}
+    h = "h" if len(heads) <= 1 else ""
+
+    def labels(shape: Shape) -> Labels:
+        if len(shape) == 2:  # an attention mask of positions alone
+            return ("", "")
+        whole = call.inputs[0]
+        return (
+            "b" if shape[0] == whole[0] else "",
+            h if shape[1] == whole[1] else "",
+            *[""] * (len(shape) - 2),
+        )
+
+    found = [labels(shape) for shape in shapes]
+    return Pattern(
+        inputs=tuple(found[: len(call.inputs)]), outputs=tuple(found[len(call.inputs) :])
+    )
+
+
+def embedding(call: OperationCall) -> Pattern:
+    places = letters(len(call.inputs[1]))
+    return Pattern(inputs=(("v", "d"), places), outputs=((*places, "d"),), by_rows="v")
+
+
+def embedding_backward(call: OperationCall) -> Pattern:
+    places = letters(len(call.inputs[1]))
+    return Pattern(inputs=((*places, "d"), places), outputs=(("v", "d"),), by_rows="v")
+
+
+def _index_labels(call: OperationCall, indices: Any) -> tuple[Labels, list[Labels], Labels]:
+    """Labels of the indexed tensor, of the index tensors, and of the result; none for positions if
+    they are apart."""
+    at = [dim for dim, index in enumerate(indices) if index is not None]
+    shapes = call.inputs[1 : 1 + len(at)]
+    depth = max(len(shape) for shape in shapes)
+    joint = tuple(
+        max((s[i - depth] for s in shapes if len(s) >= depth - i), default=1) for i in range(depth)
+    )
+    names = tuple(f"j{place}" for place in range(depth))
+    source = _blocked(letters(call.rank), at)
+    adjacent = at == list(range(at[0], at[-1] + 1))
+    rest = tuple(label for dim, label in enumerate(source) if dim not in at)
+    before = at[0] if adjacent else 0
+    return (
+        source,
+        [_broadcast(names, joint, shape) for shape in shapes],
+        (*rest[:before], *names, *rest[before:]),
+    )
+
+
+def index(call: OperationCall) -> Pattern:
+    source, places, result = _index_labels(call, call.argument(1))
+    return Pattern(inputs=(source, *places), outputs=(result,))
+
+
+def index_put(call: OperationCall) -> Pattern:
+    """Adding into places splits over what is added; overwriting does not."""
+    source, places, result = _index_labels(call, call.argument(1))
+    if not call.argument(3, False):
+        places, result = (
+            [("",) * len(p) for p in places],
+            tuple("" if x.startswith("j") else x for x in result),
+        )
+    shape = call.inputs[-1]
+    values = (
+        tuple(result[len(result) - len(shape) :])
+        if len(shape) == len(result)
+        else ("",) * len(shape)
+    )
+    if len(shape) != len(result):
+        source = ("",) * len(source)
+    return Pattern(inputs=(source, *places, values), outputs=(source,))
+
+
+def gather(call: OperationCall) -> Pattern:
+    source, places = call.inputs
+    dim = call.argument(1) % max(len(source), 1)
+    result = letters(len(places))
+    same = tuple(x if source[d] == places[d] and d != dim else "" for d, x in enumerate(result))
+    outside = tuple(x if d == dim or same[d] else "" for d, x in enumerate(result))
+    return Pattern(inputs=(same, outside), outputs=(outside,))
+
+
+def scatter(call: OperationCall) -> Pattern:
+    whole = call.inputs[0]
+    dim = call.argument(1) % max(len(whole), 1)
+    equal = [
+        all(shape[d] == whole[d] for shape in call.inputs) and d != dim for d in range(len(whole))
+    ]
+    labels = tuple(
+        label if same else "" for label, same in zip(letters(len(whole)), equal, strict=True)
+    )
+    return Pattern(inputs=(labels,) * len(call.inputs), outputs=(labels,))
+
+
+def along(call: OperationCall) -> Pattern:
+    """Results of the operand's rank, with one dim that must stay whole."""
+    labels = _blocked(letters(call.rank), [call.argument(call.entry["dim"], -1)])
+    return Pattern(inputs=(labels,) * len(call.inputs), outputs=(labels,) * len(call.outputs))
+
+
+def leading(call: OperationCall) -> Pattern:
+    labels = _blocked(letters(call.rank), [-1, -2])
+    return Pattern(inputs=(labels,), outputs=(labels,))
+
+
+def _reduced_dims(call: OperationCall, place: int) -> list[int]:
+    dims = call.argument(place)
+    dims = [dims] if isinstance(dims, int) else list(dims or range(call.rank))
+    return [dim % call.rank for dim in dims] if call.rank else []
+
+
+def sum(call: OperationCall) -> Pattern:  # noqa: A001 (named as the operation is)
+    """What is summed over may be split: the result is a partial sum."""
+    dims = _reduced_dims(call, 1)
+    labels = letters(call.rank)
+    kept = len(call.outputs[0]) == call.rank
+    return Pattern(
+        inputs=(labels,), outputs=(_blocked(labels, dims) if kept else _without(labels, dims),)
+    )
+
+
+def folded(call: OperationCall) -> Pattern:
+    """A reduction that is no sum: what it reduces over stays whole."""
+    dims = _reduced_dims(call, call.entry["dim"])
+    labels = _blocked(letters(call.rank), dims)
+    kept = len(call.outputs[0]) == call.rank
+    out = labels if kept else _without(labels, dims)
+    return Pattern(inputs=(labels,), outputs=(out,) * len(call.outputs))
+
+
+def layer_norm(call: OperationCall) -> Pattern:
+    lead = call.rank - len(call.argument(1))
+    labels = tuple(label if dim < lead else "" for dim, label in enumerate(letters(call.rank)))
+    plain = tuple(("",) * len(shape) for shape in call.inputs[1:])
+    return Pattern(inputs=(labels, *plain), outputs=(labels, labels, labels))
+
+
+def layer_norm_backward(call: OperationCall) -> Pattern:
+    lead = call.rank - len(call.argument(2))
+    labels = tuple(label if dim < lead else "" for dim, label in enumerate(letters(call.rank)))
+    plain = tuple(("",) * len(shape) for shape in call.inputs[4:])
+    feature = ("",) * (call.rank - lead)
+    return Pattern(inputs=(labels,) * 4 + plain, outputs=(labels, feature, feature))
+
+
+def group_norm(call: OperationCall) -> Pattern:
+    x = ("n", *[""] * (call.rank - 1))
+    plain = tuple(("",) * len(shape) for shape in call.inputs[1:])
+    return Pattern(inputs=(x, *plain), outputs=(x, ("n", ""), ("n", "")))
+
+
+def group_norm_backward(call: OperationCall) -> Pattern:
+    x = ("n", *[""] * (call.rank - 1))
+    plain = tuple(("",) * len(shape) for shape in call.inputs[4:])
+    return Pattern(inputs=(x, x, ("n", ""), ("n", ""), *plain), outputs=(x, ("",), ("",)))
+
+
+def nll_loss(call: OperationCall) -> Pattern:
+    """Sums over samples and positions, or one loss for each; weights of classes are whole."""
+    target = letters(len(call.inputs[1]))
+    x = (target[0], "", *target[1:]) if target else ("",)
+    weight = (("",),) * (len(call.inputs) - 2)
+    summed = call.argument(3) != 0
+    return Pattern(inputs=(x, target, *weight), outputs=(() if summed else target, ()))
+
+
+def nll_loss_backward(call: OperationCall) -> Pattern:
+    target = letters(len(call.inputs[2]))
+    x = (target[0], "", *target[1:]) if target else ("",)
+    weight = (("",),) * (len(call.inputs) - 4)
+    grad = target if call.inputs[0] else ()
+    return Pattern(inputs=(grad, x, target, *weight, ()), outputs=(x,))
+
+
+def permute(call: OperationCall) -> Pattern:
+    labels = letters(call.rank)
+    order = list(range(call.rank))
+    if call.node.op == "aten.permute.default":
+        order = [dim % call.rank for dim in call.argument(1)]
+    elif call.rank > 1:
+        one, other = (
+            (0, 1) if call.node.op == "aten.t.default" else (call.argument(1), call.argument(2))
+        )
+        order[one], order[other] = order[other], order[one]
+    return Pattern(inputs=(labels,), outputs=(tuple(labels[dim] for dim in order),))
+
+
+def unsqueeze(call: OperationCall) -> Pattern:
+    labels = letters(call.rank)
+    dim = call.argument(1) % (call.rank + 1)
+    return Pattern(inputs=(labels,), outputs=((*labels[:dim], "", *labels[dim:]),))
+
+
+def squeeze(call: OperationCall) -> Pattern:
+    dims = call.argument(1)
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    gone = [dim for dim in dims if call.inputs[0][dim] == 1]
+    labels = letters(call.rank)
+    return Pattern(inputs=(labels,), outputs=(_without(labels, gone) if gone else labels,))
+
+
+def expand(call: OperationCall) -> Pattern:
+    labels = letters(len(call.outputs[0]))
+    return Pattern(inputs=(_broadcast(labels, call.outputs[0], call.inputs[0]),), outputs=(labels,))
+
+
+def repeat(call: OperationCall) -> Pattern:
+    labels = letters(len(call.outputs[0]))
+    same = _broadcast(labels, call.outputs[0], call.inputs[0])
+    pad = ("",) * (len(labels) - len(same))
+    return Pattern(inputs=(same,), outputs=((*pad, *same),))
+
+
+def select(call: OperationCall) -> Pattern:
+    dim = call.argument(1, 0)
+    labels = _blocked(letters(call.rank), [dim])
+    return Pattern(inputs=(labels,), outputs=(_without(labels, [dim]),) * len(call.outputs))
+
+
+def slice(call: OperationCall) -> Pattern:  # noqa: A001 (named as the operation is)
+    labels = letters(call.rank)
+    if call.inputs[0] != call.outputs[0]:
+        labels = _blocked(labels, [call.argument(1, 0)])
+    return Pattern(inputs=(labels,), outputs=(labels,))
+
+
+def split(call: OperationCall) -> Pattern:
+    """Equal parts may be split along the very dim: each part gets its share of every part of the
+    whole."""
+    dim = call.argument(2, 0) % call.rank
+    labels = letters(call.rank)
+    sizes = {shape[dim] for shape in call.outputs}
+    if len(sizes) > 1 or len(call.outputs) * max(sizes) != call.inputs[0][dim]:
+        labels = _blocked(labels, [dim])
+    stretched = {(0, labels[dim]): len(call.outputs)} if labels[dim] else None
+    return Pattern(inputs=(labels,), outputs=(labels,) * len(call.outputs), stretched=stretched)
+
+
+def cat(call: OperationCall) -> Pattern:
+    if any(
+        len(shape) != len(call.outputs[0]) for shape in call.inputs
+    ):  # an empty vector may be joined to anything
+        return _joined_to_nothing(call)
+    dim = call.argument(1, 0) % len(call.outputs[0])
+    labels = letters(len(call.outputs[0]))
+    if len({shape[dim] for shape in call.inputs}) > 1:
+        labels = _blocked(labels, [dim])
+    count = len(call.inputs)
+    stretched = {(count, labels[dim]): count} if labels[dim] else None
+    return Pattern(inputs=(labels,) * count, outputs=(labels,), stretched=stretched)
+
+
+def _joined_to_nothing(call: OperationCall) -> Pattern:
+    """One tensor and empty vectors, as a cache that is filled for the first time joins them: the
+    tensor itself."""
+    labels, empty = letters(len(call.outputs[0])), (0,)
+    if [shape for shape in call.inputs if shape != empty] != [call.outputs[0]]:
+        return whole(call)
+    return Pattern(
+        inputs=tuple(("",) if shape == empty else labels for shape in call.inputs),
+        outputs=(labels,),
+    )
+
+
+def stack(call: OperationCall) -> Pattern:
+    dim = call.argument(1, 0) % len(call.outputs[0])
+    labels = letters(call.rank)
+    return Pattern(
+        inputs=(labels,) * len(call.inputs), outputs=((*labels[:dim], "", *labels[dim:]),)
+    )
+
+
+def flip(call: OperationCall) -> Pattern:
+    labels = _blocked(letters(call.rank), call.argument(1))
+    return Pattern(inputs=(labels,), outputs=(labels,))
+
+
+def pad(call: OperationCall) -> Pattern:
+    changed = [dim for dim in range(call.rank) if call.inputs[0][dim] != call.outputs[0][dim]]
+    labels = _blocked(letters(call.rank), changed)
+    return Pattern(inputs=(labels,), outputs=(labels,))
+
+
+def select_backward(call: OperationCall) -> Pattern:
+    labels = letters(len(call.outputs[0]))
+    dim = call.argument(2)
+    return Pattern(inputs=(_without(labels, [dim]),), outputs=(_blocked(labels, [dim]),))
+
+
+def slice_backward(call: OperationCall) -> Pattern:
+    labels = letters(call.rank)
+    if call.inputs[0] != call.outputs[0]:
+        labels = _blocked(labels, [call.argument(2)])
+    return Pattern(inputs=(labels,), outputs=(labels,))
+
+
+def select_scatter(call: OperationCall) -> Pattern:
+    labels = letters(call.rank)
+    dim = call.argument(2)
+    return Pattern(
+        inputs=(_blocked(labels, [dim]), _without(labels, [dim])),
+        outputs=(_blocked(labels, [dim]),),
+    )
+
+
+def slice_scatter(call: OperationCall) -> Pattern:
+    labels = letters(call.rank)
+    if call.inputs[0] != call.inputs[1]:
+        labels = _blocked(labels, [call.argument(2, 0)])
+    return Pattern(inputs=(labels, labels), outputs=(labels,))
+
+
+def factory(call: OperationCall) -> Pattern:
+    return Pattern(inputs=(), outputs=(letters(len(call.outputs[0])),))
+
+
+def whole(call: OperationCall) -> Pattern:
+    """Made in full by every device, or unknown: nothing is split."""
+    inputs = tuple(("",) * len(shape) for shape in call.inputs)
+    return Pattern(inputs=inputs, outputs=tuple(("",) * len(shape) for shape in call.outputs))
+
+
+FAMILIES: dict[str, Callable[[OperationCall], Pattern]] = {
+    function.__name__: function
+    for function in (
+        addmm, along, attention, cat, convolution, convolution_backward, embedding, embedding_backward, expand, factory,
+        flip, folded, gather, group_norm, group_norm_backward, index, index_put, layer_norm, layer_norm_backward,
+        leading, nll_loss, nll_loss_backward, pad, permute, pointwise, repeat, scatter, select, select_backward,
+        select_scatter, slice, slice_backward, slice_scatter, split, squeeze, stack, sum, unsqueeze, whole,
+    )
+}  # fmt: skip

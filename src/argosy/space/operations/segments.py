@@ -1,0 +1,381 @@
+"""A captured training step as a chain of layers, so that one planner serves programs and configs.
+
+A *segment* is a run of forward operations, and the backward operations that belong to them
+(``workload.part``). Which runs, is decided by what would cross the network if a pipeline stage
+ended there. With c_p the bytes that operations before place p make and operations after it read,
+and w_p the work before p as a share of all work,
+
+    (1)  segments end at places p with c_p <= c_q for all q with |w_p - w_q| <= 1 / (2 K),
+         and c_p <= 1.25 c_q for all q with |w_p - w_q| <= 16 / K
+
+so that there are about K of them at most, and equal blocks of a model become equal segments,
+wherever they stand. A tensor that skips over segments is counted at every place that it crosses,
+because stages hand it on. What does not depend on the batch crosses nowhere: every stage makes it
+anew.
+
+Of a segment, per sample:
+
+    (2)  FLOP       matrix products, convolutions and attention, in the forward and in the backward
+    (3)  kept       storage that its forward makes and a backward reads; views of one tensor count once
+    (4)  output     c_p at its end
+    (5)  launches   its forward operations that start a kernel, over those of a transformer's block
+    (6)  dropped    by selective recomputation: what it keeps and neither hands on nor makes by products with weights;
+                    the FLOP of what it then computes again are those of attention
+    (7)  frozen     parameters without a gradient, in their own format; a segment has a backward if it or one before it
+                    trains something. The memory traffic of a segment with frozen weights is
+                    measured by what matrix products read and make in its forward, which is about
+                    what would be kept if all were trained
+
+Weights belong to the first segment that reads them; others that read them are tied to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.dtype import Dtype
+from argosy.errors import bad_input
+from argosy.space.operations.calls import call_of
+from argosy.space.operations.flop import flop_of
+from argosy.workload.chain import Chain, Frozen, Layer, captured_chain
+from argosy.workload.graph import Graph, GraphNode, Phase, Role
+from argosy.workload.part import forward_order, part_of_nodes
+from argosy.workload.powersgd import summed_elements
+
+FloatArray = NDArray[np.float64]
+
+MOST_SEGMENTS = 128
+"""K in (1)."""
+BLOCK_LAUNCHES = 20.0
+"""Kernels in the forward of a transformer's block, as the floors of ``cost.compute`` were
+measured."""
+_BYTE_WORK = 100.0
+"""FLOP that take as long as to move a byte, for the measure of work in (1)."""
+_LEAST_WORK = 1e-4
+"""Share of all work that any segment comes after, and before."""
+KEPT_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.convolution.default")
+"""Products with weights, whose results selective recomputation keeps."""
+_PRODUCTS = ("product", "convolution", "attention")
+_VIEWS = frozenset({"view", "permute", "split", "whole"})
+"""Families of operations that start no kernel; their results are views or single numbers."""
+
+
+def chain_of_step(
+    graph: Graph, samples: int, dtype: Dtype, *, optimizer: str = "adamw", powersgd: int = 0
+) -> Chain:
+    """The chain of a step that was captured on so many samples; ``powersgd``: rank as which
+    gradients are summed."""
+    ahead = forward_order(graph)
+    if not ahead:
+        raise bad_input("a forward of at least one operation", graph.name, where="program")
+    step = _Step(graph, ahead)
+    ends = step.ends()
+    layers = tuple(step.layers(ends, samples, powersgd))
+    return captured_chain(graph.name, layers, dtype, optimizer, powersgd)
+
+
+class _Step:
+    """A captured step, with what is asked of its operations again and again."""
+
+    def __init__(self, graph: Graph, ahead: Sequence[int]) -> None:
+        self.graph, self.ahead = graph, ahead
+        self.place = {node: at for at, node in enumerate(ahead)}
+        """Of forward nodes, in their order."""
+        calls = [call_of(graph, node) for node in graph.nodes]
+        self.is_view = [
+            call.entry.get("family") in _VIEWS and not call.entry.get("flop") for call in calls
+        ]
+        self.flop = [
+            flop_of(call) if call.entry.get("flop") in _PRODUCTS else 0.0 for call in calls
+        ]
+        self.moved = [
+            0.0 if view else _moved_bytes(graph, node)
+            for node, view in zip(graph.nodes, self.is_view, strict=True)
+        ]
+        self.of_batch = _of_batch(graph)
+        self.base = self._bases()
+
+    def _bases(self) -> list[int]:
+        """Per value, the one whose storage it is a view of."""
+        base = list(range(len(self.graph.values)))
+        for node, is_view in zip(self.graph.nodes, self.is_view, strict=True):
+            if is_view and node.inputs:
+                for value in node.outputs:
+                    if value is not None:
+                        base[value] = base[node.inputs[0]]
+        return base
+
+    def crossing(self) -> FloatArray:
+        """c_p for every place p after a forward operation; nothing is read after the last."""
+        found = np.zeros(len(self.ahead) + 1)
+        for value, maker in self.graph.producer.items():
+            if maker in self.place and value in self.of_batch:
+                readers = [
+                    self.place[reader]
+                    for reader in self.graph.consumers[value]
+                    if reader in self.place
+                ]
+                if readers and max(readers) > self.place[maker]:
+                    found[self.place[maker]] += self.graph.values[value].num_bytes
+                    found[max(readers)] -= self.graph.values[value].num_bytes
+        return np.cumsum(found)[:-1]
+
+    def ends(self) -> list[int]:
+        """(1): one past the last forward operation of every segment."""
+        crossing = self.crossing()
+        work = np.cumsum([self.flop[node] + _BYTE_WORK * self.moved[node] for node in self.ahead])
+        work /= max(float(work[-1]), 1e-30)
+        inner = (work >= _LEAST_WORK) & (work <= 1 - _LEAST_WORK)
+        crossing[~inner] = np.inf
+        near, far = (_around(work, width / MOST_SEGMENTS) for width in (0.5, 16.0))
+        ends = []
+        for place in np.nonzero(inner)[0].tolist():
+            (low, high), (first, last) = near[place], far[place]
+            here, is_first = (
+                crossing[place],
+                crossing[low:place].min(initial=np.inf) > crossing[place],
+            )
+            if (
+                is_first
+                and here <= crossing[low:high].min()
+                and here <= 1.25 * crossing[first:last].min()
+            ):
+                ends.append(place + 1)
+        return [*ends, len(self.ahead)]
+
+    def layers(self, ends: Sequence[int], samples: int, powersgd: int = 0) -> Iterator[Layer]:
+        """(2) to (5), segment by segment."""
+        graph, count = self.graph, len(ends)
+        lengths = [end - first for first, end in itertools.pairwise((0, *ends))]
+        of_forward = np.repeat(np.arange(count), lengths).tolist()
+        of_node = part_of_nodes(graph, of_forward)
+        flop = {phase: [0.0] * count for phase in Phase}
+        launches = [0] * count
+        for node, part, amount, is_view in zip(
+            graph.nodes, of_node, self.flop, self.is_view, strict=True
+        ):
+            flop[node.phase][part] += amount
+            launches[part] += node.phase is Phase.FORWARD and not is_view
+        kept, dropped, again = (
+            self._kept(of_node, count),
+            self._dropped(of_node, count),
+            [0.0] * count,
+        )
+        for node, part, amount in zip(graph.nodes, of_node, self.flop, strict=True):
+            again[part] += (
+                amount if node.phase is Phase.FORWARD and node.op not in KEPT_PRODUCTS else 0.0
+            )
+        crossing = self.crossing()
+        homes = self._homes(of_node)
+        trained = {value: parts for value, parts in homes.items() if value in graph.trained}
+        own, tied = _weights(trained, count, lambda value: graph.values[value].elements)
+        summed, _ = _weights(
+            trained, count, lambda value: summed_elements(graph.values[value].shape, powersgd)
+        )
+        still = {value: parts for value, parts in homes.items() if value not in graph.trained}
+        frozen, tied_frozen = self._frozen(still, of_node, count, samples)
+        bounds = list(itertools.pairwise((0, *ends)))
+        names = _names(
+            [[graph.nodes[node] for node in self.ahead[first:end]] for first, end in bounds]
+        )
+        for part, (first, end) in enumerate(bounds):
+            home, number = tied.get(part, (tied_frozen.get(part), 0))
+            yield Layer(
+                name=names[part],
+                kind="segment",
+                forward_flop=flop[Phase.FORWARD][part] / samples,
+                backward_flop=flop[Phase.BACKWARD][part] / samples,
+                parameters=own[part],
+                summed_parameters=summed[part] if powersgd else None,
+                activation_bytes=kept[part] / samples,
+                output_bytes=float(crossing[end - 1]) / samples if end < ends[-1] else 0.0,
+                selective_bytes=dropped[part] / samples,
+                selective_flop=again[part] / samples,
+                launches=launches[part] / BLOCK_LAUNCHES,
+                tied_to=home,
+                tied_parameters=number,
+                operations=(first, end),
+                frozen=frozen[part],
+            )
+
+    def _frozen(
+        self, homes: Mapping[int, tuple[int, ...]], of_node: Sequence[int], count: int, samples: int
+    ) -> tuple[list[Frozen | None], dict[int, int]]:
+        """(7) per segment, and of those that read frozen weights of another one, which."""
+        graph = self.graph
+        if not any(homes.values()):
+            return [None] * count, {}
+        numbers, _ = _weights(homes, count, lambda value: graph.values[value].elements)
+        sizes, tied = _weights(homes, count, lambda value: graph.values[value].num_bytes)
+        first = self._first_backward(of_node)
+        moved = self._moved_by_products(of_node, count)
+        found = [
+            Frozen(
+                parameters=numbers[part],
+                bytes=float(sizes[part]),
+                tied_bytes=float(tied[part][1]) if part in tied else 0.0,
+                moved_bytes=moved[part] / samples,
+                forward_bytes=0.0
+                if part >= first
+                else self._forward_bytes(of_node, part) / samples,
+                has_backward=part >= first,
+            )
+            for part in range(count)
+        ]
+        return list(found), {part: home for part, (home, _) in tied.items()}
+
+    def _forward_bytes(self, of_node: Sequence[int], part: int) -> float:
+        """The most that operations of a segment hold of its input and results at a time, if nothing
+        is kept."""
+        own = [node for node in self.ahead if of_node[node] == part]
+        begin = self.place[own[0]]
+        given = float(self.crossing()[begin - 1]) if begin else 0.0
+        last_read = {
+            self.base[value]: node for node in own for value in self.graph.nodes[node].inputs
+        }
+        live: dict[int, int] = {}
+        most = 0
+        for node in own:
+            for value in self.graph.nodes[node].outputs:
+                if value is not None and self.base[value] == value:
+                    live[value] = self.graph.values[value].num_bytes
+            most = max(most, sum(live.values()))
+            for value in {self.base[one] for one in self.graph.nodes[node].inputs}:
+                if last_read.get(value) == node:
+                    live.pop(value, None)
+        return given + most
+
+    def _moved_by_products(self, of_node: Sequence[int], count: int) -> list[float]:
+        """Bytes that matrix products of a segment's forward read and make, each once."""
+        found = [0.0] * count
+        seen: set[int] = set()
+        for index, node in enumerate(self.graph.nodes):
+            if node.phase is Phase.FORWARD and self.flop[index]:
+                made = (value for value in node.outputs if value is not None)
+                for value in {
+                    self.base[one] for one in (*node.inputs, *made)
+                } & self.of_batch - seen:
+                    found[of_node[index]] += self.graph.values[value].num_bytes
+                    seen.add(value)
+        return found
+
+    def _kept(self, of_node: Sequence[int], count: int) -> list[float]:
+        """(3); what a segment without a backward makes is kept by the first that has one."""
+        found = [0.0] * count
+        first = self._first_backward(of_node)
+        for base, maker in self._kept_bases():
+            found[max(of_node[maker], first)] += self.graph.values[base].num_bytes
+        return found
+
+    def _first_backward(self, of_node: Sequence[int]) -> int:
+        """The first segment with a backward; of a program without frozen weights all have one."""
+        graph = self.graph
+        if graph.trained.issuperset(graph.parameters):
+            return 0
+        return min(
+            (of_node[at] for at, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD),
+            default=0,
+        )
+
+    def _dropped(self, of_node: Sequence[int], count: int) -> list[float]:
+        """(6)."""
+        found = [0.0] * count
+        read_by: dict[int, set[int]] = {}
+        for value, readers in enumerate(self.graph.consumers):
+            read_by.setdefault(self.base[value], set()).update(
+                of_node[r] for r in readers if r in self.place
+            )
+        for base, maker in self._kept_bases():
+            leaves = any(part > of_node[maker] for part in read_by.get(base, ()))
+            if not leaves and self.graph.nodes[maker].op not in KEPT_PRODUCTS:
+                found[of_node[maker]] += self.graph.values[base].num_bytes
+        return found
+
+    def _kept_bases(self) -> Iterator[tuple[int, int]]:
+        """Storage that the forward makes and a backward reads, with the operation that makes it."""
+        for base in sorted({self.base[value] for value in self.graph.kept}):
+            maker = self.graph.producer.get(base)
+            if maker is not None and self.graph.nodes[maker].phase is Phase.FORWARD:
+                yield base, maker
+
+    def _homes(self, of_node: Sequence[int]) -> dict[int, tuple[int, ...]]:
+        """Per parameter, the segments that read it in the forward."""
+        graph = self.graph
+        return {
+            value: tuple(
+                sorted({of_node[node] for node in graph.consumers[value] if node in self.place})
+            )
+            for value in graph.parameters
+        }
+
+
+def _around(work: FloatArray, width: float) -> list[tuple[int, int]]:
+    """Per place, the places that are no more than this share of the work away."""
+    lows, highs = (
+        np.searchsorted(work, work - width),
+        np.searchsorted(work, work + width, side="right"),
+    )
+    return list(zip(lows.tolist(), highs.tolist(), strict=True))
+
+
+def _moved_bytes(graph: Graph, node: GraphNode) -> float:
+    """What an operation reads and writes."""
+    made = (value for value in node.outputs if value is not None)
+    return float(sum(graph.values[value].num_bytes for value in (*node.inputs, *made)))
+
+
+def _of_batch(graph: Graph) -> frozenset[int]:
+    """Values that depend on the batch."""
+    found = set(graph.with_role(Role.INPUT))
+    for node in graph.nodes:
+        if not found.isdisjoint(node.inputs):
+            found.update(value for value in node.outputs if value is not None)
+    return frozenset(found)
+
+
+def _weights(
+    homes: Mapping[int, tuple[int, ...]], count: int, size: Callable[[int], int]
+) -> tuple[list[int], dict[int, tuple[int, int]]]:
+    """Per segment the size of its own weights; and of those that read weights of another one, which
+    and how much."""
+    own, shared = [0] * count, dict[tuple[int, int], int]()
+    for value, parts in homes.items():
+        if parts:
+            own[parts[0]] += size(value)
+            for part in parts[1:]:
+                shared[part, parts[0]] = shared.get((part, parts[0]), 0) + size(value)
+    tied: dict[int, tuple[int, int]] = {}
+    for (part, home), number in sorted(shared.items()):
+        if part not in tied or number > tied[part][1]:  # a layer can be tied to one other
+            tied[part] = (home, number)
+    return own, tied
+
+
+def _names(segments: Sequence[Sequence[GraphNode]]) -> list[str]:
+    """The module that the operations of a segment have in common; parts of one module are
+    numbered."""
+    found = [_module(nodes) for nodes in segments]
+    totals, seen = Counter(found), Counter[str]()
+    names = []
+    for name in found:
+        seen[name] += 1
+        names.append(name if totals[name] == 1 else f"{name}:{seen[name]}")
+    return names
+
+
+def _module(nodes: Sequence[GraphNode]) -> str:
+    paths = [node.module.split(".") for node in nodes if node.module]
+    if not paths:
+        return "step"
+    common = [
+        names[0]
+        for names in itertools.takewhile(
+            lambda names: len(set(names)) == 1, zip(*paths, strict=False)
+        )
+    ]
+    return ".".join(common) or paths[len(paths) // 2][0]

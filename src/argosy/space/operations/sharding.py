@@ -1,0 +1,202 @@
+"""Where a tensor is while several devices share it: whole on each, cut along a dim, or a sum not
+yet done.
+
+A cut of a dim of n elements is written (outer, units): the dim is seen as
+
+    (1)  n = outer x units x inner
+
+and every device holds its share of the ``units``, for each of the ``outer`` repeats. ``outer`` = 1
+is the plain cut into consecutive pieces; larger is the *strided* cut that survives a reshape (heads
+of a fused query-key-value matrix, positions once samples and positions are one dim). Shares of
+units follow the ratios, rounded so that none is lost:
+
+    (2)  counts = largest remainders of ratio x units, at least one each
+
+Because (2) depends on units alone, two tensors with the same units are always cut at the same
+places, and in the flat order of elements a cut is just (repeats, units), with
+
+    (3)  repeats = (product of the dims before) x outer
+
+so a reshape maps a cut to the dim that (3) falls into, or to none. Where parts of a graph
+(*segments*) have ratios of their own, a cut also says by which of them it was made.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from argosy.errors import Mismatch
+
+Shape = tuple[int, ...]
+_LONGEST_STATE = 60
+"""Characters; numbers of more digits are no sizes of tensors."""
+
+
+class Layout(StrEnum):
+    """How the devices share a tensor."""
+
+    REPLICATED = "replicated"
+    SHARDED = "sharded"
+    PARTIAL = "partial"
+
+
+_NUMBER = {layout: number for number, layout in enumerate(Layout)}
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Where a tensor is. ``dim``, ``units`` and ``outer`` say something for a sharded one only.
+
+    They are compared far more often than made, so equal ones are one object: made by the functions
+    below, never here.
+    """
+
+    layout: Layout
+    dim: int = -1
+    units: int = 0
+    outer: int = 1
+    segment: int = 0
+    """Whose ratios (2) follows."""
+
+    def __post_init__(self) -> None:
+        code = hash((_NUMBER[self.layout], self.dim, self.units, self.outer, self.segment))
+        object.__setattr__(self, "_code", code)  # the same in every process
+
+    def __hash__(self) -> int:
+        return self._code  # type: ignore[attr-defined, no-any-return]
+
+    def __reduce__(self) -> tuple[Callable[..., State], tuple[object, ...]]:
+        return _state, (self.layout, self.dim, self.units, self.outer, self.segment)
+
+    def __str__(self) -> str:
+        """
+        >>> str(REPLICATED), str(PARTIAL), str(sharded(1, 8)), str(sharded(0, 12, outer=3)), str(by(sharded(1, 8), 2))
+        ('whole', 'partial', 'dim 1 / 8', 'dim 0 / 3x12', 'dim 1 / 8 by segment 2')
+        """
+        if self.layout is not Layout.SHARDED:
+            return "whole" if self.layout is Layout.REPLICATED else "partial"
+        units = str(self.units) if self.outer == 1 else f"{self.outer}x{self.units}"
+        return f"dim {self.dim} / {units}" + (f" by segment {self.segment}" if self.segment else "")
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.layout is Layout.SHARDED
+
+
+@cache
+def _state(layout: Layout, dim: int, units: int, outer: int, segment: int) -> State:
+    return State(layout, dim, units, outer, segment)
+
+
+REPLICATED = _state(Layout.REPLICATED, -1, 0, 1, 0)
+PARTIAL = _state(Layout.PARTIAL, -1, 0, 1, 0)
+
+
+@cache
+def sharded(dim: int, units: int, outer: int = 1) -> State:
+    return _state(Layout.SHARDED, dim, units, outer, 0)
+
+
+@cache
+def by(state: State, segment: int) -> State:
+    """The same cut by the ratios of a segment."""
+    return (
+        _state(state.layout, state.dim, state.units, state.outer, segment)
+        if state.is_sharded
+        else state
+    )
+
+
+_CUT = re.compile(r"dim (\d+) / (?:(\d+)x)?(\d+)(?: by segment (\d+))?")
+
+
+def parse_state(text: str) -> State:
+    """The state that ``str`` writes so; a ``Mismatch`` for any other text.
+
+    >>> [parse_state(str(state)) is state for state in (REPLICATED, PARTIAL, by(sharded(0, 12, outer=3), 2))]
+    [True, True, True]
+    """
+    if text in ("whole", "partial"):
+        return REPLICATED if text == "whole" else PARTIAL
+    match = _CUT.fullmatch(text)
+    if match is None or len(text) > _LONGEST_STATE:
+        raise Mismatch(text, "whole, partial or a cut such as dim 1 / 8")
+    dim, outer, units, segment = (int(group or 0) for group in match.groups())
+    return by(sharded(dim, units, outer=outer or 1), segment)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Ratios of the devices: one vector for all operations, or one for each segment of them."""
+
+    ratios: tuple[tuple[float, ...], ...]
+    of_node: tuple[int, ...] = ()
+    """Per operation its segment; empty where there is one."""
+
+    def of(self, state: State) -> tuple[float, ...]:
+        return self.ratios[state.segment]
+
+    def at(self, node: int) -> int:
+        return self.of_node[node] if self.of_node else 0
+
+
+def fits(shape: Shape, state: State) -> bool:
+    """Whether (1) holds for the dim that a state names."""
+    return not state.is_sharded or (
+        state.dim < len(shape) and shape[state.dim] % (state.outer * state.units) == 0
+    )
+
+
+def unit_counts(units: int, ratios: Sequence[float]) -> tuple[int, ...]:
+    """(2): how many of the units each device holds.
+
+    >>> unit_counts(10, (0.7, 0.3)), unit_counts(8, (0.5, 0.3, 0.2)), unit_counts(4, (0.97, 0.01, 0.01, 0.01))
+    ((7, 3), (4, 2, 2), (1, 1, 1, 1))
+    """
+    assert units >= len(ratios), "a dim with fewer units than devices is not cut"
+    exact = [ratio * units for ratio in ratios]
+    counts = [max(int(part + 1e-9), 1) for part in exact]
+    while sum(counts) > units:  # the floor of one took from somebody: the one that lost least gives
+        giver = max(
+            (index for index in range(len(counts)) if counts[index] > 1),
+            key=lambda i: counts[i] - exact[i],
+        )
+        counts[giver] -= 1
+    while sum(counts) < units:
+        taker = max(range(len(counts)), key=lambda i: (exact[i] - counts[i], -i))
+        counts[taker] += 1
+    return tuple(counts)
+
+
+def local_shape(shape: Shape, state: State, ratios: Sequence[float], rank: int) -> Shape:
+    """Shape of what one device holds."""
+    if not state.is_sharded:
+        return shape
+    length = shape[state.dim] // state.units * unit_counts(state.units, ratios)[rank]
+    return (*shape[: state.dim], length, *shape[state.dim + 1 :])
+
+
+def flat_cut(shape: Shape, state: State) -> tuple[int, int]:
+    """(3): (repeats, units) of a sharded state in the flat order of elements."""
+    return math.prod(shape[: state.dim]) * state.outer, state.units
+
+
+def from_flat_cut(shape: Shape, repeats: int, units: int) -> State | None:
+    """The state of a tensor of this shape with a given flat cut, if one of its dims can carry it.
+
+    >>> from_flat_cut((4, 6, 8), *flat_cut((24, 8), sharded(0, 6, outer=4)))
+    State(layout=<Layout.SHARDED: 'sharded'>, dim=1, units=6, outer=1, segment=0)
+    >>> from_flat_cut((24, 8), *flat_cut((4, 6, 8), sharded(1, 3)))
+    State(layout=<Layout.SHARDED: 'sharded'>, dim=0, units=3, outer=4, segment=0)
+    """
+    before = 1
+    for dim, size in enumerate(shape):
+        if size > 1 and repeats % before == 0 and size % (repeats // before * units) == 0:
+            return sharded(dim, units, outer=repeats // before)
+        before *= size
+    return None

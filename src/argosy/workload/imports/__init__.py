@@ -1,0 +1,4 @@
+"""Read measured profiles of other systems: DAPPLE, Cephalo and Sailor.
+
+May import ``workload.chain`` and ``workload.profile``. Start reading at ``dapple``.
+"""
