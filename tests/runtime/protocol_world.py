@@ -192,7 +192,23 @@ class _Writer:
             assert self.other is not None
             self.other.end()
 
+    def abort(self) -> None:
+        """Close without sending what is under way; the reset is lost if the link is cut."""
+        if self.closing:
+            return
+        self.closing = True
+        if not self.world.is_cut(self.owner, self.peer):
+            self.world.loop.call_later(LATENCY, self._arrive, None)
+        assert self.other is not None
+        self.other.end()
+
+    @property
+    def transport(self) -> _Writer:
+        return self
+
     async def drain(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
 
 
 class _Workers:

@@ -356,7 +356,7 @@ def test_a_job_that_gets_nowhere_ends_with_its_reason() -> None:
         async def run(self) -> None: ...
 
     found.barren = 0
-    with mock.patch("argosy.runtime.elastic.leader.Watch", Barren):
+    with mock.patch("argosy.runtime.elastic.leader.GenerationWatch", Barren):
         outcomes = [asyncio.run(found._watch(None)) for _ in range(_MOST_BARREN)]
     assert outcomes[:-1] == [None] * (_MOST_BARREN - 1)
     told = f"{_MOST_BARREN} generations in a row ended before their first step, the last because n.0: out of memory"

@@ -359,7 +359,10 @@ def test_hosts_that_fall_silent_leave_no_open_files(first: bytes, call: str) -> 
         await asyncio.sleep(0.2)
         server_ends = sum(not writer.is_closing() for writer in silent.writers)
         after = open_files() - server_ends
+        for writer in silent.writers:
+            writer.transport.abort()
         server.close()
+        await asyncio.sleep(0.05)
         return before, after
 
     before, after = asyncio.run(main())

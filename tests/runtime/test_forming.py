@@ -72,6 +72,8 @@ class FakeHost:
 
     def close(self) -> None: ...
 
+    def abort(self) -> None: ...
+
 
 @pytest.mark.parametrize("moment", ["stop", "reach"])
 @pytest.mark.parametrize("is_restarted", [False, True])
