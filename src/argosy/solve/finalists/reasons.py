@@ -84,7 +84,8 @@ def why_slower(loser: Candidate, seconds: float, winner: Candidate, best: float)
         case "ending":
             reason = f"gradient exchange and update take {_against(lost.ending, best_parts.ending)}"
         case "filling":
-            reason = f"filling and draining its pipeline takes {_against(lost.filling, best_parts.filling)}"
+            times = _against(lost.filling, best_parts.filling)
+            reason = f"filling and draining its pipeline takes {times}"
         case _:
             reason = f"waiting for hand-overs takes {_against(lost.waiting, best_parts.waiting)}"
     return f"{slower}: {reason}"

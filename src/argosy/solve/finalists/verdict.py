@@ -286,10 +286,11 @@ def why_infeasible(prices: Prices, cluster: Cluster, offload: Offload = NO_OFFLO
     needed = least_on_devices(prices, offload)
     room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
     need, have = SIZE.format(needed, digits=3), SIZE.format(room, digits=3)
-    what = "weights, gradients and optimizer state need"
+    demand = "weights, gradients and optimizer state need"
     if offload:
-        what = f"weights, gradients and optimizer state without the offload of {offload} need"
-    state = f"{what} {need}, the devices have {have} to use"
+        left = f"offload of {offload} leaves on the devices"
+        demand = f"the weights, gradients and optimizer state that {left} need"
+    state = f"{demand} {need}, the devices have {have} to use"
     start = f"no plan of {named(chain)} fits on {cluster!r}: {state}"
     return (
         start

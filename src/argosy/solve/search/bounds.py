@@ -53,7 +53,7 @@ first layer]; P is 0 under several schedules, which never use it."""
 
 @dataclass(frozen=True)
 class Bounds:
-    """(0) to (3) per number of stages from the end."""
+    """The bounds (0) to (3) that hold for each number of stages from the end."""
 
     states: States
     any: list[Values]
@@ -179,8 +179,8 @@ def _step(
 
 @dataclass(frozen=True)
 class _Least:
-    """The minimum of every term over the options of one vector that fit: [l, 1, a] for a stage from
-    cut a to cut a + fewest + l; the axis of length 1 is for the states."""
+    """The terms that are minimal over those options of one vector that fit: [l, 1, a] for a stage
+    from cut a to cut a + fewest + l; the axis of length 1 is for the states."""
 
     fewest: int
     length: int

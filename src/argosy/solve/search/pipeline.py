@@ -93,7 +93,8 @@ class _Node:
 
 @dataclass(order=True)
 class _Entry:
-    """A node's next-best child, not yet looked at; its siblings follow when it is taken."""
+    """A node's next-best child that was not considered yet; its siblings follow when it is
+    taken."""
 
     bound: float
     tie: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Tabulate what options of a stage cost for ranges of layers: the basis of the bounds.
+"""Build tables of what options of a stage cost for ranges of layers: the basis of the bounds.
 
 For option o and layers a..b-1, a and b cuts of a grid (``solve.search.grid``), with M micro-batches
 of B samples:
