@@ -12,6 +12,7 @@ from argosy.sim.engine.graph import TaskGraph
 from argosy.sim.simulate import first_end, iteration_seconds, plays_whole, task_graph
 from argosy.workload.chain import Chain
 
+# The parts of a plan that the time of a step depends on.
 PlanKey = tuple[tuple[Stage, ...], ScheduleSpec, int, tuple[CollectiveChoice, ...]]
 
 

@@ -252,9 +252,9 @@ def are_alike(one: World, other: World, grain: float) -> bool:
     (True, False, False)
     """
     return all(
-        mine <= theirs * (1 + grain) and theirs <= mine * (1 + grain)
+        level <= other_level * (1 + grain) and other_level <= level * (1 + grain)
         for levels, others in ((one.bandwidths, other.bandwidths), (one.speeds, other.speeds))
-        for (_, mine), (_, theirs) in zip(levels, others, strict=True)
+        for (_, level), (_, other_level) in zip(levels, others, strict=True)
     )
 
 

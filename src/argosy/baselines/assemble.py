@@ -24,6 +24,7 @@ from argosy.schedule.generate import depth_of
 from argosy.sim.simulate import iteration_seconds, plays_whole
 from argosy.units import SIZE, counted
 
+# The schedule of planners that assume 1F1B.
 ONE_F_ONE_B = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
 # The exact engine simulates this many of the best plans by the closed form, folded along
 # symmetries.

@@ -75,7 +75,7 @@ def block_table(
     view: EqualDevices, micro_batch: int, unit: int, *, straight: bool = False
 ) -> dict[Counts, Row]:
     """Return (1) for all numbers of devices that the policies can reach."""
-    size, alike = view.num_layers + 1, _are_alike(view)
+    size, is_symmetric = view.num_layers + 1, _are_alike(view)
     empty = (0,) * len(view.sizes)
     chunk = unit if all(size % unit == 0 for size in view.sizes) else 1
     start = np.full(size, np.inf)
@@ -92,7 +92,7 @@ def block_table(
                     continue
                 for taken in placements(view.sizes, used, number, chunk):
                     after = tuple(a + b for a, b in zip(used, taken, strict=True))
-                    after = tuple(sorted(after, reverse=True)) if alike else after
+                    after = tuple(sorted(after, reverse=True)) if is_symmetric else after
                     waiting[total + number].add(after)
                     _extend(view, micro_batch, table, used, taken, after)
     return table

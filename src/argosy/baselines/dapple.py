@@ -73,6 +73,7 @@ class Placed:
     taken: Counts
 
 
+# The stages of a pipeline, front to back.
 Pipeline = tuple[Placed, ...]
 
 

@@ -164,6 +164,7 @@ class PlanningJob:
         return device.speed.at(0) > 0 and self.model.can_run(self.chain, device)
 
 
+# A planner to compare with: it returns a plan, or the reason why it has none.
 Baseline = Callable[[PlanningJob], Plan | NoPlan]
 
 RECOMPUTE = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)

@@ -60,6 +60,7 @@ def _filled(sizes: Sequence[int], used: Sequence[int], count: int, order: Sequen
     return tuple(taken)
 
 
+# DAPPLE's three policies, in the order in which it tries them.
 POLICIES: tuple[Policy, ...] = (fresh_first, append_first, scatter_first)
 
 

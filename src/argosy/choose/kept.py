@@ -127,13 +127,13 @@ def edge_lines(
     return _envelope(list(lines.values())) or [(float("inf"), 0.0)]
 
 
-def _with_edge(calm: SteadyNetwork, links: frozenset[int], inverse: FloatArray) -> SteadyNetwork:
+def _with_edge(network: SteadyNetwork, links: frozenset[int], inverse: FloatArray) -> SteadyNetwork:
     """Return one state for each value, in which the links have that value and everything else is
     unchanged."""
     width = len(inverse)
-    rows = np.repeat(calm.inverse, width, axis=1)
+    rows = np.repeat(network.inverse, width, axis=1)
     rows[sorted(links)] = inverse
-    return SteadyNetwork(rows, np.repeat(calm.slow, width, axis=1))
+    return SteadyNetwork(rows, np.repeat(network.slow, width, axis=1))
 
 
 def _envelope(lines: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -148,9 +148,9 @@ def _envelope(lines: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return top
 
 
-def _cross(one: tuple[float, float], other: tuple[float, float]) -> float:
+def _cross(first: tuple[float, float], second: tuple[float, float]) -> float:
     """Return the x at which two lines of different slope meet."""
-    return (one[0] - other[0]) / (other[1] - one[1])
+    return (first[0] - second[0]) / (second[1] - first[1])
 
 
 def _crossings(top: list[tuple[float, float]], low: float, high: float) -> FloatArray:

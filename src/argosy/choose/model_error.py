@@ -112,14 +112,13 @@ def _finished(ranked: list[UncertainPlan], fastest: Plan, cluster: Cluster) -> P
     if _key(best.plan) == _key(fastest):
         return fastest
     used = set(best.plan.devices)
-    lost = sorted(
-        ranked[1:], key=lambda candidate: _key(candidate.plan) != _key(fastest)
-    )  # the fastest first
+    # The plan that is predicted to be fastest comes first.
+    lost = sorted(ranked[1:], key=lambda candidate: _key(candidate.plan) != _key(fastest))
     others = [
         RunnerUp(
-            description=repr(other.plan), iteration_seconds=other.seconds, reason=_why(other, best)
+            description=repr(loser.plan), iteration_seconds=loser.seconds, reason=_why(loser, best)
         )
-        for other in lost[:_RUNNER_UPS]
+        for loser in lost[:_RUNNER_UPS]
     ]
     unused = [device.name for device in cluster.devices if device.name not in used]
     reason = "no plan with it is faster at the slow end of its interval"
@@ -132,6 +131,6 @@ def _finished(ranked: list[UncertainPlan], fastest: Plan, cluster: Cluster) -> P
     )
 
 
-def _why(other: UncertainPlan, best: UncertainPlan) -> str:
-    both = " against ".join(TIME.apart(other.at_worst, best.at_worst))
-    return f"may take {both}: its predictions are within {100 * other.error:.0f} %"
+def _why(loser: UncertainPlan, best: UncertainPlan) -> str:
+    both = " against ".join(TIME.apart(loser.at_worst, best.at_worst))
+    return f"may take {both}: its predictions are within {100 * loser.error:.0f} %"

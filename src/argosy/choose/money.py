@@ -38,6 +38,7 @@ from argosy.workload.chain import Chain
 # The granularity is the finest with at most this many vectors, which bounds the search time.
 _MOST_VECTORS = 400
 _HOUR = 3600.0
+"""Seconds per hour."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -237,12 +237,12 @@ def _finished(judged: Sequence[Figures], chain: Chain, cluster: Cluster, robust:
     )
     runner_ups = [
         RunnerUp(
-            description=repr(other.plan),
-            iteration_seconds=other.mean,
-            reason=_why(other, best, robust),
+            description=repr(loser.plan),
+            iteration_seconds=loser.mean,
+            reason=_why(loser, best, robust),
         )
-        for other in judged[1:4]
-        if np.isfinite(other.mean)
+        for loser in judged[1:4]
+        if np.isfinite(loser.mean)
     ]
     return replace(
         best.plan,
@@ -261,10 +261,10 @@ def _finished(judged: Sequence[Figures], chain: Chain, cluster: Cluster, robust:
     )
 
 
-def _why(other: Figures, best: Figures, robust: Robust) -> str:
-    if other.never_ends and not best.never_ends:
+def _why(loser: Figures, best: Figures, robust: Robust) -> str:
+    if loser.never_ends and not best.never_ends:
         return "an iteration never ends in one of the scenarios"
-    mine, theirs = float(getattr(best, robust)), float(getattr(other, robust))
-    if theirs <= mine * (1 + _EQUAL):
+    least, value = float(getattr(best, robust)), float(getattr(loser, robust))
+    if value <= least * (1 + _EQUAL):
         return f"as fast: the same {robust} over the scenarios"
-    return f"{robust} {' against '.join(TIME.apart(theirs, mine))} over the scenarios"
+    return f"{robust} {' against '.join(TIME.apart(value, least))} over the scenarios"

@@ -157,22 +157,22 @@ class SteadyGraph:
 
 
 def _later(
-    one: tuple[FloatArray, FloatArray],
-    other: tuple[FloatArray, FloatArray],
+    left: tuple[FloatArray, FloatArray],
+    right: tuple[FloatArray, FloatArray],
     links: frozenset[int] | None,
 ) -> tuple[FloatArray, FloatArray]:
     if links is None:
-        return np.maximum(one[0], other[0]), one[1]
-    first = one[0] >= other[0]
-    return np.where(first, one[0], other[0]), np.where(first, one[1], other[1])
+        return np.maximum(left[0], right[0]), left[1]
+    first = left[0] >= right[0]
+    return np.where(first, left[0], right[0]), np.where(first, left[1], right[1])
 
 
 def _plus(
-    one: tuple[FloatArray, FloatArray],
+    start: tuple[FloatArray, FloatArray],
     more: tuple[FloatArray, FloatArray],
     links: frozenset[int] | None,
 ) -> tuple[FloatArray, FloatArray]:
-    return one[0] + more[0], one[1] if links is None else one[1] + more[1]
+    return start[0] + more[0], start[1] if links is None else start[1] + more[1]
 
 
 def _delayed(end: tuple[FloatArray, FloatArray], leg: _Leg) -> tuple[FloatArray, FloatArray]:

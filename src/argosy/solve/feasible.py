@@ -42,6 +42,7 @@ _MOST_STATES = 20_000
 """The programme (3) is solved only for granularities with at most this many states, which takes a
 moment."""
 
+# For each state, or for each end, the first layer that is reached.
 Reach = NDArray[np.intp]
 
 

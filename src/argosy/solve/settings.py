@@ -238,5 +238,5 @@ def with_offload(settings: Settings, text: str) -> Settings:
     return replace(settings, offload=offload)
 
 
-def _least(asked: int | None, allowed_most: int | None) -> int | None:
-    return min((number for number in (asked, allowed_most) if number is not None), default=None)
+def _least(requested: int | None, allowed_most: int | None) -> int | None:
+    return min((number for number in (requested, allowed_most) if number is not None), default=None)

@@ -240,12 +240,12 @@ def _outward(cluster: Cluster, home: Node) -> tuple[float, float]:
     one node of each look and switch represents the rest."""
     seen: set[tuple[Any, ...]] = set()
     bandwidth, latency = 0.0, float("inf")
-    for other in cluster.nodes:
-        looks = (_looks(cluster, other), other.uplinks)
-        if other is home or looks in seen:
+    for target in cluster.nodes:
+        looks = (_looks(cluster, target), target.uplinks)
+        if target is home or looks in seen:
             continue
         seen.add(looks)
-        for route in cluster.routes(home.devices[0], other.devices[0]):
+        for route in cluster.routes(home.devices[0], target.devices[0]):
             bandwidth = max(bandwidth, cluster.links[route.links[0]].bandwidth.at(0))
             latency = min(latency, cluster.latency(route))
     return bandwidth, latency if bandwidth else 0.0

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from argosy.cost.memory import held_frozen_bytes
 from argosy.workload.chain import Chain, Layer
 
+# Tables over ranges of layers.
 FloatArray = NDArray[np.float64]
 
 

@@ -154,9 +154,9 @@ def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> It
     two stages swapped."""
     by_vector = {group[0].vector: group for group in options.values()}
     for index, choice in enumerate(plan):
-        mine = choice.option
-        for option in by_vector.get(mine.vector, ()):
-            if option is not mine and option.way != mine.way:
+        current = choice.option
+        for option in by_vector.get(current.vector, ()):
+            if option is not current and option.way != current.way:
                 yield (*plan[:index], replace(choice, option=option), *plan[index + 1 :])
     yield from shifted(plan)
     lengths = [choice.end - choice.first for choice in plan]
@@ -206,13 +206,15 @@ def lightened(candidate: Candidate, scope: Scope) -> Complete:
     which it fits; ZeRO 1 costs no more than none."""
     plan = candidate.plan
     for index, choice in enumerate(plan):
-        mine = choice.option
-        if mine.zero <= 1 and mine.recompute is Recompute.NONE and not mine.offload:
+        current = choice.option
+        if current.zero <= 1 and current.recompute is Recompute.NONE and not current.offload:
             continue
         alone = choice.option.holders == 1
         lighter = (
-            replace(choice, option=replace(mine, recompute=recompute, zero=zero, offload=offload))
-            for offload in choices(mine.offload)
+            replace(
+                choice, option=replace(current, recompute=recompute, zero=zero, offload=offload)
+            )
+            for offload in choices(current.offload)
             for recompute in _EFFORT
             if recompute in scope.recompute
             and not (offload.activations and recompute is Recompute.SELECTIVE)

@@ -51,6 +51,7 @@ from argosy.space.option import Option, PoolPart
 from argosy.space.place import Places, can_place
 from argosy.space.price import Prices
 
+# A complete plan as its stages; a key of dictionaries; the parts of one stage.
 Complete = tuple[Choice, ...]
 Key = tuple[object, ...]
 Parts = tuple[PoolPart, ...]

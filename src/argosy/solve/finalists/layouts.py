@@ -39,6 +39,7 @@ class Section(NamedTuple):
         return sum(number for _, number in self.taken)
 
 
+# The sections of a pipeline, one per stage.
 Layout = tuple[Section, ...]
 
 

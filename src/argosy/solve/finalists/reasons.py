@@ -91,13 +91,13 @@ def why_slower(loser: Candidate, seconds: float, winner: Candidate, best: float)
     return f"{slower}: {reason}"
 
 
-def _against(one: float, other: float) -> str:
+def _against(slower: float, faster: float) -> str:
     """Format two times so that they can be told apart.
 
     >>> _against(0.0312, 0.029), _against(0.12004, 0.12)
     ('31.2 ms against 29 ms', '120.04 ms against 120 ms')
     """
-    return " against ".join(TIME.apart(one, other, digits=3))
+    return " against ".join(TIME.apart(slower, faster, digits=3))
 
 
 def why_left_out(

@@ -91,11 +91,11 @@ def is_plain_sum(option: Option) -> bool:
     return option.zero < 2 and option.context == 1 and option.expert == 1
 
 
-def _over(wiring: Wiring, one: int, other: int) -> Hashable:
+def _over(wiring: Wiring, source: int, target: int) -> Hashable:
     """Return the resource that bytes between two stages, or inside one, may share with others: the
     medium of a node, or the NICs of a site."""
-    home = wiring.homes[one]
-    return home if home is not None and home == wiring.homes[other] else wiring.sites[one]
+    home = wiring.homes[source]
+    return home if home is not None and home == wiring.homes[target] else wiring.sites[source]
 
 
 def late_seconds(

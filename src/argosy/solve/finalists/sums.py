@@ -100,16 +100,16 @@ class Sums:
             ]
         return names
 
-    def _is_ample(self, one: str, other: str) -> bool:
-        key = (one, other)
+    def _is_ample(self, source: str, target: str) -> bool:
+        key = (source, target)
         if key not in self.ample:
-            self.ample[key] = self._find_ample(one, other)
+            self.ample[key] = self._find_ample(source, target)
         return self.ample[key]
 
-    def _find_ample(self, one: str, other: str) -> bool:
-        if self.cluster.node_of[one][0] is self.cluster.node_of[other][0]:
+    def _find_ample(self, source: str, target: str) -> bool:
+        if self.cluster.node_of[source][0] is self.cluster.node_of[target][0]:
             return True
-        route = self.cluster.routes(one, other)[0]
+        route = self.cluster.routes(source, target)[0]
         widths = [self.cluster.links[link].bandwidth.at(0) for link in route.links]
         latencies = [self.cluster.links[link].latency.at(0) for link in route.links]
         if len(widths) < 2:

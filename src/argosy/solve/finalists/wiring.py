@@ -323,10 +323,12 @@ def _share_inside(source: _Bundle, target: _Bundle, per_node: int) -> float:
     return stays / both if both else 0.0
 
 
-def _slices_inside(source: _Bundle, one: int, target: _Bundle, other: int, per_node: int) -> int:
+def _slices_inside(
+    source: _Bundle, sender: int, target: _Bundle, receiver: int, per_node: int
+) -> int:
     """Return how many of the equal slices of a sample two replicas hold in the same node."""
     slices = math.lcm(source.width, target.width)
-    starts = (source.begin + one * source.width, target.begin + other * target.width)
+    starts = (source.begin + sender * source.width, target.begin + receiver * target.width)
     widths = (source.width, target.width)
     count = 0
     for at in range(slices):

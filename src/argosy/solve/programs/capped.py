@@ -97,18 +97,18 @@ class _Flat:
 
     def cost(self, choice: NDArray[np.int64]) -> Table:
         """Return c_i for each variable."""
-        found: Table = self.costs[self.begins + choice]
-        return found
+        costs: Table = self.costs[self.begins + choice]
+        return costs
 
     def weight(self, choice: NDArray[np.int64]) -> Table:
         """Return the entry of m for each variable."""
-        found: Table = self.weights[self.held + choice]
-        return found
+        weights: Table = self.weights[self.held + choice]
+        return weights
 
     def pair(self, left: NDArray[np.int64], right: NDArray[np.int64]) -> Table:
         """Return m_ij for each pair, for choices of its two ends."""
-        found: Table = self.pairs[self.corners + left * self.width + right]
-        return found
+        pair_costs: Table = self.pairs[self.corners + left * self.width + right]
+        return pair_costs
 
 
 def _joined(tables: Sequence[Table]) -> tuple[Table, NDArray[np.int64]]:
@@ -204,10 +204,10 @@ class _Capped:
                 break
         return kept, multiplier
 
-    def _cross(self, one: Sequence[int], other: Sequence[int]) -> None:
+    def _cross(self, over: Sequence[int], under: Sequence[int]) -> None:
         """Offer the cheapest assignment that fits among those that follow one up to a place and the
         other from there on."""
-        for first, second in ((one, other), (other, one)):
+        for first, second in ((over, under), (under, over)):
             cost, weight = self._crossed(first, second)
             fitting = np.where(weight <= 1, cost, np.inf)
             place = int(np.argmin(fitting))

@@ -61,11 +61,11 @@ def cheapest_tangled(
     best, why = None, None
     for choices in holds:
         try:
-            found = _round(problem, weights, places, order, {i: choices[i] for i in held})
+            trial = _round(problem, weights, places, order, {i: choices[i] for i in held})
         except InfeasibleError as error:
             why = error
         else:
-            best = found if best is None or found.value < best.value else best
+            best = trial if best is None or trial.value < best.value else best
     if best is None:
         assert why is not None
         raise why
@@ -73,10 +73,10 @@ def cheapest_tangled(
         for i in held:
             times[i] += 1
         order, held = _split(problem, times)
-        found = _round(problem, weights, places, order, {i: best.choice[i] for i in held})
-        if found.value >= best.value * (1 - NO_GAIN):
+        trial = _round(problem, weights, places, order, {i: best.choice[i] for i in held})
+        if trial.value >= best.value * (1 - NO_GAIN):
             break
-        best = found
+        best = trial
     return replace(best, bound=min(bound, best.value))
 
 
@@ -153,11 +153,11 @@ def _round(
 ) -> Found:
     """Return the result of a round (2)."""
     part, lighter = _without(problem, weights, held)
-    found = cheapest(part, lighter, places=places, order=order)
-    choice = list(found.choice)
+    solution = cheapest(part, lighter, places=places, order=order)
+    choice = list(solution.choice)
     for i, x in held.items():
         choice[i] = x
-    return replace(found, choice=tuple(choice))
+    return replace(solution, choice=tuple(choice))
 
 
 def _without(
@@ -189,5 +189,5 @@ def _without(
 
 def _at(table: Table, x: int | None) -> Table:
     """Return a table at a choice of its first variable, or its minimum over that variable."""
-    found: Table = table.min(0) if x is None else table[x]
-    return found
+    entries: Table = table.min(0) if x is None else table[x]
+    return entries

@@ -46,6 +46,7 @@ from argosy.cluster.trace import FloatArray
 from argosy.errors import InfeasibleError, bad_input
 from argosy.units import SIZE, TIME
 
+# One number per item or device.
 Numbers = Sequence[float] | FloatArray
 Boundaries = list[int]
 """0, followed by the end of each device: one more entry than there are devices."""
@@ -226,11 +227,11 @@ def _least_feasible(
     """
     low = high = start
     step = start / 1024 or ceiling
-    while (found := probe(chain, high)) is None:
+    while (first_cut := probe(chain, high)) is None:
         if high >= ceiling:
             return None
         low, high, step = high, min(high + step, ceiling), 2 * step
-    best = found
+    best = first_cut
     while True:
         own = _priced(chain, best).seconds
         below = min(own * (1 - same), math.nextafter(own, 0.0))

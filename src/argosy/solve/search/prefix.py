@@ -33,7 +33,7 @@ Fixed = tuple[float, float, float, float, float, float, float]
 transfer forward and back, exchange and update, and how long a replica sends a micro-batch to the
 next stage."""
 _FORWARD, _BACKWARD, _LATE = range(3)
-# The seconds of a stage that each action takes, as indices into ``Fixed``.
+# The index in ``Fixed`` of the seconds that each kind of action takes.
 _KINDS = {
     ActionKind.FORWARD: _FORWARD,
     ActionKind.BACKWARD: _BACKWARD,

@@ -30,6 +30,7 @@ from argosy.space.option import Vector
 from argosy.space.pool import Pool
 from argosy.space.price import FloatArray
 
+# Arrays of indices and of truth values.
 Indices = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 

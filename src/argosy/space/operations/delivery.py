@@ -63,6 +63,7 @@ class Conversion:
 
 
 WHOLE = Delivery((REPLICATED,))
+"""The delivery of a value that every device has whole."""
 
 
 def deliveries(graph: Graph, value: int, cuts: tuple[State, ...]) -> tuple[Delivery, ...]:

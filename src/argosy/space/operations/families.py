@@ -16,6 +16,7 @@ from typing import Any
 from argosy.space.operations.sharding import Shape
 from argosy.workload.graph import GraphNode
 
+# One label per dim of a tensor; ``""`` if the dim cannot be split.
 Labels = tuple[str, ...]
 
 
@@ -432,6 +433,7 @@ def whole(call: OperationCall) -> Pattern:
     return Pattern(inputs=inputs, outputs=tuple(("",) * len(shape) for shape in call.outputs))
 
 
+# The functions above by the name that entries of the table use.
 FAMILIES: dict[str, Callable[[OperationCall], Pattern]] = {
     function.__name__: function
     for function in (

@@ -31,6 +31,7 @@ from functools import cache
 
 from argosy.errors import Mismatch
 
+# The size of each dim of a tensor.
 Shape = tuple[int, ...]
 _LONGEST_STATE = 60
 """Longer texts, in characters, are rejected before parsing: numbers with more digits are no sizes
@@ -45,6 +46,7 @@ class Layout(StrEnum):
     PARTIAL = "partial"
 
 
+# Numbers whose hash, unlike that of text, is equal in every process.
 _NUMBER = {layout: number for number, layout in enumerate(Layout)}
 
 
@@ -97,6 +99,7 @@ def _state(layout: Layout, dim: int, units: int, outer: int, segment: int) -> St
     return State(layout, dim, units, outer, segment)
 
 
+# The states of a tensor that is whole on every device, and of one that is a sum not yet done.
 REPLICATED = _state(Layout.REPLICATED, -1, 0, 1, 0)
 PARTIAL = _state(Layout.PARTIAL, -1, 0, 1, 0)
 
@@ -116,6 +119,7 @@ def by(state: State, segment: int) -> State:
     )
 
 
+# The text of a cut: dim, outer (if above 1), units and segment (if above 0).
 _CUT = re.compile(r"dim (\d+) / (?:(\d+)x)?(\d+)(?: by segment (\d+))?")
 
 
