@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _MOST_SAMPLES = 10_000_000
-"""A global batch has at most this many samples; a larger number is a typing error."""
+"""A global batch has at most this many samples; larger numbers are rejected as mistakes."""
 _KEPT = 16
 """``kept_plans`` returns at most this many good plans of different sorts."""
 

@@ -34,8 +34,8 @@ from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan, Recompute
 from argosy.units import counted
 
-# Limits that keep the search within seconds: groups of a plan, arrangements of one multiset of
-# sizes, orders of the kinds, and plans in all.
+# Limits that bound the search time: groups of a plan, arrangements of one multiset of sizes,
+# orders of the kinds, and plans in all.
 _MOST_GROUPS = 16
 _MOST_ARRANGEMENTS = 4
 _MOST_ORDERS = 6

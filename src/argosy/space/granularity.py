@@ -10,7 +10,7 @@ from argosy.space.pool import Pool
 
 _MOST_UNITS = 12
 """Searches for even plans and for plans of whole nodes divide a pool into at most this many units,
-which keeps them within seconds."""
+which bounds their time."""
 
 
 def granularities(pools: Sequence[Pool]) -> Iterator[Vector]:

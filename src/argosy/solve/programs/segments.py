@@ -33,7 +33,7 @@ from argosy.workload.graph import Graph
 from argosy.workload.part import forward_order, part_of_nodes, run_after_run
 
 MOST_SEGMENTS = 3
-"""Default maximum number of segments; each further one multiplies the search."""
+"""Default maximum number of segments."""
 CANDIDATES, SEARCHED, ROUNDS = 12, 2, 4
 """Boundaries that are estimated, those that are searched, and rounds of program and ratios."""
 LEAST_GAIN = 1e-3

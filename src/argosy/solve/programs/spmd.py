@@ -30,7 +30,7 @@ from argosy.units import counted
 from argosy.workload.graph import Graph, Phase, Role
 
 MOST_ROUNDS = 6
-"""(1) and (2) alternate at most this often; they usually converge in fewer rounds."""
+"""The program (1) and the ratios (2) are improved in turn at most this often."""
 
 
 @dataclass(frozen=True, kw_only=True)
