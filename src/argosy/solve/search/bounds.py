@@ -3,8 +3,8 @@
 A plan is an ordered list of stages; each takes a range of layers and an ``Option``. The terms come
 from the tables of ``solve.search.menu``: t and g are the slowest replica's seconds per micro-batch,
 f its forward, p the quickest replica's way there and back, f_p its forward, w the part of a
-backward that nothing waits for, x a transfer to the next stage and 2x both ways. With M
-micro-batches and n_q forwards before the first backward at the q-th stage from the end, four
+backward that the stage before does not wait for, x a transfer to the next stage and 2x both ways.
+With M micro-batches and n_q forwards before the first backward at the q-th stage from the end, four
 programmes bound everything that follows, for q stages from layer a on with at most u devices:
 
     (0)  P[q, a, u] = min  p + 2x + P'
