@@ -1,5 +1,5 @@
-"""The package from Python: every function takes names, files or objects, and returns what a
-notebook can show.
+"""Offer the package to Python programs: every function takes names, files or objects, and returns
+what a notebook can show.
 
     plan = argosy.find_plan("llama-3-8b", "mixed-16", global_batch=128, dtype="fp16")
     plan.explain()
@@ -8,9 +8,9 @@ notebook can show.
     argosy.compare("gpt2-xl", "mixed-16", global_batch=64)
     argosy.export(plan, "torchtitan", folder="job")
 
-A model is a ``Chain``, or what ``load_model`` takes; a cluster a ``Cluster``, or what
-``load_cluster`` takes; a plan a ``Plan``, or what ``load_plan`` takes. A plan brings its model and
-its cluster with it unless others are given.
+A model is a ``Chain`` or anything that ``load_model`` accepts; a cluster is a ``Cluster`` or
+anything that ``load_cluster`` accepts; a plan is a ``Plan`` or anything that ``load_plan`` accepts.
+A plan brings its model and its cluster with it unless others are given.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from argosy.report.page import Report
 
 _COLUMNS = 120
-"""Width of tables that are shown."""
+"""Tables are printed this many characters wide."""
 _SAMPLES_PER_DEVICE = 8
-"""Of a comparison's global batch unless one is given."""
+"""A comparison uses this many samples per device as its global batch unless one is given."""
 
 
 @dataclass(frozen=True, repr=False)
 class Shown:
-    """A result and how it is shown: ``value`` is for programs, ``text`` for people."""
+    """A result that prints well: ``value`` is for programs, ``text`` for people."""
 
     value: Any
     text: str
@@ -65,7 +65,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class _Played:
-    """A plan with all that it takes to play it."""
+    """A plan together with everything that a simulation of it needs."""
 
     plan: Plan
     chain: Chain
@@ -105,9 +105,9 @@ def _named(value: object, expected: str, where: str) -> str | Path:
 def _played(
     plan: Plan | str | Path, model: Chain | str | Path | None, cluster: Cluster | str | Path | None
 ) -> _Played:
-    found = _plan(plan)
-    where = cluster_from_content(found.cluster.content) if cluster is None else _cluster(cluster)
-    ref = found.model
+    loaded = _plan(plan)
+    where = cluster_from_content(loaded.cluster.content) if cluster is None else _cluster(cluster)
+    ref = loaded.model
     if model is None:
         chain = planned_chain(ref)
     elif isinstance(model, Chain):
@@ -116,16 +116,16 @@ def _played(
         chain = _chain(
             model, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
         )
-    check.check_plan(found, chain, where)
-    costs = remembered(found)
+    check.check_plan(loaded, chain, where)
+    costs = remembered(loaded)
     chain, where, priced = costs.chain(chain), costs.cluster(where), costs.compute_model
     return _Played(
-        plan=with_what_holds(found, chain, where, priced), chain=chain, cluster=where, model=priced
+        plan=with_what_holds(loaded, chain, where, priced), chain=chain, cluster=where, model=priced
     )
 
 
 def _text(*parts: Any) -> str:
-    """What ``rich`` prints of tables and lines, without colours."""
+    """Return the text that ``rich`` prints for tables and lines, without colours."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=_COLUMNS, force_terminal=False, highlight=False)
@@ -152,9 +152,9 @@ def find_plan(
     ``sequence_length``, ``dtype`` and ``optimizer`` are for a model that is given by name;
     ``model`` is the cost model.
     """
-    found = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    loaded = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     return search_plan(
-        found, _cluster(cluster), global_batch=global_batch, settings=settings, model=model
+        loaded, _cluster(cluster), global_batch=global_batch, settings=settings, model=model
     )
 
 
@@ -177,7 +177,8 @@ def simulate(
     record: int | None = None,
     until: float = math.inf,
 ) -> Timeline:
-    """Play a plan in the exact engine; by default on its own cluster and under its own cost model.
+    """Simulate a plan in the exact engine; by default on its own cluster and under its own cost
+    model.
 
     ``record`` is the number of iterations whose spans are kept, ``until`` the second at which to
     stop.
@@ -201,7 +202,7 @@ def explain(
     chain: Chain | str | Path | None = None,
     cluster: Cluster | str | Path | None = None,
 ) -> Shown:
-    """Find out why a plan takes as long as it does, and what would help; ``value`` is an
+    """Explain why a plan takes as long as it does, and what would help; ``value`` is an
     ``Explanation``."""
     from argosy.cli.planning.explain import explanation_parts
     from argosy.explain import explain_plan
@@ -216,7 +217,7 @@ def report(
     chain: Chain | str | Path | None = None,
     cluster: Cluster | str | Path | None = None,
 ) -> Report:
-    """Make the page of a plan: a notebook shows it, ``save`` writes it."""
+    """Build the page of a plan: a notebook shows it, ``save`` writes it."""
     from argosy.report.page import Report
 
     played = _played(plan, chain, cluster)
@@ -242,10 +243,11 @@ def compare(
     dtype: Dtype | str | None = None,
     optimizer: str | None = None,
 ) -> Shown:
-    """Compare the plans of other planners with ours in one simulator; ``value`` is a list of rows.
+    """Compare the plans of other planners with Argosy's in one simulator; ``value`` is a list of
+    rows.
 
-    ``only`` names the planners to compare with, all of them unless given; ``global_batch`` is 8 for
-    every device.
+    ``only`` names the planners to compare with, by default all; ``global_batch`` is 8 per device
+    unless given.
     """
     from argosy.baselines import BASELINES
     from argosy.cli.names import known_name
@@ -253,11 +255,11 @@ def compare(
     from argosy.report.contest import contest_table
 
     where = _cluster(cluster)
-    found = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    loaded = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     names = tuple(known_name("only", name, BASELINES) for name in only or BASELINES)
     batch = _SAMPLES_PER_DEVICE * len(where.devices) if global_batch is None else global_batch
     rows = compared(
-        found, where, batch, model or ComputeModel(), names=names, level=level, quiet=True
+        loaded, where, batch, model or ComputeModel(), names=names, level=level, quiet=True
     )
     return Shown(rows, _text(contest_table(rows, with_shape=True)))
 
@@ -274,10 +276,10 @@ def export(
     steps: int | None = None,
     image: str | None = None,
 ) -> Export:
-    """Write a plan for another system; ``files`` are names and contents, ``lost`` what they cannot
-    express.
+    """Write a plan for another system; ``files`` are names and contents, ``lost`` lists what they
+    cannot express.
 
-    ``folder`` is where the files are written, if anywhere. ``zone`` is for sailor, ``program`` and
+    The files are written to ``folder`` if one is given. ``zone`` is for sailor, ``program`` and
     ``steps`` are for torchrun, jobset and skypilot, ``image`` is for jobset.
     """
     from argosy.cli.names import known_name
@@ -285,22 +287,22 @@ def export(
     from argosy.exporters.write import ExportOptions, export_plan
 
     system = System(known_name("to", to, [str(name) for name in System]))
-    found = _plan(plan)
-    where = cluster_from_content(found.cluster.content) if cluster is None else _cluster(cluster)
+    loaded = _plan(plan)
+    where = cluster_from_content(loaded.cluster.content) if cluster is None else _cluster(cluster)
     file = str(plan) if isinstance(plan, str | Path) else "plan.json"
     options = ExportOptions(
         lossy=lossy, zone=zone, plan_file=file, program=program, steps=steps, image=image
     )
-    made = export_plan(found, where, system, options)
-    for name, text in made.files if folder is not None else ():
+    export = export_plan(loaded, where, system, options)
+    for name, text in export.files if folder is not None else ():
         path = Path(folder or "") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    return made
+    return export
 
 
 def plan_html(plan: Plan) -> str:
-    """A plan as a notebook shows it: its stages in a table."""
+    """Return a plan as HTML for a notebook: its stages in a table."""
     from argosy.report.plan import plan_title, stage_table
 
     where = cluster_from_content(plan.cluster.content)

@@ -1,7 +1,7 @@
-"""How should this run? The story of the search in one place.
+"""Find the best plan: this module shows the whole search in one place.
 
-    (1)  Equal devices that reach each other equally form pools (``space.pool``); a stage takes so
-         many of each, in the order in which they stand (``space.place``).
+    (1)  Equal devices that reach each other equally form pools (``space.pool``); a stage takes a
+         number of devices of each pool, in the pool's order (``space.place``).
     (2)  One search covers all plans on the pools (``solve.pool_search``), first quickly, then with
          a proof.
     (3)  The exact engine decides (``solve.finalists.verdict``).
@@ -51,9 +51,9 @@ __all__ = [
 ]
 
 _MOST_SAMPLES = 10_000_000
-"""Of a global batch."""
+"""A global batch has at most this many samples; larger numbers are rejected as mistakes."""
 _KEPT = 16
-"""Good plans of different sorts that ``kept_plans`` returns."""
+"""``kept_plans`` returns at most this many good plans of different sorts."""
 
 
 def find_plan(
@@ -82,12 +82,12 @@ def find_plan(
 def _find_for_program(
     program: CapturedProgram, cluster: Cluster, settings: Settings, model: ComputeModel
 ) -> Plan:
-    """The best plan that can divide the program's batch, or one that does not divide it, if that is
-    faster."""
+    """Return the best plan that divides the program's batch, or a plan that does not divide it if
+    that is faster."""
     reason: NothingFitsError | None = None
-    found: Plan | None = None
+    divided: Plan | None = None
     try:
-        found = divided_plan(
+        divided = divided_plan(
             program,
             settings,
             lambda given: _find_for_chain(program.chain, cluster, program.samples, given, model),
@@ -97,26 +97,27 @@ def _find_for_program(
     try:
         whole = undivided_plan(program, within_reach(cluster), model)
     except NothingFitsError as error:
-        if found is None:
+        if divided is None:
             raise (reason or error) from None
-        return found
-    if found is None or _seconds(whole) < _seconds(found):
-        return with_cost_model(_beside(whole, found), program.chain, cluster, model)
-    return found
+        return divided
+    if divided is None or _seconds(whole) < _seconds(divided):
+        return with_cost_model(_beside(whole, divided), program.chain, cluster, model)
+    return divided
 
 
 def _seconds(plan: Plan) -> float:
     return plan.predicted.iteration_seconds if plan.predicted else math.inf
 
 
-def _beside(whole: Plan, found: Plan | None) -> Plan:
-    """A plan that no search contains, with the certificate of the search that it beats."""
-    certificate = found.certificate if found is not None else None
-    if found is None or certificate is None:
+def _beside(whole: Plan, divided: Plan | None) -> Plan:
+    """Return a plan that no search contains, with the certificate of the search whose plan it
+    beats."""
+    certificate = divided.certificate if divided is not None else None
+    if divided is None or certificate is None:
         return whole
     bound = min(certificate.lower_bound_seconds, _seconds(whole))
     certificate = replace(certificate, lower_bound_seconds=bound, gap=_seconds(whole) / bound - 1)
-    return replace(whole, certificate=certificate, search=found.search)
+    return replace(whole, certificate=certificate, search=divided.search)
 
 
 def _find_for_chain(
@@ -128,9 +129,9 @@ def _find_for_chain(
         )
     settings = for_powersgd(for_target(without_deadlock(settings, model)), chain)
     settings = replace(settings, progress=History(settings.progress))
-    cluster = within_reach(cluster)  # what a link that is down cuts off counts as lost
-    if woven := settings.interleaved:
-        plan = _with_interleaved(chain, cluster, global_batch, settings, model, woven)
+    cluster = within_reach(cluster)  # devices that a link failure cuts off count as lost
+    if interleaved := settings.interleaved:
+        plan = _with_interleaved(chain, cluster, global_batch, settings, model, interleaved)
     elif _is_even(settings):
         plan = EvenSearch(chain, cluster, global_batch, settings, model).run()[0]
     else:
@@ -145,11 +146,11 @@ def _with_interleaved(
     global_batch: int,
     settings: Settings,
     model: ComputeModel,
-    woven: tuple[ScheduleSpec, ...],
+    interleaved: tuple[ScheduleSpec, ...],
 ) -> Plan:
-    """The best plan under the other schedules that are asked for, or an interleaved variant of a
-    good one."""
-    others = tuple(one for one in settings.schedules if one not in woven)
+    """Return the best plan under the other schedules of the settings, or an interleaved variant of
+    a good plan if that is faster."""
+    others = tuple(schedule for schedule in settings.schedules if schedule not in interleaved)
     base = replace(settings, schedules=others or (ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
     if _is_even(base):
         good = EvenSearch(chain, cluster, global_batch, base, model).run()
@@ -157,20 +158,16 @@ def _with_interleaved(
     else:
         search = PoolSearch(chain, cluster, global_batch, base, model)
         plain = search.run()
-        good = [
-            plain,
-            *(
-                placed(one, search.prices, cluster)
-                for one in diverse(search.incumbents.found, _KEPT)
-            ),
-        ]
+        candidates = diverse(search.incumbents.found, _KEPT)
+        variants = (placed(candidate, search.prices, cluster) for candidate in candidates)
+        good = [plain, *variants]
     return with_interleaved(
-        plain, good, woven, chain, at_time_zero(cluster), model, must_be=not others
+        plain, good, interleaved, chain, at_time_zero(cluster), model, must_be=not others
     )
 
 
 def _is_even(settings: Settings) -> bool:
-    """Whether what stages have in common is fixed by searches one after the other
+    """Return whether successive searches fix the properties that all stages share
     (``solve.even``)."""
     return settings.target is not None or (settings.even_shares and settings.replicas is None)
 
@@ -184,8 +181,11 @@ def kept_plans(
     model: ComputeModel,
     most: int = _KEPT,
 ) -> list[Plan]:
-    """The best plan and other good ones of as many sorts as there are, on devices, without what is
-    said about them; the best alone where it comes from more than one search."""
+    """Return the best plan and other good ones of different sorts, on devices, without predictions
+    and certificates.
+
+    If the best plan comes from more than one search, only that one is returned.
+    """
     settings = for_powersgd(for_target(without_deadlock(settings, model)), chain)
     if settings.interleaved or _is_even(settings):
         return [
@@ -196,9 +196,9 @@ def kept_plans(
     cluster = within_reach(cluster)
     search = PoolSearch(chain, cluster, global_batch, settings, model)
     best = search.run().bare
-    others = [
+    variants = [
         placed(candidate, search.prices, cluster)
         for candidate in diverse(search.incumbents.found, most)
     ]
-    found = (best, *(other for other in others if other != best))
-    return [with_cost_model(plan, chain, cluster, model) for plan in found]
+    plans = (best, *(variant for variant in variants if variant != best))
+    return [with_cost_model(plan, chain, cluster, model) for plan in plans]

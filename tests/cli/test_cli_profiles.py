@@ -51,7 +51,7 @@ def test_a_profile_without_times_for_what_fits_is_what_binds(run: Run, tmp_path:
     found = run("plan", "-m", "llama-2-7b", "--dtype", "fp16", *OPTIONS)
     assert found.code == 3
     assert (
-        "for want of measured times, not of memory: a plan fits that needs fp16 times on H200"
+        "because measured times are missing, not memory: a plan fits that needs fp16 times on H200"
         in found.err
     )
     answer = json.loads(found.out)["infeasible"]

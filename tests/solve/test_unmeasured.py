@@ -99,7 +99,7 @@ CASES = {
 def test_what_is_named_and_measured_gives_a_plan(case: str) -> None:
     model, part = CASES[case]
     with pytest.raises(
-        NothingFitsError, match="for want of measured times, not of memory"
+        NothingFitsError, match="because measured times are missing, not memory"
     ) as caught:
         find_plan(CHAIN, CARDS, global_batch=4, model=model)
     assert part in str(caught.value)

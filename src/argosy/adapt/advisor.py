@@ -1,8 +1,9 @@
-"""The controller in a process of its own, so that a job's steps go on while it thinks. No torch.
+"""Run the controller in a process of its own, so that a job's steps continue while it decides. No
+torch.
 
-Rank 0 starts an ``Advisor``, hands it a ``Brief``, and after every step an ``Observation``; it
-answers each with an ``Advice``. Observations that arrive during a search are read afterwards, in
-order, and the newest of them decides.
+Rank 0 starts an ``Advisor``, sends it a ``Brief``, and after every step an ``Observation``; the
+advisor returns an ``Advice`` for each. Observations that arrive during a search are read
+afterwards, in order, and the newest of them decides.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from argosy.planner import Settings, find_plan
 from argosy.workload.chain import Chain
 
 _NEAR = 0.05
-"""Devices within this of full speed are planned for as full ones, so that equal devices stay
-equal."""
+"""Devices within this share of full speed are planned for as full ones, so that equal devices stay
+equal despite noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Brief:
-    """What a controller must know before it starts."""
+    """The inputs that a controller needs before it starts."""
 
     plan: Plan
     chain: Chain
@@ -46,22 +47,22 @@ class Brief:
     model: ComputeModel
     limits: ControllerLimits
     roster: tuple[str, ...]
-    """Devices that the run has processes on."""
+    """Devices on which the run has processes."""
     level: int = 1
-    """Of re-planning."""
+    """Level of the search when re-planning."""
     undivided: tuple[int, ...] = ()
-    """Layers that mix the samples of a micro-batch: their stage has one replica."""
+    """Layers that mix the samples of a micro-batch, so that their stage has one replica."""
     max_width: int | None = 1
-    """Devices of a tensor-parallel group at most; None for any number."""
+    """Maximum number of devices of a tensor-parallel group; None for any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What a step measured."""
+    """The measurements that were made during a step."""
 
     step: int
     plan: Plan
-    """That it was made under."""
+    """The plan that the step ran under."""
     seconds: float
     bandwidths: dict[str, float]
     speeds: dict[str, float]
@@ -74,18 +75,18 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What the controller makes of an observation."""
+    """An answer that the controller gives to an observation."""
 
     step: int
     decision: Decision | None
-    """None: go on as before."""
+    """None if nothing changes."""
     world: World
     predicted: float
-    """Seconds of the step under its plan in the believed world."""
+    """Predicted seconds of the step under its plan in the believed world."""
 
 
 class Mind:
-    """The controller, fed with observations."""
+    """A controller that is fed with observations."""
 
     def __init__(self, brief: Brief) -> None:
         self.brief = brief
@@ -102,7 +103,8 @@ class Mind:
         )
 
     def _variants(self, plan: Plan) -> list[Plan]:
-        """Under every schedule that fits: the usual ones, and those of the plan's policy."""
+        """Return the plan under every schedule that fits: the usual ones, and those of the plan's
+        policy."""
         usual = schedules_to_try(Settings(), self.brief.model)
         known = dict.fromkeys((*usual, *(rule.schedule for rule in self.brief.plan.policy)))
         return schedules_that_fit(plan, self.brief.chain, self.cluster, known)
@@ -133,8 +135,8 @@ class Mind:
         return plan
 
     def observe(self, seen: Observation, is_newest: Callable[[], bool] = lambda: True) -> Advice:
-        """Take an observation. If it is not the newest, it shows the world, and a later one
-        decides."""
+        """Process an observation. An observation that is not the newest only updates the world; a
+        later one decides."""
         controller = self.controller
         horizon = min(self.brief.limits.horizon, seen.steps_left)
         controller.limits = replace(self.brief.limits, horizon=horizon)
@@ -151,12 +153,12 @@ class Mind:
         )
         world = controller.watch.world
         predicted = controller.predictor.seconds(seen.plan, world)
-        told = decision if decision.is_change else None
-        return Advice(step=seen.step, decision=told, world=world, predicted=predicted)
+        change = decision if decision.is_change else None
+        return Advice(step=seen.step, decision=change, world=world, predicted=predicted)
 
 
 class Advisor:
-    """The other process, as rank 0 sees it."""
+    """A connection to the controller's process, which rank 0 holds."""
 
     def __init__(self, brief: Brief) -> None:
         self.process = subprocess.Popen(
@@ -174,8 +176,11 @@ class Advisor:
         self._told.put(brief)
 
     def _write(self) -> None:
-        """All that is told, as fast as the other process reads it: a pipe holds little, and nobody
-        waits for it here. Nothing happens where the process has ended: the job goes on as it is."""
+        """Send all queued messages as fast as the other process reads them.
+
+        A pipe holds little, so this runs in a thread and no step waits for it. If the process has
+        ended, nothing is sent and the job continues unchanged.
+        """
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             while (message := self._told.get()) is not None:
@@ -188,15 +193,15 @@ class Advisor:
             self._answers.put(answer)
 
     def tell(self, seen: Observation) -> None:
-        """At once, whatever the other process is at."""
+        """Put an observation into the queue without waiting for the other process."""
         self._told.put(seen)
 
     def answers(self) -> list[Advice]:
-        """What has come since the last call."""
-        found = []
+        """Return the answers that have arrived since the last call."""
+        arrived = []
         while not self._answers.empty():
-            found.append(self._answers.get())
-        return found
+            arrived.append(self._answers.get())
+        return arrived
 
     def close(self) -> None:
         self._told.put(None)
@@ -206,7 +211,7 @@ class Advisor:
             thread.join()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # what nobody has read
+            with contextlib.suppress(OSError):  # unread messages are dropped
                 pipe.close()
 
 
@@ -214,20 +219,15 @@ def _messages(stream: IO[bytes]) -> Any:
     while True:
         try:
             yield pickle.load(stream)
-        except (
-            EOFError,
-            OSError,
-            ValueError,
-            pickle.UnpicklingError,
-        ):  # the other side has ended, be it within one
-            return
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            return  # the other process has ended, perhaps in the middle of a message
 
 
 def main() -> None:
     os.nice(15)
     messages = _messages(sys.stdin.buffer)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else is written must not get between the answers
+    os.dup2(2, 1)  # other output of this process must not mix with the answers
     mind = Mind(next(messages))
     waiting: queue.SimpleQueue[Observation | None] = queue.SimpleQueue()
     threading.Thread(target=_forward, args=(messages, waiting), daemon=True).start()
@@ -237,8 +237,8 @@ def main() -> None:
 
 
 def _forward(messages: Iterator[Any], waiting: queue.SimpleQueue[Any]) -> None:
-    """Read messages while the controller decides, so that it can see whether there are newer
-    ones."""
+    """Read messages while the controller decides, so that it can check whether newer ones have
+    arrived."""
     for message in messages:
         waiting.put(message)
     waiting.put(None)

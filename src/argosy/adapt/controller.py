@@ -1,15 +1,15 @@
-"""Decide after every step: keep on, switch the schedule, change the shares, or move to another
+"""Decide after every step: continue, switch the schedule, change the shares, or move to another
 plan.
 
-The controller is given how long a step took and what the job measured of links and devices.
+The controller receives the seconds of a step and the job's measurements of links and devices.
 ``ClusterWatch`` turns the measurements into two worlds: the *believed* one, which changes when a
-test with a stated error rate says so, and that of the *latest* step, in which samples that
+test with a stated error rate detects a change, and that of the *latest* step, in which samples that
 contradict a belief replace it. Seconds of a plan are predicted by the exact engine and corrected by
-what was measured:
+measurements:
 
     (1)  seconds of p = predicted seconds of p x median of measured / predicted over the last
-         ``_REMEMBERED`` steps: under p, if it had as many and all lie above or all below those
-         under the plan in force; else under that
+         ``_REMEMBERED`` steps: under p, if it had that many and all lie above or all below those
+         under the plan in force; otherwise under the plan in force
 
 If nothing but chance is at work, five ratios and five others lie apart in 0.8 % of all cases. A
 change is only made to a plan that is faster now. So none is made to a plan that is slower under
@@ -18,28 +18,28 @@ present conditions, and none for a change that is already over:
     (2)  seconds of the plan in force > (1 + min_gain) seconds of p in the believed world, and >
          seconds of p in the world of the latest step's samples alone
 
-Other schedules and other shares of samples move nothing. Of those that fulfil (2) the fastest is
+Other schedules and other shares of samples move no state. The fastest of those that fulfil (2) is
 taken at once.
 
-A move to another plan has a price: the move, and a second one if the change is undone. What has
-already been lost by not having moved shows when that is worth it, as in the ski rental problem:
+A move to another plan has a price: the move, and a second one if the change is undone. The time
+already lost by not having moved shows when a move is worth it, as in the ski rental problem:
 
     (3)  regret of p = max(0, regret of p + seconds of the plan in force - seconds of p in the
          latest world), each step
     (4)  move to p if regret of p, or its gain times the steps that worlds like this one have lasted
          beyond the present age, >= moving + min(moving back, what p loses in the world before x n),
-         and n x regret of p / its steps >= moving, with n the steps that are left
+         and n x regret of p / its steps >= moving, with n the remaining steps
 
 With (4) moves cost no more than staying has cost before them. If a change lasts and p gains g
-seconds a step, the move comes price / g steps after the change, but not before the test has found
-it. Regret of a plan found in a changed world starts at its gain times the age of that world. Before
-the first change the cluster is expected to stay as its file says: regret starts at n times the
-gain. A plan that was left because something was lost is returned to at once when it runs again.
+seconds a step, the move comes price / g steps after the change, but not before the test has
+detected it. Regret of a plan found in a changed world starts at its gain times the age of that
+world. Before the first change the cluster is expected to stay as its file states: regret starts at
+n times the gain. A plan that was left because of a loss is returned to at once when it runs again.
 
 Searching for a plan takes seconds, so plans that were found are kept and compared in every world. A
-search is made only in a world unlike those searched in (``SEARCHED``), on average every
-``replan_every`` steps at most, at once if a device or link is lost, and never while the latest
-samples contradict the belief.
+search is made only in a world unlike those searched in (``SEARCHED``), on average at most every
+``replan_every`` steps, at once if a device or link is lost, and never while the latest samples
+contradict the belief.
 """
 
 from __future__ import annotations
@@ -63,17 +63,16 @@ from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.workload.chain import Chain
 
-# Worlds whose levels differ by no more than this factor share the result of a search.
+# Worlds whose levels differ by at most this factor share the result of a search.
 SEARCHED = 0.25
-# Steps under a plan whose median ratio of measured to predicted seconds corrects its predictions
-# (1).
+# The median ratio of measured to predicted seconds over this many steps corrects predictions (1).
 _REMEMBERED = 5
-# Searches that may be made beyond one per ``replan_every`` steps.
+# Number of searches that may be made beyond one per ``replan_every`` steps.
 _SPARE = 3
 
 
 class AdaptationLevel(StrEnum):
-    """How far a controller may go: everything up to and with this."""
+    """A limit on what a controller may change: everything up to and including this level."""
 
     OFF = "off"
     K = "k"
@@ -87,27 +86,27 @@ class AdaptationLevel(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerLimits:
-    """What a user may set."""
+    """A set of limits that a user may set."""
 
     reach: AdaptationLevel = AdaptationLevel.FULL
     horizon: int = 1000
-    """Steps that are left, over which a move must pay."""
+    """Number of remaining steps, over which a move must pay."""
     min_gain: float = 0.02
     """Relative gain in a step's seconds below which nothing is changed."""
     replan_every: int = 10
-    """Steps between two searches for a plan on average, where nothing is lost."""
+    """Mean number of steps between two searches for a plan, unless something is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do before the next step, with the numbers behind it."""
+    """A change to make before the next step, together with the numbers that justify it."""
 
     step: int
     what: AdaptationLevel
-    """``off``: nothing changes."""
+    """``off`` if nothing changes."""
     plan: Plan
     before: float
-    """Predicted seconds of a step as it is."""
+    """Predicted seconds of a step without the change."""
     after: float
     moving: float = 0.0
     """Predicted seconds of the change itself."""
@@ -121,7 +120,7 @@ class Decision:
 
 
 class Regret(NamedTuple):
-    """Seconds that another plan would have saved since they last added up to nothing (3)."""
+    """A sum of the seconds that another plan would have saved, since it was last 0 (3)."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -133,7 +132,7 @@ class Regret(NamedTuple):
 
 
 class Controller:
-    """Decides after every step."""
+    """A controller that decides after every step."""
 
     def __init__(
         self,
@@ -147,8 +146,11 @@ class Controller:
         replan: Callable[[Cluster], Plan] | None = None,
         variants: Callable[[Plan], Sequence[Plan]] | None = None,
     ) -> None:
-        """``schedules`` are the plan under those that it may switch to, ``variants`` finds them for
-        another plan; ``replan`` finds a plan for a cluster."""
+        """Start with a plan.
+
+        ``schedules`` is the plan under the schedules that it may switch to; ``variants`` finds
+        these for another plan; ``replan`` finds a plan for a cluster.
+        """
         self.plan = plan
         self.chain, self.cluster = chain, cluster
         self.limits = limits or ControllerLimits()
@@ -158,26 +160,26 @@ class Controller:
         self.watch = ClusterWatch(cluster)
         self.log: list[Decision] = []
         self.news: dict[str, None] = {}
-        """What has changed since something was decided."""
+        """Names of levels that have changed since the last decision."""
         self.present = self.watch.world
-        """The believed world as it was when it began."""
+        """The believed world when it began."""
         self.age = 0
-        """Steps since it began."""
+        """Number of steps since it began."""
         self.past: list[tuple[World, int]] = []
-        """Worlds that are over, each unlike the next, with the steps that they lasted."""
+        """Worlds that are over, each unlike the next, with the number of steps that they lasted."""
         self.kept: dict[PlanKey, Plan] = {plan_key(plan): plan}
-        """Plans that were found."""
+        """Plans that searches found."""
         self.regrets: dict[PlanKey, Regret] = {}
-        """The regret of each of them (3)."""
+        """The regret of each kept plan (3)."""
         self.forced_from: PlanKey | None = None
-        """The plan that was left because something was lost."""
+        """The plan that was left because a device or link was lost."""
         self.searched: list[World] = []
         self.lost = _lost(self.watch.world)
-        """What was gone when a plan was last made."""
+        """Names that were lost when a plan was last searched."""
         self.ratios: dict[PlanKey, list[float]] = {}
         """Measured over predicted seconds of the last steps, by plan."""
         self.usual = _REMEMBERED * [1.0]
-        """Those of the plan that last had ``_REMEMBERED`` of them."""
+        """The ratios of the plan that last had ``_REMEMBERED`` of them."""
         self.moving_ratio = 1.0
         """Measured over predicted seconds of the last move."""
 
@@ -192,16 +194,19 @@ class Controller:
         in_force: bool = True,
         is_newest: Callable[[], bool] = lambda: True,
     ) -> Decision:
-        """Take what a step measured, and its later half alone (``last``). Returns what to do before
-        the next step. ``in_force``: whether the step was made under the plan of the last decision,
-        which may still be on its way; if not, the step only shows the world. ``is_newest``: whether
-        no later step was measured during a search; if one was, that one decides."""
+        """Process the measurements of a step, and those of its later half alone (``last``); return
+        what to do before the next step.
+
+        ``in_force`` tells whether the step ran under the plan of the last decision, which may still
+        be on its way; if not, the step only updates the world. ``is_newest`` returns whether no
+        later step was measured during a search; if one was, that step decides.
+        """
         changed = self.watch.observe(bandwidths, speeds, last)
         self.news |= dict.fromkeys(changed)
         self.age += 1
         if not are_alike(self.present, self.watch.world, SEARCHED):
             age = max(changed.values(), default=1)
-            if self.past or age < self.age:  # else the cluster never was as its file says
+            if self.past or age < self.age:  # otherwise the cluster never was as its file states
                 self.past = [*self.past, (self.present, self.age - age)][-MEMORY:]
             self.present, self.age = self.watch.world, age
         stay = Decision(
@@ -229,14 +234,14 @@ class Controller:
         self.log.append(decision)
 
     def learn_of_move(self, seconds: float) -> None:
-        """Scale the prices of further moves by what the last one took."""
+        """Scale the prices of further moves by the measured seconds of the last one."""
         predicted = self.log[-1].moving if self.log else 0.0
-        if 0 < predicted < math.inf:  # nothing is learnt of moves where nothing had to move
+        if 0 < predicted < math.inf:  # a move of nothing gives no ratio
             self.moving_ratio *= seconds / predicted
 
     def _correct(self, seconds: float) -> None:
-        """Remember the ratio of measured to predicted seconds, unless samples contradict the
-        believed world (1)."""
+        """Record the ratio of measured to predicted seconds (1), unless samples contradict the
+        believed world."""
         predicted = self.predictor.seconds(self.plan, self.watch.world)
         if self.watch.latest != self.watch.world or not 0 < predicted < math.inf:
             return
@@ -247,7 +252,7 @@ class Controller:
             self.usual = ratios
 
     def _seconds(self, plan: Plan, world: World) -> float:
-        """Seconds of a step of a plan in a world (1)."""
+        """Return the corrected seconds of a step of a plan in a world (1)."""
         ratios, usual = self.ratios.get(plan_key(plan), []), self.usual
         is_apart = len(ratios) == len(usual) and (
             min(ratios) > max(usual) or max(ratios) < min(usual)
@@ -257,13 +262,13 @@ class Controller:
         )
 
     def _gain(self, plan: Plan, world: World) -> float:
-        """Seconds that a step of another plan takes less in a world; 0 where the plan in force gets
-        stuck."""
+        """Return the seconds that a step of another plan saves in a world; 0 if the plan in force
+        gets stuck."""
         now = self._seconds(self.plan, world)
         return now - self._seconds(plan, world) if math.isfinite(now) else 0.0
 
     def _is_faster(self, plan: Plan) -> bool:
-        """Whether a plan is faster in the believed world and in that of the latest step's samples
+        """Return whether a plan is faster in the believed world and in that of the latest samples
         (2)."""
         world, sampled = self.watch.world, self.watch.sampled
         is_gain = self._seconds(self.plan, world) > (1 + self.limits.min_gain) * self._seconds(
@@ -287,12 +292,12 @@ class Controller:
         return min(self._moves(stay) if can_move else [], key=self._total, default=stay)
 
     def _total(self, move: Decision) -> float:
-        """Seconds of a move and of the steps that are left."""
+        """Return the seconds of a move and of the remaining steps."""
         return move.moving + self.limits.horizon * move.after
 
     def _free(self, stay: Decision) -> list[Decision]:
-        """Changes that move nothing and are faster: other schedules, other shares of samples, or
-        both."""
+        """Return changes that move no state and are faster: other schedules, other shares of
+        samples, or both."""
         changes = [
             (AdaptationLevel.K, replace(self.plan, schedule=schedule))
             for schedule in self.schedules
@@ -305,13 +310,13 @@ class Controller:
                 for schedule in schedules
             ]
         return [
-            replace(stay, what=what, plan=plan, after=self._seconds(plan, stay.world))
-            for what, plan in changes
+            replace(stay, what=level, plan=plan, after=self._seconds(plan, stay.world))
+            for level, plan in changes
             if self._is_faster(plan)
         ]
 
     def _search(self, step: int) -> None:
-        """Look for a plan for a world unlike those searched in, where that is due."""
+        """Search a plan for a world unlike those searched in, if a search is due."""
         world = self.watch.world
         gone = _lost(world)
         is_due = (
@@ -337,7 +342,7 @@ class Controller:
                 self.regrets[key] = Regret().plus(self._gain(plan, self.watch.world), steps)
 
     def _moves(self, stay: Decision) -> list[Decision]:
-        """Moves to kept plans that are faster and worth their price (4)."""
+        """Return moves to kept plans that are faster and worth their price (4)."""
         moves = []
         for key, plan in self.kept.items():
             if plan.stages != self.plan.stages and self._is_faster(plan):
@@ -352,8 +357,8 @@ class Controller:
         return moves
 
     def _is_worth(self, key: PlanKey, plan: Plan, moving: float) -> bool:
-        """Whether regret, or what worlds like this one promise, has reached the price of moving
-        there and back (4)."""
+        """Return whether regret, or the gain expected from worlds like this one, reaches the price
+        of moving there and back (4)."""
         regret = self.regrets[key]
         if self.limits.horizon * regret.seconds < moving * max(1, regret.steps):
             return False
@@ -361,18 +366,18 @@ class Controller:
         return key == self.forced_from or max(regret.seconds, expected) >= moving + self._back(plan)
 
     def _remaining(self) -> float:
-        """Mean of the steps that worlds like this one have lasted beyond its age."""
-        alike = [
+        """Return the mean number of steps that worlds like this one have lasted beyond its age."""
+        durations = [
             steps - self.age
             for world, steps in self.past
             if are_alike(world, self.present, SEARCHED)
         ]
-        longer = [steps for steps in alike if steps > 0]
+        longer = [steps for steps in durations if steps > 0]
         return min(statistics.fmean(longer), self.limits.horizon) if longer else 0.0
 
     def _back(self, plan: Plan) -> float:
-        """What a plan costs if the last change is undone: a move back, or being slower for the
-        steps that are left."""
+        """Return the seconds that a plan costs if the last change is undone: a move back, or slower
+        remaining steps."""
         if not self.past:
             return 0.0
         before = self.past[-1][0]
@@ -381,7 +386,7 @@ class Controller:
         return min(moving, self.limits.horizon * loss)
 
     def _moving(self, old: Plan, new: Plan, world: World) -> float:
-        """Seconds of a move in a world."""
+        """Return the seconds of a move in a world."""
         believed = in_world(self.cluster, world)
         return self.moving_ratio * migration(old, new, self.chain, believed).seconds(believed)
 

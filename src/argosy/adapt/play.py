@@ -1,13 +1,13 @@
-"""The controller against the simulator: hours of a changing cluster, step by step.
+"""Run the controller in the simulator: hours of a changing cluster, step by step.
 
-A step that begins at t takes what the exact engine says on the cluster from t on. What it saw of
-links and devices is what a job sees (``signals``), the median over what it did: a pause in which
-nothing was done is none of it. Where a step sees no change, its time depends only on the state of
-the cluster, so it is simulated once for each plan and state.
+A step that begins at t takes the seconds that the exact engine computes on the cluster from t on.
+Its measurements of links and devices are those of a job (``signals``): the median over the work
+done, so that a pause without work is not part of it. If the cluster does not change during a step,
+its time depends only on the state of the cluster, so it is simulated once for each plan and state.
 
-A device or link that goes away holds a step up until it returns, or for ever. Whoever may re-plan
-notices after ``NOTICE`` seconds, and, where there is another plan for who is left, gives the step
-up and repeats it under that.
+A device or link that is lost holds a step up until it returns, or permanently. A controller that
+may re-plan notices after ``NOTICE`` seconds and, if there is another plan for the remaining
+devices, abandons the step and repeats it under that plan.
 """
 
 from __future__ import annotations
@@ -35,34 +35,35 @@ from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.workload.chain import Chain
 
+# Seconds after which a controller notices that a step does not continue.
 NOTICE = 10.0
 _PLAYED = 4
-"""Plans that whoever knows the future tries for a step, those that were best in a state like it."""
+"""The oracle tries this many plans for a step, those that were best in a similar state."""
 _STUCK = 3.0
-"""A step that takes so many times longer than the one before, while something is down, is held
+"""A step that takes this many times longer than the fastest one, while something is down, is held
 up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedStep:
-    """One step of a course."""
+    """A step that was simulated as part of a run."""
 
     start: float
     seconds: float
     plan: Plan
     was_lost: bool = False
-    """Given up and repeated."""
+    """Whether the step was abandoned and repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRun:
-    """What came of a policy."""
+    """The steps and decisions that a policy led to."""
 
     steps: tuple[PlayedStep, ...]
     decisions: tuple[Decision, ...]
     end: float
-    """When the last step was done, moves included; where a course got stuck, when it was given
-    up."""
+    """Seconds at which the last step ended, moves included; if the run got stuck, when it was
+    abandoned."""
 
     @property
     def samples_per_second(self) -> float:
@@ -71,12 +72,12 @@ class PolicyRun:
 
 
 class Playback:
-    """A cluster with a future, on which plans are played."""
+    """A cluster together with the traces that a simulation runs under."""
 
     def __init__(self, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
         self.chain, self.cluster, self.model = chain, cluster, model
-        self.moving = [one.bandwidth for one in cluster.links if not one.bandwidth.is_constant]
-        self.moving += [one.speed for one in cluster.devices if not one.speed.is_constant]
+        self.moving = [link.bandwidth for link in cluster.links if not link.bandwidth.is_constant]
+        self.moving += [device.speed for device in cluster.devices if not device.speed.is_constant]
         self.predictor = Predictor(chain, cluster, model)
         self.known: dict[tuple[object, ...], float] = {}
 
@@ -84,14 +85,14 @@ class Playback:
         return min((trace.next_change(time) for trace in self.moving), default=math.inf)
 
     def seconds(self, plan: Plan, time: float) -> float:
-        """Of a step that begins at ``time``."""
+        """Return the seconds of a step that begins at ``time``."""
         lasting = self.lasting(plan, time)
         if time + lasting <= self.next_change(time):
             return lasting
         return self.predictor.on(plan, from_moment(self.cluster, time))
 
     def lasting(self, plan: Plan, time: float) -> float:
-        """Of a step if everything stayed as it is at ``time``."""
+        """Return the seconds of a step if everything stayed as it is at ``time``."""
         state = tuple(trace.at(time) for trace in self.moving)
         key = (*plan_key(plan), state)
         if key not in self.known:
@@ -101,7 +102,7 @@ class Playback:
     def seen(
         self, plan: Plan, start: float, end: float
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """What a job measures while it runs: bandwidths of the links in use, and speeds."""
+        """Return what a job measures while it runs: bandwidths of the links in use, and speeds."""
         used = {self.cluster.device(name).node for name in plan.devices}
         rates = {
             link.name: seen_level(link.bandwidth, start, end)
@@ -114,22 +115,22 @@ class Playback:
         return rates, speeds
 
     def gone_after(self, plan: Plan, start: float, end: float) -> float:
-        """When something that a plan uses first went away and was not back ``NOTICE`` seconds
-        later; else infinity."""
+        """Return when something that a plan uses first went away for more than ``NOTICE`` seconds;
+        otherwise infinity."""
         used = set(plan.devices)
         traces = [device.speed for device in self.cluster.devices if device.name in used]
         traces += [link.bandwidth for link in self.cluster.links]
-        found = [
+        losses = [
             time
             for trace in traces
             for time in (start, *trace.knots_between(start, end))
             if trace.at(time) == 0 and trace.next_change(time) > time + NOTICE
         ]
-        return min(found, default=math.inf)
+        return min(losses, default=math.inf)
 
 
 def seen_level(trace: Trace, start: float, end: float) -> float:
-    """The level at which half of the work between two moments was done, at most; 0 where none was.
+    """Return the level at which half of the work between two moments was done, at most.
 
     >>> seen_level(Trace.from_steps([(2.0, 0.0), (9.0, 1.0)], initial=1.0), 0.0, 10.0)
     1.0
@@ -157,8 +158,8 @@ def play(
     replan: Callable[[Cluster], Plan] | None = None,
     most_steps: float = math.inf,
 ) -> PolicyRun:
-    """A policy from time 0 until the first step that would begin after ``until``, or so many
-    steps."""
+    """Run a policy from time 0 until the first step that would begin after ``until``, or for
+    ``most_steps`` steps."""
     controller = Controller(
         plan,
         stage.chain,
@@ -204,7 +205,8 @@ def play(
 def _give_up(
     stage: Playback, controller: Controller, clock: float, end: float, number: int
 ) -> tuple[float, PlayedStep]:
-    """Re-plan for who is left at ``end``, when it is noticed that a step does not go on."""
+    """Re-plan for the devices that remain at ``end``, when the controller notices that a step does
+    not continue."""
     lost = PlayedStep(start=clock, seconds=end - clock, plan=controller.plan, was_lost=True)
     rates, speeds = stage.seen(controller.plan, end, end)
     decision = controller.after_step(number, end - clock, rates, speeds)
@@ -219,9 +221,11 @@ def play_oracle(
     replan: Callable[[Cluster], Plan] | None = None,
     most_steps: float = math.inf,
 ) -> PolicyRun:
-    """Whoever knows the future and moves for nothing: before every step the best plan for what
-    comes, of those given and those found for the states that it sees; states that are alike are
-    searched once."""
+    """Run an oracle that knows the future and moves for free.
+
+    Before every step it takes the best plan for what follows, among those given and those found for
+    the states that it sees; similar states are searched once.
+    """
     clock, steps = 0.0, list[PlayedStep]()
     candidates = list(plans)
     ranked: dict[tuple[float, ...], list[tuple[float, int]]] = {}

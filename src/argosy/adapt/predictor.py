@@ -1,4 +1,4 @@
-"""How long a step of a plan takes in a believed world, by the exact engine, remembered."""
+"""Predict how long a step of a plan takes in a believed world, by the exact engine with a cache."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from argosy.sim.engine.graph import TaskGraph
 from argosy.sim.simulate import first_end, iteration_seconds, plays_whole, task_graph
 from argosy.workload.chain import Chain
 
+# The parts of a plan that the time of a step depends on.
 PlanKey = tuple[tuple[Stage, ...], ScheduleSpec, int, tuple[CollectiveChoice, ...]]
 
 
 def plan_key(plan: Plan) -> PlanKey:
-    """What the time of a step depends on."""
+    """Return the parts of a plan that the time of a step depends on."""
     return plan.stages, plan.schedule, plan.micro_batch_size, plan.collectives
 
 
 class Predictor:
-    """Seconds of a step of a plan in a world, remembered."""
+    """A cache of the seconds that a step of a plan takes in a world."""
 
     def __init__(self, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
         self.chain, self.cluster, self.model = chain, cluster, model
@@ -35,8 +36,8 @@ class Predictor:
         return self.known[key]
 
     def on(self, plan: Plan, cluster: Cluster) -> float:
-        """By the exact engine, on the cluster under other traces; infinite where the plan gets
-        stuck."""
+        """Return the seconds by the exact engine, on the cluster under other traces; infinity if
+        the plan gets stuck."""
         if not plays_whole(plan):
             return iteration_seconds(plan, self.chain, cluster, self.model)
         key = plan_key(plan)

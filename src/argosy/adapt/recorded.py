@@ -1,7 +1,6 @@
-"""Links and devices as a run has shown them: what its measured timeline says, step by step
-(``signals``).
+"""Estimate links and devices from the measured timeline of a run, step by step (``signals``).
 
-(1)  rate of a link, speed of a device = the median over the steps that say something about it
+(1)  rate of a link, speed of a device = the median over the steps that allow an estimate
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from argosy.workload.chain import Chain
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a run says; links and devices about which it says nothing are not there."""
+    """The rates and speeds that a run shows; links and devices without an estimate are missing."""
 
     bandwidths: dict[str, float]
     """Bytes/s by link."""
     speeds: dict[str, float]
-    """By device, relative to what the plan counted with."""
+    """Speed by device, relative to the speed that the plan assumed."""
 
 
 def seen_in(
     timeline: Timeline, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel
 ) -> Seen:
-    """(1) from a timeline that a run of ``plan`` has measured."""
+    """Return the estimates (1) from a timeline that a run of ``plan`` has measured."""
     if timeline.clock != "measured":
         raise bad_input("a timeline that a run has measured", timeline.clock)
     strange = [name for name in timeline.devices if name not in cluster.device_index]
@@ -58,17 +57,18 @@ def seen_in(
         ).items():
             speeds[name].append(speed)
     return Seen(
-        bandwidths={name: statistics.median(found) for name, found in sorted(rates.items())},
-        speeds={name: statistics.median(found) for name, found in sorted(speeds.items())},
+        bandwidths={name: statistics.median(levels) for name, levels in sorted(rates.items())},
+        speeds={name: statistics.median(levels) for name, levels in sorted(speeds.items())},
     )
 
 
 def _messages(timeline: Timeline, iteration: int) -> list[ObservedTransfer]:
-    """A transfer ends where its receiver stops waiting for it."""
+    """Return the transfers of an iteration; a transfer ends when its receiver stops waiting for
+    it."""
     awaited = {
-        (one.where, one.micro_batch, one.end): one.start
-        for one in timeline.contacts
-        if one.kind is ContactKind.WAITING and one.iteration == iteration
+        (contact.where, contact.micro_batch, contact.end): contact.start
+        for contact in timeline.contacts
+        if contact.kind is ContactKind.WAITING and contact.iteration == iteration
     }
     messages = []
     for span in timeline.spans:
@@ -87,8 +87,8 @@ def _messages(timeline: Timeline, iteration: int) -> list[ObservedTransfer]:
 
 
 def _works(timeline: Timeline, iteration: int) -> dict[tuple[int, str], ObservedWork]:
-    """By stage and device."""
-    found: dict[tuple[int, str], dict[str, list[ObservedWork]]] = defaultdict(
+    """Return the work of an iteration by stage and device."""
+    works: dict[tuple[int, str], dict[str, list[ObservedWork]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for span in timeline.spans:
@@ -96,5 +96,5 @@ def _works(timeline: Timeline, iteration: int) -> dict[tuple[int, str], Observed
             continue
         if span.iteration == iteration:
             work = ObservedWork(max(0.0, span.seconds - span.together), span.together)
-            found[span.stage, span.where][span.kind].append(work)
-    return {key: work_of(kinds) for key, kinds in found.items()}
+            works[span.stage, span.where][span.kind].append(work)
+    return {key: work_of(kinds) for key, kinds in works.items()}

@@ -1,4 +1,4 @@
-"""Batch shares that follow the speeds of replicas: the change of a plan that moves nothing."""
+"""Adapt batch shares to the speeds of replicas: the change of a plan that moves no state."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from argosy.workload.chain import Chain
 
 
 def with_shares(plan: Plan, chain: Chain, cluster: Cluster, world: World) -> Plan:
-    """Every stage's samples in proportion to its replicas' speeds, no replica without one; a
-    tensor-parallel group is as fast as the member that takes longest for its share of the work."""
+    """Return the plan with every stage's samples in proportion to its replicas' speeds, at least
+    one each.
+
+    A tensor-parallel group is as fast as the member that takes longest for its share of the work.
+    """
     speeds = dict(world.speeds)
     return replace(
         plan, stages=tuple(_shared(stage, chain, cluster, speeds) for stage in plan.stages)
@@ -36,8 +39,8 @@ def _shared(stage: Stage, chain: Chain, cluster: Cluster, speeds: Mapping[str, f
 
 
 def in_proportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers of at least 1 that sum to ``total``: the next goes to whoever would be done
-    with it first."""
+    """Return whole numbers of at least 1 that sum to ``total``: each unit goes to the member that
+    would finish it first."""
     counts = [1] * len(weights)
     for _ in range(total - len(weights)):
         at = min(

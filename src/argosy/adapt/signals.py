@@ -1,32 +1,32 @@
-"""What a step says about links and devices, from messages and computations that were timed anyway.
+"""Estimate links and devices in one step from the timestamps of its messages and computations.
 
-A message m of b_m bytes leaves at s_m and is there at a_m, when its receiver has stopped waiting
-for it. For a link, of the messages that cross it:
+A message m of b_m bytes leaves at s_m and arrives at a_m, when its receiver has stopped waiting for
+it. For a link and the messages that cross it:
 
-    (1)  sample of m = max over j of (sum of b over the messages that left from s_j on and came by
-         a_m) / (a_m - s_j) no more than what the link can carry, and just that where the link was
+    (1)  sample of m = max over j of (sum of b over the messages that left from s_j on and arrived
+         by a_m) / (a_m - s_j): at most what the link can carry, and exactly that if the link was
          busy and the receiver waited
     (2)  rate of a link on a route = median of (1) over the messages of the route in the step that
-         were waited for
+         a receiver waited for
 
-What a route carries says little about its wide links. So a rate counts where it is about what the
-link is believed to carry, or more; and where no link of a route is that busy, something has become
-slow:
+The rate of a route tells little about its wide links. So a rate counts if it is about the believed
+bandwidth of the link, or more. If no link of a route is that busy, some link has become slow:
 
-    (3)  of the links that no other route has seen busy, those on the edges that most of the
-         unexplained routes have in common are to blame; their rates count, others' do not
+    (3)  among the links that no other route has seen busy, those on the edges that most of the
+         unexplained routes have in common are blamed; their rates count, others' do not
 
 Devices of a stage exchange tensors while they compute (a tensor-parallel group, or replicas under
-ZeRO 2 and 3), and who is done first waits there for the others. Seconds spent so are measured apart
-and count for nobody:
+ZeRO 2 and 3), and a device that finishes first waits there for the others. These seconds are
+measured separately and are attributed to no device:
 
     (4)  speed of a device = predicted over measured seconds of its own part of a micro-batch,
          exchanges counted in neither; measured: the median over the step; predicted for a member of
          a group: by its ratio of the work
 
-A plan counts with ratios, a runtime cuts whole columns and heads and computes on every member what
-cannot be cut; that difference is in the speeds, as every other between the cost model and a device
-is. A group whose members tell of no exchange is not judged: nothing was cut, or nobody measured it.
+A plan assumes ratios; a runtime cuts whole columns and heads and computes on every member what
+cannot be cut. The speeds contain that difference, like every other one between the cost model and a
+device. A group whose members report no exchange is not judged: nothing was cut, or nothing was
+measured.
 """
 
 from __future__ import annotations
@@ -45,25 +45,26 @@ from argosy.workload.chain import Chain
 # (3).
 TOLERANCE = 0.15
 _WINDOW = 8
-"""Messages before one that may have kept the link busy."""
+"""At most this many earlier messages may have kept the link busy; it bounds the cost of (1)."""
 _WAITED = 0.1
-"""Share of a message's time that its receiver must have waited for it."""
+"""A receiver must have waited for at least this share of a message's time; otherwise the message
+may have arrived earlier than its timestamp."""
 _LEAST_BYTES = 4096
-"""Smaller messages measure latency."""
+"""Messages with fewer bytes are ignored, because they measure latency."""
 
 
 class ObservedTransfer(NamedTuple):
-    """A tensor or several from one device to another."""
+    """A transfer of one or more tensors that was observed between two devices."""
 
     source: str
     target: str
     bytes: float
     sent: float
-    """Seconds on a clock that all share."""
+    """Seconds on a clock that all devices share."""
     awaited: float
-    """When the receiver began to wait."""
+    """Seconds at which the receiver began to wait."""
     arrived: float
-    """When it had it."""
+    """Seconds at which the receiver had the message."""
 
     @property
     def was_awaited(self) -> bool:
@@ -71,7 +72,7 @@ class ObservedTransfer(NamedTuple):
 
 
 class ObservedWork(NamedTuple):
-    """What one micro-batch took a device, forward and backward."""
+    """The time that a device spent on one micro-batch, forward and backward."""
 
     own: float
     """Seconds without exchanges."""
@@ -82,7 +83,7 @@ class ObservedWork(NamedTuple):
 def bandwidths_seen(
     messages: Sequence[ObservedTransfer], cluster: Cluster, believed: Mapping[str, float]
 ) -> dict[str, float]:
-    """(1) to (3): bytes/s by link, of the links that the step says something about."""
+    """Return bytes/s by link, for the links that the step allows to estimate, by (1) to (3)."""
     name_of = [link.name for link in cluster.links]
     routes: dict[tuple[str, str], tuple[int, ...]] = {}
     crossing: dict[int, list[ObservedTransfer]] = defaultdict(list)
@@ -102,16 +103,16 @@ def bandwidths_seen(
             rates[pair] = {link: _rate(awaited, crossing[link], latency) for link in links}
     seen: dict[int, float] = {}
     unexplained = []
-    for found in rates.values():
+    for route_rates in rates.values():
         busy = {
             link: rate
-            for link, rate in found.items()
+            for link, rate in route_rates.items()
             if rate >= (1 - TOLERANCE) * believed[name_of[link]]
         }
         for link, rate in busy.items():
             seen[link] = max(rate, seen.get(link, 0.0))
         if not busy:
-            unexplained.append(found)
+            unexplained.append(route_rates)
     seen |= _blamed(unexplained, seen, cluster)
     return {name_of[link]: rate for link, rate in seen.items()}
 
@@ -119,16 +120,16 @@ def bandwidths_seen(
 def _rate(
     awaited: Sequence[ObservedTransfer], crossing: Sequence[ObservedTransfer], latency: float
 ) -> float:
-    """(1), (2)."""
+    """Return the rate of a link on a route, by (1) and (2)."""
     ordered = sorted(crossing, key=lambda message: message.sent)
     samples = []
     for last in awaited:
         before = [message for message in ordered if message.sent <= last.sent][-_WINDOW:]
         rates = [
             sum(
-                one.bytes
-                for one in ordered
-                if one.sent >= first.sent and one.arrived <= last.arrived
+                message.bytes
+                for message in ordered
+                if message.sent >= first.sent and message.arrived <= last.arrived
             )
             / max(last.arrived - first.sent - latency, 1e-9)
             for first in before
@@ -140,33 +141,34 @@ def _rate(
 def _blamed(
     unexplained: Sequence[Mapping[int, float]], busy: Mapping[int, float], cluster: Cluster
 ) -> dict[int, float]:
-    """(3)."""
+    """Return the rates of the links that are blamed for unexplained slow routes (3)."""
     suspects = [
-        {link: rate for link, rate in found.items() if link not in busy} or found
-        for found in unexplained
+        {link: rate for link, rate in rates.items() if link not in busy} or rates
+        for rates in unexplained
     ]
     votes: dict[str, int] = defaultdict(int)
-    for found in suspects:
-        for edge in {cluster.links[link].edge for link in found}:
+    for rates in suspects:
+        for edge in {cluster.links[link].edge for link in rates}:
             votes[edge] += 1
     blamed: dict[int, float] = {}
-    for found in suspects:
-        most = max(votes[cluster.links[link].edge] for link in found)
+    for rates in suspects:
+        most = max(votes[cluster.links[link].edge] for link in rates)
         blamed |= {
-            link: rate for link, rate in found.items() if votes[cluster.links[link].edge] == most
+            link: rate for link, rate in rates.items() if votes[cluster.links[link].edge] == most
         }
     return blamed
 
 
 def work_of(kinds: Mapping[str, Sequence[ObservedWork]]) -> ObservedWork:
-    """A micro-batch of a step, from those of its kinds of computation: the median of each.
+    """Return the work of a micro-batch, as the sum over kinds of computation of their medians.
 
-    >>> work_of({"forward": [Work(1.0, 0.5), Work(1.5, 4.0), Work(9.0, 1.0)], "backward": [Work(2.0, 1.0)]})
-    Work(own=3.5, together=2.0)
+    >>> forward = [ObservedWork(1.0, 0.5), ObservedWork(1.5, 4.0), ObservedWork(9.0, 1.0)]
+    >>> work_of({"forward": forward, "backward": [ObservedWork(2.0, 1.0)]})
+    ObservedWork(own=3.5, together=2.0)
     """
-    own = sum(statistics.median(work.own for work in found) for found in kinds.values())
+    own = sum(statistics.median(work.own for work in works) for works in kinds.values())
     return ObservedWork(
-        own, sum(statistics.median(work.together for work in found) for found in kinds.values())
+        own, sum(statistics.median(work.together for work in works) for works in kinds.values())
     )
 
 
@@ -177,7 +179,7 @@ def speeds_seen(
     cluster: Cluster,
     model: ComputeModel,
 ) -> dict[str, float]:
-    """(4) by device. ``works``: by stage and device."""
+    """Return the speed of each device by (4), from ``works`` by stage and device."""
     predicted: dict[str, float] = defaultdict(float)
     measured: dict[str, float] = defaultdict(float)
     for index, stage in enumerate(plan.stages):

@@ -1,12 +1,12 @@
-"""How many steps islands should train between two exchanges, by what steps and exchanges were
-measured to take.
+"""Choose the number of steps that islands train between two exchanges, from the measured seconds of
+steps and exchanges.
 
-    (1)  H = the least with which exchanges add at most ``share`` of the time of steps, within
-         limits
+    (1)  H = the least number with which exchanges add at most ``share`` of the time of steps,
+         within limits
     (2)  H changes only if (1) is off by more than ``_HYSTERESIS``, so that noise changes nothing
 
-With steps that go on during exchanges, H is the least with which an exchange ends before its result
-is due.
+If steps continue during exchanges, H is the least number with which an exchange ends before its
+result is due.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import math
 from dataclasses import dataclass
 
 _HYSTERESIS = 0.25
-"""Relative change of H below which it stays."""
+"""H stays if its relative change would be at most this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncLimits:
-    """Between which numbers of steps H may change."""
+    """A range of numbers of steps that H may take."""
 
     least: int = 1
     most: int = 500
     share: float = 0.05
-    """Of the time of steps that exchanges may add."""
+    """Share of the time of steps that exchanges may add."""
 
 
 def next_sync_every(
@@ -37,7 +37,7 @@ def next_sync_every(
     fragments: int = 1,
     overlap: int = 0,
 ) -> int:
-    """The H for the following exchanges; every island computes it from the same numbers."""
+    """Return H for the following exchanges; every island computes it from the same numbers."""
     if step_seconds <= 0 or exchange_seconds <= 0:
         return current
     if overlap:

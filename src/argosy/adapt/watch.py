@@ -1,34 +1,37 @@
-"""Estimate bandwidths and speeds from what a job measures of itself, and detect when one of them
+"""Estimate bandwidths and speeds from a job's own measurements, and detect when one of them
 changes.
 
 Every link and device has a level, which a ``Tracker`` follows through noisy samples. With x the
 logarithm of a sample, m that of the level, and s the standard deviation of the noise:
 
-    (1)  level   m += (x - m, at most s either way) / samples since the last change, counted up to ``MEMORY``
-    (2)  noise   s = median of |x - x of the sample before| over the last ``MEMORY`` / 0.954, at least ``NOISE``
-    (3)  up      = max(0, up + min(threshold / 2, CHANGE (x - m - CHANGE / 2) / s^2)), and down with m - x for x - m
-    (4)  change when up or down reaches the threshold; the new level is the mean since that sum was
-         last 0
+    (1)  level   m += (x - m, at most s either way) / samples since the last change, counted up to
+                 ``MEMORY``
+    (2)  noise   s = median of |x - x of the sample before| over the last ``MEMORY`` / 0.954,
+                 at least ``NOISE``
+    (3)  up      = max(0, up + min(threshold / 2, CHANGE (x - m - CHANGE / 2) / s^2)),
+                 and down with m - x for x - m
+    (4)  change  when up or down reaches the threshold; the new level is the mean since that sum
+                 was last 0
 
 (3) is a CUSUM test: a sum of log-likelihood ratios of "the level has changed by a factor of
-    e^CHANGE" against "it has
-not". With Gaussian noise the probability that a sum reaches the threshold within n samples of an
-unchanged level is at most n e^-threshold (Lorden 1971). So for q levels with two sums each:
+e^CHANGE" against "it has not". With Gaussian noise the probability that a sum reaches the threshold
+within n samples of an unchanged level is at most n e^-threshold (Lorden 1971). So for q levels with
+two sums each:
 
     (5)  threshold = log(2 q RUN_LENGTH); the probability of any false alarm within n steps is at
          most n / RUN_LENGTH
-    (6)  delay     = 1 + threshold / min(threshold / 2, CHANGE (d - CHANGE / 2) / s^2) samples at most on average, for
-                     a change of the logarithm by d > CHANGE / 2
+    (6)  delay     = 1 + threshold / min(threshold / 2, CHANGE (d - CHANGE / 2) / s^2) samples at
+         most on average, for a change of the logarithm by d > CHANGE / 2
 
-Where s is above ``NOISE`` and has to be estimated, false alarms are up to three times as frequent.
+If s is above ``NOISE`` and has to be estimated, false alarms are up to three times as frequent.
 Changes so small that (6) exceeds ``MEMORY`` are followed by (1) instead. A single sample counts at
-most half of the threshold: one odd sample is never a change, two in a row may be. A level of 0 (a
-link that is down, a device that is lost) is believed at once, because nothing else looks like it.
+most half of the threshold: one outlier is never a change, two in a row may be. A level of 0 (a link
+that is down, a device that is lost) is believed at once, because nothing else looks like it.
 
 A link that nothing crosses any more, because it was slow, would be believed slow permanently: a
 level without samples for ten steps returns to that of the cluster file, and the next time only
 after twice as many. Beliefs come in steps of ``GRAIN`` and stay while the level is within CHANGE /
-2 of them, so that worlds recur and predictions made for them can be looked up.
+2 of them, so that worlds recur and predictions made for them can be reused.
 """
 
 from __future__ import annotations
@@ -43,12 +46,12 @@ from argosy.cluster.trace import Trace
 
 # Average number of steps between two false alarms, over all links and devices of a cluster (5).
 RUN_LENGTH = 10_000
-# Natural logarithm of the smallest factor between two levels that the test is made for: about 10 %.
+# Natural logarithm of the smallest factor between two levels that the test is designed for: about
+# 10 %.
 CHANGE = 0.1
-# Least standard deviation of the logarithm of a sample. It holds until there are samples to
-# estimate it from.
+# Least standard deviation of the logarithm of a sample; used until samples allow an estimate.
 NOISE = 0.05
-# Samples over which noise and level are estimated.
+# Number of samples over which noise and level are estimated.
 MEMORY = 30
 # Relative distance between two neighbouring values of a belief.
 GRAIN = 0.02
@@ -56,7 +59,7 @@ GRAIN = 0.02
 
 @dataclass
 class Evidence:
-    """One of the two sums of (3), with the samples since it was last 0."""
+    """A sum of (3) that keeps the samples since it was last 0."""
 
     total: float = 0.0
     logarithms: list[float] = field(default_factory=list)
@@ -69,18 +72,19 @@ class Evidence:
 
 @dataclass
 class Tracker:
-    """The level of one link or device (1) and the test whether it has changed (4)."""
+    """A tracker that follows the level of one link or device (1) and tests whether it has changed
+    (4)."""
 
     level: float
     threshold: float = math.log(2 * RUN_LENGTH)
     shown: float | None = None
-    """The belief; None before the first."""
+    """The belief; None before the first one."""
     unseen: int = 0
     """Steps without a sample."""
     forget: int = 10
-    """Steps without a sample after which the level is given up."""
+    """Number of steps without a sample after which the level is dropped."""
     count: int = 1
-    """Samples since the last change; the level that a tracker starts with counts as one."""
+    """Number of samples since the last change; the initial level counts as one."""
     last: float | None = None
     """The logarithm of the last sample."""
     differences: list[float] = field(default_factory=list)
@@ -89,13 +93,13 @@ class Tracker:
 
     @property
     def noise(self) -> float:
-        """The standard deviation of the logarithm of a sample (2)."""
+        """Return the standard deviation of the logarithm of a sample (2)."""
         if not self.differences:
             return NOISE
         return max(NOISE, statistics.median(self.differences) / 0.954)
 
     def observe(self, value: float) -> int:
-        """Take a sample. Returns for how many samples the level has been another one, 0 where it
+        """Process a sample; return for how many samples the level has been different, or 0 if it
         has not changed."""
         if value == 0:
             return self._restart([-math.inf]) if self.level > 0 else 0
@@ -113,20 +117,20 @@ class Tracker:
         return 0
 
     def is_at_odds_with(self, value: float) -> bool:
-        """Whether a second sample like this one would be a change."""
+        """Return whether a second sample like this one would be a change."""
         if value == 0 or self.level == 0:
             return value != self.level
         return max(self._ratios(math.log(value))) >= self.threshold / 2
 
     @property
     def belief(self) -> float:
-        """The level in steps of ``GRAIN``, kept while it is near enough."""
+        """Return the level in steps of ``GRAIN``; the last one is kept while it is near enough."""
         if not self.shown or not self.level or abs(math.log(self.level / self.shown)) > CHANGE / 2:
             self.shown = in_grains(self.level)
         return self.shown
 
     def miss(self, nominal: float) -> bool:
-        """Count a step without a sample. Returns whether the level was given up for the nominal
+        """Count a step without a sample; return whether the level was replaced by the nominal
         one."""
         self.unseen += 1
         if (
@@ -140,7 +144,7 @@ class Tracker:
         return True
 
     def _ratios(self, logarithm: float) -> tuple[float, float]:
-        """The log-likelihood ratios of one sample for a higher and for a lower level (3)."""
+        """Return the log-likelihood ratios of one sample for a higher and for a lower level (3)."""
         above = logarithm - math.log(self.level) if self.level else math.inf
         scale = CHANGE / self.noise**2
         up, down = (scale * (distance - CHANGE / 2) for distance in (above, -above))
@@ -154,7 +158,7 @@ class Tracker:
             self.level *= math.exp(max(-self.noise, min(self.noise, distance)) / self.count)
 
     def _restart(self, logarithms: Sequence[float]) -> int:
-        """Take the mean of samples for the new level."""
+        """Set the level to the mean of the samples since the change."""
         self.level, self.count = math.exp(statistics.fmean(logarithms)), len(logarithms)
         self.up, self.down = Evidence(), Evidence()
         return len(logarithms)
@@ -162,16 +166,17 @@ class Tracker:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What a job believes of its cluster: only what differs from the cluster file need be there."""
+    """A belief that a job has about its cluster; levels equal to those of the cluster file may be
+    omitted."""
 
     bandwidths: tuple[tuple[str, float], ...] = ()
     """Bytes/s by link."""
     speeds: tuple[tuple[str, float], ...] = ()
-    """By device, relative to full speed; 0 = lost."""
+    """Speed by device, relative to full speed; 0 = lost."""
 
 
 def in_world(cluster: Cluster, world: World) -> Cluster:
-    """The cluster as it is believed to be, without further changes."""
+    """Return the cluster as it is believed to be, without further changes."""
     rates, speeds = dict(world.bandwidths), dict(world.speeds)
     links = tuple(
         replace(
@@ -189,7 +194,7 @@ def in_world(cluster: Cluster, world: World) -> Cluster:
 
 
 class ClusterWatch:
-    """Trackers for all links and devices of a cluster."""
+    """A set of trackers that covers all links and devices of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         links = {link.name: link.bandwidth.at(0) for link in cluster.links}
@@ -199,8 +204,8 @@ class ClusterWatch:
         self.links = {name: Tracker(level, threshold) for name, level in links.items()}
         self.devices = {name: Tracker(level, threshold) for name, level in devices.items()}
         self.world = self.latest = self.sampled = self._world({})
-        """The believed world; that with the samples of the latest step that contradict it; that
-        with all of them."""
+        """The believed world; the world with those samples of the latest step that contradict it;
+        and the world with all of these samples."""
 
     def observe(
         self,
@@ -208,10 +213,10 @@ class ClusterWatch:
         speeds: Mapping[str, float],
         last: Mapping[str, float] | None = None,
     ) -> dict[str, int]:
-        """Take the samples of a step, and those of its later half alone. Returns what has changed,
-        each with the number of steps since it changed."""
+        """Process the samples of a step, and those of its later half alone; return the changed
+        levels with the number of steps since each changed."""
         samples = {**bandwidths, **speeds}
-        changed, odd, newest = {}, {}, {}
+        changed, contradicting, newest = {}, {}, {}
         for name, tracker in (*self.links.items(), *self.devices.items()):
             if name not in samples:
                 if self.nominal[name] > 0 and tracker.miss(self.nominal[name]):
@@ -224,36 +229,37 @@ class ClusterWatch:
             sample = (last or {}).get(name, samples[name])
             newest[name] = in_grains(sample)
             if tracker.is_at_odds_with(sample):
-                odd[name] = newest[name]
+                contradicting[name] = newest[name]
         self.world, self.latest, self.sampled = (
-            self._world(levels) for levels in ({}, odd, newest)
+            self._world(levels) for levels in ({}, contradicting, newest)
         )
         return changed
 
     def _world(self, levels: Mapping[str, float]) -> World:
-        """What is believed, but for some levels."""
+        """Return the believed world with some levels replaced."""
         links = {name: levels.get(name, tracker.belief) for name, tracker in self.links.items()}
         devices = {name: levels.get(name, tracker.belief) for name, tracker in self.devices.items()}
         return World(bandwidths=tuple(sorted(links.items())), speeds=tuple(sorted(devices.items())))
 
 
 def are_alike(one: World, other: World, grain: float) -> bool:
-    """Whether no level differs by more than a factor of 1 + ``grain``: then the same plans are
-    good.
+    """Return whether no level differs by more than a factor of 1 + ``grain``.
 
-    >>> slow, slower = (World(speeds=(("a", level),)) for level in (0.5, 0.45))
-    >>> are_alike(slow, slower, 0.25), are_alike(slow, slower, 0.05), are_alike(slow, World(speeds=(("a", 0.0),)), 0.25)
+    Then the same plans are good in both worlds.
+
+    >>> slow, slower, gone = (World(speeds=(("a", level),)) for level in (0.5, 0.45, 0.0))
+    >>> are_alike(slow, slower, 0.25), are_alike(slow, slower, 0.05), are_alike(slow, gone, 0.25)
     (True, False, False)
     """
     return all(
-        mine <= theirs * (1 + grain) and theirs <= mine * (1 + grain)
+        level <= other_level * (1 + grain) and other_level <= level * (1 + grain)
         for levels, others in ((one.bandwidths, other.bandwidths), (one.speeds, other.speeds))
-        for (_, mine), (_, theirs) in zip(levels, others, strict=True)
+        for (_, level), (_, other_level) in zip(levels, others, strict=True)
     )
 
 
 def in_grains(level: float, grain: float = GRAIN) -> float:
-    """The nearest power of 1 + ``grain``; 0 and 1 stay.
+    """Return the nearest power of 1 + ``grain``; 0 and 1 are returned unchanged.
 
     >>> in_grains(0.0), in_grains(1.0), round(in_grains(3.1e9) / 3.1e9, 1)
     (0.0, 1.0, 1.0)
@@ -266,6 +272,6 @@ def in_grains(level: float, grain: float = GRAIN) -> float:
 
 
 def reason(news: Sequence[str]) -> str:
-    """Why something is decided: what has changed, three by name."""
+    """Return the reason of a decision: the changed levels, at most three by name."""
     more = f" and {len(news) - 3} more" if len(news) > 3 else ""
     return f"{', '.join(news[:3])}{more} changed" if news else "as believed now"

@@ -1,8 +1,9 @@
-"""The plans others would make: one file per planner, each a function from a ``PlanningJob`` to a
-``Plan`` or why there is none.
+"""Make the plans of other planners: one file per planner, each a function from a ``PlanningJob`` to
+a ``Plan`` or to the reason why there is none.
 
 They are written from the published descriptions of these planners, decide by their own rules and
-cost formulas, and are then judged by the same exact simulator as ours (``explain.contest``).
+cost formulas, and are then judged by the same exact simulator as Argosy's plans
+(``explain.contest``).
 """
 
 from argosy.baselines.dapple import dapple_plan
@@ -24,6 +25,6 @@ BASELINES: dict[str, Baseline] = {
     "dp-cp": proportional_batches,
     "fsdp": sharded,
 }
-"""By the name that ``argosy compare`` shows."""
+"""Each planner by the name that ``argosy compare`` shows."""
 
 __all__ = ["BASELINES", "Baseline", "NoPlan", "PlanningJob"]

@@ -1,13 +1,12 @@
-"""From what a baseline decides to a plan: stages on devices, whether they fit, and the fastest of
-several.
+"""Turn the decisions of a baseline into a plan: place stages, check memory, choose the fastest.
 
 A device fits its stage if, with n samples of a micro-batch in its replica of width w and d
 micro-batches in flight,
 
     (1)  state + n / w (d kept + recomputed + 3 largest output) <= 0.92 of its memory
 
-which is the rule of our own search (``space.option``): three receive buffers, and a margin for
-workspace and fragmentation. So no planner is allowed what another is refused.
+which is the rule of Argosy's own search (``space.option``): three receive buffers, and a margin for
+workspace and fragmentation. So the memory limit is equal for all planners.
 """
 
 from __future__ import annotations
@@ -25,15 +24,19 @@ from argosy.schedule.generate import depth_of
 from argosy.sim.simulate import iteration_seconds, plays_whole
 from argosy.units import SIZE, counted
 
+# The schedule of planners that assume 1F1B.
 ONE_F_ONE_B = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
+# The exact engine simulates this many of the best plans by the closed form, folded along
+# symmetries.
 _PLAYED_FOLDED = 24
+# The exact engine simulates this many of the fastest folded plans again, whole.
 _PLAYED_WHOLE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """A stage as a baseline sees it: layers, and tensor-parallel groups of devices with their
-    samples."""
+    """A stage that a baseline describes by its layers and by tensor-parallel groups of devices with
+    their samples."""
 
     first: int
     end: int
@@ -43,7 +46,7 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True)
 class Shortage:
-    """The device that lacks most memory, in bytes."""
+    """A shortage of memory, in bytes, on the device that lacks most."""
 
     device: str
     needed: float
@@ -62,7 +65,7 @@ def assemble(
     recompute: Recompute = Recompute.NONE,
     zero: int = 0,
 ) -> Plan:
-    """The plan of these stages; ZeRO where a stage has several replicas."""
+    """Return the plan of these stages, with ZeRO in stages of several replicas."""
     chain, cluster = job.chain, job.cluster
     micro_batch = sum(stages[0].samples)
     used = {name for stage in stages for group in stage.groups for name in group}
@@ -95,7 +98,7 @@ def assemble(
 
 
 def shortage(job: PlanningJob, plan: Plan) -> Shortage | None:
-    """(1): None where the plan fits."""
+    """Return the largest shortage of memory by (1), or None if the plan fits."""
     depths = depth_of(plan.schedule, len(plan.stages), plan.num_micro_batches)
     buffers = 3 * max((layer.output_bytes for layer in job.chain.layers[:-1]), default=0.0)
     worst: Shortage | None = None
@@ -116,7 +119,7 @@ def shortage(job: PlanningJob, plan: Plan) -> Shortage | None:
 
 
 def _unlike_members(job: PlanningJob, stage: Stage) -> Iterator[tuple[str, int, float]]:
-    """One device of every memory, samples and share in a stage."""
+    """Yield one device for each combination of memory, samples and share in a stage."""
     seen = set()
     for replica in stage.replicas:
         for name, share in zip(replica.devices, replica.shares, strict=True):
@@ -129,7 +132,7 @@ def _unlike_members(job: PlanningJob, stage: Stage) -> Iterator[tuple[str, int, 
 def lightest(
     job: PlanningJob, plan: Plan, *, recompute: Iterable[Recompute] = RECOMPUTE
 ) -> Plan | Shortage:
-    """The plan with the least recomputation with which it fits, the same in all stages."""
+    """Return the plan with the least recomputation, equal in all stages, with which it fits."""
     lacks: Shortage | None = None
     for choice in recompute:
         lighter = replace(
@@ -143,16 +146,17 @@ def lightest(
 
 
 def shared_evenly(samples: int, count: int) -> tuple[int, ...]:
-    """
+    """Divide samples into ``count`` shares that differ by at most one.
+
     >>> shared_evenly(8, 3)
     (3, 3, 2)
     """
-    each, more = divmod(samples, count)
-    return tuple(each + (index < more) for index in range(count))
+    base, more = divmod(samples, count)
+    return tuple(base + (index < more) for index in range(count))
 
 
 def shared_by(weights: Sequence[float], samples: int) -> tuple[int, ...]:
-    """Integer shares proportional to weights: rounded down, what is left to the largest fractions.
+    """Return integer shares in proportion to weights; the largest fractions are rounded up.
 
     >>> shared_by([2.0, 1.0, 1.0], 9)
     (5, 2, 2)
@@ -166,8 +170,8 @@ def shared_by(weights: Sequence[float], samples: int) -> tuple[int, ...]:
 
 
 def even_cuts(job: PlanningJob, stages: int) -> list[tuple[int, int]]:
-    """Layers of each stage: blocks as equal in number as they can be, the embedding with the first,
-    the head with the last."""
+    """Return the layers of each stage: equal numbers of blocks as far as possible, the embedding
+    with the first stage, the head with the last."""
     layers = job.chain.layers
     usual = max((layer.kind for layer in layers), key=[layer.kind for layer in layers].count)
     blocks = [index for index, layer in enumerate(layers) if layer.kind == usual]
@@ -179,16 +183,16 @@ def even_cuts(job: PlanningJob, stages: int) -> list[tuple[int, int]]:
 
 
 def played(job: PlanningJob, plan: Plan, *, whole: bool = False) -> float:
-    """Seconds of an iteration in the exact engine, folded along its symmetries or whole; infinite
-    if it never ends."""
+    """Return the seconds of an iteration in the exact engine, folded along its symmetries or whole;
+    infinity if it never ends."""
     return iteration_seconds(plan, job.chain, job.cluster, job.model, whole=whole)
 
 
 def fastest(
     job: PlanningJob, plans: Iterable[Plan], estimate: Callable[[PlanningJob, Plan], float]
 ) -> Plan | None:
-    """The plan that the exact engine finds fastest, of the most promising by a closed form: what
-    somebody would end up with who tries them all."""
+    """Return the plan that the exact engine finds fastest among the best by a closed form. This is
+    the plan that a user who tries all of them would choose."""
     ranked = sorted(plans, key=lambda plan: estimate(job, plan))[:_PLAYED_FOLDED]
     ranked.sort(key=lambda plan: played(job, plan))
     few = ranked[:_PLAYED_WHOLE]
@@ -204,8 +208,8 @@ def fastest_fitting(
     *,
     recompute: Iterable[Recompute] = RECOMPUTE,
 ) -> Plan | NoPlan:
-    """The fastest of those that fit, each with the least recomputation; or what the best of the
-    others lacks."""
+    """Return the fastest plan that fits, each with the least recomputation; if none fits, the
+    smallest shortage."""
     fitting, lacking = [], []
     for plan in plans:
         light = lightest(job, plan, recompute=tuple(recompute))
@@ -217,7 +221,6 @@ def fastest_fitting(
     if best is not None:
         return best
     if not lacking:
-        return NoPlan(
-            reason=f"no way to cut {counted(job.global_batch, 'sample')} over its {len(job.devices)} devices"
-        )
-    return NoPlan(reason=str(min(lacking, key=lambda one: one.needed - one.usable)))
+        samples = counted(job.global_batch, "sample")
+        return NoPlan(reason=f"no way to cut {samples} over its {len(job.devices)} devices")
+    return NoPlan(reason=str(min(lacking, key=lambda short: short.needed - short.usable)))

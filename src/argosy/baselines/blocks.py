@@ -1,11 +1,12 @@
-"""The partition programme of DAPPLE's planner: stages and devices with the least largest block.
+"""Solve the partition programme of DAPPLE's planner: stages and devices with the least largest
+block.
 
     (1)  A[j, u] = min over k, taken max( A[k, u - taken], (F + B)(k..j-1) on |taken| replicas, 2
          x_k / bandwidth )
 
-for the first j layers on devices u (how many of every machine), where ``taken`` is what one of the
-three policies gives when u - taken is in use, and x_k crosses the cut in front of the stage: inside
-a machine if all devices so far sit in one, between machines otherwise. Machines of one size are
+for the first j layers on devices u (a number of every machine). ``taken`` is what one of the three
+policies chooses when u - taken is in use, and x_k crosses the cut before the stage: inside a
+machine if all devices so far are in one, between machines otherwise. Machines of one size are
 interchangeable: u is kept sorted.
 """
 
@@ -18,14 +19,17 @@ from argosy.baselines.equal_devices import EqualDevices, Floats
 from argosy.baselines.placement import Counts, placements
 
 Stages = list[tuple[int, int, Counts]]
-"""(first layer, end, devices of every machine)."""
+"""The (first layer, end, devices of every machine) of each stage."""
 
 
 def least_largest_block(
     view: EqualDevices, micro_batch: int, unit: int, *, straight: bool = False
 ) -> Stages | None:
-    """(1) over all devices, ``unit`` or (unless ``straight``) a multiple of it to a stage; None
-    where no partition has enough layers or samples."""
+    """Return the stages of (1) over all devices, or None if no partition has enough layers or
+    samples.
+
+    A stage takes ``unit`` devices or, unless ``straight``, a multiple of it.
+    """
     table = block_table(view, micro_batch, unit, straight=straight)
     end, used = view.num_layers, view.sizes
     if used not in table or not np.isfinite(table[used][0][end]):
@@ -40,7 +44,7 @@ def least_largest_block(
 
 
 def _on_machines(view: EqualDevices, stages: Stages) -> Stages:
-    """From machines in the order of how full they are to the machines themselves."""
+    """Replace positions in the order of machines by fullness with the machines themselves."""
     used = [0] * len(view.sizes)
     placed: Stages = []
     for first, end, taken in stages:
@@ -49,29 +53,29 @@ def _on_machines(view: EqualDevices, stages: Stages) -> Stages:
             if _are_alike(view)
             else range(len(used))
         )
-        mine = [0] * len(used)
+        counts = [0] * len(used)
         for machine, number in zip(order, taken, strict=True):
-            mine[machine] = number
+            counts[machine] = number
             used[machine] += number
-        placed.append((first, end, tuple(mine)))
+        placed.append((first, end, tuple(counts)))
     return placed
 
 
 def _are_alike(view: EqualDevices) -> bool:
-    """Equal machines are interchangeable, so that only how many are how full matters."""
+    """Return whether all machines are interchangeable, so that only their fullness matters."""
     return len(set(view.sizes)) == 1
 
 
 Row = tuple[Floats, NDArray[np.intp], list[tuple[Counts, Counts]]]
-"""Per number of layers: the least largest block, the cut in front of the last stage, and the
+"""For each number of layers: the least largest block, the cut before the last stage, and the
 devices in use before that stage with those it takes."""
 
 
 def block_table(
     view: EqualDevices, micro_batch: int, unit: int, *, straight: bool = False
 ) -> dict[Counts, Row]:
-    """(1) for all devices that the policies can reach."""
-    size, alike = view.num_layers + 1, _are_alike(view)
+    """Return (1) for all numbers of devices that the policies can reach."""
+    size, is_symmetric = view.num_layers + 1, _are_alike(view)
     empty = (0,) * len(view.sizes)
     chunk = unit if all(size % unit == 0 for size in view.sizes) else 1
     start = np.full(size, np.inf)
@@ -88,7 +92,7 @@ def block_table(
                     continue
                 for taken in placements(view.sizes, used, number, chunk):
                     after = tuple(a + b for a, b in zip(used, taken, strict=True))
-                    after = tuple(sorted(after, reverse=True)) if alike else after
+                    after = tuple(sorted(after, reverse=True)) if is_symmetric else after
                     waiting[total + number].add(after)
                     _extend(view, micro_batch, table, used, taken, after)
     return table
@@ -102,7 +106,7 @@ def _extend(
     taken: Counts,
     after: Counts,
 ) -> None:
-    """One more stage behind the best of ``used``."""
+    """Extend the best pipelines on ``used`` by one more stage."""
     size = view.num_layers + 1
     rate = view.between if sum(number > 0 for number in after) > 1 else view.inside
     before = np.maximum(table[used][0], 2 * micro_batch * view.outputs / rate)

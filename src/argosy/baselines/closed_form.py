@@ -1,15 +1,16 @@
-"""The time of a plan in closed form, as planners for 1F1B write it down.
+"""Estimate the time of a plan in closed form, as planners for 1F1B do.
 
-With L_s = F_s + B_s of the slowest replica of stage s (tensor-parallel reductions included), M
+With L_s = F_s + B_s of the slowest replica of stage s (tensor-parallel reductions included) and M
 micro-batches:
 
     (1)  T = (M - 1) max L_s + sum L_s + 2 sum p2p_s + max AR_s + max update_s
-    (2)  p2p = bytes of a micro-batch / bandwidth + latency        between the first devices of neighbouring stages
+    (2)  p2p = bytes of a micro-batch / bandwidth + latency, between the first devices of
+         neighbouring stages
     (3)  AR  = 2 (n - 1) / n  bytes of the gradients / the slowest link of the ring
 
-An estimate and no bound (those are in ``solve.search.bounds``): what the first and the last stage
-overlap is counted twice. Metis chooses by it (source: its public ``cost_estimator.py``, form only);
-here it also ranks what the exact engine then plays.
+This is an estimate and no bound (``solve.search.bounds`` has the bounds): the overlap of the first
+and the last stage is counted twice. Metis chooses by it (source: its public ``cost_estimator.py``,
+form only); here it also ranks the plans that the exact engine then simulates.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from argosy.plan.plan import Plan, Replica, Stage
 
 
 def closed_form_seconds(job: PlanningJob, plan: Plan) -> float:
-    """(1)"""
+    """Return the seconds of an iteration by (1)."""
     times = [slowest_replica(job, stage) for stage in plan.stages]
     hops = sum(
-        hand_over_seconds(job, one, other)
-        for one, other in zip(plan.stages, plan.stages[1:], strict=False)
+        hand_over_seconds(job, sender, receiver)
+        for sender, receiver in zip(plan.stages, plan.stages[1:], strict=False)
     )
     exchange = max(exchange_seconds(job, stage) for stage in plan.stages)
     update = max(_update(job, stage) for stage in plan.stages)
@@ -33,15 +34,15 @@ def closed_form_seconds(job: PlanningJob, plan: Plan) -> float:
 
 
 def slowest_replica(job: PlanningJob, stage: Stage) -> float:
-    """L_s: forward and backward of one micro-batch."""
+    """Return L_s, the forward and backward seconds of one micro-batch on the slowest replica."""
     return max(replica_seconds(job, stage, replica) for replica in stage.replicas)
 
 
 def replica_seconds(job: PlanningJob, stage: Stage, replica: Replica) -> float:
-    """Of one micro-batch; members share evenly."""
+    """Return the forward and backward seconds of one micro-batch; the members share it evenly."""
     samples, width = replica.samples, replica.width
     sums = [job.running_seconds(name, samples, width, stage.recompute) for name in replica.devices]
-    seconds = max(one[stage.end] - one[stage.first] for one in sums)
+    seconds = max(running[stage.end] - running[stage.first] for running in sums)
     if width < 2:
         return seconds
     before, after = job.reductions[stage.first], job.reductions[stage.end]
@@ -51,14 +52,14 @@ def replica_seconds(job: PlanningJob, stage: Stage, replica: Replica) -> float:
 
 
 def hand_over_seconds(job: PlanningJob, one: Stage, other: Stage) -> float:
-    """(2), one way."""
+    """Return the seconds of a transfer between stages by (2), one way."""
     samples = sum(replica.samples for replica in one.replicas)
     bandwidth, latency = job.between(one.devices[-1], other.devices[0])
     return samples * job.chain.layers[one.end - 1].output_bytes / bandwidth + latency
 
 
 def exchange_seconds(job: PlanningJob, stage: Stage) -> float:
-    """(3)"""
+    """Return the seconds of a stage's gradient exchange by (3)."""
     count = len(stage.replicas)
     if count < 2:
         return 0.0
@@ -71,11 +72,12 @@ def exchange_seconds(job: PlanningJob, stage: Stage) -> float:
 
 
 def _update(job: PlanningJob, stage: Stage) -> float:
-    """The optimizer reads and writes all it keeps, less what ZeRO leaves to the other replicas."""
-    one = stage.replicas[0]
-    device = job.device(one.devices[0])
+    """Return the seconds in which the optimizer reads and writes its state; ZeRO divides it among
+    replicas."""
+    replica = stage.replicas[0]
+    device = job.device(replica.devices[0])
     state = optimizer_bytes(job.chain) / (len(stage.replicas) if stage.zero else 1)
-    held = (job.parameters[stage.end] - job.parameters[stage.first]) / one.width
+    held = (job.parameters[stage.end] - job.parameters[stage.first]) / replica.width
     return (
         2
         * held

@@ -1,20 +1,21 @@
-"""DAPPLE's planner: data and pipeline parallelism together, by the latency of a synchronous
+"""Plan as DAPPLE does: data and pipeline parallelism together, by the latency of a synchronous
 pipeline.
 
-Source: Fan et al. (PPoPP'21; arXiv 2007.01045), its slides and its public planner. For equal
-devices. The network between two stages counts as a stage of its own. With F, B forward and backward
-of a micro-batch, AR the all-reduce of a stage's gradients, M micro-batches, Q the pivot (from the
-last stage on to the front, s takes over if (M - 1)(F_s + B_s) exceeds (M - 1)(F_Q + B_Q) and all
-that lies between):
+Source: Fan et al. (PPoPP'21; arXiv 2007.01045), its slides and its public planner. It assumes equal
+devices. The network between two stages counts as a stage of its own. F and B are forward and
+backward of a micro-batch, AR the all-reduce of a stage's gradients, M the number of micro-batches
+and Q the pivot (from the last stage to the front, s takes over if (M - 1)(F_s + B_s) exceeds (M -
+1)(F_Q + B_Q) and all that lies between):
 
     (1)  latency   = sum_{s <= Q} F_s  +  (M - 1) (F_Q + B_Q)  +  max over s of ending_s
     (2)  ending_s  = AR_s + sum_{a = s..Q} B_a            for s <= Q
                      AR_s + B_Q - sum_{a = Q..s-1} B_a    for s > Q
-    (3)  AR        = 2 (n - 1) / n  bytes / (bandwidth between machines, or inside one: floor(n / 2) times that)
-    (4)  transfer = bytes of the micro-batch / (bandwidth between machines, or inside if both stages
-         sit in one)
+    (3)  AR        = 2 (n - 1) / n  bytes / (bandwidth between machines, or inside one:
+                     floor(n / 2) times that)
+    (4)  transfer  = bytes of the micro-batch / (bandwidth between machines, or inside if both
+                     stages are in one)
 
-Candidates, of which the one with the least latency that fits in memory is taken:
+The planner takes, among these candidates, the one with the least latency that fits in memory:
 
     (5)  for every r that divides the devices, stages of multiples of r devices with the least
          largest block, a block being a stage's F + B or both transfers of a cut: a programme over
@@ -24,7 +25,7 @@ Candidates, of which the one with the least latency that fits in memory is taken
     (7)  every cut into two stages, every split of the devices, every pair of policies
     (8)  data parallelism on all devices
 
-Above 16 devices r is at least a sixteenth of them and in step with the machines, and so are the
+Above 16 devices r is at least a sixteenth of them and aligned with the machines, and so are the
 splits of (7). The plan runs under 1F1B with its usual depth or DAPPLE's deeper one (2 (S - s) - 1
 forwards ahead), whichever is faster.
 """
@@ -57,26 +58,28 @@ from argosy.plan.plan import Plan, Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.units import counted
 
+# Devices are divided into at most this many units in (5) to (7), which bounds the search time.
 _MOST_UNITS = 16
 _MOST_TRIED = 64
-"""Candidates that are looked at in the order of (1) for one that fits."""
+"""At most this many candidates, in the order of (1), are checked for one that fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A stage: its layers, and how many devices of every machine it takes."""
+    """A stage that takes a number of devices of every machine."""
 
     first: int
     end: int
     taken: Counts
 
 
+# The stages of a pipeline, front to back.
 Pipeline = tuple[Placed, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DapplePipeline:
-    """A pipeline, the micro-batch size it was planned with, and (1)."""
+    """A pipeline that was planned with a micro-batch size, and its latency (1)."""
 
     latency: float
     micro_batch: int
@@ -84,14 +87,16 @@ class DapplePipeline:
 
 
 def dapple_plan(job: PlanningJob) -> Plan | NoPlan:
-    """The candidate with the least latency that fits; with recomputation only where nothing fits
+    """Return the candidate with the least latency that fits; recompute only if nothing fits
     without."""
     view = EqualDevices(job)
-    found = [one for size in job.batches for one in dapple_candidates(view, size)]
-    found.sort(key=lambda one: one.latency)
+    candidates: list[DapplePipeline] = []
+    for size in job.batches:
+        candidates += dapple_candidates(view, size)
+    candidates.sort(key=lambda candidate: candidate.latency)
     reason = ""
     for recompute in (Recompute.NONE, Recompute.FULL):
-        for candidate in found[:_MOST_TRIED]:
+        for candidate in candidates[:_MOST_TRIED]:
             plans = [
                 _placed(job, candidate, kind)
                 for kind in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER)
@@ -110,9 +115,10 @@ def dapple_plan(job: PlanningJob) -> Plan | NoPlan:
 
 
 def dapple_candidates(view: EqualDevices, micro_batch: int) -> list[DapplePipeline]:
-    """(5) to (8) for one micro-batch size, those with a sample for every device."""
+    """Return the candidates (5) to (8) for one micro-batch size that have a sample for every
+    device."""
     count = view.job.global_batch // micro_batch
-    found = []
+    pipelines = []
     for stages in dict.fromkeys([*_blocks(view, micro_batch), *_whole(view)]):
         if max(sum(stage.taken) for stage in stages) <= micro_batch:
             groups, ends = (
@@ -120,12 +126,12 @@ def dapple_candidates(view: EqualDevices, micro_batch: int) -> list[DapplePipeli
                 np.array([[stage.end] for stage in stages]),
             )
             time = float(latency(view, micro_batch, count, groups, ends)[0])
-            found.append(DapplePipeline(latency=time, micro_batch=micro_batch, stages=stages))
-    return [*found, *_bipartitions(view, micro_batch, count)]
+            pipelines.append(DapplePipeline(latency=time, micro_batch=micro_batch, stages=stages))
+    return [*pipelines, *_bipartitions(view, micro_batch, count)]
 
 
 def _blocks(view: EqualDevices, micro_batch: int) -> Iterator[Pipeline]:
-    """(5) and (6)."""
+    """Yield the pipelines (5) and (6)."""
     for unit in filter(partial(_is_unit, view), range(1, view.count)):
         for straight in (False, True):
             stages = least_largest_block(view, micro_batch, unit, straight=straight)
@@ -136,8 +142,8 @@ def _blocks(view: EqualDevices, micro_batch: int) -> Iterator[Pipeline]:
 
 
 def _is_unit(view: EqualDevices, unit: int) -> bool:
-    """Whether stages may be of multiples of so many devices; on many devices in step with the
-    machines."""
+    """Return whether stages may take multiples of ``unit`` devices; on many devices units must
+    align with machines."""
     if view.count % unit:
         return False
     aligned = all(size % unit == 0 or unit % size == 0 for size in view.sizes)
@@ -145,12 +151,12 @@ def _is_unit(view: EqualDevices, unit: int) -> bool:
 
 
 def _whole(view: EqualDevices) -> Iterator[Pipeline]:
-    """(8)"""
+    """Yield data parallelism on all devices (8)."""
     yield (Placed(first=0, end=view.num_layers, taken=view.sizes),)
 
 
 def _bipartitions(view: EqualDevices, micro_batch: int, count: int) -> Iterator[DapplePipeline]:
-    """(7): the best cut of every split and pair of placements."""
+    """Yield the best cut of every split and pair of placements (7)."""
     step = math.ceil(view.count / _MOST_UNITS)
     empty, last = (0,) * len(view.sizes), view.num_layers
     ends = np.array([range(1, last), [last] * (last - 1)])
@@ -177,8 +183,8 @@ def latency(
     groups: Sequence[Counts],
     ends: NDArray[np.intp],
 ) -> Floats:
-    """(1) of pipelines on the same devices with different ends of their stages: ``ends`` is
-    (stages, pipelines)."""
+    """Return the latency (1) of pipelines on the same devices with different ends of their stages:
+    ``ends`` is (stages, pipelines)."""
     forward: list[Floats] = []
     backward: list[Floats] = []
     exchange: list[Floats] = []
@@ -197,7 +203,7 @@ def latency(
 
 
 def pipeline_latency(forward: Floats, backward: Floats, exchange: Floats, count: int) -> Floats:
-    """(1) and (2) for columns of stages, network stages included."""
+    """Return the latency by (1) and (2) for columns of stages, network stages included."""
     num_stages, columns = forward.shape
     both = forward + backward
     before = np.concatenate([np.zeros((1, columns)), np.cumsum(both, axis=0)])
@@ -218,7 +224,7 @@ def pipeline_latency(forward: Floats, backward: Floats, exchange: Floats, count:
 
 
 def all_reduce(view: EqualDevices, taken: Counts, num_bytes: Floats) -> Floats:
-    """(3)"""
+    """Return the seconds of an all-reduce by (3)."""
     count = sum(taken)
     if count == 1:
         return np.zeros_like(num_bytes)
@@ -233,7 +239,7 @@ def all_reduce(view: EqualDevices, taken: Counts, num_bytes: Floats) -> Floats:
 
 
 def _rate(view: EqualDevices, groups: Iterable[Counts]) -> float:
-    """(4): bytes/s between two groups of devices."""
+    """Return the bytes/s between two groups of devices by (4)."""
     machines = {at for taken in groups for at, number in enumerate(taken) if number}
     return view.between if len(machines) > 1 else view.inside
 

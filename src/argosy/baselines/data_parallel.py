@@ -1,15 +1,16 @@
-"""Data parallelism on unequal devices: every device holds the model and takes a part of the batch.
+"""Train data-parallel on unequal devices: every device holds the model and takes a part of the
+batch.
 
 Source: the baselines of HAP (Zhang et al., EuroSys'24; arXiv 2401.05965).
 
     (1)  DP-EV   the same number of samples for every device
-    (2)  DP-CP   samples in proportion to the devices' speed, measured on the model itself; rounded down, what is left
-                 to the largest fractions
-    (3)  sharded (1) with ZeRO 3 (Rajbhandari et al., SC'20): what "fully sharded" data parallelism
-         does
+    (2)  DP-CP   samples in proportion to the devices' speed, measured on the model itself; rounded
+                 down, the rest to the largest fractions
+    (3)  sharded (1) with ZeRO 3 (Rajbhandari et al., SC'20), as "fully sharded" data parallelism
+                 does
 
-Gradients are summed once per iteration; the batch is cut into as many micro-batches as is fastest
-among those that fit, with the least recomputation.
+Gradients are summed once per iteration; the batch is cut into the number of micro-batches that is
+fastest among those that fit, with the least recomputation.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from argosy.units import counted
 
 
 def even_batches(job: PlanningJob) -> Plan | NoPlan:
-    """(1)"""
+    """Return the fastest plan with equal numbers of samples (1)."""
     return _fastest(job, lambda size: shared_evenly(size, len(job.devices)))
 
 
 def proportional_batches(job: PlanningJob) -> Plan | NoPlan:
-    """(2)"""
+    """Return the fastest plan with samples proportional to speed (2)."""
     speeds = [1 / job.pace(name) for name in job.devices]
     return _fastest(job, lambda size: shared_by(speeds, size))
 
 
 def sharded(job: PlanningJob) -> Plan | NoPlan:
-    """(3)"""
+    """Return the fastest plan with equal numbers of samples and ZeRO 3 (3)."""
     return _fastest(job, lambda size: shared_evenly(size, len(job.devices)), zero=3)
 
 

@@ -1,14 +1,14 @@
-"""Megatron-style 3D parallelism for equal devices, tuned by trying everything.
+"""Plan Megatron-style 3D parallelism for equal devices, tuned by trying everything.
 
 Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using
 Megatron-LM" (SC'21): n = t d p devices in rank order, tensor-parallel groups of t neighbours inside
 a node, d replicas next to them, p stages of equally many blocks, equal samples everywhere, 1F1B,
-the optimizer state shared among replicas. All devices count for the same, so a slow one sets the
-pace of all.
+the optimizer state sharded among replicas. All devices count as equal, so the slowest device limits
+all.
 
-The best over every t, d, p and micro-batch size, with the least recomputation that fits, in our
-simulator; once over all devices and, where there are several kinds, once over those of a single
-kind, as people do who put the old cards aside. Without interleaved stages.
+The best plan over every t, d, p and micro-batch size, with the least recomputation that fits, is
+chosen in Argosy's simulator: once over all devices and, if there are several kinds, once over those
+of a single kind, as users do who set old cards aside. Interleaved stages are not covered.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from argosy.plan.plan import Plan
 
 
 def even_plan(job: PlanningJob) -> Plan | NoPlan:
-    """The best even plan on all devices."""
+    """Return the best even plan on all devices."""
     return fastest_fitting(job, even_plans(job, job.nodes), closed_form_seconds)
 
 
 def even_on_one_kind(job: PlanningJob) -> Plan | NoPlan:
-    """The best even plan on the devices of one kind, whichever kind that is."""
+    """Return the best even plan on the devices of the best single kind."""
     if len(job.kinds) == 1:
         return NoPlan(reason="there is one kind only: the same as on all devices")
     plans = itertools.chain.from_iterable(
@@ -45,7 +45,7 @@ def _of_kind(job: PlanningJob, kind: str) -> tuple[tuple[str, ...], ...]:
 
 
 def even_plans(job: PlanningJob, nodes: tuple[tuple[str, ...], ...]) -> Iterator[Plan]:
-    """Every legal (t, d, p, micro-batch), without recomputation."""
+    """Yield every legal (t, d, p, micro-batch), without recomputation."""
     devices = tuple(itertools.chain.from_iterable(nodes))
     for tensor, stages in itertools.product(
         range(1, job.widest + 1), range(1, len(job.chain.layers) + 1)

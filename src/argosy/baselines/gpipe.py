@@ -1,10 +1,10 @@
-"""GPipe: a pipeline of equal work, all forwards of a batch before the first backward.
+"""Plan as GPipe does: a pipeline of equal work, all forwards of a batch before the first backward.
 
 Source: Huang et al., "GPipe: efficient training of giant neural networks using pipeline
 parallelism" (NeurIPS'19): K devices in a row, layers cut so that the cells cost as nearly the same
-as they can, estimated for equal devices; the batch in M micro-batches; activations computed again
-in the backward where memory asks for it. With n devices there are n / K such pipelines side by
-side. The best over all K and M, in our simulator.
+as possible, estimated for equal devices; the batch in M micro-batches; activations recomputed in
+the backward if memory requires it. With n devices there are n / K such pipelines side by side. The
+best plan over all K and M is chosen in Argosy's simulator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from argosy.solve.search.chain import cut_chain
 
 
 def gpipe_plan(job: PlanningJob) -> Plan | NoPlan:
-    """The fastest that fits."""
+    """Return the fastest plan that fits."""
     return fastest_fitting(job, _plans(job), closed_form_seconds)
 
 
@@ -44,7 +44,7 @@ def _plans(job: PlanningJob) -> Iterator[Plan]:
             if size >= copies:
                 samples = shared_evenly(size, copies)
                 groups = [
-                    Groups(first=first, end=end, groups=on, samples=samples)
-                    for first, end, on in layout
+                    Groups(first=first, end=end, groups=devices, samples=samples)
+                    for first, end, devices in layout
                 ]
                 yield assemble(job, groups, schedule=schedule)

@@ -1,4 +1,4 @@
-"""What a baseline is asked: a model, a cluster, a batch; and what it may answer."""
+"""Define the input of a baseline (a model, a cluster, a batch) and its possible results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from argosy.workload.chain import Chain
 
 @dataclass(frozen=True, kw_only=True)
 class NoPlan:
-    """Why a planner has no plan."""
+    """A reason why a planner has no plan."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningJob:
-    """The question. ``cluster`` is taken as it is at time 0: none of these planners knows of
-    changes."""
+    """An input that a planner gets. ``cluster`` is used as it is at time 0: none of these planners
+    considers changes."""
 
     chain: Chain
     cluster: Cluster
@@ -36,8 +36,8 @@ class PlanningJob:
 
     @cached_property
     def nodes(self) -> tuple[tuple[str, ...], ...]:
-        """Devices that are there and have the chain's dtype, node by node in the order of the
-        file."""
+        """Return the devices that work and support the chain's dtype, node by node in the order of
+        the file."""
         able = (tuple(filter(self._can_run, node.devices)) for node in self.cluster.nodes)
         return tuple(names for names in able if names)
 
@@ -47,14 +47,14 @@ class PlanningJob:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Device kinds, the fastest first."""
-        one_of = {self.device(name).kind.name: name for name in reversed(self.devices)}
-        return tuple(sorted(one_of, key=lambda kind: (self.pace(one_of[kind]), kind)))
+        """Return the device kinds, the fastest first."""
+        example = {self.device(name).kind.name: name for name in reversed(self.devices)}
+        return tuple(sorted(example, key=lambda kind: (self.pace(example[kind]), kind)))
 
     @cached_property
     def usual(self) -> Device:
-        """A device of the kind that there are most of: what a planner for equal devices measures
-        its profile on."""
+        """Return a device of the most common kind, on which a planner for equal devices measures
+        its profile."""
         counts = Counter(self.device(name).kind.name for name in self.devices)
         most = max(counts, key=lambda kind: counts[kind])
         return next(
@@ -63,7 +63,7 @@ class PlanningJob:
 
     @cached_property
     def batches(self) -> tuple[int, ...]:
-        """Sizes of micro-batches that the global batch can be cut into, the smallest first."""
+        """Return the sizes of micro-batches that divide the global batch, the smallest first."""
         small = [
             size
             for size in range(1, math.isqrt(self.global_batch) + 1)
@@ -73,14 +73,15 @@ class PlanningJob:
 
     @cached_property
     def widest(self) -> int:
-        """Devices over which every layer can be split."""
+        """Return the largest number of devices over which every layer can be split."""
         return max(1, min(layer.max_tensor_width for layer in self.chain.layers))
 
     def device(self, name: str) -> Device:
         return self.cluster.device(name)
 
     def pace(self, name: str) -> float:
-        """Seconds that a device needs for the whole model, forward and backward, per sample."""
+        """Return the seconds per sample that a device needs for the whole model, forward and
+        backward."""
         return (
             self.running_seconds(name, self.typical_samples, 1, Recompute.NONE)[-1]
             / self.typical_samples
@@ -88,14 +89,15 @@ class PlanningJob:
 
     @cached_property
     def typical_samples(self) -> int:
-        """With which a device is measured: its even share of the global batch."""
+        """Return the number of samples with which a device is measured: its even share of the
+        global batch."""
         return max(1, self.global_batch // len(self.devices))
 
     def running_seconds(
         self, name: str, samples: int, width: int, recompute: Recompute
     ) -> list[float]:
-        """Running sum over the layers of forward + backward on one of ``width`` devices that share
-        them, without what they tell each other."""
+        """Return running sums over the layers of forward + backward seconds on one of ``width``
+        devices that share them, without their communication."""
         device = self.device(name)
         key = (device.kind.name, device.efficiency, device.speed.at(0), samples, width, recompute)
         if key not in self._sums:
@@ -116,7 +118,7 @@ class PlanningJob:
 
     @cached_property
     def reductions(self) -> list[tuple[float, int]]:
-        """Running sums of the bytes per sample, and of the number, of reductions in a
+        """Return running sums of the bytes per sample, and of the number, of reductions in a
         tensor-parallel forward."""
         sums = [(0.0, 0)]
         for layer in self.chain.layers:
@@ -125,12 +127,12 @@ class PlanningJob:
 
     @cached_property
     def parameters(self) -> list[int]:
-        """Running sum of weights, tied ones counted where they are used."""
+        """Return the running sum of weights; tied weights count in every layer that uses them."""
         counts = (layer.parameters + layer.tied_parameters for layer in self.chain.layers)
         return list(itertools.accumulate(counts, initial=0))
 
     def layer_times(self, device: Device, samples: int) -> tuple[tuple[float, float], ...]:
-        """Forward and backward of every layer on one device alone."""
+        """Return the forward and backward seconds of every layer on one device alone."""
         portion = Portion(device=device, samples=samples)
         speed = device.speed.at(0)
         pairs = (
@@ -139,7 +141,8 @@ class PlanningJob:
         return tuple((forward / speed, backward / speed) for forward, backward in pairs)
 
     def between(self, source: str, target: str) -> tuple[float, float]:
-        """Bytes/s and seconds of latency from one device to another, alone on the network."""
+        """Return bytes/s and seconds of latency from one device to another on an otherwise idle
+        network."""
         key = (source, target)
         if key not in self._routes:
             route = self.cluster.fastest(source, target, 1e6)
@@ -152,7 +155,7 @@ class PlanningJob:
 
     @cached_property
     def looks(self) -> dict[str, tuple[str, float]]:
-        """The node that a device sits in, and its pace: neighbours with the same may form a
+        """Return each device's node and pace: neighbours with equal values may form a
         tensor-parallel group."""
         return {name: (self.device(name).node, self.pace(name)) for name in self.devices}
 
@@ -161,7 +164,8 @@ class PlanningJob:
         return device.speed.at(0) > 0 and self.model.can_run(self.chain, device)
 
 
+# A planner to compare with: it returns a plan, or the reason why it has none.
 Baseline = Callable[[PlanningJob], Plan | NoPlan]
 
 RECOMPUTE = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-"""From the fastest to the one that needs least memory."""
+"""Recomputation from the fastest choice to the one that needs least memory."""

@@ -1,23 +1,23 @@
-"""A search in the manner of Metis: uneven stages for uneven devices, by a closed form.
+"""Plan in the manner of Metis: uneven stages for uneven devices, by a closed form.
 
 Source: Um et al., "Metis: fast automatic distributed training on heterogeneous GPUs" (USENIX
 ATC'24); its rules in our own words.
 
-    (1)  the nodes stand in a row, kind after kind, in every order of the kinds
+    (1)  the nodes form a row, kind after kind, in every order of the kinds
     (2)  the row is cut into S device groups whose sizes are powers of two, none below half of n / S
     (3)  a group of g devices runs d = g / t replicas of width t, t = 1 at first; then, step by
          step, on the stage with least free memory t is doubled, as long as equal devices of one
          node can form the groups
     (4)  layers: a share proportional to the group's speed, then boundaries move by one layer while
-         the slowest stage gets faster; a stage that lacks memory has its share cut to 0.9 capacity
-         / demand of itself, up to 3 times
+         the slowest stage gets faster; a stage that lacks memory has its share reduced to 0.9
+         capacity / demand of itself, up to 3 times
     (5)  samples of a replica proportional to its speed, rounded down, the rest to the largest
          fractions
     (6)  the plan with the least estimate of ``closed_form``, over all micro-batch sizes
 
-Metis caps how many groups it permutes, and takes minutes for some dozens of devices; here at most
-16 groups, 4 arrangements of one set of sizes, 6 orders of kinds, and 400 plans, those first that
-would be fastest if every stage were perfectly balanced and no byte sent:
+Metis limits how many groups it permutes, and takes minutes for some dozens of devices; here the
+limits are 16 groups, 4 arrangements of one set of sizes, 6 orders of kinds, and 400 plans, first
+those that would be fastest if every stage were perfectly balanced and no byte sent:
 
     (7)  (M + S - 1) b      for micro-batches of b samples and S stages
 """
@@ -34,20 +34,24 @@ from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan, Recompute
 from argosy.units import counted
 
+# Limits that bound the search time: groups of a plan, arrangements of one multiset of sizes,
+# orders of the kinds, and plans in all.
 _MOST_GROUPS = 16
 _MOST_ARRANGEMENTS = 4
 _MOST_ORDERS = 6
 _MOST_PLANS = 400
 _VARIANCE = 0.5
+"""A group has at least this share of the mean size n / S (2)."""
 _ATTEMPTS = 3
+"""The share of a stage that lacks memory is reduced at most this often (4)."""
 
 Row = tuple[str, ...]
-"""Devices of a group."""
+"""The names of a group's devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Grouping:
-    """Device groups, and the tensor width of each."""
+    """A list of device groups that each have a tensor width."""
 
     groups: tuple[Row, ...]
     widths: tuple[int, ...]
@@ -58,7 +62,7 @@ class _Grouping:
 
 
 def metis_plan(job: PlanningJob) -> Plan | NoPlan:
-    """(6)"""
+    """Return the plan with the least estimate (6)."""
     best: tuple[float, Plan] | None = None
     lacking: Shortage | None = None
     speeds = {name: 1 / job.pace(name) for name in job.devices}
@@ -70,7 +74,7 @@ def metis_plan(job: PlanningJob) -> Plan | NoPlan:
             lacking = (
                 plan
                 if lacking is None
-                else min(lacking, plan, key=lambda one: one.needed - one.usable)
+                else min(lacking, plan, key=lambda short: short.needed - short.usable)
             )
             continue
         seconds = closed_form_seconds(job, plan)
@@ -85,7 +89,7 @@ def metis_plan(job: PlanningJob) -> Plan | NoPlan:
 def _plans(
     job: PlanningJob, speeds: dict[str, float], work: Sequence[float]
 ) -> Iterator[Plan | Shortage]:
-    """In the order of (7)."""
+    """Yield plans, or the memory that they lack, in the order of (7)."""
     most = min(job.widest, max(map(len, job.nodes)))
     pairs = [
         (grouping, size)
@@ -99,7 +103,7 @@ def _plans(
 
 
 def _groupings(job: PlanningJob) -> Iterator[_Grouping]:
-    """(1) and (2)."""
+    """Yield the device groups of (1) and (2)."""
     for order in itertools.islice(itertools.permutations(job.kinds), _MOST_ORDERS):
         row = [
             name
@@ -115,8 +119,9 @@ def _groupings(job: PlanningJob) -> Iterator[_Grouping]:
 
 
 def group_sizes(count: int, most: int) -> Iterator[tuple[int, ...]]:
-    """(2): every number of groups up to ``most``, every multiset of sizes, some of its
-    arrangements.
+    """Yield sizes by (2): every number of groups up to ``most``, every multiset of sizes.
+
+    Some of each multiset's arrangements are tried.
 
     >>> list(group_sizes(6, 3))
     [(2, 4), (4, 2), (2, 2, 2), (1, 1, 4), (1, 4, 1), (4, 1, 1)]
@@ -133,7 +138,7 @@ def group_sizes(count: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _multisets(count: int, parts: int, powers: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Nondecreasing sizes from ``powers`` that sum to ``count``, the most even first."""
+    """Yield nondecreasing sizes from ``powers`` that sum to ``count``, the most even first."""
     if parts == 0:
         if count == 0:
             yield ()
@@ -145,7 +150,7 @@ def _multisets(count: int, parts: int, powers: Sequence[int]) -> Iterator[tuple[
 
 
 def _arrangements(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Distinct orders of a multiset."""
+    """Yield the distinct orders of a multiset."""
     if not sizes:
         yield ()
         return
@@ -163,7 +168,7 @@ def _widened(
     speeds: dict[str, float],
     work: Sequence[float],
 ) -> Iterator[Plan | Shortage]:
-    """(3): plans from width 1 on."""
+    """Yield the plans of (3), from width 1 on."""
     while True:
         plan = None
         if all(len(grouping.replicas(stage)) <= size for stage in range(len(grouping.groups))):
@@ -186,7 +191,7 @@ def _memory(job: PlanningJob, name: str) -> float:
 
 
 def _can_widen(job: PlanningJob, grouping: _Grouping, stage: int) -> bool:
-    """Whether pairs of neighbouring replicas are equal devices of one node."""
+    """Return whether pairs of neighbouring replicas are equal devices of one node."""
     width = 2 * grouping.widths[stage]
     group = grouping.groups[stage]
     if len(group) % width or width > job.widest:
@@ -202,7 +207,8 @@ def _plan(
     speeds: dict[str, float],
     work: Sequence[float],
 ) -> Plan | Shortage | None:
-    """(4) and (5)."""
+    """Return a plan by (4) and (5), the memory that it lacks, or None if a replica gets no
+    sample."""
     capacity = [sum(speeds[name] for name in group) for group in grouping.groups]
     lacks: Plan | Shortage | None = None
     for _ in range(_ATTEMPTS + 1):
@@ -213,7 +219,7 @@ def _plan(
         lacks = lightest(job, plan, recompute=(Recompute.NONE, Recompute.FULL))
         if isinstance(lacks, Plan):
             return lacks
-        stage = next(at for at, one in enumerate(plan.stages) if lacks.device in one.devices)
+        stage = next(at for at, member in enumerate(plan.stages) if lacks.device in member.devices)
         worst = shortage(job, plan) or lacks
         capacity[stage] *= 0.9 * worst.usable / worst.needed
     return lacks
@@ -235,8 +241,7 @@ def _assembled(
 
 
 def proportional_ends(work: Sequence[float], capacity: Sequence[float]) -> list[int]:
-    """Ends of stages with a share of the work proportional to their capacity, a layer each at
-    least.
+    """Return ends of stages whose work is proportional to their capacity, with at least one layer.
 
     >>> proportional_ends([1.0] * 8, [3.0, 1.0])
     [6, 8]
@@ -253,7 +258,7 @@ def proportional_ends(work: Sequence[float], capacity: Sequence[float]) -> list[
 
 
 def climbed(ends: list[int], work: Sequence[float], capacity: Sequence[float]) -> list[int]:
-    """(4): boundaries move by one layer while the slowest stage gets faster.
+    """Move boundaries by one layer while the slowest stage gets faster (4).
 
     >>> climbed([1, 4], [1.0] * 4, [1.0, 1.0])
     [2, 4]
@@ -268,10 +273,10 @@ def climbed(ends: list[int], work: Sequence[float], capacity: Sequence[float]) -
     while True:
         moved = []
         for at, step in itertools.product(range(len(ends) - 1), (-1, 1)):
-            other = [*ends]
-            other[at] += step
-            if (other[at - 1] if at else 0) < other[at] < other[at + 1]:
-                moved.append((slowest(other), other))
+            shifted = [*ends]
+            shifted[at] += step
+            if (shifted[at - 1] if at else 0) < shifted[at] < shifted[at + 1]:
+                moved.append((slowest(shifted), shifted))
         if not moved or min(moved)[0] >= best * (1 - 1e-12):
             return ends
         best, ends = min(moved)

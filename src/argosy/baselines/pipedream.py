@@ -1,19 +1,19 @@
-"""PipeDream's planner: contiguous stages with replication, so that the slowest stage is as fast as
-possible.
+"""Plan as PipeDream does: contiguous stages with replication that minimise the slowest stage.
 
 Source: Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training" (SOSP'19),
-section 3.1. For equal devices, level by level: machines of g devices first, then the machines. With
-t the time of layers, w their weights, a what crosses a cut, B the bandwidth of the level, T_0 the
-time on one device:
+section 3.1. It assumes equal devices and proceeds level by level: machines of g devices first, then
+the machines. With t the time of layers, w their weights, a the bytes that cross a cut, B the
+bandwidth of the level, T_0 the time on one device:
 
-    (1)  T_k(i..j, m) = 1/m max( A_{k-1}(i..j, g_{k-1}),  2 (m - 1) w(i..j) / B_k )      replicated over m components
+    (1)  T_k(i..j, m) = 1/m max( A_{k-1}(i..j, g_{k-1}),  2 (m - 1) w(i..j) / B_k ), replicated over
+         m components
     (2)  A_k(i..j, m) = min( T_k(i..j, m), min over s, m' max( A_k(i..s, m - m'), 2 a_s / B_k,
          T_k(s+1..j, m') ) )
 
 with A_0 = t on a single device. Machines of unequal size are one level at the bandwidth between
 machines. PipeDream trains asynchronously; here, as in the comparison of DAPPLE, its partition runs
-under synchronous 1F1B. It is planned with the profile of a few samples a device; of these
-partitions and of the micro-batch sizes that fit, the fastest in the simulator counts.
+under synchronous 1F1B. It is planned with profiles of a few samples per device; the fastest of
+these partitions and of the micro-batch sizes that fit, in the simulator, counts.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from argosy.baselines.equal_devices import EqualDevices, Floats
 from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan
 
+# Partitions are planned with at most this many different profiles.
 _PROFILES = 5
 
 Partition = tuple[tuple[int, int, tuple[int, ...]], ...]
-"""(first layer, end, devices by their rank) of every stage."""
+"""The (first layer, end, ranks of the devices) of every stage."""
 Component = tuple[int, ...]
-"""Ranks of the devices of a machine, or of one device."""
+"""The ranks of the devices of a machine, or of one device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """Components that are joined at one bandwidth."""
+    """A set of components that are joined at one bandwidth."""
 
     count: int
     bandwidth: float
@@ -48,17 +49,17 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True)
 class Amounts:
-    """What the planner knows of a model: running sums over the layers."""
+    """A profile of a model that the planner uses: running sums over the layers."""
 
     seconds: Floats
     weights: Floats
-    """Bytes."""
+    """Running sum of bytes."""
     outputs: Floats
     """Bytes across the cut before each layer."""
 
 
 def pipedream_plan(job: PlanningJob) -> Plan | NoPlan:
-    """The partition on real devices, under the micro-batch size that is fastest."""
+    """Return the partition on real devices, with the micro-batch size that is fastest."""
     view = EqualDevices(job)
     partitions: dict[Partition, None] = {}
     for samples in _profiled(job):
@@ -75,22 +76,25 @@ def pipedream_plan(job: PlanningJob) -> Plan | NoPlan:
 
 
 def _profiled(job: PlanningJob) -> list[int]:
-    """Samples with which a device may be profiled: powers of two up to its even share of the
-    batch."""
+    """Return the numbers of samples with which a device is profiled: powers of two up to its even
+    share of the batch."""
     return [2**power for power in range(job.typical_samples.bit_length())][-_PROFILES:]
 
 
 def _levels(view: EqualDevices) -> list[Level]:
-    machines, each = len(view.sizes), view.sizes[0]
+    machines, machine_size = len(view.sizes), view.sizes[0]
     if machines == 1:
-        return [Level(count=each, bandwidth=view.inside)]
-    if len(set(view.sizes)) > 1 or each == 1:
+        return [Level(count=machine_size, bandwidth=view.inside)]
+    if len(set(view.sizes)) > 1 or machine_size == 1:
         return [Level(count=view.count, bandwidth=view.between)]
-    return [Level(count=each, bandwidth=view.inside), Level(count=machines, bandwidth=view.between)]
+    return [
+        Level(count=machine_size, bandwidth=view.inside),
+        Level(count=machines, bandwidth=view.between),
+    ]
 
 
 def pipedream_partition(amounts: Amounts, levels: list[Level]) -> tuple[float, Partition]:
-    """(2): seconds of the slowest stage, and the stages."""
+    """Return the seconds of the slowest stage, and the stages, by (2)."""
     last = len(amounts.seconds) - 1
     alone = amounts.seconds[None, :] - amounts.seconds[:, None]
     tables: list[_Table] = []
@@ -104,20 +108,20 @@ def pipedream_partition(amounts: Amounts, levels: list[Level]) -> tuple[float, P
 
 
 def _components(levels: list[Level]) -> list[Component]:
-    """The ranks of every component of the top level."""
-    each = math.prod(level.count for level in levels[:-1])
-    return [tuple(range(at * each, (at + 1) * each)) for at in range(levels[-1].count)]
+    """Return the ranks of every component of the top level."""
+    size = math.prod(level.count for level in levels[:-1])
+    return [tuple(range(at * size, (at + 1) * size)) for at in range(levels[-1].count)]
 
 
 class _Table:
-    """A_k of one level for all ranges, by the number of components, with where each minimum came
-    from."""
+    """A table of A_k of one level for all ranges, by the number of components, that records the
+    choice behind each minimum."""
 
     def __init__(self, amounts: Amounts, level: Level, below: Floats) -> None:
         self.level = level
         self.cost: list[Floats] = [np.full_like(below, np.inf)]
         self.choice: list[tuple[np.ndarray, np.ndarray]] = []
-        """Per number of components: the cut (-1: one replicated stage) and m'."""
+        """For each number of components: the cut (-1: one replicated stage) and m'."""
         weights = amounts.weights[None, :] - amounts.weights[:, None]
         whole = [
             np.maximum(below, 2 * (count - 1) * weights / level.bandwidth) / count
@@ -144,8 +148,8 @@ class _Table:
 def _stages(
     tables: list[_Table], first: int, end: int, copies: list[list[Component]]
 ) -> list[tuple[int, int, tuple[int, ...]]]:
-    """The stages of A for layers first..end-1 on the components of the last table's level, in equal
-    copies that train data-parallel."""
+    """Return the stages of A for layers first..end-1 on the components of the last table's level,
+    in equal copies that train data-parallel."""
     if not tables:
         return [(first, end, tuple(sorted(itertools.chain(*itertools.chain(*copies)))))]
     cuts, taken = tables[-1].choice[len(copies[0]) - 1]
@@ -159,11 +163,11 @@ def _stages(
 
 
 def _parts(component: Component, below: list[_Table]) -> list[Component]:
-    """The components of the next level that a component consists of."""
+    """Return the components of the next level that form a component."""
     if not below:
         return [component]
-    each = len(component) // below[-1].level.count
-    return [component[at : at + each] for at in range(0, len(component), each)]
+    size = len(component) // below[-1].level.count
+    return [component[at : at + size] for at in range(0, len(component), size)]
 
 
 def _placed(job: PlanningJob, partition: Partition, size: int) -> Plan:

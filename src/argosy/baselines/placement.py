@@ -1,4 +1,4 @@
-"""DAPPLE's three ways to choose the devices of a stage, by how many of each machine are taken.
+"""Choose the devices of a stage by DAPPLE's three policies, as numbers of devices of each machine.
 
 Source: Fan et al., "DAPPLE: a pipelined data parallel approach for training large models"
 (PPoPP'21), and its public planner.
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 Counts = tuple[int, ...]
-"""Devices of every machine."""
+"""Number of devices of every machine."""
 Policy = Callable[[Sequence[int], Sequence[int], int], Counts]
-"""From the sizes of the machines, how many of each are taken, and how many devices to take (there
-are enough)."""
+"""A function from the sizes of the machines, the numbers of their devices in use, and the number of
+devices to take (enough are free) to the devices taken of each."""
 
 
 def fresh_first(sizes: Sequence[int], used: Sequence[int], count: int) -> Counts:
-    """Untouched machines first, which keeps the gradients of a stage inside a machine.
+    """Take untouched machines first, which keeps the gradients of a stage inside a machine.
 
     >>> fresh_first((4, 4), (1, 0), 5)
     (1, 4)
@@ -25,7 +25,7 @@ def fresh_first(sizes: Sequence[int], used: Sequence[int], count: int) -> Counts
 
 
 def append_first(sizes: Sequence[int], used: Sequence[int], count: int) -> Counts:
-    """Machines already begun first.
+    """Take machines first that are partly in use.
 
     >>> append_first((4, 4), (1, 0), 5)
     (3, 2)
@@ -36,7 +36,7 @@ def append_first(sizes: Sequence[int], used: Sequence[int], count: int) -> Count
 
 
 def scatter_first(sizes: Sequence[int], used: Sequence[int], count: int) -> Counts:
-    """One device of every machine in turn.
+    """Take one device of every machine in turn.
 
     >>> scatter_first((4, 4), (1, 0), 5)
     (3, 2)
@@ -60,14 +60,16 @@ def _filled(sizes: Sequence[int], used: Sequence[int], count: int, order: Sequen
     return tuple(taken)
 
 
+# DAPPLE's three policies, in the order in which it tries them.
 POLICIES: tuple[Policy, ...] = (fresh_first, append_first, scatter_first)
 
 
 def placements(
     sizes: Sequence[int], used: Sequence[int], count: int, chunk: int = 1
 ) -> list[Counts]:
-    """What the policies give, each once; none where there are too few devices. Devices are taken
-    ``chunk`` at a time, of which all these numbers are multiples.
+    """Return the distinct results of the policies; none if there are too few devices.
+
+    Devices are taken ``chunk`` at a time; all these numbers are multiples of it.
 
     >>> placements((4, 4), (0, 0), 4, chunk=2)
     [(4, 0), (2, 2)]
@@ -79,5 +81,5 @@ def placements(
         [number // chunk for number in used],
         count // chunk,
     )
-    found = dict.fromkeys(policy(*parts) for policy in POLICIES)
-    return [tuple(number * chunk for number in taken) for taken in found]
+    choices = dict.fromkeys(policy(*parts) for policy in POLICIES)
+    return [tuple(number * chunk for number in taken) for taken in choices]

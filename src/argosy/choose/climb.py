@@ -1,15 +1,16 @@
-"""Plans for a judge of somebody else's: the finalists of a search, improved by small steps in
-whatever figure they are judged by.
+"""Improve the finalists of a search by small steps, for a judge other than Argosy's cost model.
 
-A search leads by our own costs. Another system's simulator may order plans within a percent or two
-differently (Sailor's lets no transfer overlap and sums gradients at the pace of one GPU), so the
-best plan for it may be near ours and not among them. From each of the best finalists:
+A search is guided by Argosy's own costs. The simulator of another system may order plans within a
+percent or two differently (Sailor's lets no transfer overlap and sums gradients at the pace of one
+GPU), so the best plan for it may be near the finalists and not among them. From each of the best
+finalists:
 
-    (1)  steps    a layer across a cut; micro-batches twice or half as large; two neighbouring stages of one kind in
-                  groups of twice the tensor width, or a stage as two of half the width
-    (2)  climb    the step with the highest score, as long as it is higher
+    (1)  steps    one layer across a cut; micro-batches twice or half as large; two neighbouring
+                  stages of one kind merged into groups of twice the tensor width, or a stage as two
+                  of half the width
+    (2)  climb    take the step with the highest score, as long as it is higher
 
-The score of a plan that the judge refuses is 0. What is not reached by such steps is not found.
+A plan that the judge rejects scores 0. Plans that such steps do not reach are not found.
 """
 
 from __future__ import annotations
@@ -21,34 +22,35 @@ from argosy.cluster.topology import Cluster
 from argosy.plan.plan import Plan, Replica, Stage
 
 Score = Callable[[Plan], float]
-"""The higher the better."""
+"""A figure of merit of a plan; higher is better."""
+# A score must grow by more than rounding error to count as better.
 _BETTER = 1 + 1e-9
 
 
 def best_nearby(plans: Iterable[Plan], score: Score, cluster: Cluster, *, most: int = 12) -> Plan:
-    """The best that (2) reaches from the ``most`` best of some plans."""
+    """Return the best plan that (2) reaches from the ``most`` best of the given plans."""
     starts = sorted(plans, key=score, reverse=True)[:most]
     return max((climb(plan, score, cluster) for plan in starts), key=score)
 
 
 def climb(plan: Plan, score: Score, cluster: Cluster) -> Plan:
-    """(2)."""
+    """Return the plan that (2) reaches."""
     reached = score(plan)
     while True:
-        other = max(steps(plan, cluster), key=score, default=plan)
-        if score(other) <= reached * _BETTER:
+        neighbour = max(steps(plan, cluster), key=score, default=plan)
+        if score(neighbour) <= reached * _BETTER:
             return plan
-        plan, reached = other, score(other)
+        plan, reached = neighbour, score(neighbour)
 
 
 def steps(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
-    """(1)."""
+    """Yield the neighbours of a plan by (1)."""
     plan = replace(plan.bare, collectives=())
-    for at, (one, other) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
-        for cut in (one.end - 1, one.end + 1):
-            if one.first < cut < other.end:
-                yield _with(plan, at, 2, replace(one, end=cut), replace(other, first=cut))
-        merged = _merged(one, other, cluster)
+    for at, (front, back) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
+        for cut in (front.end - 1, front.end + 1):
+            if front.first < cut < back.end:
+                yield _with(plan, at, 2, replace(front, end=cut), replace(back, first=cut))
+        merged = _merged(front, back, cluster)
         if merged is not None:
             yield _with(plan, at, 2, merged)
     for at, stage in enumerate(plan.stages):
@@ -62,35 +64,35 @@ def _with(plan: Plan, at: int, count: int, *stages: Stage) -> Plan:
     return replace(plan, stages=(*plan.stages[:at], *stages, *plan.stages[at + count :]))
 
 
-def _merged(one: Stage, other: Stage, cluster: Cluster) -> Stage | None:
-    """Two stages as one with groups of twice the width, each inside a node; None where that cannot
-    be."""
-    if len(one.replicas) != len(other.replicas) or not (_is_even(one) and _is_even(other)):
+def _merged(front: Stage, back: Stage, cluster: Cluster) -> Stage | None:
+    """Return two stages as one with groups of twice the width, each inside a node, or None if that
+    is impossible."""
+    if len(front.replicas) != len(back.replicas) or not (_is_even(front) and _is_even(back)):
         return None
     if (
-        one.replicas[0].width != other.replicas[0].width
-        or one.replicas[0].samples != other.replicas[0].samples
+        front.replicas[0].width != back.replicas[0].width
+        or front.replicas[0].samples != back.replicas[0].samples
     ):
         return None
-    both = {*one.devices, *other.devices}
+    both = {*front.devices, *back.devices}
     names = [device.name for device in cluster.devices if device.name in both]
-    width = 2 * one.replicas[0].width
+    width = 2 * front.replicas[0].width
     groups = [tuple(names[at : at + width]) for at in range(0, len(names), width)]
     homes = [{cluster.device(name).node for name in group} for group in groups]
     if len({cluster.device(name).kind.name for name in names}) > 1 or any(
         len(home) > 1 for home in homes
     ):
         return None
-    samples = one.replicas[0].samples
+    samples = front.replicas[0].samples
     return replace(
-        one,
-        end=other.end,
+        front,
+        end=back.end,
         replicas=tuple(Replica(devices=group, samples=samples) for group in groups),
     )
 
 
 def _halves(stage: Stage) -> tuple[Stage, Stage] | None:
-    """A stage as two, each with half of every group; None where groups or layers cannot be
+    """Return a stage as two, each with half of every group, or None if groups or layers cannot be
     halved."""
     width, layers = stage.replicas[0].width, stage.end - stage.first
     if width % 2 or layers < 2 or not _is_even(stage):
@@ -104,9 +106,9 @@ def _halves(stage: Stage) -> tuple[Stage, Stage] | None:
 
 
 def _is_even(stage: Stage) -> bool:
-    """Equal groups with equal shares, split over tensors only."""
-    alike = {(replica.width, replica.samples, replica.ratios) for replica in stage.replicas}
-    return len(alike) == 1 and not stage.replicas[0].ratios and stage.context == stage.expert == 1
+    """Return whether all groups are equal and have equal shares, and only tensors are split."""
+    shapes = {(replica.width, replica.samples, replica.ratios) for replica in stage.replicas}
+    return len(shapes) == 1 and not stage.replicas[0].ratios and stage.context == stage.expert == 1
 
 
 def _other_batches(plan: Plan) -> Iterator[Plan]:

@@ -1,12 +1,14 @@
-"""Which islands, with how many samples each and how many steps between exchanges.
+"""Choose islands, their samples, and the number of steps between exchanges.
 
-    (1)  islands   parts of the cluster between which links are slower than inside (``cluster.divide``), without those
-                   on which the model does not fit or run
-    (2)  samples   b[i] proportional to b[i] / T[i], with T[i] the time of island i's plan for b[i] samples
-                   (``planner.find_plan`` on the island's devices), until the slowest island gets no faster
-    (3)  H         the least number of steps with which the exchange e adds at most ``EXCHANGE_SHARE`` of the time:
-                   e <= share H max T[i]; at most the limit. Overlapped by tau steps: the least H
-                   with e <= tau max T[i] and tau < H / fragments
+    (1)  islands   parts of the cluster between which links are slower than inside
+                   (``cluster.divide``), without those on which the model does not fit or run
+    (2)  samples   b[i] proportional to b[i] / T[i], with T[i] the time of island i's plan for b[i]
+                   samples (``planner.find_plan`` on the island's devices), until the slowest island
+                   gets no faster
+    (3)  H         the least number of steps with which the exchange e adds at most
+                   ``EXCHANGE_SHARE`` of the time: e <= share H max T[i]; at most the limit.
+                   Overlapped by tau steps: the least H with e <= tau max T[i] and
+                   tau < H / fragments
 
 Larger H is faster and changes training more, so H is no larger than (3) needs. The certificate
 holds for the algorithm with these islands, samples and H: no step takes less than the slowest
@@ -32,37 +34,37 @@ from argosy.units import counted
 from argosy.workload.chain import Chain
 
 EXCHANGE_SHARE = 0.05
-"""Of the time of a step that an exchange may add before H grows (3)."""
+"""Share of the time of a step that an exchange may add before H grows (3)."""
 DEFAULT_LIMIT = 100
-"""Steps between two exchanges that "auto" does not pass."""
+"""Default maximum number of steps between two exchanges that (3) chooses."""
 _MOST_ISLANDS = 8
-"""Divisions of a cluster with more parts are not tried unless they are asked for."""
+"""Divisions of a cluster with more parts are only tried if the user requests them."""
 _MOST_ROUNDS = 4
-"""Times that samples are shared out again (2)."""
+"""Samples are shared again at most this often (2)."""
 _PARTS_OF_BATCH = 64
-"""Shares are multiples of a power of two that is at least the global batch over twice this
-number."""
+"""Shares are multiples of a power of two, at least the global batch over twice this number, so that
+micro-batches divide them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IslandOptions:
-    """What is asked of an island plan."""
+    """A set of options that a user may set for an island plan."""
 
     count: int | None = None
-    """Islands; None: as many as are fastest."""
+    """Number of islands; None for the fastest number."""
     sync_every: int | None = None
-    """H; None: by (3)."""
+    """H; None to choose it by (3)."""
     limit: int = DEFAULT_LIMIT
     """Largest H that (3) may choose."""
     fragments: int = 1
     overlaps: bool = False
-    """Whether steps go on during exchanges."""
+    """Whether steps continue during exchanges."""
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
     compression: Compression = Compression.NONE
 
     def __post_init__(self) -> None:
-        """Raise an ``InputError`` for numbers of steps that fragments cannot divide, or with no
-        time to overlap in."""
+        """Raise InputError if the fragments do not divide the number of steps, or if there is no
+        time to overlap."""
         every, parts = self.sync_every, self.fragments
         least = 2 * parts if self.overlaps else parts
         why = f"{counted(parts, 'fragment')}{' and --overlap' if self.overlaps else ''}"
@@ -126,14 +128,14 @@ def find_island_plan(
 
 
 def _candidates(cluster: Cluster, options: IslandOptions) -> list[Division]:
-    """(1)."""
+    """Return the divisions of (1)."""
     if options.count is not None:
         return [division_into(cluster, options.count)]
     return [division for division in divisions(cluster) if len(division) <= _MOST_ISLANDS]
 
 
 def _planned(division: Division, task: _Task, options: IslandOptions) -> IslandPlan:
-    """The plan of a division, predicted and certified."""
+    """Return the plan of a division, predicted and certified."""
     if task.global_batch < len(division):
         expected = f"a global batch of at least {len(division)}, one sample for each island"
         raise bad_input(expected, task.global_batch, where="--global-batch")
@@ -156,8 +158,8 @@ def _planned(division: Division, task: _Task, options: IslandOptions) -> IslandP
 
 
 def _able(division: Division, task: _Task) -> tuple[Division, list[float]]:
-    """The parts on which the model fits and runs, with samples per second of equal shares; others
-    are left out."""
+    """Return the parts on which the model fits and runs, and the samples per second of each with
+    equal shares."""
     able: list[tuple[str, ...]] = []
     rates: list[float] = []
     reason = ""
@@ -181,8 +183,8 @@ def _find(part: tuple[str, ...], samples: int, task: _Task) -> Plan:
 
 
 def _shared_out(division: Division, rates: list[float], task: _Task) -> tuple[Plan, ...]:
-    """Plans of islands that take about equally long (2), from these samples per second of each
-    on."""
+    """Return plans of islands that take about equally long (2), starting from each island's samples
+    per second."""
     unit = 2 ** int(math.log2(max(1.0, task.global_batch / _PARTS_OF_BATCH)))
     known: dict[tuple[int, int], Plan] = {}
     best: tuple[Plan, ...] = ()
@@ -203,8 +205,9 @@ def _shared_out(division: Division, rates: list[float], task: _Task) -> tuple[Pl
 
 
 def proportional(total: int, rates: list[float], unit: int) -> tuple[int, ...]:
-    """``total`` in whole multiples of ``unit``, at least one each, in proportion to rates; the
-    fastest takes the rest.
+    """Divide ``total`` into whole multiples of ``unit``, at least one each, proportional to rates.
+
+    The fastest takes the rest.
 
     >>> proportional(64, [3.0, 1.0], 8)
     (48, 16)
@@ -235,7 +238,7 @@ def _seconds(plan: Plan) -> float:
 
 
 def _timing(exchange: float, step: float, options: IslandOptions) -> tuple[int, int]:
-    """H and tau (3)."""
+    """Return H and tau by (3)."""
     parts = options.fragments
     if not options.overlaps:
         return _multiple(math.ceil(parts * exchange / (EXCHANGE_SHARE * step)), options), 0
@@ -245,7 +248,8 @@ def _timing(exchange: float, step: float, options: IslandOptions) -> tuple[int, 
 
 
 def _multiple(steps: int, options: IslandOptions) -> int:
-    """The least multiple of the fragments from ``steps`` on, within the limit unless H is given."""
+    """Return the least multiple of the fragments from ``steps`` on, within the limit unless H is
+    given."""
     parts = options.fragments
     if options.sync_every is not None:
         return options.sync_every
@@ -255,7 +259,7 @@ def _multiple(steps: int, options: IslandOptions) -> int:
 def certified(
     plan: IslandPlan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
 ) -> IslandPlan:
-    """The plan with what it is predicted to do on a cluster that does not change, and its
+    """Return the plan with its prediction on a cluster that does not change, and its
     certificate."""
     course = play_islands(plan, chain, cluster, model, steps=2 * plan.sync_every)
     exchange = exchange_seconds(plan, chain, cluster)
@@ -274,7 +278,8 @@ def certified(
 
 
 def _certificate(plan: IslandPlan, predicted: IslandPrediction) -> Certificate | None:
-    """What is proven of the algorithm; None if an island has no certificate of its own."""
+    """Return the certificate of the algorithm, or None if an island has no certificate of its
+    own."""
     proofs = [island.certificate for island in plan.islands if island.certificate is not None]
     if len(proofs) < len(plan.islands):
         return None

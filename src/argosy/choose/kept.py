@@ -1,15 +1,14 @@
-"""Plans kept ready: which of hundreds is fastest now that an edge carries more or less, in
-microseconds.
+"""Rank hundreds of prepared plans in microseconds when the bandwidth of an edge changes.
 
 Let x be the seconds per byte of an edge. For every plan the time of an iteration is convex and
 piecewise linear in x (``steady`` (3)):
 
     (1)  T(x) = max over lines of (a + c x)
 
-The lines are found ahead: T and its line at some x, then at every x where two neighbouring lines
-meet, until no new line turns up. Ranking after a change is one vector expression over all plans.
-Exact between the least and the greatest x that were prepared, everything else as in the cluster;
-beyond, and where links are shared, a lower bound.
+The lines are computed in advance: T and its line at some x, then at every x where two neighbouring
+lines meet, until no new line appears. Ranking after a change is one vector expression over all
+plans. It is exact between the least and the greatest x that were prepared, if everything else is as
+in the cluster; beyond that, and if links are shared, it is a lower bound.
 """
 
 from __future__ import annotations
@@ -30,29 +29,31 @@ from argosy.sim.tasks.compile import compile_plan
 from argosy.workload.chain import Chain
 
 _SAMPLES = 16
+"""Number of bandwidths at which the first lines are computed."""
 _ROUNDS = 12
-_SAME = 1e-11
+"""The search for further lines stops after this many rounds; the result is then a lower bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptPlans:
-    """Plans with their lines (1) for one edge, as arrays (plans, lines)."""
+    """A set of plans that are prepared for changes of one edge: their lines (1) as arrays (plans,
+    lines)."""
 
     plans: tuple[Plan, ...]
     edge: str
     low: float
-    """Bytes/s: between ``low`` and ``high`` the ranking is exact."""
+    """Bytes/s; between ``low`` and ``high`` the ranking is exact."""
     high: float
     intercepts: FloatArray
     slopes: FloatArray
 
     def seconds(self, bandwidth: float) -> FloatArray:
-        """(1) for every plan at so many bytes/s."""
+        """Return the seconds (1) of every plan at a bandwidth in bytes/s."""
         result: FloatArray = (self.intercepts + self.slopes / bandwidth).max(axis=1)
         return result
 
     def ranking(self, bandwidth: float) -> list[int]:
-        """Indices of the plans, fastest first; the earlier one on a tie."""
+        """Return the indices of the plans, fastest first; on a tie the earlier one first."""
         order: list[int] = np.argsort(self.seconds(bandwidth), kind="stable").tolist()
         return order
 
@@ -81,8 +82,10 @@ def keep(
         edge_lines(plan, chain, cluster, links, model or ComputeModel(), low, high)
         for plan in plans
     ]
-    most = max(len(one) for one in lines)
-    padded = np.array([[*one, *[one[0]] * (most - len(one))] for one in lines])
+    most = max(len(plan_lines) for plan_lines in lines)
+    padded = np.array(
+        [[*plan_lines, *[plan_lines[0]] * (most - len(plan_lines))] for plan_lines in lines]
+    )
     return KeptPlans(
         plans=tuple(plans),
         edge=edge,
@@ -102,39 +105,41 @@ def edge_lines(
     low: float,
     high: float,
 ) -> list[tuple[float, float]]:
-    """(a, c) of every line that is on top somewhere between two bandwidths, flattest first."""
+    """Return (a, c) of every line that is the maximum somewhere between two bandwidths, flattest
+    first."""
     steady = SteadyGraph(compile_plan(plan, chain, cluster, model), cluster)
-    calm = steady.at([0.0])
-    found: dict[tuple[float, float], tuple[float, float]] = {}
-    asked = np.geomspace(1 / high, 1 / low, _SAMPLES)
+    network = steady.at([0.0])
+    lines: dict[tuple[float, float], tuple[float, float]] = {}
+    points = np.geomspace(1 / high, 1 / low, _SAMPLES)
     for _ in range(_ROUNDS):
-        seconds, slopes = steady.lines(_with_edge(calm, links, asked), links)
-        before = len(found)
-        for x, time, slope in zip(asked.tolist(), seconds.tolist(), slopes.tolist(), strict=True):
+        seconds, slopes = steady.lines(_with_edge(network, links, points), links)
+        before = len(lines)
+        for x, time, slope in zip(points.tolist(), seconds.tolist(), slopes.tolist(), strict=True):
             if np.isfinite(time):
-                found.setdefault(
+                lines.setdefault(
                     (round(slope), float(f"{time - slope * x:.9e}")), (time - slope * x, slope)
                 )
-        if len(found) == before or not found:
+        if len(lines) == before or not lines:
             break
-        asked = _crossings(_envelope(list(found.values())), 1 / high, 1 / low)
-        if not len(asked):
+        points = _crossings(_envelope(list(lines.values())), 1 / high, 1 / low)
+        if not len(points):
             break
-    return _envelope(list(found.values())) or [(float("inf"), 0.0)]
+    return _envelope(list(lines.values())) or [(float("inf"), 0.0)]
 
 
-def _with_edge(calm: SteadyNetwork, links: frozenset[int], inverse: FloatArray) -> SteadyNetwork:
-    """As many states as values, in which the links have them and all else is as it was."""
+def _with_edge(network: SteadyNetwork, links: frozenset[int], inverse: FloatArray) -> SteadyNetwork:
+    """Return one state for each value, in which the links have that value and everything else is
+    unchanged."""
     width = len(inverse)
-    rows = np.repeat(calm.inverse, width, axis=1)
+    rows = np.repeat(network.inverse, width, axis=1)
     rows[sorted(links)] = inverse
-    return SteadyNetwork(rows, np.repeat(calm.slow, width, axis=1))
+    return SteadyNetwork(rows, np.repeat(network.slow, width, axis=1))
 
 
 def _envelope(lines: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The lines that are above all others somewhere, by slope."""
+    """Return the lines that are above all others somewhere, by slope."""
     top: list[tuple[float, float]] = []
-    for line in sorted(lines, key=lambda one: (one[1], one[0])):
+    for line in sorted(lines, key=lambda candidate: (candidate[1], candidate[0])):
         if top and top[-1][1] == line[1]:
             top.pop()
         while len(top) > 1 and _cross(top[-2], line) <= _cross(top[-2], top[-1]):
@@ -143,11 +148,11 @@ def _envelope(lines: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return top
 
 
-def _cross(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """The x at which two lines of different slope meet."""
-    return (one[0] - other[0]) / (other[1] - one[1])
+def _cross(first: tuple[float, float], second: tuple[float, float]) -> float:
+    """Return the x at which two lines of different slope meet."""
+    return (first[0] - second[0]) / (second[1] - first[1])
 
 
 def _crossings(top: list[tuple[float, float]], low: float, high: float) -> FloatArray:
-    meets = [_cross(one, other) for one, other in itertools.pairwise(top)]
+    meets = [_cross(first, second) for first, second in itertools.pairwise(top)]
     return np.array([x for x in meets if low < x < high])

@@ -1,12 +1,11 @@
-"""A plan that stays good if the cost model is wrong: chosen by the slow end of its interval.
+"""Choose a plan that stays good if the cost model is wrong: by the slow end of its interval.
 
-    (1)  candidates = the best unlike plans of the whole cluster, of plans without tensor-parallel
-         groups, and of the
-                       cluster without the device kinds that least is known of
+    (1)  candidates  = the best unlike plans of the whole cluster, of plans without tensor-parallel
+                       groups, and of the cluster without the least known device kinds
     (2)  prediction  = the first iteration in the exact engine on the whole cluster
-    (3)  choice      = the least seconds x (1 + e), e as ``cost.uncertainty`` (2) has it for the plan
+    (3)  choice      = the least seconds x (1 + e), with e of the plan by ``cost.uncertainty`` (2)
 
-So a plan that is predicted a little faster loses if it rests on a less certain kind or on
+So a plan that is predicted a little faster loses if it relies on a less certain kind or on
 collectives of tensor-parallel groups. The plan that is predicted to be fastest is always among the
 candidates. Only that plan has a certificate.
 """
@@ -27,16 +26,17 @@ from argosy.sim.prediction import play_once, prediction
 from argosy.units import TIME
 from argosy.workload.chain import Chain
 
-# Unlike plans of each search.
+# Each search contributes at most this many unlike plans.
 _KEPT = 8
+# A plan names at most this many runner-ups.
 _RUNNER_UPS = 3
-# Devices times micro-batches of a plan that is played whole.
+# Plans with at most this product of devices and micro-batches are simulated whole.
 _SMALL = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class UncertainPlan:
-    """A plan with its prediction, and how far off that may be."""
+    """A plan that carries its prediction and the relative error of that prediction."""
 
     plan: Plan
     seconds: float
@@ -44,7 +44,7 @@ class UncertainPlan:
 
     @property
     def at_worst(self) -> float:
-        """(3), seconds."""
+        """Return the seconds at the slow end of the interval (3)."""
         return self.seconds * (1 + self.error)
 
 
@@ -59,20 +59,20 @@ def find_plan_within_error(
     """Return the candidate (1) that is best by (3), with the others as runner-ups."""
     settings, model = settings or Settings(), model or ComputeModel()
     fastest = find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
-    calm = at_time_zero(cluster)
+    still = at_time_zero(cluster)
     plans = {_key(fastest): fastest}
     for where, given in _views(cluster, settings):
         try:
-            found = kept_plans(
+            view_plans = kept_plans(
                 chain, where, global_batch=global_batch, settings=given, model=model, most=_KEPT
             )
         except NothingFitsError:
             continue
-        for plan in found:
+        for plan in view_plans:
             plans.setdefault(_key(plan), replace(plan, cluster=ClusterRef.of(cluster)))
     ranked = sorted(
-        (_candidate(plan, chain, calm, model) for plan in plans.values()),
-        key=lambda one: one.at_worst,
+        (_candidate(plan, chain, still, model) for plan in plans.values()),
+        key=lambda candidate: candidate.at_worst,
     )
     return _finished(ranked, fastest, cluster)
 
@@ -82,7 +82,7 @@ def _key(plan: Plan) -> tuple[object, ...]:
 
 
 def _views(cluster: Cluster, settings: Settings) -> Iterator[tuple[Cluster, Settings]]:
-    """The searches of (1)."""
+    """Yield the cluster and settings of each search of (1)."""
     yield cluster, settings
     yield cluster, replace(settings, max_width=1)
     errors = {device.kind.reached.error for device in cluster.devices}
@@ -94,7 +94,7 @@ def _views(cluster: Cluster, settings: Settings) -> Iterator[tuple[Cluster, Sett
 
 
 def _candidate(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> UncertainPlan:
-    """(2)."""
+    """Return a plan with its prediction (2) and its error."""
     if plan.predicted is None:
         is_small = len(plan.devices) * plan.num_micro_batches <= _SMALL
         played = play_once(plan, chain, cluster, model, whole=is_small)
@@ -106,17 +106,19 @@ def _candidate(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) 
 
 
 def _finished(ranked: list[UncertainPlan], fastest: Plan, cluster: Cluster) -> Plan:
-    """(3), with what the others lost by; search effort is that of the fastest plan's search."""
+    """Return the choice (3) with the reasons why others lost; the search effort is that of the
+    fastest plan's search."""
     best = ranked[0]
     if _key(best.plan) == _key(fastest):
         return fastest
     used = set(best.plan.devices)
-    lost = sorted(ranked[1:], key=lambda one: _key(one.plan) != _key(fastest))  # the fastest first
+    # The plan that is predicted to be fastest comes first.
+    lost = sorted(ranked[1:], key=lambda candidate: _key(candidate.plan) != _key(fastest))
     others = [
         RunnerUp(
-            description=repr(other.plan), iteration_seconds=other.seconds, reason=_why(other, best)
+            description=repr(loser.plan), iteration_seconds=loser.seconds, reason=_why(loser, best)
         )
-        for other in lost[:_RUNNER_UPS]
+        for loser in lost[:_RUNNER_UPS]
     ]
     unused = [device.name for device in cluster.devices if device.name not in used]
     reason = "no plan with it is faster at the slow end of its interval"
@@ -129,6 +131,6 @@ def _finished(ranked: list[UncertainPlan], fastest: Plan, cluster: Cluster) -> P
     )
 
 
-def _why(other: UncertainPlan, best: UncertainPlan) -> str:
-    both = " against ".join(TIME.apart(other.at_worst, best.at_worst))
-    return f"may take {both}: its predictions are within {100 * other.error:.0f} %"
+def _why(loser: UncertainPlan, best: UncertainPlan) -> str:
+    both = " against ".join(TIME.apart(loser.at_worst, best.at_worst))
+    return f"may take {both}: its predictions are within {100 * loser.error:.0f} %"

@@ -1,15 +1,15 @@
-"""Plans when money counts: what a step costs, and the front between time and cost.
+"""Plan for money: compute what a step costs, and the Pareto front between time and cost.
 
     (1)  price of a plan    = sum over its devices of their price per second
     (2)  cost of a step     = price x iteration time + sum over links of bytes x price per byte
     (3)  a plan on exactly u devices of each pool takes at least T(u) = M / sum u_p r_p, and costs
          T(u) price(u)
 
-Leaving devices out is how cost falls, so every vector u of a granularity is a problem of its own:
-the fastest plan on a part of the cluster. Vectors are taken in the order of (3); one is skipped
-only where a plan is known that is no slower than T(u) and no dearer than T(u) price(u): such a
-vector cannot add to the front. Bytes with a price are counted in (2) but not searched for: of each
-vector it is the fastest plan that is priced.
+Omitting devices reduces cost, so every vector u of a granularity is a problem of its own: the
+fastest plan on a part of the cluster. Vectors are taken in the order of (3); one is skipped only if
+a known plan is no slower than T(u) and costs no more than T(u) price(u): such a vector cannot add
+to the front. Bytes with a price are counted in (2) but do not guide the search: for each vector the
+fastest plan is priced.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ from argosy.space.price import Prices
 from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain
 
+# The granularity is the finest with at most this many vectors, which bounds the search time.
 _MOST_VECTORS = 400
 _HOUR = 3600.0
+"""Seconds per hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """A plan and what it costs, in the currency of the cluster file."""
+    """A plan that is priced in the currency of the cluster file."""
 
     plan: Plan
     seconds: float
-    """Of an iteration."""
+    """Seconds of an iteration."""
     price_per_hour: float
-    """(1)."""
+    """Price by (1), per hour."""
     cost_per_step: float
-    """(2)."""
+    """Cost by (2)."""
 
     @property
     def cost_per_sample(self) -> float:
@@ -58,14 +60,14 @@ class Priced:
 
 @dataclass(frozen=True, kw_only=True)
 class MoneyLimits:
-    """What a plan may cost."""
+    """A limit on what a plan may cost."""
 
     price_per_hour: float = math.inf
     cost_per_step: float = math.inf
 
 
 def priced(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Priced:
-    """(1) and (2) of a plan with a prediction."""
+    """Return a plan, which has a prediction, with its price (1) and its cost (2)."""
     assert plan.predicted is not None
     seconds = plan.predicted.iteration_seconds
     per_hour = sum(cluster.device(name).price_per_hour for name in plan.devices)
@@ -79,7 +81,7 @@ def priced(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> P
 
 
 def moved_cost(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> float:
-    """What the bytes of an iteration cost on the links that they cross."""
+    """Return the cost of an iteration's bytes on the links that they cross."""
     if not any(link.price_per_byte for link in cluster.links):
         return 0.0
     graph = compile_plan(plan, chain, cluster, model)
@@ -92,9 +94,9 @@ def moved_cost(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) 
 
 
 def pareto_front(points: Sequence[Priced]) -> list[Priced]:
-    """Those that no other beats in time and cost, fastest first."""
+    """Return the points that no other beats in time and cost, fastest first."""
     front: list[Priced] = []
-    for point in sorted(points, key=lambda one: (one.seconds, one.cost_per_step)):
+    for point in sorted(points, key=lambda candidate: (candidate.seconds, candidate.cost_per_step)):
         if not front or point.cost_per_step < front[-1].cost_per_step:
             front.append(point)
     return front
@@ -109,7 +111,8 @@ def find_front(
     settings: Settings | None = None,
     model: ComputeModel | None = None,
 ) -> list[Priced]:
-    """The front between time and cost among plans within the price per hour, fastest first."""
+    """Return the front between time and cost among plans within the price per hour, fastest
+    first."""
     if not any(device.price_per_hour for device in cluster.devices):
         raise bad_input("devices with a price_per_hour in the cluster file", "none", where="price")
     limits = limits or MoneyLimits()
@@ -120,7 +123,7 @@ def find_front(
 
 
 def choose(front: Sequence[Priced], *, cheapest: bool, limits: MoneyLimits) -> Priced:
-    """The cheapest step, or the fastest that costs no more than allowed."""
+    """Return the cheapest step, or the fastest that costs no more than allowed."""
     allowed = [point for point in front if point.cost_per_step <= limits.cost_per_step]
     if not allowed:
         least = min((point.cost_per_step for point in front), default=math.inf)
@@ -128,7 +131,8 @@ def choose(front: Sequence[Priced], *, cheapest: bool, limits: MoneyLimits) -> P
             f"no plan costs at most {limits.cost_per_step:g} a step: the cheapest costs {least:.4g}"
         )
     return min(
-        allowed, key=lambda one: (one.cost_per_step, one.seconds) if cheapest else (one.seconds,)
+        allowed,
+        key=lambda point: (point.cost_per_step, point.seconds) if cheapest else (point.seconds,),
     )
 
 
@@ -154,14 +158,16 @@ class _FrontSearch:
     def run(self) -> list[Priced]:
         began = time.process_time()
         bounds = self._bounds()
-        looked = 0
+        searched = 0
         possible = [vector for vector in self._vectors() if math.isfinite(bounds(vector))]
-        for vector in sorted(possible, key=lambda one: (bounds(one) * self._price(one), one)):
+        for vector in sorted(
+            possible, key=lambda counts: (bounds(counts) * self._price(counts), counts)
+        ):
             least = bounds(vector)
             if self._price(vector) <= self.limits.price_per_hour and not self._is_beaten(
                 vector, least
             ):
-                looked += 1
+                searched += 1
                 try:
                     self._look(vector)
                 except KeyboardInterrupt:
@@ -175,11 +181,12 @@ class _FrontSearch:
                 f"no plan fits on devices for at most {self.limits.price_per_hour:g} an hour"
             )
         front = pareto_front(self.found)
-        effort = Search(cpu_seconds=time.process_time() - began, candidates=looked, pruned=())
+        effort = Search(cpu_seconds=time.process_time() - began, candidates=searched, pruned=())
         return [replace(point, plan=replace(point.plan, search=effort)) for point in front]
 
     def _vectors(self) -> Iterator[Vector]:
-        """Devices of each pool, in the finest units of which there are not too many vectors."""
+        """Yield devices of each pool, in the finest units that give at most ``_MOST_VECTORS``
+        vectors."""
         levels = [self.settings.units] if self.settings.units else list(granularities(self.pools))
         few = [units for units in levels if self._number(units) <= _MOST_VECTORS]
         units = few[-1] if few else levels[0]
@@ -194,14 +201,15 @@ class _FrontSearch:
         )
 
     def _price(self, vector: Vector) -> float:
-        """Per hour."""
+        """Return the price of a vector per hour."""
         return sum(
             count * pool.device.price_per_hour
             for count, pool in zip(vector, self.pools, strict=True)
         )
 
     def _bounds(self) -> Callable[[Vector], float]:
-        """T(u) of (3); infinite where nothing was measured with so few samples."""
+        """Return the function T(u) of (3); it is infinite if no time was measured with so few
+        samples."""
         shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
         alone = [Prices(self.chain, (replace(pool, index=0),), self.model) for pool in self.pools]
         rates = [
@@ -251,8 +259,8 @@ class _FrontSearch:
 
 
 def part_of(cluster: Cluster, pools: Sequence[Pool], vector: Vector) -> Cluster:
-    """The cluster with only so many devices of each pool, whole nodes first; the others are
-    lost."""
+    """Return the cluster with only a number of devices of each pool, whole nodes first; the others
+    are lost."""
     kept = {
         name
         for count, pool in zip(vector, pools, strict=True)
@@ -266,7 +274,7 @@ def _on_whole(plan: Plan, cluster: Cluster) -> Plan:
     left = [device.name for device in cluster.devices if device.name not in used]
     return replace(
         plan,
-        certificate=None,  # it speaks of time, and of a part of the cluster
+        certificate=None,  # a certificate is about time, and about this part of the cluster only
         runner_ups=(),
         left_out=tuple(
             LeftOut(device=name, reason="left out for the price of the plan") for name in left

@@ -1,8 +1,8 @@
-"""Which schedule for which bandwidth, computed ahead.
+"""Compute in advance which schedule to use at which bandwidth.
 
-A plan can change its schedule between two iterations for nothing. For every edge that may change,
-the time of each schedule that fits in memory is known as a function of the edge's bandwidth
-(``kept``); where another schedule than the one above is clearly faster, a rule says so:
+A plan can change its schedule between two iterations for free. For every edge that may change, the
+time of each schedule that fits in memory is known as a function of the edge's bandwidth (``kept``).
+A rule is added if another schedule than the one above is clearly faster:
 
     (1)  at bandwidth b the schedule is that of the rule with the lowest threshold above b, or else
          the plan's own (``Plan.schedule_at``)
@@ -27,23 +27,29 @@ from argosy.solve.settings import without_deadlock
 from argosy.workload.chain import Chain
 
 CLEARLY = 0.005
-"""A schedule that gains less is not worth a switch."""
+"""A schedule that gains less than this share is not worth a switch."""
+# Number of bandwidths, between the highest and the lowest, at which schedules are compared.
 _GRID = 128
+# A switch is free, so more schedules are tried than a search covers.
 MORE_SCHEDULES = (*SCHEDULES, ScheduleSpec(kind=ScheduleKind.KFKB, k=8))
 
 
 def schedules_to_try(settings: Settings, model: ComputeModel) -> tuple[ScheduleSpec, ...]:
-    """What a plan may switch between: the schedules that were asked for, or else more than are
-    searched. An interleaved one has other stages, and where transfers block there is 1f1b alone."""
+    """Return the schedules that a plan may switch between: the requested ones, or else more than
+    are searched.
+
+    Interleaved schedules are omitted, because they need other stages; if transfers block, only 1f1b
+    remains.
+    """
     chosen = without_deadlock(settings, model).schedules
-    found = MORE_SCHEDULES if chosen == SCHEDULES else chosen
-    return tuple(schedule for schedule in found if not schedule.kind.is_chunked)
+    candidates = MORE_SCHEDULES if chosen == SCHEDULES else chosen
+    return tuple(schedule for schedule in candidates if not schedule.kind.is_chunked)
 
 
 def schedules_that_fit(
     plan: Plan, chain: Chain, cluster: Cluster, schedules: Iterable[ScheduleSpec] = MORE_SCHEDULES
 ) -> list[Plan]:
-    """The plan under each schedule with which it fits in memory; its own comes first."""
+    """Return the plan under each schedule with which it fits in memory; its own comes first."""
     result = [plan]
     if len(plan.stages) == 1 or plan.schedule.kind.is_chunked:
         return result
@@ -66,19 +72,21 @@ def with_policy(
     model: ComputeModel | None = None,
     schedules: Iterable[ScheduleSpec] = MORE_SCHEDULES,
 ) -> Plan:
-    """The plan with rules (1) for changes of each of these edges alone; none for an edge that is
-    down at time 0, from whose bandwidth then nothing can be counted."""
+    """Return the plan with rules (1) for changes of each of these edges alone.
+
+    An edge that is down at time 0 gets no rules, because its bandwidth then is no starting point.
+    """
     variants = schedules_that_fit(plan, chain, cluster, schedules)
     if len(variants) == 1:
         return replace(plan, policy=())
     up = {link.edge for link in cluster.links if link.bandwidth.at(0) > 0}
     kept = (keep(variants, chain, cluster, edge, model=model) for edge in edges if edge in up)
-    rules = [rule for one in kept for rule in _rules(one)]
+    rules = [rule for edge_plans in kept for rule in _rules(edge_plans)]
     return replace(plan, policy=tuple(rules))
 
 
 def _rules(kept: KeptPlans) -> Iterator[PolicyRule]:
-    """From the widest bandwidth down: a rule where the schedule changes."""
+    """Yield a rule for each change of schedule, from the highest bandwidth down."""
     grid = np.geomspace(kept.high, kept.low, _GRID)
     choice, above = 0, kept.high
     for bandwidth in grid.tolist():
@@ -91,14 +99,14 @@ def _rules(kept: KeptPlans) -> Iterator[PolicyRule]:
 
 
 def _best(kept: KeptPlans, bandwidth: float, now: int) -> int:
-    """The schedule to use, where ``now`` is in use: another only if it is clearly faster."""
+    """Return the schedule to use if ``now`` is in use: another only if it is clearly faster."""
     seconds = kept.seconds(bandwidth)
     best = int(seconds.argmin())
     return best if seconds[best] < seconds[now] * (1 - CLEARLY) else now
 
 
 def _threshold(kept: KeptPlans, low: float, high: float, now: int) -> float:
-    """The bandwidth between two at which it begins to pay to leave a schedule."""
+    """Return the bandwidth between two at which leaving a schedule begins to pay."""
     for _ in range(20):
         middle = (low * high) ** 0.5
         is_left = _best(kept, middle, now) != now

@@ -1,16 +1,15 @@
-"""Whether re-planning pays over a trace: one plan for all, a plan for each change, and what
-hindsight would do.
+"""Compare courses over a trace: one plan for all, a plan for each change, and perfect hindsight.
 
 Between two changes of the network, a *segment* of length l, plan p does l / T(p) iterations
-(``steady``). Going from p to q at the start of a segment first takes the migration's seconds
+(``steady``). Changing from p to q at the start of a segment first takes the migration's seconds
 (``cost.moving``).
 
     (1)  static      one plan throughout
-    (2)  re-planned at a change, the plan that is best now, if what it gains while the network stays
-         so for as long as
-                     it has stayed on average is more than the migration costs
-    (3)  oracle      most iterations over the whole trace, by a programme over segments and plans that knows the future
-                     (migrations that end within their segment, and the other courses)
+    (2)  re-planned  at a change, the plan that is best now, if its gain while the network stays
+                     unchanged, for as long as it did on average, exceeds the cost of the migration
+    (3)  oracle      most iterations over the whole trace, by a programme over segments and plans
+                     that knows the future (migrations that end within their segment, and the other
+                     courses)
     (4)  a switch pays back once the new state has lasted migration x T(old) / (T(old) - T(new))
          seconds
 """
@@ -35,12 +34,14 @@ from argosy.planner import Settings, kept_plans
 from argosy.workload.chain import Chain
 
 _PLANS_PER_VIEW = 6
+"""Each view of the cluster contributes at most this many plans."""
 _QUANTILES = (0.1, 0.3, 0.7)
+"""Quantiles of bandwidth over time for which plans are searched: bad, fair and good times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """One change of plan."""
+    """A change of plan that a course makes."""
 
     time: float
     old: Plan
@@ -48,19 +49,19 @@ class Switch:
     migration: float
     """Seconds."""
     pays_after: float
-    """(4)."""
+    """Seconds after which the switch has paid back (4)."""
     pays_after_steps: float
-    """The same as steps under the new plan, the migration itself not counted."""
+    """Steps under the new plan after which it has paid back, without the migration itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceRun:
-    """One way to go through the trace."""
+    """A course that leads through the trace."""
 
     name: str
     iterations: float
     migrating: float
-    """Seconds."""
+    """Seconds of all migrations."""
     switches: tuple[Switch, ...]
 
     def mean_seconds(self, horizon: float) -> float:
@@ -69,7 +70,7 @@ class TraceRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Courses:
-    """(1) to (3) side by side."""
+    """A comparison that shows the courses (1) to (3) side by side."""
 
     horizon: float
     plans: int
@@ -78,8 +79,8 @@ class Courses:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidatePlans:
-    """Plans to go through a trace with: found for time 0, for the average, for better and for
-    worse."""
+    """A set of plans that were found for time 0, for the average, and for better and worse
+    times."""
 
     plans: tuple[Plan, ...]
     for_time_0: int
@@ -95,7 +96,7 @@ def compare_courses(
     settings: Settings | None = None,
     model: ComputeModel | None = None,
 ) -> Courses:
-    """How each way fares on the cluster's own traces."""
+    """Return how each course performs on the cluster's own traces."""
     settings, model = replace(settings or Settings(), ends_early=False), model or ComputeModel()
     choices = plans_for_trace(chain, cluster, global_batch, horizon, settings, model)
     return courses_with(choices, chain, cluster, horizon, model)
@@ -109,21 +110,21 @@ def plans_for_trace(
     settings: Settings,
     model: ComputeModel,
 ) -> CandidatePlans:
-    """Search the network of time 0, of the average, of better and worse times, and what never
-    changes."""
+    """Search plans for time 0, for the average, for better and worse times, and for the unchanging
+    part."""
     views = [at_time_zero(cluster), lasting(cluster, [cluster], horizon)]
     views += [lasting(cluster, [cluster], horizon, quantile) for quantile in _QUANTILES]
     views += [without_what_changes(cluster, [cluster])]
     search = partial(kept_plans, chain, global_batch=global_batch, settings=settings, model=model)
-    found = plans_of_views(search, views, _PLANS_PER_VIEW)
+    by_view = plans_of_views(search, views, _PLANS_PER_VIEW)
     plans: list[Plan] = []
-    for plan in (plan for view in found for plan in view):
-        if not any(_is_same(plan, other) for other in plans):
+    for plan in (plan for view in by_view for plan in view):
+        if not any(_is_same(plan, known) for known in plans):
             plans.append(plan)
-    average = found[1][0] if found[1] else found[0][0]
+    average = by_view[1][0] if by_view[1] else by_view[0][0]
     return CandidatePlans(
         plans=tuple(plans),
-        for_time_0=_index(plans, found[0][0]),
+        for_time_0=_index(plans, by_view[0][0]),
         for_the_average=_index(plans, average),
     )
 
@@ -131,7 +132,7 @@ def plans_for_trace(
 def courses_with(
     choices: CandidatePlans, chain: Chain, cluster: Cluster, horizon: float, model: ComputeModel
 ) -> Courses:
-    """(1) to (3) with these plans, over the cluster's traces."""
+    """Return the courses (1) to (3) with these plans, over the cluster's traces."""
     journey = _Journey(choices.plans, chain, cluster, model, horizon)
     courses = [
         journey.static("static, for time 0", choices.for_time_0),
@@ -144,16 +145,16 @@ def courses_with(
     )
 
 
-def _is_same(one: Plan, other: Plan) -> bool:
-    return (one.stages, one.schedule) == (other.stages, other.schedule)
+def _is_same(first: Plan, second: Plan) -> bool:
+    return (first.stages, first.schedule) == (second.stages, second.schedule)
 
 
 def _index(plans: Sequence[Plan], plan: Plan) -> int:
-    return next(index for index, other in enumerate(plans) if _is_same(plan, other))
+    return next(index for index, candidate in enumerate(plans) if _is_same(plan, candidate))
 
 
 class _Journey:
-    """The trace cut into segments, with every plan's pace in each."""
+    """A trace that is cut into segments, with every plan's pace in each."""
 
     def __init__(
         self,
@@ -173,12 +174,12 @@ class _Journey:
             frozenset(at for at, link in links if link.bandwidth.at(time) == 0)
             for time in self.starts
         ]
-        """Per segment."""
+        """Links that are down in each segment."""
         paces = [pace(plan, chain, cluster, model, horizon) for plan in plans]
         self.rates = np.array([[trace.at(start) for start in self.starts] for trace in paces])
         """(plans, segments): iterations per second."""
         self.known: dict[tuple[int, int, frozenset[int]], Migration] = {}
-        """By plans, and by what is down."""
+        """Migrations by old plan, new plan, and links that are down."""
 
     def moving(self, old: int, new: int, segment: int) -> float:
         if old == new:
@@ -191,13 +192,13 @@ class _Journey:
         return self.known[key].seconds(self.cluster, time)
 
     def static(self, name: str, plan: int) -> TraceRun:
-        """(1)."""
+        """Return the course of one plan throughout (1)."""
         return TraceRun(
             name=name, iterations=float(self.rates[plan] @ self.lengths), migrating=0.0, switches=()
         )
 
     def replanned(self, plan: int) -> TraceRun:
-        """(2)."""
+        """Return the course that re-plans at changes (2)."""
         first, path = plan, []
         for segment in range(len(self.starts)):
             best = int(self.rates[:, segment].argmax())
@@ -209,7 +210,7 @@ class _Journey:
         return self._course("re-planned", path, first)
 
     def oracle(self) -> TraceRun:
-        """(3)."""
+        """Return the course that knows the future (3)."""
         value: FloatArray = self.rates[:, 0] * self.lengths[0]
         back: list[list[int]] = []
         for segment in range(1, len(self.starts)):
@@ -221,10 +222,11 @@ class _Journey:
         return self._course("oracle", path[::-1], path[-1])
 
     def _arrive(self, value: FloatArray, segment: int) -> tuple[list[int], FloatArray]:
-        """For each plan of a segment the best plan before it, and what is done by the segment's
-        end.
+        """Return, for each plan of a segment, the best plan before it and the iterations done by
+        the segment's end.
 
-        A plan that would not be better even if it moved for nothing is not asked what moving takes.
+        The seconds of a move are not computed for a plan that would not be better even if the move
+        were free.
         """
         length, rates = float(self.lengths[segment]), self.rates[:, segment]
         came_from, best = list(range(len(value))), value + length * rates
@@ -239,16 +241,16 @@ class _Journey:
         return came_from, best
 
     def _course(self, name: str, path: Sequence[int], now: int) -> TraceRun:
-        """Count what a sequence of plans does, one for each segment, after the plan ``now``."""
+        """Return the totals of a sequence of plans, one for each segment, that starts from the plan
+        ``now``."""
         iterations = migrating = owed = 0.0
         switches = []
         for segment, plan in enumerate(path):
             if plan != now:
                 switches.append(self._switch(now, plan, segment, self.moving(now, plan, segment)))
                 owed += switches[-1].migration
-            spent = min(
-                owed, float(self.lengths[segment])
-            )  # what is left goes on in the next segment
+            # A migration that is not finished continues in the next segment.
+            spent = min(owed, float(self.lengths[segment]))
             owed, migrating = owed - spent, migrating + spent
             iterations += float((self.lengths[segment] - spent) * self.rates[plan, segment])
             now = plan

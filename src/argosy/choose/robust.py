@@ -1,16 +1,17 @@
-"""A plan for a network that changes: chosen under all scenarios instead of for one moment.
+"""Choose a plan for a network that changes: under all scenarios instead of for one moment.
 
-    (1)  views       = the cluster on average, at time 0, at its lowest tenth, and without the nodes that change: each
-                       searched
-    (2)  candidates = the best unlike plans of each view, each under every schedule with which it
-         fits; of those that
-                       were asked for, where some were
-    (3)  rank        = by the fluid estimate of the objective over all scenarios (``scenario`` (1), (2))
-    (4)  judge       = the few best, and the best for the average, by the exact engine over the same scenarios; one that
-                       waits for ever for what is lost in one of them comes after all that go on, whatever it did before
+    (1)  views       = the cluster on average, at time 0, at its lowest tenth, and without the nodes
+                       that change: each searched
+    (2)  candidates  = the best unlike plans of each view, each under every schedule with which it
+                       fits, or under the requested schedules
+    (3)  rank        = by the fluid estimate of the objective over all scenarios (``scenario`` (1),
+                       (2))
+    (4)  judge       = the few best, and the best for the average, by the exact engine over the same
+                       scenarios; a plan that waits permanently for a lost device or link in one of
+                       them comes after all that continue
 
 The plan for the average is always among the judged, so the choice is never worse than it by the
-exact engine's measure of the objective, unless that plan does not go on. The certificate of a
+exact engine's measure of the objective, unless that plan does not continue. The certificate of a
 search holds for its own view only and is dropped.
 """
 
@@ -48,33 +49,38 @@ from argosy.units import TIME
 from argosy.workload.chain import Chain
 
 _LOW = 0.1
+"""The pessimistic view has every link and device at this quantile."""
 _PLANS_PER_VIEW = 12
+"""Each view contributes at most this many plans."""
 _PLANS = 16
-"""That are tried under every schedule."""
+"""At most this many plans are tried under every schedule."""
 _FINALISTS = 4
+"""The exact engine judges this many plans, and the best one for the average."""
 _LEAST_HORIZON = 10
-"""Iterations."""
+"""Scenarios are simulated for at least this many iterations."""
 _EQUAL = 1e-6
+"""Objectives that differ by no more than this share count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Iteration times of a plan over all scenarios, seconds, by the exact engine; of the iterations
-    that end, where each scenario has any."""
+    """The iteration times that a plan has over all scenarios, in seconds, by the exact engine; only
+    iterations that end count, if each scenario has any."""
 
     plan: Plan
     mean: float
     p95: float
     worst: float
     estimate: float
-    """Of the objective, by (3)."""
+    """Estimate of the objective by (3)."""
     never_ends: bool = False
-    """Whether an iteration does not, in some scenario."""
+    """Whether an iteration never ends in some scenario."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobustChoice:
-    """The plan, with its policy, and how it and others fare under the scenarios."""
+    """A plan that was chosen, with its policy, and the figures of it and of others under the
+    scenarios."""
 
     plan: Plan
     robust: Robust
@@ -86,7 +92,7 @@ class RobustChoice:
 
     @property
     def gain(self) -> float:
-        """Of the objective, over the plan for the average."""
+        """Return the relative gain of the objective over the plan for the average."""
         return self.average_value / self.value - 1
 
     @property
@@ -109,7 +115,8 @@ def find_robust_plan(
     model: ComputeModel | None = None,
     iterations: int = 40,
 ) -> RobustChoice:
-    """The best plan over the scenarios, each the same cluster under other traces."""
+    """Return the best plan over the scenarios, each of which is the same cluster under other
+    traces."""
     began = time.process_time()
     settings, model = replace(settings or Settings(), ends_early=False), model or ComputeModel()
     horizon = last_change(scenarios)
@@ -120,15 +127,15 @@ def find_robust_plan(
     ]
     views += [without_what_changes(cluster, scenarios)]
     search = partial(kept_plans, chain, global_batch=global_batch, settings=settings, model=model)
-    found = plans_of_views(search, views, _PLANS_PER_VIEW)
+    by_view = plans_of_views(search, views, _PLANS_PER_VIEW)
     estimate = partial(
         _estimate, chain=chain, scenarios=scenarios, model=model, robust=robust, horizon=horizon
     )
-    plain = _ranked({_key(plan): plan for view in found for plan in view}.values(), estimate)
+    plain = _ranked({_key(plan): plan for view in by_view for plan in view}.values(), estimate)
     schedules = schedules_to_try(settings, model)
     fitting = (schedules_that_fit(plan, chain, cluster, schedules) for _, plan in plain[:_PLANS])
-    variants = [variant for each in fitting for variant in each]
-    average = found[0][0]
+    variants = [variant for plan_variants in fitting for variant in plan_variants]
+    average = by_view[0][0]
     ranked = _ranked({_key(plan): plan for plan in (average, *variants)}.values(), estimate)
     finalists = [
         *ranked[:_FINALISTS],
@@ -136,16 +143,16 @@ def find_robust_plan(
     ]
     limit = Horizon(seconds=max(horizon, _LEAST_HORIZON * ranked[0][0]), iterations=iterations)
     judged = [_figures(plan, value, chain, scenarios, model, limit) for value, plan in finalists]
-    judged.sort(key=lambda one: (one.never_ends, float(getattr(one, robust))))
+    judged.sort(key=lambda figures: (figures.never_ends, float(getattr(figures, robust))))
     if math.isinf(judged[0].mean):
         raise InfeasibleError(
             f"no plan of {chain.name} on {cluster!r} ends an iteration in every scenario"
         )
-    calm, edges = at_time_zero(cluster), _edges(scenarios)
+    still, edges = at_time_zero(cluster), _edges(scenarios)
     plan = with_policy(
         _finished(judged, chain, cluster, robust),
         chain,
-        calm,
+        still,
         edges,
         model=model,
         schedules=schedules,
@@ -158,8 +165,8 @@ def find_robust_plan(
         robust=robust,
         horizon=limit.seconds,
         chosen=judged[0],
-        average=next(one for one in judged if one.plan == average),
-        others=tuple(one for one in judged[1:] if one.plan != average),
+        average=next(figures for figures in judged if figures.plan == average),
+        others=tuple(figures for figures in judged[1:] if figures.plan != average),
     )
 
 
@@ -168,7 +175,7 @@ def _key(plan: Plan) -> tuple[object, ...]:
 
 
 def _ranked(plans: Iterable[Plan], estimate: partial[float]) -> list[tuple[float, Plan]]:
-    return sorted(((estimate(plan), plan) for plan in plans), key=lambda one: one[0])
+    return sorted(((estimate(plan), plan) for plan in plans), key=lambda ranked: ranked[0])
 
 
 def _estimate(
@@ -179,7 +186,7 @@ def _estimate(
     robust: Robust,
     horizon: float,
 ) -> float:
-    """(3)."""
+    """Return the estimate of the objective (3)."""
     rates = [pace(plan, chain, scenario, model, max(horizon, 1e-9)) for scenario in scenarios]
     return objective([fluid_times(rate, max(horizon, 1e-9)) for rate in rates], robust)
 
@@ -192,12 +199,14 @@ def _figures(
     model: ComputeModel,
     limit: Horizon,
 ) -> Figures:
-    """(4)."""
+    """Return the figures of a plan by the exact engine (4)."""
     times: list[FloatArray] = [
         exact_times(plan, chain, scenario, model, limit) for scenario in scenarios
     ]
-    never_ends = any(np.isinf(one[-1]) for one in times)
-    times = [one[np.isfinite(one)] if np.isfinite(one[0]) else one for one in times]
+    never_ends = any(np.isinf(seconds[-1]) for seconds in times)
+    times = [
+        seconds[np.isfinite(seconds)] if np.isfinite(seconds[0]) else seconds for seconds in times
+    ]
     mean, p95, worst = (objective(times, robust) for robust in Robust)
     return Figures(
         plan=plan, mean=mean, p95=p95, worst=worst, estimate=value, never_ends=never_ends
@@ -205,7 +214,7 @@ def _figures(
 
 
 def _edges(scenarios: Sequence[Cluster]) -> list[str]:
-    """Those whose bandwidth changes in any scenario."""
+    """Return the edges whose bandwidth changes in any scenario."""
     return sorted(
         {
             link.edge
@@ -217,8 +226,8 @@ def _edges(scenarios: Sequence[Cluster]) -> list[str]:
 
 
 def _finished(judged: Sequence[Figures], chain: Chain, cluster: Cluster, robust: Robust) -> Plan:
-    """The best of the judged with its mean as the prediction, why the others lost, and what it
-    leaves out."""
+    """Return the best judged plan with its mean as the prediction, the reasons why others lost, and
+    the devices it omits."""
     best, used = judged[0], set(judged[0].plan.devices)
     predicted = Predicted(
         iteration_seconds=best.mean,
@@ -228,12 +237,12 @@ def _finished(judged: Sequence[Figures], chain: Chain, cluster: Cluster, robust:
     )
     runner_ups = [
         RunnerUp(
-            description=repr(other.plan),
-            iteration_seconds=other.mean,
-            reason=_why(other, best, robust),
+            description=repr(loser.plan),
+            iteration_seconds=loser.mean,
+            reason=_why(loser, best, robust),
         )
-        for other in judged[1:4]
-        if np.isfinite(other.mean)
+        for loser in judged[1:4]
+        if np.isfinite(loser.mean)
     ]
     return replace(
         best.plan,
@@ -252,10 +261,10 @@ def _finished(judged: Sequence[Figures], chain: Chain, cluster: Cluster, robust:
     )
 
 
-def _why(other: Figures, best: Figures, robust: Robust) -> str:
-    if other.never_ends and not best.never_ends:
+def _why(loser: Figures, best: Figures, robust: Robust) -> str:
+    if loser.never_ends and not best.never_ends:
         return "an iteration never ends in one of the scenarios"
-    mine, theirs = float(getattr(best, robust)), float(getattr(other, robust))
-    if theirs <= mine * (1 + _EQUAL):
+    least, value = float(getattr(best, robust)), float(getattr(loser, robust))
+    if value <= least * (1 + _EQUAL):
         return f"as fast: the same {robust} over the scenarios"
-    return f"{robust} {' against '.join(TIME.apart(theirs, mine))} over the scenarios"
+    return f"{robust} {' against '.join(TIME.apart(value, least))} over the scenarios"

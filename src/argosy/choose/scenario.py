@@ -1,13 +1,12 @@
-"""How a plan fares while the network changes: iteration times over a trace, and what is made of
-them.
+"""Compute iteration times of a plan while the network changes, and objectives over them.
 
-While nothing changes an iteration takes T(state); when the state changes in mid-iteration, the part
-that is left goes on at the new pace:
+While nothing changes an iteration takes T(state); when the state changes during an iteration, the
+rest continues at the new pace:
 
-    (1)  done(t) = integral of 1 / T(state) from 0 to t,    the n-th iteration ends where done(t) = n
+    (1)  done(t) = integral of 1 / T(state) from 0 to t,    the n-th iteration ends at done(t) = n
 
-This fluid estimate ranks; the exact engine, which plays every byte, judges. Of the iterations of
-all scenarios within the horizon the objective is
+This fluid estimate ranks; the exact engine, which simulates every byte, judges. The objective over
+the iterations of all scenarios within the horizon is
 
     (2)  mean (of each scenario, then of all), 95th percentile, or the worst
 """
@@ -32,11 +31,12 @@ from argosy.sim.simulate import play, task_graph
 from argosy.workload.chain import Chain
 
 MOST_STATES = 512
-"""Moments of a scenario that are looked at."""
+"""A scenario is evaluated at no more than this many moments, which bounds the time of an
+estimate."""
 
 
 class Robust(StrEnum):
-    """(2)."""
+    """An objective that ranks plans over all scenarios (2)."""
 
     MEAN = "mean"
     P95 = "p95"
@@ -45,16 +45,16 @@ class Robust(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """How far a scenario is played."""
+    """A limit on how far a scenario is simulated."""
 
     seconds: float
     iterations: int
-    """At most, by the exact engine."""
+    """Maximum number of iterations in the exact engine."""
 
 
 def moments(cluster: Cluster, horizon: float) -> list[float]:
-    """When the state changes within a horizon, 0 first; evenly many of them where there are too
-    many."""
+    """Return when the state changes within a horizon, 0 first; if there are too many moments, an
+    evenly spaced subset."""
     knots = {0.0}
     for trace in {link.bandwidth for link in cluster.links} | {
         device.speed for device in cluster.devices
@@ -66,8 +66,10 @@ def moments(cluster: Cluster, horizon: float) -> list[float]:
 
 
 def pace(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: float) -> Trace:
-    """1 / T(state) over time; 0 while the plan cannot go on. Of what comes after the horizon only
-    that counts."""
+    """Return 1 / T(state) over time; 0 while the plan cannot continue.
+
+    After the horizon only one thing matters: whether the plan can continue.
+    """
     steady = SteadyGraph(*task_graph(plan, chain, cluster, model, whole=False))
     times = [*moments(steady.cluster, horizon), horizon]
     seconds = steady.seconds(steady.at(times))
@@ -78,8 +80,8 @@ def pace(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizo
 
 
 def fluid_times(rate: Trace, horizon: float) -> FloatArray:
-    """(1): seconds of each iteration that begins within the horizon; the last may end long after
-    it, or never."""
+    """Return the seconds of each iteration that begins within the horizon by (1); the last may end
+    long after it, or never."""
     done = rate.integral(0.0, horizon)
     count = max(1, math.ceil(done - 1e-9))
     times, sums = rate.knots
@@ -90,8 +92,8 @@ def fluid_times(rate: Trace, horizon: float) -> FloatArray:
 def exact_times(
     plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: Horizon
 ) -> FloatArray:
-    """Seconds of each iteration that begins within the horizon, by the exact engine; infinite where
-    the last of them never ends."""
+    """Return the seconds of each iteration that begins within the horizon, by the exact engine;
+    infinity if the last of them never ends."""
     count, end = horizon.iterations, horizon.seconds
     played = play(plan, chain, cluster, model, whole=False, iterations=count, record=0, until=end)
     never = [] if played.stalled is None else [math.inf]
@@ -99,10 +101,10 @@ def exact_times(
 
 
 def objective(times: Sequence[FloatArray], robust: Robust) -> float:
-    """(2) of the iteration times of each scenario."""
+    """Return the objective (2) of the iteration times of each scenario."""
     match robust:
         case Robust.MEAN:
-            return float(np.mean([one.mean() for one in times]))
+            return float(np.mean([seconds.mean() for seconds in times]))
         case Robust.P95:
             pooled = np.concatenate(list(times))
             return math.inf if np.isinf(pooled).any() else float(np.quantile(pooled, 0.95))
@@ -113,9 +115,12 @@ def objective(times: Sequence[FloatArray], robust: Robust) -> float:
 def lasting(
     cluster: Cluster, scenarios: Sequence[Cluster], horizon: float, quantile: float | None = None
 ) -> Cluster:
-    """The cluster with every link and device for ever as it is on average over all scenarios, or at
-    a quantile over time and scenarios. A device that is lost for more than that share of the time
-    counts as lost at a quantile, and so does one that a link which is down for as long cuts off."""
+    """Return the cluster with every link and device constant at its average over all scenarios, or
+    at a quantile over time and scenarios.
+
+    At a quantile, a device counts as lost if it is lost for more than that share of the time, and
+    so does a device that is cut off by a link which is down for as long.
+    """
 
     def value(traces: Sequence[Trace]) -> Trace:
         if all(trace.is_constant for trace in traces) and len(set(traces)) == 1:
@@ -144,21 +149,23 @@ def lasting(
 def plans_of_views(
     search: Callable[[Cluster], list[Plan]], views: Sequence[Cluster], most: int
 ) -> list[list[Plan]]:
-    """The ``most`` best plans that a search finds for each view of a cluster: for the first some,
-    or there is no point; for another none where nothing fits on what is left of the cluster
-    there."""
-    found = [search(views[0])[:most]]
+    """Return the ``most`` best plans that a search finds for each view of a cluster.
+
+    The first view must have a plan. Another view has none if nothing fits on the rest of the
+    cluster there.
+    """
+    by_view = [search(views[0])[:most]]
     for view in views[1:]:
         try:
-            found.append(search(view)[:most])
+            by_view.append(search(view)[:most])
         except InfeasibleError:
-            found.append([])
-    return found
+            by_view.append([])
+    return by_view
 
 
 def without_what_changes(cluster: Cluster, scenarios: Sequence[Cluster]) -> Cluster:
-    """The cluster at time 0 with every device lost that changes itself, or whose node's own links
-    do."""
+    """Return the cluster at time 0 without devices that change, or whose node's own links
+    change."""
     moving = {
         index
         for scenario in scenarios

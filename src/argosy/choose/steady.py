@@ -1,15 +1,15 @@
-"""Seconds of an iteration in many states of the network at once, each taken as lasting.
+"""Compute the seconds of an iteration in many constant states of the network at once.
 
 A task graph has a static order, so its time is a longest path; with every rate constant it is a
 recurrence over the tasks, evaluated for a whole vector of states per numpy call:
 
-    (1)  over(i) = max(over of what i waits for, left of what it queues behind) + amount(i) /
-         rate(i) + latency(i)
+    (1)  over(i) = max(over of the tasks that i waits for, left of the task it queues behind) +
+         amount(i) / rate(i) + latency(i)
     (2)  T = max over tasks of over(i), and never less than any shared link needs for all its bytes
 
-Every channel has its route to itself here, so T is a lower bound if links are shared. Carried along
-with (1), the derivative of the path by the seconds per byte x of one edge turns T into a piece of a
-convex function:
+Every channel has its route to itself here, so T is a lower bound if links are shared. Together with
+(1), the derivative of the path by the seconds per byte x of one edge is computed; it turns T into a
+piece of a convex function:
 
     (3)  T(x) = max over paths of (a + c x)
 """
@@ -42,17 +42,17 @@ class _Row(NamedTuple):
 
 
 class SteadyNetwork(NamedTuple):
-    """States side by side: seconds per byte of every link, seconds per second of work of every
-    device."""
+    """The states that are evaluated side by side: seconds per byte of every link, and seconds per
+    second of work of every device."""
 
     inverse: FloatArray
-    """(links, states)."""
+    """Array (links, states)."""
     slow: FloatArray
-    """(devices of the graph, states)."""
+    """Array (devices of the graph, states)."""
 
 
 class SteadyGraph:
-    """A task graph with its routes looked up, to be asked again and again."""
+    """A task graph that has its routes resolved, for repeated evaluation."""
 
     def __init__(self, graph: TaskGraph, cluster: Cluster) -> None:
         self.graph = graph
@@ -70,7 +70,7 @@ class SteadyGraph:
         return _Row(task.after, behind, task.device, task.seconds, tuple(legs))
 
     def _shared_loads(self) -> dict[int, float]:
-        """Bytes over every link that several pairs of devices use."""
+        """Return the bytes over every link that several pairs of devices use."""
         pairs: dict[int, set[tuple[int, int]]] = defaultdict(set)
         loads: dict[int, float] = defaultdict(float)
         for task, row in zip(self.graph.tasks, self.rows, strict=True):
@@ -81,7 +81,7 @@ class SteadyGraph:
         return {link: load for link, load in loads.items() if len(pairs[link]) > 1}
 
     def at(self, times: Sequence[float]) -> SteadyNetwork:
-        """The states of the cluster's own traces at these moments."""
+        """Return the states of the cluster's own traces at these moments."""
         with np.errstate(divide="ignore"):
             inverse = 1 / np.array(
                 [[link.bandwidth.at(time) for time in times] for link in self.cluster.links]
@@ -91,17 +91,18 @@ class SteadyGraph:
         return SteadyNetwork(inverse.reshape(len(self.cluster.links), -1), slow)
 
     def seconds(self, network: SteadyNetwork) -> FloatArray:
-        """(2) per state."""
+        """Return the seconds of an iteration in each state (2)."""
         return self._run(network, None)[0]
 
     def lines(self, network: SteadyNetwork, links: frozenset[int]) -> tuple[FloatArray, FloatArray]:
-        """(3): per state T, and c for the seconds per byte that ``links`` have in common."""
+        """Return for each state T, and c for the seconds per byte that ``links`` have in common
+        (3)."""
         return self._run(network, links)
 
     def _run(
         self, network: SteadyNetwork, links: frozenset[int] | None
     ) -> tuple[FloatArray, FloatArray]:
-        """(1), with or without the derivative."""
+        """Evaluate (1) with or without the derivative."""
         width = network.inverse.shape[1]
         zero = np.zeros(width)
         over: list[tuple[FloatArray, FloatArray]] = []
@@ -156,22 +157,22 @@ class SteadyGraph:
 
 
 def _later(
-    one: tuple[FloatArray, FloatArray],
-    other: tuple[FloatArray, FloatArray],
+    left: tuple[FloatArray, FloatArray],
+    right: tuple[FloatArray, FloatArray],
     links: frozenset[int] | None,
 ) -> tuple[FloatArray, FloatArray]:
     if links is None:
-        return np.maximum(one[0], other[0]), one[1]
-    first = one[0] >= other[0]
-    return np.where(first, one[0], other[0]), np.where(first, one[1], other[1])
+        return np.maximum(left[0], right[0]), left[1]
+    first = left[0] >= right[0]
+    return np.where(first, left[0], right[0]), np.where(first, left[1], right[1])
 
 
 def _plus(
-    one: tuple[FloatArray, FloatArray],
+    start: tuple[FloatArray, FloatArray],
     more: tuple[FloatArray, FloatArray],
     links: frozenset[int] | None,
 ) -> tuple[FloatArray, FloatArray]:
-    return one[0] + more[0], one[1] if links is None else one[1] + more[1]
+    return start[0] + more[0], start[1] if links is None else start[1] + more[1]
 
 
 def _delayed(end: tuple[FloatArray, FloatArray], leg: _Leg) -> tuple[FloatArray, FloatArray]:

@@ -1,4 +1,4 @@
-"""How a plan is chosen: exact solvers of the small problems that the planner is made of."""
+"""Choose a plan: exact solvers of the small problems that the planner consists of."""
 
 from argosy.solve.search.chain import ChainCut, cut_chain
 

@@ -1,4 +1,4 @@
-"""What a search may use: CPU time and memory, counted from its beginning."""
+"""Limit the CPU time and memory of a search, counted from its beginning."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import time
 from pathlib import Path
 
+# Linux reports the memory of this process here, in pages.
 _PAGES = Path("/proc/self/statm")
 
 
 class Budget:
-    """Spent when either is; the best plan so far is the answer then."""
+    """A budget that is spent when its time or its memory is; a search then returns the best plan so
+    far."""
 
     def __init__(self, seconds: float, size: float) -> None:
         self._most_seconds, self._most_bytes = seconds, size
@@ -18,7 +20,7 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Used so far."""
+        """Return the CPU seconds used so far."""
         return time.process_time() - self._began
 
     @property
@@ -27,7 +29,8 @@ class Budget:
 
 
 def held_bytes() -> int:
-    """Memory that this process holds now; 0 where the system does not say."""
+    """Return the bytes of memory that this process holds now, or 0 if the system does not report
+    them."""
     try:
         return int(_PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

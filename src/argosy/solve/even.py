@@ -1,14 +1,16 @@
-"""The best plan of many restricted searches: stages with as many replicas each, or all that a
-target system runs.
+"""Find the best plan of many restricted searches: equal numbers of replicas in all stages, or only
+plans that a target system runs.
 
-A search lets every stage choose by itself, so what all stages have in common is fixed from outside:
+A search lets every stage choose by itself, so properties that all stages share are fixed from
+outside:
 
     (1)  Plans with equal shares are searched once per number of replicas R.
     (2)  Plans for a system with one grid (``plan.targets``) are searched once per R and
          tensor-parallel width T.
-    (3)  If the best plan of a search differs between stages in anything else that the target has
-         once, recomputation, ZeRO level, context or expert parallelism, the search is repeated with
-         every single value of it, unless its lower bound is no better than the best plan so far.
+    (3)  If the best plan of a search differs between stages in another property that must be equal
+         for the target (recomputation, ZeRO level, context or expert parallelism), the search is
+         repeated with every single value of it, unless its lower bound is no better than the best
+         plan so far.
 
 The searches share one time budget. The least of their bounds is the bound of the whole.
 """
@@ -36,12 +38,12 @@ from argosy.space.widths import node_widths
 from argosy.workload.chain import Chain
 
 _ROOM = 1.2
-"""A search is given this times the best plan of the others: level 1 passes over shapes that it
-estimates near that."""
+"""A search gets this factor times the best plan of the others as its ceiling, because level 1 skips
+shapes that it estimates near the ceiling."""
 
 
 class EvenSearch:
-    """Restricted searches one after the other; ``run`` returns the best plan, then those of other
+    """A sequence of restricted searches; ``run`` returns the best plan, then those of other
     searches."""
 
     def __init__(
@@ -63,7 +65,7 @@ class EvenSearch:
         self.interrupted = False
 
     def run(self) -> list[Plan]:
-        if not self.pools:  # the plain search says why
+        if not self.pools:  # the plain search raises the error with the reason
             return [PoolSearch(*self.job, self.settings, self.model).run()]
         variants = list(self._variants())
         for at, variant in enumerate(variants):
@@ -97,7 +99,7 @@ class EvenSearch:
         )
 
     def _variants(self) -> Iterator[Settings]:
-        """(1) and (2), the largest stages first."""
+        """Yield the settings of each search of (1) and (2), the largest stages first."""
         settings, target = self.settings, self.settings.target
         if target is None:
             for replicas in self._replicas(len(self.job[1].devices)):
@@ -114,9 +116,11 @@ class EvenSearch:
             yield from self._grids(target)
 
     def _grids(self, target: Target) -> Iterator[Settings]:
-        """A stage takes R x T devices, or several times as many if sequences are cut; one that
-        could use less than half of the devices in the longest pipeline is left out if there are
-        larger ones."""
+        """Yield the settings of each grid.
+
+        A stage takes R x T devices, or a multiple if sequences are cut. A grid that could use less
+        than half of the devices in the longest pipeline is omitted if there are larger ones.
+        """
         settings = self.settings
         total = sum(pool.count for pool in self.pools)
         most = max(max(node_widths(pool, widest(self.job[0].layers))) for pool in self.pools)
@@ -137,9 +141,12 @@ class EvenSearch:
             yield replace(settings, replicas=replicas, width=width, zero=zero, units=units)
 
     def _levels(self, target: Target) -> tuple[int, ...]:
-        """ZeRO levels: 0 is left out if there is ZeRO 1, which costs no more and holds less, or if
-        the target splits experts over ranks that shard weights; level 1 has the extremes of many
-        devices."""
+        """Return the ZeRO levels to search.
+
+        Level 0 is omitted if there is ZeRO 1, which costs no more and holds less, or if the target
+        splits experts over ranks that shard weights. Level 1 of the search tries only the extremes
+        on many devices.
+        """
         levels = target.zero
         has_experts = any(layer.expert_parameters for layer in self.job[0].layers)
         if 1 in levels or (target.shards_splits and has_experts):
@@ -189,8 +196,8 @@ class EvenSearch:
 def _parts(
     settings: Settings, target: Target, plan: Plan, search: PoolSearch
 ) -> Iterator[Settings]:
-    """(3): the same search with one value of the first thing that its plan has not as the target
-    needs it."""
+    """Yield the settings of (3): this search with single values of the first property in which its
+    plan does not match the target."""
     kinds = {stage.recompute for stage in plan.stages}
     scope = with_splits(search_scope(settings, search.pools, search.units), search.prices)
     context, expert = scope.context or (1,), scope.expert or (1,)
@@ -214,7 +221,7 @@ def _parts(
 
 
 def _recomputations(kinds: Sequence[Recompute], target: Target) -> list[tuple[Recompute, ...]]:
-    """What the stages of one plan may choose from."""
+    """Return the sets of recomputations that the stages of one plan may choose from."""
     if target.one_recompute:
         return [(kind,) for kind in kinds]
     others = tuple(kind for kind in kinds if kind is not Recompute.SELECTIVE)

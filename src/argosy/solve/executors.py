@@ -1,9 +1,9 @@
-"""Who plays simulations side by side: processes, threads, or a Ray cluster, all as a
+"""Run simulations in parallel: on processes, threads, or a Ray cluster, all as a
 ``concurrent.futures.Executor``.
 
-What is found never depends on the executor or on the number of workers: results are taken in the
-order of the calls. Modules are imported when they are asked for, because starting a pool is rare
-and importing one costs as much as a search.
+Results never depend on the executor or on the number of workers, because they are taken in the
+order of the calls. Modules are imported when they are needed, because starting a pool is rare and
+importing one costs as much as a search.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ class ExecutorKind(StrEnum):
     PROCESS = "process"
     THREAD = "thread"
     RAY = "ray"
-    """Worth its start of several seconds only where simulations outgrow one machine."""
+    """Ray takes several seconds to start; it pays only if simulations need more than one
+    machine."""
 
 
 @contextlib.contextmanager
 def workers(kind: ExecutorKind, count: int) -> Iterator[Executor | None]:
-    """An executor of so many workers; None for a single process, which is this one."""
+    """Yield an executor with ``count`` workers, or None for a single process, which is this one."""
     if count == 1 and kind is not ExecutorKind.RAY:
         yield None
         return

@@ -1,15 +1,15 @@
-"""Whether any plan fits in memory at all: a programme over devices and stages that asks nothing
-else.
+"""Decide whether any plan fits in memory, by a dynamic programme over devices and stages.
 
-Memory never falls when a stage takes one more layer, so of all ways to hold the end of the chain
+Memory never falls when a stage takes one more layer, so among all ways to hold the end of the chain
 with q stages on u devices only the one that reaches furthest to the front matters:
 
-    (1)  low_v[b]    = the first layer a such that some option on v devices holds layers a..b-1 with n_q in flight
+    (1)  low_v[b]    = the first layer a such that some option on v devices holds layers a..b-1
+                       with n_q in flight
     (2)  reach[0, u] = L
     (3)  reach[q, u] = min over v <= u of  low_v[ reach[q-1, u - v] ]
 
 and a plan of q stages fits if and only if reach[q, all devices] = 0. This is exact for the scope,
-whatever the times are, and has no dimension for the layers: it says in milliseconds what a search
+independent of times, and has no dimension for the layers: it decides in milliseconds what a search
 for the fastest plan would take minutes to fail at.
 """
 
@@ -39,14 +39,16 @@ from argosy.space.price import Prices
 from argosy.space.prune import Counters
 
 _MOST_STATES = 20_000
-"""Of (3): beyond, a finer granularity is left unasked."""
+"""The programme (3) is solved only for granularities with at most this many states, which takes a
+moment."""
 
+# For each state, or for each end, the first layer that is reached.
 Reach = NDArray[np.intp]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittingPlan:
-    """A plan that fits, fast or not."""
+    """A plan that fits in memory, whether or not it is fast."""
 
     shape: Shape
     schedule: ScheduleSpec
@@ -54,12 +56,12 @@ class FittingPlan:
 
 
 def is_quick(counts: Vector) -> bool:
-    """Whether there are so few states that (3) takes a moment."""
+    """Return whether there are so few states that (3) takes a moment."""
     return math.prod(count + 1 for count in counts) <= _MOST_STATES
 
 
 def quick_units(pools: Sequence[Pool], units: Vector | None = None) -> Vector:
-    """The finest granularity that is quick to look through, unless units are given for these
+    """Return the finest granularity for which (3) is quick, unless units are given for these
     pools."""
     if units is not None and len(units) == len(pools):
         return units
@@ -73,10 +75,12 @@ def quick_units(pools: Sequence[Pool], units: Vector | None = None) -> Vector:
 
 
 def batch_shapes(global_batch: int, schedules: Sequence[ScheduleSpec]) -> Iterator[Shape]:
-    """Every way to cut the global batch into equal micro-batches, fewest first, with the schedules
-    that go with it."""
-    small = [one for one in range(1, math.isqrt(global_batch) + 1) if global_batch % one == 0]
-    for count in sorted({*small, *(global_batch // one for one in small)}):
+    """Yield every division of the global batch into equal micro-batches, fewest first, with the
+    schedules that are possible."""
+    small = [
+        divisor for divisor in range(1, math.isqrt(global_batch) + 1) if global_batch % divisor == 0
+    ]
+    for count in sorted({*small, *(global_batch // divisor for divisor in small)}):
         fitting = tuple(schedule for schedule in schedules if schedule.k <= count)
         if fitting:
             yield Shape(
@@ -85,9 +89,9 @@ def batch_shapes(global_batch: int, schedules: Sequence[ScheduleSpec]) -> Iterat
 
 
 def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> FittingPlan | None:
-    """The first of the shapes with a plan that fits, and that plan; None if no plan of the scope
+    """Return the first shape with a plan that fits, and that plan; None if no plan of the scope
     fits."""
-    # ZeRO 1 never needs more than none. Beyond it bytes per weight fall with every level, and a
+    # ZeRO 1 never needs more than none. Above it bytes per weight fall with every level, but a
     # layer is held whole.
     lightest = replace(
         scope, zero=tuple(zero for zero in scope.zero if zero) or scope.zero, prune=False
@@ -109,14 +113,14 @@ def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> FittingPl
 
 
 def holds_state(prices: Prices, offload: Offload) -> bool:
-    """Whether all devices together have room for one copy of weights, gradients and optimizer
-    state, less what may be kept outside: no ZeRO needs less."""
+    """Return whether all devices together have memory for one copy of weights, gradients and
+    optimizer state, minus what may be kept outside: no ZeRO level needs less."""
     room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
     return least_on_devices(prices, offload) <= room
 
 
 def _lightest(shape: Shape) -> Iterator[ScheduleSpec]:
-    """The schedules of a shape, less those that never need less memory than another of them."""
+    """Yield the schedules of a shape without those that never need less memory than another one."""
     count = shape.num_micro_batches
     needs = [
         (
@@ -129,13 +133,13 @@ def _lightest(shape: Shape) -> Iterator[ScheduleSpec]:
     for need, schedule in sorted(
         zip(needs, shape.schedules, strict=True), key=lambda both: both[0]
     ):
-        if not any(all(a <= b for a, b in zip(other, need, strict=True)) for other in kept):
+        if not any(all(a <= b for a, b in zip(lighter, need, strict=True)) for lighter in kept):
             kept.append(need)
             yield schedule
 
 
 class _Programme:
-    """(1) to (3) for one shape and schedule."""
+    """A dynamic programme that solves (1) to (3) for one shape and schedule."""
 
     def __init__(
         self,
@@ -171,12 +175,12 @@ class _Programme:
         return None
 
     def _low(self, left: int) -> list[Reach]:
-        """(1) for every vector, at the ``left``-th stage from the end."""
+        """Return (1) for every vector, at the ``left``-th stage from the end."""
         depth = usual_depth(self.schedule, left, self.shape.num_micro_batches)
         return [_first_that_fits(most >= depth) for most in self.most]
 
     def _plan(self, states: States, reach: Sequence[Reach]) -> Complete:
-        """The choices behind (3), front to back."""
+        """Return the choices behind (3), front to back."""
         choices: list[Choice] = []
         first, devices = 0, self.counts
         for left in range(len(reach) - 1, 0, -1):
@@ -200,7 +204,7 @@ class _Programme:
         raise AssertionError("reach has a step behind every value")
 
     def _option(self, vector: Vector, first: int, end: int, left: int) -> Option:
-        """The one with the least recomputation that fits."""
+        """Return the option with the least recomputation that fits."""
         count = self.shape.num_micro_batches
         depth, group = usual_depth(self.schedule, left, count), group_size(self.schedule, count)
         return next(
@@ -209,8 +213,8 @@ class _Programme:
 
 
 def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> NDArray[np.float64]:
-    """[a, b]: micro-batches in flight with which layers a..b-1 fit under the best of several
-    options."""
+    """Return [a, b]: the most micro-batches in flight with which layers a..b-1 fit under the best
+    option."""
     best = np.zeros((prices.num_layers + 1,) * 2)
     for option in options:
         kept = np.maximum(option.kept_ranges, 1e-9)
@@ -234,7 +238,7 @@ def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> ND
 
 
 def _first_that_fits(fits: NDArray[np.bool_]) -> Reach:
-    """(1): per b the least a < b with fits[a, b]; b itself where there is none."""
+    """Return for each b the least a < b with fits[a, b], or b itself if there is none (1)."""
     ends = np.arange(fits.shape[1])
     allowed = fits & (ends[:, None] < ends[None, :])
     return np.where(allowed.any(axis=0), allowed.argmax(axis=0), ends)

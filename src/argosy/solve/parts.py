@@ -1,14 +1,13 @@
-"""Parts of a cluster that may do better alone: where links are slow, a plan need not use all
-devices.
+"""Search parts of a cluster alone: if links are slow, the best plan need not use all devices.
 
-A search on all pools covers the plans on fewer devices, too, but level 1 looks at some plans only.
+A search on all pools also covers the plans on fewer devices, but level 1 considers only some plans.
 So that a cluster never gets a slower plan than a part of it does, level 1 also searches parts by
-themselves: whole nodes of each pool, or, where that would be many, whole pools. With r_p the
-throughput of a device (``space.rate``) a part with n_p devices of each pool takes no less than
+themselves: whole nodes of each pool or, if there would be many such parts, whole pools. With r_p
+the throughput of a device (``space.rate``), a part with n_p devices of each pool takes at least
 
     (1)  min over shapes of M / sum of n_p r_p,
 
-and a part for which that is no less than the time of the best plan is not searched.
+and a part is not searched if that is no less than the time of the best plan.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from argosy.space.price import Prices
 from argosy.space.rate import period, pool_rates
 
 _MOST_DEVICES = 32
-"""Of a cluster whose parts are searched."""
+"""Parts are searched only in clusters with at most this many devices; level 1 must stay fast."""
 _MOST_PARTS = 32
-"""Whole pools are the parts of a cluster that has more."""
+"""If there are more parts of whole nodes than this, only whole pools are taken as parts."""
 
 
 def parts_of(
     prices: Prices, shapes: Sequence[Shape]
 ) -> Iterator[tuple[float, tuple[Pool, ...], list[int]]]:
-    """(1) and the pools of every part, numbered from 0, with their numbers in the cluster; those of
-    fewest nodes first, because it is across many that links are slow."""
+    """Yield (1) and the pools of every part, numbered from 0, with their numbers in the cluster;
+    parts of fewest nodes first, because links across many nodes are slow."""
     pools = prices.pools
     if sum(pool.count for pool in pools) > _MOST_DEVICES:
         return
@@ -46,14 +45,14 @@ def parts_of(
     rates = [
         (shape.num_micro_batches, pool_rates(prices, shape.micro_batch_size)) for shape in shapes
     ]
-    found = []
+    parts = []
     for nodes in choices:
         if nodes == everything or not any(nodes):
             continue
         counts = [number * pool.per_node for number, pool in zip(nodes, pools, strict=True)]
         bound = min((count * period(rate, counts) for count, rate in rates), default=math.inf)
-        found.append((sum(nodes), bound, nodes))
-    for _, bound, nodes in sorted(found):
+        parts.append((sum(nodes), bound, nodes))
+    for _, bound, nodes in sorted(parts):
         indices = [index for index, number in enumerate(nodes) if number]
         part = [
             replace(pools[index], index=at, nodes=pools[index].nodes[: nodes[index]])

@@ -1,18 +1,19 @@
-"""The search over all plans on some pools: shapes, units of devices, levels.
+"""Search all plans on some pools: shapes, units of devices, levels.
 
-(1)  For every way to cut the global batch into micro-batches (a ``Shape``) the options of a stage
-     are priced (``space.enumerate``), and what cannot win is removed (``space.prune``).
-(2)  Suffix programmes bound every plan of a shape (``solve.search.bounds``). Shapes are taken in
-     the order of a first, cheap bound on throughput; a second one (``solve.search.reach``) says
-     which need no programme.
+(1)  For every way to cut the global batch into micro-batches (a ``Shape``) the options of a
+     stage are priced (``space.enumerate``), and options that cannot win are removed
+     (``space.prune``).
+(2)  Suffix programmes bound every plan of a shape (``solve.search.bounds``). Shapes are taken
+     in the order of a first, cheap bound on throughput; a second bound (``solve.search.reach``)
+     shows which shapes need no programme.
 (3)  Level 1 (``quick``) judges the plans that the bounds lead to and improves the best by small
-     moves. It takes the first units that have a plan, and finer ones while there are few of them;
-     of a long chain it looks at some of the cuts (``solve.search.grid``).
-(4)  Level 2 (``prove``) starts from the plan of level 1 and goes on best-first, from coarse to fine
-     units, until the gap between the best plan and the least open bound is small enough or time is
-     up.
-(5)  The exact engine plays whatever is best (``solve.finalists.verdict``): a plan that was only
-     judged is never the answer, and never closes anything in the certificate.
+     moves. It takes the first units that have a plan, and finer ones while there are few of
+     them; in a long chain it considers some of the cuts (``solve.search.grid``).
+(4)  Level 2 (``prove``) starts from the plan of level 1 and continues best-first, from coarse
+     to fine units, until the gap between the best plan and the least open bound is small enough
+     or time is up.
+(5)  The exact engine simulates the best plans (``solve.finalists.verdict``): a plan that was
+     only judged is never the answer, and never closes anything in the certificate.
 """
 
 from __future__ import annotations
@@ -53,37 +54,37 @@ from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain
 
 _AIM = 0.9
-"""A search stops at this share of the gap that it may leave, and dominance may be wrong by the
-rest."""
+"""A search aims at this share of the gap that it may leave; dominance may be wrong by the rest."""
 _STEPS = 64
-"""Steps of the search of one branch before the branch with the least bound is looked up again."""
+"""One branch is searched for this many steps before the branch with the least bound is looked up
+again."""
 _NEAR = 1.15
-"""A first plan is looked for below this times the bound of its shape."""
+"""A first plan is searched below this factor times the bound of its shape."""
 _CLOSE = 1.02
-"""Level 1 closes a shape of a large cluster whose lower bound is within 2 % of the best plan."""
+"""On a large cluster level 1 closes a shape whose lower bound is within 2 % of the best plan."""
 _HARDLY = 1.1
-"""Level 1 of a large cluster tries no pipelines of a shape if they are estimated slower than this
-times the best."""
+"""On a large cluster level 1 tries no pipelines of a shape if they are estimated slower than this
+factor times the best plan."""
 _MISLED = 1.02
 """Level 1 searches again if the exact engine finds its best plan slower than judged by more than
 this factor."""
 _TASKS = 1_500
-"""Tasks of the finalists that the exact engine plays on level 1."""
+"""The finalists that the exact engine simulates on level 1 have about this many tasks in all."""
 _PLAYS, _LIKELY = 2, 1.005
-"""Level 1 of a large cluster plays so many plans until one is as fast as judged, and finalists that
-are this near."""
+"""On a large cluster level 1 simulates at most ``_PLAYS`` plans until one is as fast as judged, and
+only finalists within the factor ``_LIKELY`` of the best."""
 _PARTS = 2
-"""Parts of a cluster that level 1 searches by themselves."""
+"""Level 1 searches at most this many parts of a cluster by themselves."""
 _REFINED, _FEW_STATES = 32, 160
-"""Up to so many devices, and so many vectors of units that can be left, level 1 searches finer
-units."""
+"""Level 1 searches finer units on at most ``_REFINED`` devices, if at most ``_FEW_STATES`` vectors
+of units can be left over."""
 _QUICK_ROUNDS, _QUICK_GAP = 28, 0.003
-"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which
-it stops."""
+"""For few devices level 1 spends at most ``_QUICK_ROUNDS`` rounds of ``_STEPS`` steps on a proof
+and stops at the gap ``_QUICK_GAP``."""
 
 
 class PoolSearch:
-    """All plans on some pools of a cluster; ``run`` returns the best."""
+    """A search that covers all plans on some pools of a cluster; ``run`` returns the best."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class PoolSearch:
         *,
         is_part: bool = False,
     ) -> None:
-        """``pools``: by default all that can run the chain; ``is_part``: whether they are part of a
-        larger search."""
+        """Prepare a search on ``pools``, by default all that can run the chain; ``is_part`` tells
+        whether they are part of a larger search."""
         self.chain = chain
         self.cluster = cluster
         self.global_batch = global_batch
@@ -105,7 +106,7 @@ class PoolSearch:
         self.model = model
         self.is_part = is_part
         self.level = 1
-        """Of what is going on."""
+        """The level that is currently searched."""
         self.budget = Budget(settings.time_budget, settings.memory_budget)
         self.pools = pools or able_pools(chain, cluster, model)
         if not self.pools:
@@ -122,23 +123,23 @@ class PoolSearch:
         )
         self.incumbents = Incumbents(judge, trial, settings.ceiling)
         self.winners: list[Candidate] = []
-        """Of level 1, and of parts of the cluster: whatever else is found is played against
+        """Winners of level 1 and of parts of the cluster; other results are simulated against
         them."""
         self.interrupted = False
         self.left_open = math.inf
-        """The least bound of what the search of these units has not looked at."""
+        """The least bound of the plans that the search of these units has skipped."""
         self.branches: list[Branch] = []
         self.pending: list[float] = []
-        """Bounds of shapes that were not looked at yet."""
+        """Bounds of shapes that were not searched yet."""
         self._batch_shapes = list(batch_shapes(global_batch, settings.schedules))
         self.finished: tuple[float, Vector, int] = (0.0, (), 1)
-        """The bound, the units and the level of the last proof that came to its end, at first those
+        """The bound, the units and the level of the last proof that was completed, at first those
         of level 1."""
         self.units = self.settings.units or next(iter(granularities(self.pools)))
 
     def run(self) -> Plan:
-        """The best plan, with its certificate; an interrupt ends the search with the best plan so
-        far."""
+        """Return the best plan with its certificate; an interrupt ends the search with the best
+        plan so far."""
         try:
             self.quick()
             if self.settings.level > 1:
@@ -151,7 +152,7 @@ class PoolSearch:
         return self.finish()
 
     def quick(self) -> None:
-        """Level 1: leaves the best plan among the incumbents, played."""
+        """Run level 1: add the best plan, simulated exactly, to the incumbents."""
         self.level = 1
         self._search_levels()
         if not self.incumbents.found:
@@ -164,13 +165,12 @@ class PoolSearch:
             and self.settings.units is None
             and self.incumbents.best > self.bound * 1.005
         ):
-            self._search_parts()  # else none of them has a plan that is worth it
+            self._search_parts()  # otherwise no part has a plan that is worth it
         self.winners.append(self._decide().winner)
         self.finished = self.bound, self.units, 1
 
     def _search_parts(self) -> None:
-        """Search parts of a small cluster alone, as far as their throughput allows a better
-        plan."""
+        """Search parts of a small cluster alone, if their throughput allows a better plan."""
         searched = 0
         for bound, part, indices in parts_of(self.prices, self._batch_shapes):
             if searched == _PARTS or self.budget.is_spent:
@@ -189,13 +189,13 @@ class PoolSearch:
             self.incumbents.add(self.winners[-1])
 
     def prove(self) -> None:
-        """Level 2: improves on level 1 and raises the bound."""
+        """Run level 2: improve on level 1 and raise the bound."""
         self.level = 2
         self.incumbents.judge.stop_guessing()
         self._search_levels()
 
     def _search_levels(self) -> None:
-        """All granularities, or as many as the level takes."""
+        """Search all granularities, or as many as the level covers."""
         levels = [self.settings.units] if self.settings.units else list(granularities(self.pools))
         has_plan = self.level > 1
         for units in levels:
@@ -212,7 +212,7 @@ class PoolSearch:
             self._prove(_QUICK_ROUNDS)
 
     def _refines(self, units: Vector) -> bool:
-        """Whether these units are searched though coarser ones have a plan."""
+        """Return whether these units are searched although coarser ones have a plan."""
         if self.level > 1:
             return True
         counts = self.scope(units).counts(self.pools)
@@ -221,7 +221,7 @@ class PoolSearch:
         )
 
     def _may_fit(self, units: Vector) -> bool:
-        """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
+        """Return whether a finer granularity is worth searching, if a coarser one has no plan."""
         scope = self.scope(units)
         if not is_quick(scope.counts(self.pools)):
             return True
@@ -229,8 +229,7 @@ class PoolSearch:
 
     @cached_property
     def free_bound(self) -> float:
-        """No plan at all is faster, whatever its granularity and whatever was or was not looked
-        at."""
+        """Return a lower bound on every plan, of any granularity, searched or not."""
         bounds = (
             s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size)
             for s in self._batch_shapes
@@ -239,7 +238,7 @@ class PoolSearch:
 
     @property
     def bound(self) -> float:
-        """No plan in the scope of the units that were searched last is faster."""
+        """Return a lower bound on every plan in the scope of the units that were searched last."""
         bounds = (branch.bound - self.slack for branch in self.branches)
         return min(
             [
@@ -253,15 +252,14 @@ class PoolSearch:
 
     @property
     def _is_quick(self) -> bool:
-        """On level 1 of a large cluster, shapes that are hardly worth it are left open with their
-        bounds."""
+        """Return whether unpromising shapes are left open with their bounds, as on level 1 of a
+        large cluster."""
         return self.level == 1 and self.settings.prune and self.num_devices > FEW_DEVICES
 
     def scope(self, units: Vector) -> Scope:
         settings = self.settings
-        if (
-            self.level < settings.level
-        ):  # level 2 starts from what is found without mixtures that take long
+        if self.level < settings.level:
+            # Level 2 starts from a plan without mixed stages, whose search takes long.
             settings = replace(settings, level=self.level, mixed=settings.mixed and None)
         return with_splits(search_scope(settings, self.pools, units), self.prices)
 
@@ -271,16 +269,15 @@ class PoolSearch:
             self.incumbents.confirm(_PLAYS if self._is_quick else math.inf)
             if self.level > 1:
                 break
-            self.left_open = min(
-                self.left_open, judged
-            )  # plans that are slower than that were closed unseen
+            # Plans that are slower than judged were closed without a search.
+            self.left_open = min(self.left_open, judged)
             if self.incumbents.best <= judged * _MISLED:
                 break
         if self.level > 1 or not self.settings.prune:
             self._prove(math.inf)
 
     def _look(self, units: Vector) -> float:
-        """Open every shape that may have a better plan; the time of the best plan as judged
+        """Open every shape that may have a better plan; return the time of the best plan as judged
         meanwhile."""
         scope = self.scope(units)
         self.units, self.branches, self.left_open = units, [], math.inf
@@ -340,23 +337,27 @@ class PoolSearch:
 
     @property
     def slack(self) -> float:
-        """Seconds by which dominance may be wrong, a fraction of the gap that is looked for."""
+        """Return the seconds by which dominance may be wrong, a fraction of the gap that is aimed
+        at."""
         is_used = self.level > 1 and self.settings.prune
         return (1 - _AIM) * self.settings.gap * self.free_bound if is_used else 0.0
 
     @property
     def _goal(self) -> float:
-        """Plans that are no faster need not be looked at."""
+        """Return the seconds below which a plan must be to be worth searching."""
         return self.incumbents.best / (1 + (_AIM * self.settings.gap if self.level > 1 else 0.0))
 
     def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> Branch:
-        """The search of a shape, with the plans that its bounds lead to at once: as long as there
-        is no plan to beat, those near the bound, which takes less time, or else all of them."""
+        """Return the search of a shape, after judging the plans that its bounds lead to at once.
+
+        As long as there is no plan to beat, these are the plans near the bound, which takes less
+        time; otherwise all of them.
+        """
         hopes = (_NEAR * bound, hoped(bound, menu.shape)) if not self.incumbents.found else ()
         for hope in (*hopes, math.inf):
             branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
             if self.incumbents.best <= branch.search.upper:
-                break  # what the tables left out cannot win
+                break  # plans that the tables omit cannot win
         return branch
 
     def _open(self, menu: Menu, counts: Vector, upper: float, units: Vector) -> Branch:
@@ -369,7 +370,7 @@ class PoolSearch:
         return Branch(search=search, counts=counts, most_stages=most_stages)
 
     def _prove(self, most_rounds: float) -> None:
-        """Best-first over all shapes, until the gap is small enough."""
+        """Search best-first over all shapes, until the gap is small enough."""
         rounds = 0
         while (rounds := rounds + 1) <= most_rounds and not self.budget.is_spent:
             self.incumbents.confirm()
@@ -391,7 +392,7 @@ class PoolSearch:
                 self._advance(branch, goal)
 
     def _split(self, branch: Branch) -> int:
-        """Take a branch apart; into how many others."""
+        """Split a branch; return the number of its parts."""
         prunes = self.settings.prune
         parts = branch.split(
             self.incumbents.best if prunes else math.inf, self.slack if prunes else None
@@ -422,7 +423,8 @@ class PoolSearch:
             )
 
     def _finalists(self) -> list[Candidate]:
-        """As many as the exact engine plays in a fraction of the search."""
+        """Return as many finalists as the exact engine simulates in a fraction of the search
+        time."""
         found = self.incumbents.found
         tasks = 4 * len(found[0].plan) * found[0].shape.num_micro_batches
         most = max(1, _TASKS // tasks) if self.level == 1 else max(4, 20 * _TASKS // tasks)
@@ -435,7 +437,7 @@ class PoolSearch:
         return self.incumbents.trial.decide([*self._finalists(), *self.winners])
 
     def _play_beside(self) -> None:
-        """Play the finalists, and what a careful person would write down
+        """Simulate the finalists, and the plans that an expert would write by hand
         (``solve.finalists.beside``)."""
         trial = self.incumbents.trial
         verdict = trial.decide(self._finalists())
@@ -447,8 +449,11 @@ class PoolSearch:
         self.incumbents.add(verdict.winner)
 
     def finish(self) -> Plan:
-        """The best plan that was played, with its certificate. If time is up before a proof has
-        come to its end, the certificate holds for the scope of the last one that has."""
+        """Return the best plan that was simulated, with its certificate.
+
+        If time is up before a proof is completed, the certificate holds for the scope of the last
+        completed one.
+        """
         bound, verdict = self.bound, self._decide()
         if not self.interrupted and bound < self.finished[0]:
             bound, self.units, self.level = self.finished

@@ -1,11 +1,11 @@
-"""What planning a captured program takes beyond its chain of segments.
+"""Plan a captured program beyond its chain of segments.
 
-(1)  A plan divides the batch between replicas and micro-batches, and not every program can be
-     divided so. The search is repeated without replicas; if that does not help either, the whole
+(1)  A plan divides the batch between replicas and micro-batches, which not every program
+     allows. The search is repeated without replicas; if that does not help either, the whole
      batch runs at once.
-(2)  The whole batch at once: on one device, by all devices of a node, or by all of the cluster.
-     Several devices share it as one tensor-parallel group, whose ratios are in proportion to speed,
-     or from the linear programme for the program that the group executes
+(2)  The whole batch runs at once on one device, on all devices of a node, or on all of the
+     cluster. Several devices share it as one tensor-parallel group, whose ratios are in
+     proportion to speed, or from the linear programme for the program that the group executes
      (``solve.programs.ratios``), whichever is faster in the exact engine.
 """
 
@@ -30,34 +30,36 @@ from argosy.workload.chain import Chain
 from argosy.workload.graph import Graph
 
 MOST_SHARING = 16
-"""Devices of a group over several nodes; more of them rarely pay for their collectives."""
+"""A group over several nodes has at most this many devices; more rarely pay for their
+collectives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedProgram:
-    """A training program without values: its step, and the same as a chain of segments."""
+    """A training program that has no values: its step as a graph and as a chain of segments."""
 
     graph: Graph
     chain: Chain
     samples: int
-    """Of its batch, which is the global batch."""
+    """Samples of its batch, which is the global batch."""
     mixes: str | None
-    """Why the batch cannot be divided; None if it can."""
+    """The reason why the batch cannot be divided; None if it can."""
     divides: Callable[[Plan], bool]
-    """Whether the replicas and micro-batches of a plan can divide the batch."""
+    """Return whether the replicas and micro-batches of a plan can divide the batch."""
     programs: Callable[[Plan], tuple[GroupProgram, ...]]
-    """What the tensor-parallel groups of a plan do."""
+    """Return the programs of the tensor-parallel groups of a plan."""
 
     @property
     def name(self) -> str:
         return self.chain.name
 
     def complete(self, plan: Plan) -> Plan:
-        """A plan for this program with what its groups do."""
+        """Return a plan for this program with the programs of its groups."""
         return replace(plan, programs=self.programs(plan))
 
     def on(self, cluster: Cluster) -> CapturedProgram:
-        """The program whose segments know how groups of this cluster's devices share them."""
+        """Return the program with segments that describe how groups of this cluster's devices share
+        them."""
         homes = [device.node for device in cluster.devices]
         widest = max(*(homes.count(home) for home in set(homes)), min(len(homes), MOST_SHARING))
         return replace(self, chain=with_tensor_groups(self.chain, self.graph, self.samples, widest))
@@ -66,8 +68,8 @@ class CapturedProgram:
 def divided_plan(
     program: CapturedProgram, settings: Settings, find: Callable[[Settings], Plan]
 ) -> Plan | None:
-    """(1): the plan that ``find`` finds under the settings, or without replicas; None if it divides
-    what cannot be."""
+    """Return the plan that ``find`` finds under the settings, or without replicas; None if the
+    batch cannot be divided as it requires (1)."""
     for replicas in (settings.replicas, 1) if program.mixes is None else ():
         plan = find(replace(settings, replicas=replicas))
         if program.divides(plan):
@@ -76,28 +78,28 @@ def divided_plan(
 
 
 def undivided_plan(program: CapturedProgram, cluster: Cluster, model: ComputeModel) -> Plan:
-    """(2): the fastest that fits."""
-    chain, calm = program.chain, at_time_zero(cluster)
-    found = []
+    """Return the fastest plan that fits and runs the whole batch at once (2)."""
+    chain, still = program.chain, at_time_zero(cluster)
+    fitting = []
     for plan in _undivided(program, cluster, model):
-        played = prediction(plan, play_once(plan, chain, calm, model, whole=True), chain)
+        played = prediction(plan, play_once(plan, chain, still, model, whole=True), chain)
         memory = {name: USABLE * cluster.device(name).kind.memory for name in plan.devices}
         if all(held <= memory[name] for name, held in played.peak_memory_bytes):
-            found.append((played.iteration_seconds, replace(plan, predicted=played)))
-    if not found:
+            fitting.append((played.iteration_seconds, replace(plan, predicted=played)))
+    if not fitting:
         why = program.mixes or "its batch cannot be divided"
         raise NothingFitsError(
             f"neither a device nor a group of {cluster.name} holds all of {chain.name}: {why}"
         )
-    return min(found, key=lambda pair: pair[0])[1]
+    return min(fitting, key=lambda pair: pair[0])[1]
 
 
 def _undivided(program: CapturedProgram, cluster: Cluster, model: ComputeModel) -> Iterator[Plan]:
     able = [d for d in cluster.devices if d.speed.at(0.0) > 0 and model.can_run(program.chain, d)]
-    for device in {one.kind.name: one for one in reversed(able)}.values():
+    for device in {member.kind.name: member for member in reversed(able)}.values():
         yield _plan(program, cluster, (device.name,), ())
     if program.chain.powersgd:
-        return  # it needs whole matrices
+        return  # PowerSGD needs whole matrices
     widest = min(layer.max_tensor_width for layer in program.chain.layers)
     by_node: dict[str, list[str]] = {}
     for device in able:
@@ -115,8 +117,8 @@ def _ratios(
     portions = [Portion(device=cluster.device(name), samples=program.samples) for name in names]
     chain = program.chain
     speeds = [
-        1 / sum(sum(layer_seconds(model, chain, layer, one)) for layer in chain.layers)
-        for one in portions
+        1 / sum(sum(layer_seconds(model, chain, layer, portion)) for layer in chain.layers)
+        for portion in portions
     ]
     yield tuple(speed / sum(speeds) for speed in speeds)
     try:

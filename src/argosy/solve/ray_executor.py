@@ -1,8 +1,8 @@
-"""Ray behind the interface of ``concurrent.futures``.
+"""Run calls on Ray behind the interface of ``concurrent.futures``.
 
-Ray takes seconds to start and ships every argument through its object store, so it pays for sweeps
-that outgrow one machine. A cluster that is already running (``RAY_ADDRESS``) is used as it is and
-left running; otherwise Ray is started here with as many CPUs as workers, and stopped again.
+Ray takes seconds to start and sends every argument through its object store, so it pays for sweeps
+that need more than one machine. A cluster that is already running (``RAY_ADDRESS``) is used as it
+is and left running; otherwise Ray is started here with one CPU per worker, and stopped again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class RayExecutor(Executor):
-    """Calls as Ray tasks, at most ``workers`` at a time."""
+    """An executor that runs calls as Ray tasks, at most ``workers`` at a time."""
 
     def __init__(self, workers: int) -> None:
         self.ray = _import_ray()

@@ -1,4 +1,4 @@
-"""What a search may do, and what it says while it runs."""
+"""Define the settings of a search, and the progress that it reports."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from argosy.space.option import Vector
 from argosy.space.pool import Pool
 from argosy.workload.chain import Chain
 
+# The schedules that a search covers by default.
 SCHEDULES = (
     ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
     ScheduleSpec(kind=ScheduleKind.EAGER),
@@ -28,17 +29,18 @@ SCHEDULES = (
 )
 
 FEW_DEVICES = 16
-"""Up to so many devices level 1 looks at every shape and every setting of memory, and tightens its
-bounds."""
+"""On at most this many devices level 1 considers every shape and every setting of memory, and
+tightens its bounds."""
+# Level 2 mixes kinds in a stage by default only on at most this many pools and devices.
 _MIXED_POOLS, _MIXED_DEVICES = 3, 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProgress:
-    """Where a search stands."""
+    """A report that shows where a search stands."""
 
     seconds: float
-    """Of the best plan so far."""
+    """Seconds of the best plan so far."""
     bound: float
     candidates: int
 
@@ -49,78 +51,85 @@ class SearchProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a search may do."""
+    """A set of limits and choices that control a search."""
 
     level: int = 1
-    """1 takes seconds; 2 searches on until ``gap`` or a budget is reached, and looks at more
+    """1 takes seconds; 2 searches until ``gap`` or a budget is reached, and considers more
     plans."""
     gap: float = 0.01
     """Level 2 stops at this gap."""
     time_budget: float = math.inf
-    """CPU seconds."""
+    """Maximum CPU seconds."""
     memory_budget: float = 3.5 * 2**30
-    """Bytes that a search may come to hold; tables and open sub-problems grow with its units and
+    """Maximum bytes that a search may hold; tables and open sub-problems grow with its units and
     its time."""
     prune: bool = True
-    """Whether options are removed that cannot be part of a better plan
-    (``space.operations.rules``); the plan is the same."""
+    """Whether options are removed that cannot be part of a better plan (``space.prune``); the plan
+    is the same."""
     runnable: bool = False
-    """Whether only plans count that our own runtime executes (``plan.runnable``)."""
+    """Whether only plans that Argosy's own runtime executes are searched (``plan.runnable``)."""
     schedules: tuple[ScheduleSpec, ...] = SCHEDULES
-    """What a plan may choose from; by default 1f1b, eager 1f1b and kfkb with k = 2 and 4."""
+    """Schedules that a plan may choose from; by default 1f1b, eager 1f1b and kfkb with k = 2 and
+    4."""
     even_shares: bool = False
-    """Whether all replicas of a plan take the same number of samples, so that every stage has as
-    many replicas."""
+    """Whether all replicas of a plan take equal numbers of samples, so that all stages have equal
+    numbers of replicas."""
     target: Target | None = None
-    """The system that is to run the plan: only plans count that it can express
+    """The system that is to run the plan: only plans that it can express are searched
     (``plan.targets``)."""
     replicas: int | None = None
-    """Of every stage, with equal shares; by default any number."""
+    """Number of replicas of every stage, with equal shares; by default any number."""
     width: int | None = None
-    """Of every tensor-parallel group; by default any up to ``max_width``."""
+    """Width of every tensor-parallel group; by default any up to ``max_width``."""
     context: int | None = None
-    """Parts of a sequence in every stage; by default any number up to ``max_context``."""
+    """Number of parts of a sequence in every stage; by default any number up to ``max_context``."""
     expert: int | None = None
-    """Holders of the experts of every stage; by default any number up to ``max_expert``."""
+    """Number of holders of the experts in every stage; by default any number up to
+    ``max_expert``."""
     recompute: tuple[Recompute, ...] | None = None
-    """What a stage may recompute; by default anything, and the extremes on level 1 of more than 16
-    devices."""
+    """Recomputations that a stage may choose from; by default all, and only the extremes on level 1
+    of more than 16 devices."""
     zero: tuple[int, ...] | None = None
-    """Levels of ZeRO that a stage may choose from; by default as for ``recompute``."""
+    """ZeRO levels that a stage may choose from; by default as for ``recompute``."""
     offload: Offload = NO_OFFLOAD
-    """What a stage may keep outside its devices; by default nothing."""
+    """State that a stage may keep outside its devices; by default nothing."""
     mixed: bool | None = None
-    """Whether stages may mix kinds; by default on level 2 of up to three pools and 64 devices, and
-    of up to 8 devices: in a minute of search the tables of mixtures of four kinds took 15 GB."""
+    """Whether stages may mix kinds of devices. The default is yes on level 2 with at most three
+    pools and 64 devices, and with at most 8 devices; with four kinds the tables of a one-minute
+    search took 15 GB."""
     max_width: int | None = None
-    """Devices of a tensor-parallel group at most; by default as many as a node and the layers
-    allow."""
+    """Maximum number of devices of a tensor-parallel group; by default as many as a node and the
+    layers allow."""
     max_context: int | None = None
-    """Parts of a sequence at most, of whatever length; by default only long ones are cut."""
+    """Maximum number of parts of a sequence of any length; by default only long ones are cut."""
     max_expert: int | None = None
-    """Holders over which experts are split at most; by default any number that divides theirs."""
+    """Maximum number of holders over which experts are split; by default any divisor of their
+    number."""
     ceiling: float = math.inf
-    """Seconds of a plan from another search: none slower is looked for."""
+    """Seconds of a plan from another search: no slower plan is searched."""
     units: Vector | None = None
-    """Devices of each pool that are taken together; by default coarse to fine."""
+    """Number of devices of each pool that are allocated together; by default coarse to fine."""
     progress: Callable[[SearchProgress], None] | None = None
-    """Called whenever the best plan or the lower bound has moved."""
+    """Called whenever the best plan or the lower bound has changed."""
     ends_early: bool = True
-    """Whether an interrupt ends a search with the best plan so far; else it is for whoever searches
-    more than once."""
+    """Whether an interrupt ends a search with the best plan so far; otherwise it is raised to a
+    caller that searches more than once."""
     executor: Executor | None = None
-    """Simulates the finalists side by side; the result does not depend on it."""
+    """Simulates the finalists in parallel; the result does not depend on it."""
 
     @property
     def interleaved(self) -> tuple[ScheduleSpec, ...]:
-        """Those of ``schedules`` whose workers have several stages."""
+        """Return those of ``schedules`` whose workers have several stages."""
         return tuple(spec for spec in self.schedules if spec.kind.is_chunked)
 
 
 def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:
-    """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory
-    to level 2. Mixed stages of many devices have tensor-parallel groups of one width: pairs of
-    widths are most of their options."""
+    """Return the scope of a search at a granularity.
+
+    Level 1 mixes kinds in a stage only on small clusters, and leaves recomputation and ZeRO between
+    the extremes of memory to level 2. Mixed stages of many devices have tensor-parallel groups of
+    one width: pairs of widths would be most of their options.
+    """
     mixed, devices = settings.mixed, sum(pool.count for pool in pools)
     if mixed is None:
         mixed = devices <= 8 or (
@@ -135,8 +144,8 @@ def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Sc
 
 
 def without_deadlock(settings: Settings, model: ComputeModel) -> Settings:
-    """Of the schedules only 1f1b where transfers keep both ends waiting (``sim.tasks.blocking``):
-    others could lock up."""
+    """Return settings with only 1f1b if transfers block both ends (``sim.tasks.blocking``): other
+    schedules could deadlock."""
     return (
         replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
         if model.blocking
@@ -145,13 +154,14 @@ def without_deadlock(settings: Settings, model: ComputeModel) -> Settings:
 
 
 def played_scope(settings: Settings, pools: Sequence[Pool]) -> Scope:
-    """What may be played beside the finalists of a search, whatever its units."""
+    """Return the scope of plans that may be simulated beside the finalists of a search of any
+    units."""
     scope = allowed(Scope(units=(1,) * len(pools)), settings)
     return only_runnable(scope) if settings.runnable else scope
 
 
 def allowed(scope: Scope, settings: Settings) -> Scope:
-    """What the settings leave of a scope."""
+    """Return the part of a scope that the settings allow."""
     return replace(
         scope,
         replicas=settings.replicas,
@@ -174,8 +184,8 @@ def _widths(scope: Scope, settings: Settings) -> tuple[int, ...] | None:
 
 
 def for_powersgd(settings: Settings, chain: Chain) -> Settings:
-    """What of the settings PowerSGD can do (``plan.runnable.powersgd_problems``); all of them
-    without PowerSGD."""
+    """Return the part of the settings that PowerSGD supports (``plan.runnable.powersgd_problems``);
+    unchanged without PowerSGD."""
     if not chain.powersgd:
         return settings
     if chain.dtype is Dtype.FP16:
@@ -192,7 +202,8 @@ def for_powersgd(settings: Settings, chain: Chain) -> Settings:
 
 
 def for_target(settings: Settings) -> Settings:
-    """What of the settings the target runs; an ``InputError`` if that leaves no schedule."""
+    """Return the part of the settings that the target runs; raise InputError if no schedule
+    remains."""
     target = settings.target
     if target is None:
         return settings
@@ -214,8 +225,8 @@ def for_target(settings: Settings) -> Settings:
 
 
 def with_offload(settings: Settings, text: str) -> Settings:
-    """The settings with what ``--offload`` allows; an ``InputError`` for what they cannot go
-    together with."""
+    """Return the settings with the offload that ``--offload`` allows; raise InputError if it
+    conflicts with them."""
     offload = parse_offload(text)
     if settings.runnable and str(offload) not in OFFLOAD.runs:
         runs = ", ".join(str(value) for value in OFFLOAD.runs[1:-1])
@@ -227,5 +238,5 @@ def with_offload(settings: Settings, text: str) -> Settings:
     return replace(settings, offload=offload)
 
 
-def _least(asked: int | None, allowed_most: int | None) -> int | None:
-    return min((number for number in (asked, allowed_most) if number is not None), default=None)
+def _least(requested: int | None, allowed_most: int | None) -> int | None:
+    return min((number for number in (requested, allowed_most) if number is not None), default=None)

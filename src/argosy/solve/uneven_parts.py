@@ -1,16 +1,16 @@
-"""Variants of a plan in which unequal devices share one sequence, or the experts, each as much as
-it is fast.
+"""Try variants of a plan in which unequal devices share one sequence, or the experts, in proportion
+to their speeds.
 
-The pools of the search are of equal devices, and a replica is of one pool. So parts of a sequence
-and of experts are equal there, and a replica of unequal devices is not searched but tried, on the
-best plan and on one stage of all devices:
+The pools of the search consist of equal devices, and a replica comes from one pool. So parts of a
+sequence and of experts are equal there, and a replica of unequal devices is not searched but tried,
+on the best plan and on one stage of all devices:
 
-    (1)  the devices of a stage as one replica, which cuts the sequence in parts by speed
-    (2)  the replicas of a stage as one group, which shares out its experts by speed
+    (1)  the devices of a stage as one replica, which cuts the sequence into parts by speed
+    (2)  the replicas of a stage as one group, which shares its experts by speed
 
 with micro-batches as they are or of any smaller size that divides them. A device's speed is one
-over the seconds of a stage on it alone. The exact engine plays the whole plan and says what it
-holds in memory.
+over the seconds of a stage on it alone. The exact engine simulates the whole plan and computes its
+memory.
 """
 
 from __future__ import annotations
@@ -30,25 +30,28 @@ from argosy.space.operations.sharding import unit_counts
 from argosy.space.price import Prices
 
 _MOST_DEVICES = 8
-"""Of a replica or group of unequal devices."""
+"""A replica or group of unequal devices has at most this many devices."""
 _MOST_STEPS = 1024
-"""Devices times micro-batches of a variant that is played."""
+"""A variant is simulated only if its devices times micro-batches are at most this many."""
 _MOST_SIZES = 4
-"""Sizes of micro-batches that are tried."""
+"""At most this many sizes of micro-batches are tried."""
 _FASTER = 1 - 1e-9
-"""Times that differ by less than this share are the same."""
+"""Times that differ by less than this share count as equal."""
 
 
 def with_uneven_parts(plain: Plan, search: PoolSearch, cluster: Cluster) -> Plan:
-    """The best plan as it is, or its fastest variant if that is faster, of which only the bound
-    that holds whatever the granularity is certain. ``cluster`` as it is at time 0."""
+    """Return the best plan, or its fastest variant if that is faster.
+
+    The certificate of a variant keeps only the bound that holds for any granularity. ``cluster`` is
+    the cluster at time 0.
+    """
     assert plain.predicted is not None and plain.certificate is not None
     chain, model = search.prices.chain, search.prices.model
     seconds, best, played = plain.predicted.iteration_seconds, plain, None
     for variant in _variants(plain, search, cluster):
-        found = played_if_it_fits(variant, chain, cluster, model)
-        if found.seconds < seconds * _FASTER:
-            seconds, best, played = found.seconds, variant, found
+        result = played_if_it_fits(variant, chain, cluster, model)
+        if result.seconds < seconds * _FASTER:
+            seconds, best, played = result.seconds, variant, result
     if played is None:
         return plain
     scope = "uneven parts of sequences and experts in variants of the best"
@@ -57,7 +60,7 @@ def with_uneven_parts(plain: Plan, search: PoolSearch, cluster: Cluster) -> Plan
 
 
 def _variants(plain: Plan, search: PoolSearch, cluster: Cluster) -> Iterator[Plan]:
-    """(1) and (2), unless the settings leave no choice of replicas and widths."""
+    """Yield the variants (1) and (2), unless the settings fix the replicas or widths."""
     settings = search.settings
     if len(search.pools) < 2 or settings.replicas is not None or settings.width not in (None, 1):
         return
@@ -77,16 +80,16 @@ def _variants(plain: Plan, search: PoolSearch, cluster: Cluster) -> Iterator[Pla
 
 
 def _on_all_devices(plain: Plan, search: PoolSearch, scope: Scope) -> Iterator[Plan]:
-    """One stage on all devices, before they are joined: the first has all samples."""
+    """Yield plans of one stage on all devices before they are joined: the first device has all
+    samples."""
     names = [name for pool in search.pools for node in pool.nodes for name in node]
     if len(names) > _MOST_DEVICES:
         return
     first = Replica(devices=(names[0],), samples=plain.global_batch)
     replicas = (first, *(Replica(devices=(name,), samples=0) for name in names[1:]))
     for recompute, zero in itertools.product(scope.recompute, {min(scope.zero), max(scope.zero)}):
-        stage = Stage(
-            first=0, end=len(search.prices.chain.layers), replicas=replicas, recompute=recompute, zero=zero
-        )  # fmt: skip
+        end = len(search.prices.chain.layers)
+        stage = Stage(first=0, end=end, replicas=replicas, recompute=recompute, zero=zero)
         yield replace(
             plain.bare,
             micro_batch_size=plain.global_batch,
@@ -98,13 +101,13 @@ def _on_all_devices(plain: Plan, search: PoolSearch, scope: Scope) -> Iterator[P
 
 
 def _sizes(size: int) -> list[int]:
-    """The largest few divisors of a size of micro-batches, and 1."""
+    """Return the largest few divisors of a micro-batch size, and 1."""
     divisors = [number for number in range(1, size + 1) if size % number == 0]
     return sorted({*divisors[-_MOST_SIZES:], 1}, reverse=True)
 
 
 def _changed(base: Plan, size: int, change: Callable[[Stage], Stage | None]) -> Iterator[Plan]:
-    """A plan with micro-batches of a size, and all stages changed that can be; none if nothing
+    """Yield a plan with micro-batches of a size and every possible stage changed; none if nothing
     changes."""
     resized = [_resized(stage, size, base.micro_batch_size) for stage in base.stages]
     changed = [change(stage) for stage in resized]
@@ -121,8 +124,8 @@ def _changed(base: Plan, size: int, change: Callable[[Stage], Stage | None]) -> 
 
 
 def _resized(stage: Stage, size: int, before: int) -> Stage:
-    """Replicas with their shares of a smaller micro-batch if these are whole; else the first has
-    all of it."""
+    """Return a stage whose replicas have their shares of a smaller micro-batch if these are whole;
+    otherwise the first has all of it."""
     shares = [replica.samples * size / before for replica in stage.replicas]
     if all(share == int(share) >= 1 for share in shares):
         samples = [int(share) for share in shares]
@@ -135,8 +138,8 @@ def _resized(stage: Stage, size: int, before: int) -> Stage:
 
 
 def _one_sequence(stage: Stage, prices: Prices, cluster: Cluster) -> Stage | None:
-    """(1); None if the devices are alike, are tensor-parallel groups, or too many for the
-    sequence."""
+    """Return a stage changed by (1), or None if the devices are equal, form tensor-parallel groups,
+    or are too many for the sequence."""
     devices, layers = stage.devices, prices.chain.layers[stage.first : stage.end]
     most = min(layer.max_context for layer in layers)
     if not stage.parts_are_alone or not 2 <= len(devices) <= min(most, _MOST_DEVICES):
@@ -151,8 +154,8 @@ def _one_sequence(stage: Stage, prices: Prices, cluster: Cluster) -> Stage | Non
 
 
 def _shared_experts(stage: Stage, prices: Prices, cluster: Cluster) -> Stage | None:
-    """(2); None if the devices are alike or stand in groups, or there are no experts for all of
-    them."""
+    """Return a stage changed by (2), or None if the devices are equal or form groups, or there are
+    fewer experts than devices."""
     counts = {layer.num_experts for layer in prices.chain.layers[stage.first : stage.end]} - {0}
     devices = stage.devices
     samples = sum(replica.samples for replica in stage.replicas)
@@ -175,7 +178,7 @@ def _shared_experts(stage: Stage, prices: Prices, cluster: Cluster) -> Stage | N
 
 
 def _speed(stage: Stage, device: str, samples: int, prices: Prices, cluster: Cluster) -> float:
-    """Of a device that runs a stage alone."""
+    """Return the speed of a device that runs a stage alone."""
     where = cluster.device(device)
     portion = Portion(device=where, samples=samples)
     alone = replace(
@@ -189,6 +192,6 @@ def _speed(stage: Stage, device: str, samples: int, prices: Prices, cluster: Clu
 
 
 def _shares(speeds: Sequence[float]) -> tuple[float, ...]:
-    """Shares that sum to 1, as a file has them."""
+    """Return shares that sum to 1, rounded as in a plan's file."""
     shares = [round(speed / sum(speeds), 6) for speed in speeds]
     return (1 - math.fsum(shares[1:]), *shares[1:])

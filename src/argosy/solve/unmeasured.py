@@ -1,17 +1,17 @@
-"""Where no plan is found because times are missing, not memory: which measurements would let one be
-made.
+"""Find the measurements that would allow a plan, if none is found because times are missing, not
+memory.
 
-A search leaves out what a profile has no times for. So an input for which nothing is found is asked
-again under profiles that are filled in with times for
+A search omits options for which a profile has no times. If it finds nothing, it is repeated under
+profiles that are completed with times for
 
     (1)  any number of samples, at the tensor widths that were measured
     (2)  any tensor width, for the samples that were measured
     (3)  any of both, and any layer and dtype
 
 for one kind of device after the other, then for all. The first of these under which a plan fits in
-memory (``solve.feasible``) is what binds, and what that plan asks for is what to measure. Only
-memory counts in that question: the times that are filled in share out the samples of a stage of
-several kinds, and mean nothing else.
+memory (``solve.feasible``) is the limit, and the times which that plan needs are those to measure.
+Only memory counts in this check: the invented times share the samples of a stage of several kinds,
+and mean nothing else.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from argosy.workload.profile import Profile, ProfileRow
 
 @dataclass(frozen=True, kw_only=True)
 class MissingTimes:
-    """What a profile lacks for some plan."""
+    """The times that a profile lacks for some plan."""
 
     kind: str
-    """Of the devices that it is of."""
+    """Kind of the devices."""
     tensor_width: int
     fewest: int
-    """Samples of a replica."""
+    """Fewest samples of a replica."""
     most: int
     layers: tuple[str, ...]
-    """Those without any time at this width, where others have some; as a profile names them."""
+    """Layers without any time at this width, if others have some; named as in a profile."""
 
     def __str__(self) -> str:
         numbers = (
@@ -56,22 +56,22 @@ class MissingTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Untimed:
-    """A plan that fits in memory and was not considered, for want of times."""
+    """A plan that fits in memory but was not considered, because times are missing."""
 
     fit: FittingPlan
     prices: Prices
-    """Filled in."""
+    """Prices with completed profiles."""
     missing: tuple[MissingTimes, ...]
 
     @property
     def named(self) -> str:
-        """``RTX-A6000 at tensor width 1 for 4 samples and ...``"""
+        """Return a list such as ``RTX-A6000 at tensor width 1 for 4 samples and ...``."""
         return " and on ".join(map(str, self.missing))
 
 
 def find_any_fit(prices: Prices, global_batch: int, settings: Settings) -> FittingPlan | None:
-    """A plan that fits in memory, fast or not, of the finest units that are quick to look
-    through."""
+    """Return a plan that fits in memory, fast or not, at the finest granularity that is quick to
+    check."""
     scope = with_splits(
         search_scope(settings, prices.pools, quick_units(prices.pools, settings.units)), prices
     )
@@ -79,8 +79,8 @@ def find_any_fit(prices: Prices, global_batch: int, settings: Settings) -> Fitti
 
 
 def find_untimed(prices: Prices, global_batch: int, settings: Settings) -> Untimed | None:
-    """A plan that more measurements would allow, by (1) to (3); None if times are not what is
-    missing."""
+    """Return a plan that more measurements would allow, by (1) to (3); None if times are not the
+    reason."""
     profiles = prices.model.profiles or {}
     kinds = [kind for kind in dict.fromkeys(pool.name for pool in prices.pools) if kind in profiles]
     subsets = [(kind,) for kind in kinds] + ([tuple(kinds)] if len(kinds) > 1 else [])
@@ -88,7 +88,7 @@ def find_untimed(prices: Prices, global_batch: int, settings: Settings) -> Untim
         not kinds
         or find_any_fit(_with_times(prices, kinds, _more_of_all), global_batch, settings) is None
     ):
-        return None  # nothing fits, whatever is measured
+        return None  # nothing fits, even if everything were measured
     if find_any_fit(prices, global_batch, settings) is not None:
         return None
     for more in (_more_samples, _more_widths, _more_of_all):
@@ -103,16 +103,17 @@ def find_untimed(prices: Prices, global_batch: int, settings: Settings) -> Untim
 def _with_times(
     prices: Prices, kinds: Sequence[str], more: Callable[[Prices, str], list[tuple[int, int]]]
 ) -> Prices:
-    """With the profiles of some kinds filled in."""
+    """Return prices with the profiles of some kinds completed."""
     filled = {kind: _filled(prices, _profile(prices, kind), more(prices, kind)) for kind in kinds}
     profiles = {**(prices.model.profiles or {}), **filled}
     return Prices(prices.chain, prices.pools, replace(prices.model, profiles=profiles))
 
 
 def why_untimed(untimed: Untimed, prices: Prices, cluster: Cluster) -> str:
-    """The plan that lacks times, what there is instead, and what to do."""
+    """Return a message that names the plan that lacks times, the times that exist, and what to
+    do."""
     chain, profiles = prices.chain, prices.model.profiles or {}
-    kinds = dict.fromkeys(one.kind for one in untimed.missing)
+    kinds = dict.fromkeys(times.kind for times in untimed.missing)
     have = "; ".join(
         f"the profile of {profiles[kind].model} for {kind} has {_known(prices, kind)}"
         for kind in kinds
@@ -120,13 +121,15 @@ def why_untimed(untimed: Untimed, prices: Prices, cluster: Cluster) -> str:
     roofline = chain.forward_flop and all(_has_roofline(prices, kind) for kind in kinds)
     otherwise = ", or plan without the profile, by the roofline" if roofline else ""
     return (
-        f"no plan of {named(chain)} on {cluster!r} for want of measured times, not of memory: a plan fits that needs "
-        f"{chain.dtype} times on {untimed.named}, but {have}; measure them (argosy profile){otherwise}"
+        f"no plan of {named(chain)} on {cluster!r} because measured times are missing, not memory: "
+        f"a plan fits that needs {chain.dtype} times on {untimed.named}, but {have}; "
+        f"measure them (argosy profile){otherwise}"
     )
 
 
 def why_no_plan(prices: Prices, cluster: Cluster, global_batch: int, settings: Settings) -> str:
-    """What binds where nothing was found: times or memory, or a faster plan from another search."""
+    """Return the reason why nothing was found: times, memory, or a faster plan from another
+    search."""
     if settings.ceiling < math.inf:
         return f"no plan of {prices.chain.name} is faster than that of another search"
     untimed = find_untimed(prices, global_batch, settings)
@@ -136,7 +139,7 @@ def why_no_plan(prices: Prices, cluster: Cluster, global_batch: int, settings: S
 
 
 def _missing(fit: FittingPlan, prices: Prices) -> Iterator[MissingTimes]:
-    """What the plan asks for and the profiles lack, per kind and width."""
+    """Yield the times that the plan needs and the profiles lack, per kind and width."""
     ranges: dict[tuple[str, int], tuple[int, int]] = {}
     for part in (part for choice in fit.plan for part in choice.option.parts):
         known = prices.sample_range(part.pool, part.tensor_width)
@@ -151,7 +154,7 @@ def _missing(fit: FittingPlan, prices: Prices) -> Iterator[MissingTimes]:
 
 
 def _untimed_layers(prices: Prices, kind: str, width: int) -> tuple[str, ...]:
-    """Without a time at this width, if others have one."""
+    """Return the layers without a time at this width, if others have one."""
     profile = _profile(prices, kind)
     names = _names(prices, profile)
     lacking = tuple(
@@ -161,7 +164,8 @@ def _untimed_layers(prices: Prices, kind: str, width: int) -> tuple[str, ...]:
 
 
 def _known(prices: Prices, kind: str) -> str:
-    """``tensor width 1 for 8 to 16 samples``: what all layers have."""
+    """Return the widths and samples that all layers have, such as ``tensor width 1 for 8 to 16
+    samples``."""
     texts = []
     for width, (fewest, most) in _ranges(prices, kind).items():
         samples = f"{fewest} to {most:.0f} samples" if most < math.inf else "any number of samples"
@@ -179,15 +183,15 @@ def _profile(prices: Prices, kind: str) -> Profile:
 
 
 def _ranges(prices: Prices, kind: str) -> dict[int, tuple[int, float]]:
-    """Samples by tensor width, where all layers were measured."""
+    """Return the samples by tensor width, for widths at which all layers were measured."""
     pool = next(index for index, pool in enumerate(prices.pools) if pool.name == kind)
     widths = sorted({row.tensor_width for row in _profile(prices, kind).rows})
-    found = {width: prices.sample_range(pool, width) for width in widths}
-    return {width: known for width, known in found.items() if known is not None}
+    ranges = {width: prices.sample_range(pool, width) for width in widths}
+    return {width: known for width, known in ranges.items() if known is not None}
 
 
 def _has_roofline(prices: Prices, kind: str) -> bool:
-    """Whether devices of a kind can be priced without their profile."""
+    """Return whether devices of a kind can be priced without their profile."""
     bare = replace(prices.model, profiles=None)
     return all(
         bare.can_run(prices.chain, pool.device) for pool in prices.pools if pool.name == kind
@@ -195,12 +199,13 @@ def _has_roofline(prices: Prices, kind: str) -> bool:
 
 
 def _more_samples(prices: Prices, kind: str) -> list[tuple[int, int]]:
-    """(1), as widths and samples; one of them stands for any."""
+    """Return the widths and samples to add for (1); one number of samples represents any."""
     return [(width, 1) for width in _ranges(prices, kind)]
 
 
 def _more_widths(prices: Prices, kind: str) -> list[tuple[int, int]]:
-    """(2): for the samples that any width was measured with."""
+    """Return the widths and samples to add for (2): the samples that any width was measured
+    with."""
     known = _ranges(prices, kind)
     if not known:
         return []
@@ -212,12 +217,12 @@ def _more_widths(prices: Prices, kind: str) -> list[tuple[int, int]]:
 
 
 def _more_of_all(prices: Prices, kind: str) -> list[tuple[int, int]]:
-    """(3)."""
+    """Return the widths and samples to add for (3)."""
     return [(width, 1) for width in _widths(prices, kind)]
 
 
 def _widths(prices: Prices, kind: str) -> list[int]:
-    """That groups of a kind may have."""
+    """Return the widths that groups of a kind may have."""
     most = widest(prices.chain.layers)
     return sorted(
         {width for pool in prices.pools if pool.name == kind for width in node_widths(pool, most)}
@@ -225,20 +230,20 @@ def _widths(prices: Prices, kind: str) -> list[int]:
 
 
 def _names(prices: Prices, profile: Profile) -> list[str]:
-    """Of the layers, as the profile has them or should have them."""
+    """Return the names of the layers, as the profile has them or should have them."""
     return list(
         dict.fromkeys(profile.row_name(layer) or layer.name for layer in prices.chain.layers)
     )
 
 
 def _filled(prices: Prices, profile: Profile, measured: Sequence[tuple[int, int]]) -> Profile:
-    """A profile with rows of all layers for these widths and samples, in place of its own at these
-    widths."""
+    """Return a profile with rows of all layers for these widths and samples, in place of its own at
+    these widths."""
     dtype, widths = prices.chain.dtype, {width for width, _ in measured}
     rows = [row for row in profile.rows if row.tensor_width not in widths or row.dtype is not dtype]
     for name in _names(prices, profile):
-        like = next((row for row in profile.rows if row.layer == name), profile.rows[0])
-        per_sample = like.tensor_width / like.micro_batch
+        similar = next((row for row in profile.rows if row.layer == name), profile.rows[0])
+        per_sample = similar.tensor_width / similar.micro_batch
         for width, samples in measured:
             times = per_sample * samples / width
             rows.append(
@@ -247,8 +252,8 @@ def _filled(prices: Prices, profile: Profile, measured: Sequence[tuple[int, int]
                     micro_batch=samples,
                     tensor_width=width,
                     dtype=dtype,
-                    forward_seconds=times * like.forward_seconds,
-                    backward_seconds=times * like.backward_seconds,
+                    forward_seconds=times * similar.forward_seconds,
+                    backward_seconds=times * similar.backward_seconds,
                 )
             )
     return replace(profile, rows=tuple(rows))

@@ -1,4 +1,4 @@
-"""The space of choices: pools of equal devices, options of a stage, pruning rules, placement.
+"""Define the search space: pools of equal devices, options of a stage, pruning rules, placement.
 
-May import ``cost`` and what is below it. Start reading at ``option``.
+This package may import ``cost`` and the packages below it. Start reading at ``option``.
 """

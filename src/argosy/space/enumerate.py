@@ -1,5 +1,5 @@
-"""Every option of a sub-problem: the vectors of devices that a stage may take, and the ways to run
-on each."""
+"""Enumerate the options of a sub-problem: the numbers of devices a stage may take from each pool,
+and the ways to run a stage on them."""
 
 from __future__ import annotations
 
@@ -20,61 +20,64 @@ from argosy.space.shares import share_samples, whole_seconds
 from argosy.space.widths import node_widths, tensor_widths
 
 LONG_SEQUENCE = 32_768
-"""Tokens from which on sequences are cut into parts. Shorter ones fit without, as a rule, and gain
-nothing that tensor parallelism does not give; and every further option costs search time."""
+"""Sequences of at least this many tokens are cut into parts (context parallelism). Shorter
+sequences usually fit on the devices whole and gain nothing over tensor parallelism, and every
+further option costs search time."""
 
 _JOINED = 3
-"""Up to so many pools, those of one kind are taken together also without mixtures."""
+"""Without mixed stages, pools of one device kind are still combined if a cluster has at most this
+many pools. More pools would give too many combinations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Which plans are searched; a certificate states it."""
+    """A description of the plans that are searched; a certificate states it."""
 
     units: Vector
-    """Devices of each pool that are taken together."""
+    """Number of devices of each pool that are allocated together."""
     mixed: bool = True
     """Whether a stage may mix kinds of devices."""
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     zero: tuple[int, ...] = (1, 0, 2, 3)
-    """For stages with several replicas; a single replica has nothing to share."""
+    """ZeRO levels of stages with several replicas; a single replica has nothing to shard."""
     widths: tuple[int, ...] | None = None
-    """Tensor-parallel groups of these sizes only; by default of every size that a node and the
-    layers allow."""
+    """Allowed sizes of tensor-parallel groups; by default every size that a node and the layers
+    allow."""
     one_width: bool = False
-    """Whether the tensor-parallel groups of a stage are all of one size."""
+    """Whether all tensor-parallel groups of a stage have one size."""
     context: tuple[int, ...] | None = None
-    """Numbers of parts of a sequence; by default powers of two for long sequences
-    (``wants_parts``), else 1."""
+    """Allowed numbers of parts of a sequence; by default powers of two for long sequences
+    (``wants_parts``), otherwise 1."""
     expert: tuple[int, ...] | None = None
-    """Numbers of holders that share out the experts; by default every one that divides their
-    number."""
+    """Allowed numbers of holders that the experts are split over; by default every divisor of the
+    number of experts."""
     max_context: int | None = None
-    """At most so many parts of a sequence, of whatever length; by default long ones are cut as far
-    as they can be."""
+    """Maximum number of parts of a sequence of any length; by default long sequences are cut as far
+    as possible."""
     max_expert: int | None = None
-    """At most so many holders for the experts of a stage; by default as many as there are
-    experts."""
+    """Maximum number of holders that the experts of a stage are split over; by default the number
+    of experts."""
     parts_alone: bool = False
-    """Whether a part of a sequence has one device, not a tensor-parallel group."""
+    """Whether each part of a sequence runs on one device instead of a tensor-parallel group."""
     replicas: int | None = None
-    """Every stage has so many replicas, which take as many samples each; by default any number, any
-    shares."""
+    """Number of replicas of every stage, with equal numbers of samples; by default any number of
+    replicas with any shares."""
     offload: Offload = NO_OFFLOAD
-    """What a stage may keep outside its devices."""
+    """State that a stage may keep outside its devices."""
     even: bool = False
-    """Whether the replicas of a stage take as many samples each."""
+    """Whether all replicas of a stage take equal numbers of samples."""
     prune: bool = True
     runnable: bool = False
-    """Whether only plans count that our own runtime executes."""
+    """Whether only plans that Argosy's own runtime executes are searched."""
 
     def counts(self, pools: Sequence[Pool]) -> Vector:
-        """Units in each pool; what is left over is not used at this granularity."""
+        """Return the number of units in each pool; a remainder of devices stays idle at this
+        granularity."""
         return tuple(pool.count // unit for pool, unit in zip(pools, self.units, strict=True))
 
     def describe(self, pools: Sequence[Pool]) -> str:
-        """For a certificate: ``stages of multiples of 8x A100-80GB, 8x T4, along the nodes, of one
-        kind each, ...``."""
+        """Return the scope as text for a certificate, such as ``stages of multiples of 8x
+        A100-80GB, 8x T4, along the nodes, of one kind each, ...``."""
         units = ", ".join(
             f"{unit}x {pool.name}" for unit, pool in zip(self.units, pools, strict=True)
         )
@@ -95,22 +98,26 @@ class Scope:
         return f"{stages}, recompute {recompute}, ZeRO {zero}{offload}{width}{even}{splits}"
 
     def _splits(self) -> str:
-        """``, context 1/2/4, experts over 1/2``; nothing for 1 alone."""
+        """Return ``, context 1/2/4, experts over 1/2``, without entries that allow 1 only."""
         named = (("context", self.context), ("experts over", self.expert))
         return "".join(
-            f", {name} {'/'.join(map(str, each))}" for name, each in named if each and max(each) > 1
+            f", {name} {'/'.join(map(str, allowed))}"
+            for name, allowed in named
+            if allowed and max(allowed) > 1
         )
 
     def allows_width(self, width: int) -> bool:
         return self.widths is None or width in self.widths
 
     def allows(self, pool: Pool, width: int) -> bool:
-        """Where stages take whole nodes, so do their groups."""
+        """Return whether groups of this width are allowed; stages of whole nodes need a width that
+        divides a node."""
         takes_nodes = self.units[pool.index] % pool.per_node == 0
         return self.allows_width(width) and not (takes_nodes and pool.per_node % width)
 
     def allows_shares(self, parts: Sequence[PoolPart]) -> bool:
-        """Equal ones if ``even`` asks for them, and of the right number if ``replicas`` does."""
+        """Return whether the shares are equal if ``even`` requires it and the number of replicas is
+        the one that ``replicas`` requires."""
         if not self.even and self.replicas is None:
             return True
         equal = len({part.samples for part in parts}) == 1 and not any(part.extra for part in parts)
@@ -118,7 +125,7 @@ class Scope:
 
 
 def only_runnable(scope: Scope) -> Scope:
-    """What of a scope our runtime executes."""
+    """Return the part of a scope that Argosy's runtime executes."""
     return replace(
         scope,
         recompute=tuple(
@@ -132,7 +139,8 @@ def only_runnable(scope: Scope) -> Scope:
 
 
 def _only_run(offload: Offload) -> Offload:
-    """What of some offload our runtime executes: optimizer state and activations in host memory."""
+    """Return the part of an offload that the runtime executes: optimizer state and activations in
+    host memory."""
     optimizer, activations = (
         tier if tier is Tier.HOST else None for tier in (offload.optimizer, offload.activations)
     )
@@ -140,8 +148,8 @@ def _only_run(offload: Offload) -> Offload:
 
 
 def with_splits(scope: Scope, prices: Prices) -> Scope:
-    """A scope that says how sequences and experts are split, as the chain wants it where the scope
-    leaves it open."""
+    """Return a scope that states how sequences and experts are split; the chain decides what the
+    scope leaves open."""
     devices = sum(pool.count for pool in prices.pools)
     context, expert = scope.context, scope.expert
     if scope.parts_alone and prices.most_experts > 1:
@@ -162,8 +170,8 @@ def with_splits(scope: Scope, prices: Prices) -> Scope:
 
 
 def wants_parts(prices: Prices) -> bool:
-    """Whether to cut sequences: they have ``LONG_SEQUENCE`` tokens or more, or one sample of some
-    layer, recomputed, fits on no tensor-parallel group inside a node."""
+    """Return whether sequences are cut: they have at least ``LONG_SEQUENCE`` tokens, or one sample
+    of some layer, recomputed, fits on no tensor-parallel group inside a node."""
     if prices.chain.sequence_length >= LONG_SEQUENCE:
         return True
     layers = prices.chain.layers
@@ -175,20 +183,27 @@ def wants_parts(prices: Prices) -> bool:
 
 
 def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
-    """In units: any number from one pool; from two; and, of more than two pools, all there is.
-    Without mixtures, pools are taken together only if they are of one kind, in several sites or at
-    several speeds, and few."""
+    """Yield the vectors of devices, in units: any number from one pool, any numbers from two pools,
+    and all devices if there are more than two pools.
+
+    Without mixed stages, pools are combined only if there are few of them (``_JOINED``) and they
+    hold one kind of device, at several sites or speeds.
+    """
     counts = scope.counts(pools)
     empty = (0,) * len(pools)
     for index, count in enumerate(counts):
         for number in range(1, count + 1):
             yield (*empty[:index], number, *empty[index + 1 :])
-    for (one, most), (other, at_most) in itertools.combinations(enumerate(counts), 2):
-        if not scope.mixed and (len(pools) > _JOINED or pools[one].name != pools[other].name):
+    for (first, first_count), (second, second_count) in itertools.combinations(
+        enumerate(counts), 2
+    ):
+        if not scope.mixed and (len(pools) > _JOINED or pools[first].name != pools[second].name):
             continue
-        for number, partner in itertools.product(range(1, most + 1), range(1, at_most + 1)):
+        for number, partner in itertools.product(
+            range(1, first_count + 1), range(1, second_count + 1)
+        ):
             vector = list(empty)
-            vector[one], vector[other] = number, partner
+            vector[first], vector[second] = number, partner
             yield tuple(vector)
     used = [pool for pool, count in zip(pools, counts, strict=True) if count]
     if len(used) > 2 and (
@@ -198,31 +213,37 @@ def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
 
 
 Shared = tuple[tuple[PoolPart, ...], Recompute]
-"""A micro-batch shared out among the replicas of a stage that recomputes so much."""
+"""The parts of a stage that share a micro-batch, and the stage's recomputation."""
 
 
 def stage_parts(
     prices: Prices, micro_batch: int, scope: Scope, counters: Counters
 ) -> dict[Vector, list[Shared]]:
-    """What a stage may do with every vector of devices, ZeRO and memory aside; vectors that are
-    good for nothing are left out."""
+    """Return the parts and recomputations that a stage may have on every vector of devices.
+
+    ZeRO and memory are not considered yet. Vectors without any possibility are omitted.
+    """
     scope = with_splits(scope, prices)
     result: dict[Vector, list[Shared]] = {}
     for vector in vectors(prices.pools, scope):
         devices = tuple(number * unit for number, unit in zip(vector, scope.units, strict=True))
-        found = list(_parts_of(prices, micro_batch, devices, scope, counters))
-        if found:
-            result[vector] = found
+        shared = list(_parts_of(prices, micro_batch, devices, scope, counters))
+        if shared:
+            result[vector] = shared
     return result
 
 
 def quick_parts(
     prices: Prices, parts: Mapping[Vector, Sequence[Shared]], most: float
 ) -> dict[Vector, list[Shared]]:
-    """The parts that compute a micro-batch of the whole chain in less than so many seconds."""
+    """Return all options by vector, without those that pruning rules remove and without vectors
+    that have no option.
+
+    ``parts`` is the result of ``stage_parts``, if the caller has it already.
+    """
     return {
-        vector: [one for one in each if whole_seconds(prices, *one) < most]
-        for vector, each in parts.items()
+        vector: [shared for shared in ways if whole_seconds(prices, *shared) < most]
+        for vector, ways in parts.items()
     }
 
 
@@ -233,22 +254,25 @@ def stage_options(
     counters: Counters,
     parts: Mapping[Vector, Sequence[Shared]] | None = None,
 ) -> dict[Vector, list[Option]]:
-    """All options by vector, less what the rules remove; vectors without options are left out.
-    ``parts`` as ``stage_parts`` says, where that was asked already."""
+    """Return all options by vector, without those that pruning rules remove and without vectors
+    that have no option.
+
+    ``parts`` is the result of ``stage_parts``, if the caller has it already.
+    """
     result: dict[Vector, list[Option]] = {}
-    for vector, each in (
+    for vector, ways in (
         parts if parts is not None else stage_parts(prices, micro_batch, scope, counters)
     ).items():
         devices = tuple(number * unit for number, unit in zip(vector, scope.units, strict=True))
-        found: list[Option] = []
+        options: list[Option] = []
         known: dict[tuple[tuple[PoolPart, ...], int, Offload], Option] = {}
-        for one, offload in itertools.product(each, choices(scope.offload)):
-            if offload.activations is not None and one[1] is Recompute.SELECTIVE:
+        for shared, offload in itertools.product(ways, choices(scope.offload)):
+            if offload.activations is not None and shared[1] is Recompute.SELECTIVE:
                 continue
-            alike = list(_with_zero(prices, devices, *one, offload, scope, counters, known))
-            found += without_dominated(alike, counters) if scope.prune else alike
-        if found:
-            result[vector] = found
+            variants = list(_with_zero(prices, devices, *shared, offload, scope, counters, known))
+            options += without_dominated(variants, counters) if scope.prune else variants
+        if options:
+            result[vector] = options
     return result
 
 
@@ -277,9 +301,11 @@ def _parts_of(
 def _groups(
     prices: Prices, devices: Vector, scope: Scope, counters: Counters
 ) -> Iterator[tuple[list[tuple[int, int, int]], int]]:
-    """(pool, width, replicas) of every pool, and the parts of the sequence: tensor-parallel groups
-    inside a node, as many side by side as there are parts; a replica takes an equal part of a node,
-    or whole nodes."""
+    """Yield (pool, width, replicas) for every pool, and the number of parts of the sequence.
+
+    A tensor-parallel group lies inside a node, and a replica has one group per part of the
+    sequence. A replica takes an equal part of a node, or whole nodes.
+    """
     taken = [(pool, number) for pool, number in enumerate(devices) if number]
     most = widest(prices.chain.layers)
     widths = [
@@ -316,8 +342,8 @@ def _groups(
 
 
 def _is_measured(prices: Prices, part: PoolPart) -> bool:
-    """Whether the times of a part's samples are known; fewer than were measured are where a
-    sequence is in parts."""
+    """Return whether a profile has the times of a part's samples; if sequences are cut, fewer
+    samples than were measured count as known."""
     known = prices.sample_range(part.pool, part.tensor_width)
     assert known is not None, "_groups leaves these out"
     return part.most <= known[1] * part.context and (part.context > 1 or part.samples >= known[0])
@@ -333,13 +359,14 @@ def _with_zero(
     counters: Counters,
     known: dict[tuple[tuple[PoolPart, ...], int, Offload], Option],
 ) -> Iterator[Option]:
-    """``known``: those with other recomputation."""
+    """Yield an option for every ZeRO level; ``known`` holds options that differ in recomputation
+    only."""
     alone = sum(part.replicas * part.context for part in parts) == 1
     for zero in (0,) if alone else scope.zero:
         if scope.runnable and offload.activations is not None and zero > 1:
             continue
-        like = known.get((parts, zero, offload))
-        if like is None:
+        similar = known.get((parts, zero, offload))
+        if similar is None:
             option = Option(
                 prices=prices,
                 vector=devices,
@@ -350,7 +377,7 @@ def _with_zero(
             )
             known[parts, zero, offload] = option
         else:
-            option = like.recomputing(recompute)
+            option = similar.recomputing(recompute)
         if scope.prune and fits_nowhere(option):
             counters.add("memory")
         else:

@@ -1,23 +1,27 @@
-"""Seconds that the devices of a stage need for what they send each other, at the least, before they
-are placed.
+"""Price the exchange between the devices of a stage before they are placed: a lower bound in
+seconds.
 
-For a replica of W devices of a pool with n samples, tensor width t, the sequence in c parts,
-experts over e holders; a node has k of the pool's devices and so at most h = k / t holders.
-Bandwidth i inside a node (of a device, or of all together where they share it), b out of a node;
-per layer and pass:
+A replica has W devices of a pool, n samples, tensor width t, a sequence in c parts and experts over
+e holders; a node has k of the pool's devices and so at most h = k / t holders. i is the bandwidth
+inside a node (of a device, or of all together if they share it) and b the bandwidth out of a node.
+Per layer and pass:
 
-    (1)  reductions       2 (t-1)/t n/c reduced bytes / i, or by a tree            shared: all W send over i
-    (2)  keys and values (c-1) n/W of their bytes / i, where parts share a node; shared: all of a
-         node's send over i
-                          (c-1) n/c of their bytes / (c b / nodes), where W is several nodes: t devices leave each
+    (1)  reductions       2 (t-1)/t n/c reduced bytes / i, or by a tree
+                          shared link: all W devices send over i
+    (2)  keys and values  (c-1) n/W of their bytes / i, if parts share a node
+                          shared link: all devices of a node send over i
+                          (c-1) n/c of their bytes / (c b / nodes), if W is several nodes: t devices
+                          of each node send to another one
     (3)  routed inputs    x = (e-1)/e n/c routed bytes of a holder
-                          e <= h:  x / (t i + b), because a group may lie in one node or be spread out;  shared: t = 1
-                          e > h:   min(1, h (e-h) / (e-1)) x / b: of a node with m holders of a group m (e-m) / e of
-                                   what a holder routes leaves, which is least for one holder or for h
+                          e <= h:  x / (t i + b), because a group may lie in one node or be spread
+                                   over several;  shared link: t = 1
+                          e > h:   min(1, h (e-h) / (e-1)) x / b: a node with m holders of a group
+                                   sends m (e-m) / e of a holder's routed bytes to other nodes,
+                                   which is least for m = 1 or m = h
 
-Latencies as in ``sim.tasks.exchange``. Real placements reach (1) and (2) exactly where nothing else
-uses the links; (3) is reached where a group lies in one node or has nodes to itself, and what a
-full node adds to it is in ``crowding``.
+Latencies are those of ``sim.tasks.exchange``. Real placements reach (1) and (2) exactly if nothing
+else uses the links. They reach (3) if a group lies in one node or has nodes to itself;
+``routed_crowding`` gives what a full node adds to it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from argosy.workload.chain import Layer
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How replicas of a pool share out their work."""
+    """A way to split the work of a replica: over its devices, parts of the sequence and experts."""
 
     width: int
     """Devices of a replica."""
@@ -45,7 +49,7 @@ class Split:
 
 
 def reduction_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> float:
-    """(1) for a forward, or for a backward."""
+    """Return the seconds that a forward, or a backward, of a layer spends on reductions (1)."""
     width = split.tensor_width
     if width < 2 or not layer.reduced_bytes:
         return 0.0
@@ -59,10 +63,10 @@ def reduction_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> f
 
 
 def key_value_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> float:
-    """(2) for one pass."""
+    """Return the seconds that one pass of a layer spends on sending keys and values (2)."""
     if split.context < 2 or not layer.key_value_bytes:
         return 0.0
-    each, steps = (
+    bytes_sent, steps = (
         samples * layer.key_value_bytes / split.width * (split.context - 1),
         split.context - 1,
     )
@@ -72,16 +76,16 @@ def key_value_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> f
         crowd = 1
         if pool.intra_is_shared:  # the last part of each node sends to another node
             crowd = inside if split.width <= pool.per_node else inside - split.tensor_width
-        seconds = crowd * each / pool.intra_bandwidth + steps * pool.intra_latency
+        seconds = crowd * bytes_sent / pool.intra_bandwidth + steps * pool.intra_latency
     if split.width > pool.per_node:
         seconds = max(
-            seconds, split.tensor_width * each / pool.nic_bandwidth + steps * pool.nic_latency
+            seconds, split.tensor_width * bytes_sent / pool.nic_bandwidth + steps * pool.nic_latency
         )
     return seconds
 
 
 def routed_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> float:
-    """(3) for one pass, one way."""
+    """Return the seconds that one pass of a layer needs to route inputs to experts, one way (3)."""
     expert = split.expert
     if expert < 2 or not layer.routed_bytes:
         return 0.0
@@ -98,8 +102,7 @@ def routed_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> floa
 
 
 def routed_crowding(pool: Pool, split: Split, replicas: int) -> float:
-    """Seconds per routed byte of a sample that (3) leaves out, where the holders of a stage fill
-    nodes."""
+    """Return the seconds per routed byte of a sample that a node full of holders adds to (3)."""
     expert = split.expert
     most = pool.per_node // split.tensor_width
     holders = min(most, replicas * split.context)

@@ -1,5 +1,5 @@
-"""Units of devices, coarse to fine: a search over few large units takes an instant and prunes the
-next, finer one."""
+"""Choose units of devices, from coarse to fine: a search over few large units is fast, and its
+result prunes the next, finer one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from argosy.space.option import Vector
 from argosy.space.pool import Pool
 
 _MOST_UNITS = 12
-"""Units of a pool in a search for even plans."""
+"""Searches for even plans and for plans of whole nodes divide a pool into at most this many units,
+which bounds their time."""
 
 
 def granularities(pools: Sequence[Pool]) -> Iterator[Vector]:
-    """Devices of each pool that are taken together, from a few units per pool to single devices."""
+    """Yield the number of devices of each pool that form a unit, from a few units per pool to
+    single devices."""
     seen = set()
     for most in (3, 6, 12, 24, 10**6):
         units = tuple(_unit(pool, most) for pool in pools)
@@ -23,7 +25,8 @@ def granularities(pools: Sequence[Pool]) -> Iterator[Vector]:
 
 
 def _unit(pool: Pool, most: int) -> int:
-    """The smallest unit that gives at most ``most`` of them, aligned with the pool's nodes."""
+    """Return the smallest number of devices, aligned with the pool's nodes, that divides a pool
+    into at most ``most`` units."""
     sizes = [size for size in range(1, pool.per_node + 1) if pool.per_node % size == 0]
     sizes += [
         pool.per_node * number
@@ -34,8 +37,8 @@ def _unit(pool: Pool, most: int) -> int:
 
 
 def even_unit(count: int, replicas: int) -> int:
-    """Devices of a pool that an even plan takes together: one of every replica, or more where there
-    would be many."""
+    """Return the devices of a pool that an even plan allocates together: one per replica, or more
+    if a pool would have over ``_MOST_UNITS`` units."""
     unit = replicas
     while count // unit > _MOST_UNITS:
         unit *= 2
@@ -43,8 +46,8 @@ def even_unit(count: int, replicas: int) -> int:
 
 
 def node_unit(pool: Pool) -> int:
-    """Devices of a pool that a plan of whole nodes takes together: a node, or more where there
-    would be many."""
+    """Return the devices of a pool that a plan of whole nodes allocates together: one node, or more
+    if a pool would have over ``_MOST_UNITS`` units."""
     unit = pool.per_node
     while pool.count // unit > _MOST_UNITS:
         unit *= 2

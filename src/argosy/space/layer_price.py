@@ -1,5 +1,4 @@
-"""What one layer costs on a device of a pool: compute, what it exchanges inside its stage, and what
-may overlap."""
+"""Price one layer on one device of a pool: compute, exchange inside the stage, and overlap."""
 
 from __future__ import annotations
 
@@ -23,16 +22,16 @@ from argosy.workload.chain import Chain, Layer
 
 
 class LayerSeconds(NamedTuple):
-    """One way through one layer."""
+    """The seconds that one pass, forward or backward, takes in one layer."""
 
     rest: float
-    """Of compute that nothing runs beside."""
+    """Seconds of compute that overlaps with no transfer."""
     exchanged: float = 0.0
-    """Of reductions and routing."""
+    """Seconds of reductions and routing."""
     hidden: float = 0.0
-    """Of attention, that keys and values may arrive beside."""
+    """Seconds of attention, during which keys and values may arrive."""
     arriving: float = 0.0
-    """Of keys and values."""
+    """Seconds of transfers of keys and values."""
 
 
 def price_layer(
@@ -43,7 +42,7 @@ def price_layer(
     portion: Portion,
     recompute: Recompute,
 ) -> tuple[LayerSeconds, LayerSeconds]:
-    """Forward and backward of a layer."""
+    """Return the seconds of the forward and of the backward of a layer."""
     split, samples = Split(portion.width, portion.context, portion.expert), portion.samples
     forward, backward = layer_seconds(model, chain, layer, portion)
     speed = where.device.speed.at(0)
@@ -69,8 +68,11 @@ def price_layer(
 def summed(
     distinct: Sequence[LayerSeconds], counts: NDArray[np.intp], times: float
 ) -> NDArray[np.float64]:
-    """Seconds of each of some layers, of which there are so many each, with compute so many times
-    as long; what is longer over all of them counts: attention, or what arrives beside it."""
+    """Return the seconds of each of the distinct layers, of which ``counts`` occur each.
+
+    Compute takes ``times`` as long. Attention overlaps with the arrival of keys and values; of the
+    two, the one that takes longer over all layers counts.
+    """
     beside = hidden = [times * layer.hidden for layer in distinct]
     if any(layer.arriving for layer in distinct):
         arriving = [layer.arriving for layer in distinct]

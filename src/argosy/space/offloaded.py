@@ -1,16 +1,17 @@
-"""What an option of a stage keeps outside its devices: seconds of copies and room on the hosts, for
-ranges of layers.
+"""Price the state that an option keeps outside its devices: seconds of copies and memory of hosts.
 
-For a part whose devices reach a host at R bytes/s each (R / n where n of them share a link), of
+For a part whose devices reach a host at R bytes/s each (R / n if n of them share a link), and
 layers a..b-1:
 
-    (1)  out(a, b)   = bytes that a forward keeps there of a micro-batch, per device        (``cost.offload``, K)
-    (2)  in(a, b)    = weights that are kept there, per device                              (W)
-    (3)  forward  is copied in  max(out, in) / R,  backward in  (out + in) / R
-    (4)  in flight   = the most micro-batches for which moments, weights and n x (1) fit into the share of the host's
-         memory that each device has; none, if the moments of an update do not fit beside the state on a device
+    (1)  out(a, b)  = bytes per device that a forward of a micro-batch copies to the host
+                      (``cost.offload``, K)
+    (2)  in(a, b)   = bytes per device of the weights that are kept there (W)
+    (3)  copies of a forward take  max(out, in) / R,  of a backward  (out + in) / R
+    (4)  in flight  = the most micro-batches for which moments, weights and n x (1) fit into each
+                      device's share of the host's memory; 0 if the moments of an update do not fit
+                      beside the state on a device
 
-An update is in ``Option.update``: it is linear in the weights.
+The update is priced in ``Option.update``, because it is linear in the weights.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
     from argosy.space.price import Prices, Rates
 
 Places = int | NDArray[np.intp]
-"""Layers, or cuts: one or several."""
+"""An index of a layer or a cut, or an array of them."""
 
 
 def inside_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArray:
-    """[a, b]: activation bytes per sample that stay on the devices of a replica if they are
-    offloaded: the input of layer a."""
+    """Return [a, b]: activation bytes per sample that stay on the devices of a replica although
+    activations are offloaded: the input of layer a."""
 
     def made() -> FloatArray:
         given = prices.copies(width) * prices.outputs
@@ -50,7 +51,7 @@ def inside_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArra
 
 
 def outside_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArray:
-    """[a, b]: the others."""
+    """Return [a, b]: activation bytes per sample that offloading keeps outside the devices."""
 
     def made() -> FloatArray:
         return prices.kept_ranges(recompute, width) - inside_ranges(prices, recompute, width)
@@ -59,14 +60,14 @@ def outside_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArr
 
 
 def copied_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArray:
-    """[a, b]: activation bytes per sample that are on the devices while they are copied
+    """Return [a, b]: activation bytes per sample that are on the devices while they are copied
     (``cost.memory``, (11))."""
 
     def made() -> FloatArray:
         kept = prices.kept_ranges(recompute, width)
-        each = np.diagonal(kept, offset=1).tolist()
+        layer_bytes_kept = np.diagonal(kept, offset=1).tolist()
         first, end = np.indices(kept.shape)
-        return np.asarray(largest_of(each) + kept / np.maximum(end - first, 1))
+        return np.asarray(largest_of(layer_bytes_kept) + kept / np.maximum(end - first, 1))
 
     return _known(prices, ("copied", recompute, prices.copies(width)), made)
 
@@ -78,7 +79,7 @@ def _known(prices: Prices, key: tuple[object, ...], made: Callable[[], FloatArra
 
 
 def moment_rates(option: Option) -> Rates:
-    """Moments that are kept outside, in bytes per weight on all devices of a replica."""
+    """Return the bytes per weight of the moments kept outside, on all devices of a replica."""
     if option.offload.optimizer is None:
         return 0.0, 0.0, 0.0
     width = option.context * OPTIMIZERS[option.prices.chain.optimizer].state_bytes
@@ -87,7 +88,8 @@ def moment_rates(option: Option) -> Rates:
 
 
 def weight_rates(option: Option) -> Rates:
-    """Trained weights alike."""
+    """Return the bytes per weight of the trained weights kept outside, on all devices of a
+    replica."""
     if option.offload.weights is None:
         return 0.0, 0.0, 0.0
     width = option.context * option.prices.chain.dtype.bytes
@@ -96,7 +98,8 @@ def weight_rates(option: Option) -> Rates:
 
 
 def rate_of(option: Option, part: PoolPart, tier: Tier, *, alone: bool = False) -> float:
-    """R of a device of a part; ``alone``: as if no other device used the link."""
+    """Return R, the bytes/s between a device of a part and a tier; ``alone`` assumes that no other
+    device uses the link."""
     pool = option.prices.pools[part.pool]
     beside = 1 if alone else min(part.devices, pool.per_node)
     host = pool.host_bandwidth / (beside if pool.host_is_shared else 1)
@@ -106,7 +109,7 @@ def rate_of(option: Option, part: PoolPart, tier: Tier, *, alone: bool = False) 
 def copy_seconds(
     option: Option, part: PoolPart, first: Places, end: Places, *, alone: bool = False
 ) -> tuple[FloatArray, FloatArray]:
-    """(3) of a forward and of a backward."""
+    """Return the seconds of the copies of a forward and of a backward (3)."""
     kept = np.zeros(np.shape(first))
     weights = np.zeros(np.shape(first))
     if option.offload.activations is not None:
@@ -120,7 +123,7 @@ def copy_seconds(
 
 
 def outside_weights(option: Option, first: Places, end: Places) -> FloatArray:
-    """(2) of all devices of a replica."""
+    """Return the bytes of weights kept outside by all devices of a replica (2)."""
     if option.offload.weights is None:
         return np.zeros(np.shape(first))
     frozen = option.prices.frozen(option.expert)
@@ -129,7 +132,7 @@ def outside_weights(option: Option, first: Places, end: Places) -> FloatArray:
 
 
 def copied_weights(option: Option, first: Places, end: Places) -> FloatArray | float:
-    """Weights that a device holds while they are copied, on all devices of a replica."""
+    """Return the bytes of weights on all devices of a replica while these are copied."""
     if option.offload.weights is None:
         return 0.0
     chain, expert = option.prices.chain, option.expert
@@ -142,7 +145,7 @@ def copied_weights(option: Option, first: Places, end: Places) -> FloatArray | f
 
 
 def limit_in_flight(option: Option, first: Places, end: Places) -> FloatArray:
-    """(4)"""
+    """Return the most micro-batches in flight for which the hosts have memory (4)."""
     prices = option.prices
     most = np.full(np.shape(first), np.inf)
     moments = _weighed(option, moment_rates(option), first, end)
@@ -157,19 +160,22 @@ def limit_in_flight(option: Option, first: Places, end: Places) -> FloatArray:
                 option.offload.weights is tier
             )
             left = prices.pools[part.pool].tier_room(tier) * part.width - held
-            each: FloatArray | float = 0.0
+            micro_batch_bytes: FloatArray | float = 0.0
             if option.offload.activations is tier:
                 kept = outside_ranges(prices, option.recompute, option.width)[first, end]
-                each = part.most * kept
+                micro_batch_bytes = part.most * kept
             most = np.minimum(
-                most, np.where(left >= 0, np.floor(left / np.maximum(each, 1e-9) + 1e-9), 0.0)
+                most,
+                np.where(
+                    left >= 0, np.floor(left / np.maximum(micro_batch_bytes, 1e-9) + 1e-9), 0.0
+                ),
             )
     return most
 
 
 def least_on_devices(prices: Prices, offload: Offload) -> float:
-    """Bytes of one copy of weights, gradients and optimizer state, less what may be kept
-    outside."""
+    """Return the bytes of one copy of weights, gradients and optimizer state, without what
+    ``offload`` may keep outside."""
     chain, least = prices.chain, prices.least_state_bytes
     if offload.optimizer is not None:
         least -= chain.parameters * OPTIMIZERS[chain.optimizer].state_bytes
@@ -179,7 +185,7 @@ def least_on_devices(prices: Prices, offload: Offload) -> float:
 
 
 def copied_moments(option: Option, first: Places, end: Places) -> FloatArray:
-    """Moments that an update holds while they are copied, on all devices of a replica."""
+    """Return the bytes of moments on all devices of a replica while an update copies them."""
     if option.offload.optimizer is None:
         return np.zeros(np.shape(first))
     chain, expert, rates = option.prices.chain, option.expert, moment_rates(option)
@@ -196,5 +202,5 @@ def copied_moments(option: Option, first: Places, end: Places) -> FloatArray:
 
 def _weighed(option: Option, rates: Rates, first: Places, end: Places) -> FloatArray:
     held = option.prices.held_by_kind[:, first, end]
-    found = rates[0] * held[0] + rates[2]
-    return np.asarray(found + rates[1] * held[1] if len(held) > 1 else found)
+    weighed = rates[0] * held[0] + rates[2]
+    return np.asarray(weighed + rates[1] * held[1] if len(held) > 1 else weighed)

@@ -1,23 +1,23 @@
-"""The options of a stage: how a number of devices of each pool runs *some* range of layers.
+"""Price the options of a stage: how numbers of devices of each pool run *any* range of layers.
 
 An option fixes everything but the layers: tensor width and samples of each part, recomputation,
 ZeRO and offload (``space.offloaded``). Its times and bytes are running sums over the layers, so one
 object prices every range. For layers a..b-1 and n micro-batches in flight:
 
-    (1)  slowest(a, b)  = max over parts of forward + backward     what limits the rate of the stage
-    (2)  quickest(a, b) = min over parts of forward + backward     what a micro-batch needs at least to pass through
-         and back
-    (3)  memory(a, b)   = weights + gradients + optimizer + n kept + receive buffers + what is recomputed at a time
-         + what ZeRO 2 and 3 hold whole of a layer
+    (1)  slowest(a, b)  = max over parts of forward + backward, which limits the rate of the stage
+    (2)  quickest(a, b) = min over parts of forward + backward, the least time in which a
+         micro-batch passes through the stage and back
+    (3)  memory(a, b)   = weights + gradients + optimizer + n kept + receive buffers + what is
+         recomputed at a time + what ZeRO 2 and 3 hold whole of a layer
     (4)  exchange(a, b) = seconds of gradient exchange that cannot overlap with the stage's own
          compute
     (5)  loaded(a, b)   = seconds per micro-batch that ZeRO 2 and 3 keep the network busy
-    (6)  stretch(a, b) = seconds between a backward under ZeRO 3 and the stage's next action:
-         gradients are scattered, then weights gathered; the gather for a backward hides behind the
-         forward before it, as far as it is shorter; 0 if the cost model says ``prefetch``, by which
-         all of it may hide behind compute
+    (6)  stretch(a, b)  = seconds between a backward under ZeRO 3 and the stage's next action:
+         gradients are scattered, then weights gathered; the gather for a backward overlaps with the
+         forward before it, as far as it is shorter; 0 if the cost model sets ``prefetch``, which
+         lets all of it overlap with compute
 
-A part is a group of equal replicas from one pool. Samples are shared out one by one to the replica
+A part is a group of equal replicas from one pool. Samples are assigned one by one to the replica
 that would finish first, which minimises (1) over integer shares.
 """
 
@@ -52,12 +52,12 @@ from argosy.space.price import FloatArray, Prices, Rates
 from argosy.workload.optimizer import OPTIMIZERS
 
 Vector = tuple[int, ...]
-"""Devices taken from each pool."""
+"""The number of devices taken from each pool."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
-    """One way to run a stage on a vector of devices; ``solve.search.tables`` makes tables of
+    """A way to run a stage that takes a vector of devices; ``solve.search.tables`` tabulates
     many."""
 
     prices: Prices
@@ -85,31 +85,33 @@ class Option:
 
     @property
     def way(self) -> tuple[object, ...]:
-        """What distinguishes it from others on the same devices."""
+        """Return the fields in which options on the same devices may differ."""
         return self.parts, self.recompute, self.zero, self.offload
 
     @property
     def holders(self) -> int:
-        """Tensor-parallel groups that hold the weights once each, experts aside."""
+        """Return the number of tensor-parallel groups that hold the weights once each (apart from
+        experts)."""
         return self.replicas * self.context
 
     def recomputing(self, recompute: Recompute) -> Option:
-        """The same with other recomputation, and with what is known of this one: only times and
-        activations depend on it, which are not kept here."""
-        other = copy.copy(self)
-        object.__setattr__(other, "recompute", recompute)
-        return other
+        """Return a copy with another recomputation that shares this option's cached values: only
+        times and activations depend on recomputation, and these are not cached here."""
+        copied = copy.copy(self)
+        object.__setattr__(copied, "recompute", recompute)
+        return copied
 
     def sums(self, part: PoolPart, samples: int) -> tuple[FloatArray, FloatArray]:
-        """Running sums of forward and backward of a replica of a part with so many samples."""
+        """Return running sums of the forward and backward seconds of a replica with ``samples``
+        samples."""
         way = (part.pool, part.width, samples, self.recompute)
         return self.prices.seconds(
             *way, context=part.context, expert=part.expert, devices=self.num_devices
         )
 
     def stage(self, first: int, end: int, replicas: tuple[Replica, ...]) -> Stage:
-        """These layers run so, placed on devices; where none has experts there are none to
-        split."""
+        """Return a stage that runs these layers on ``replicas``; experts are split only if a layer
+        has some."""
         has_experts = any(layer.num_experts for layer in self.prices.chain.layers[first:end])
         return Stage(
             first=first,
@@ -124,11 +126,12 @@ class Option:
 
     @cached_property
     def pools(self) -> list[Pool]:
-        """One for each part."""
+        """Return the pool of each part."""
         return [self.prices.pools[part.pool] for part in self.parts]
 
     def seconds(self, first: int, end: int) -> tuple[float, float]:
-        """Forward and backward of the slowest replica; (5) and (6) stretch the backward."""
+        """Return the forward and backward seconds of the slowest replica; (5) and (6) lengthen the
+        backward."""
         forward, backward = self._compute(first, end)
         if self.zero == 2:
             backward += max(0.0, self.once_around(first, end) - forward - backward)
@@ -158,24 +161,24 @@ class Option:
         return forward, backward
 
     def _offloaded(self, first: int, end: int) -> tuple[float, float]:
-        """Forward and backward of the slowest replica with copies beside them ((5) of
-        ``cost.offload``)."""
+        """Return the forward and backward seconds of the slowest replica with copies beside them
+        ((5) of ``cost.offload``)."""
         forward = backward = 0.0
         for part, pool in zip(self.parts, self.pools, strict=True):
             sums, copied = self.sums(part, part.most), copy_seconds(self, part, first, end)
             more = self._crowding(part, pool, first, end)
-            ahead, back = (float(each[end] - each[first]) + more for each in sums)
+            ahead, back = (float(running[end] - running[first]) + more for running in sums)
             forward = max(forward, overlapped(ahead, float(copied[0]), end - first))
             backward = max(backward, overlapped(back, float(copied[1]), end - first))
         return forward, backward
 
     def once_around(self, first: int, end: int) -> float:
-        """Seconds of one gather of the weights, or scatter of the gradients."""
+        """Return the seconds of one gather of the weights, or of one scatter of the gradients."""
         return self.prices.weigh_range(self._times_around(1), first, end)
 
     def _crowding(self, part: PoolPart, pool: Pool, first: int, end: int) -> float:
-        """What the other groups of a node add: to a group's reductions where all share one bus, and
-        to routing."""
+        """Return the seconds that other groups of a node add: to reductions if all share one bus,
+        and to routing."""
         prices, seconds = self.prices, 0.0
         if part.expert > 1:
             routed = 2 * part.most * float(prices.routed[end] - prices.routed[first])
@@ -188,8 +191,8 @@ class Option:
         return seconds + others * payload * (width - 1) / pool.intra_bandwidth
 
     def tail(self, first: int, end: int) -> float:
-        """(4), by the best algorithm, and the update; the last backward under ZeRO 2 has nothing
-        after it that its scatter could hold up."""
+        """Return the seconds after the last backward: (4) by the best algorithm, and the update.
+        Nothing follows the last backward under ZeRO 2 that its scatter could delay."""
         exchange = min(self.prices.weigh_range(way, first, end) for way in self.exchanges)
         if self.prefetches and self.zero > 1:
             exchange += self.once_around(first, end) / (end - first)
@@ -199,12 +202,12 @@ class Option:
 
     @cached_property
     def width(self) -> int:
-        """Of the widest tensor-parallel group."""
+        """Return the width of the widest tensor-parallel group."""
         return max(part.tensor_width for part in self.parts)
 
     def fits(self, first: int, end: int, in_flight: int, group: int) -> bool:
-        """(3): whether the layers can be split so and fit; a stage holds 2 k + 1 receive
-        buffers."""
+        """Return whether the layers can be split this way and fit into memory (3); a stage holds 2
+        k + 1 receive buffers."""
         prices = self.prices
         if self.width > 1 and self.width > prices.widest[first, end]:
             return False
@@ -215,19 +218,19 @@ class Option:
         )
         if self.offload and float(limit_in_flight(self, first, end)) < in_flight:
             return False
-        each = passing + kept + (2 * group + 1) * prices.largest_output
-        return all(held + samples * each <= size for size, samples in self.room)
+        sample_bytes = passing + kept + (2 * group + 1) * prices.largest_output
+        return all(held + samples * sample_bytes <= size for size, samples in self.room)
 
     @property
     def kept_ranges(self) -> FloatArray:
-        """[a, b]: activation bytes per sample that stay on the devices of a replica."""
+        """Return [a, b]: activation bytes per sample that stay on the devices of a replica."""
         if self.offload.activations is not None:
             return inside_ranges(self.prices, self.recompute, self.width)
         return self.prices.kept_ranges(self.recompute, self.width)
 
     @property
     def transient(self) -> FloatArray:
-        """[a, b]: bytes per sample that a backward holds for a moment."""
+        """Return [a, b]: bytes per sample that a backward holds for a moment."""
         passing = self.prices.transient(self.recompute, self.width)
         if self.offload.activations is None:
             return passing
@@ -235,19 +238,20 @@ class Option:
 
     @property
     def frozen(self) -> FloatArray | None:
-        """[a, b]: bytes of frozen weights on the devices of a replica, per part of the sequence."""
+        """Return [a, b]: bytes of frozen weights on the devices of a replica, per part of the
+        sequence."""
         return None if self.offload.weights is not None else self.prices.frozen(self.expert)
 
     def state_range(self, first: int, end: int) -> float:
-        """Bytes of weights, gradients and optimizer state of some layers on all devices of a
-        replica."""
+        """Return the bytes of weights, gradients and optimizer state of a range of layers on all
+        devices of a replica."""
         held = self.prices.weigh_range(self.state, first, end)
         frozen = self.frozen
         return held if frozen is None else held + self.context * float(frozen[first, end])
 
     def whole_bytes(self, first: int, end: int) -> float:
-        """What a backward has whole of one layer for a moment, on all devices of a replica
-        (``cost.memory``, (8))."""
+        """Return the bytes that a backward holds of one whole layer for a moment, on all devices of
+        a replica (``cost.memory``, (8))."""
         gathered = (
             self.whole * float(self.prices.largest_layer(self.expert)[first, end])
             if self.whole
@@ -257,7 +261,8 @@ class Option:
 
     @cached_property
     def whole(self) -> float:
-        """The same per weight of the layer."""
+        """Return the bytes per weight of a layer that a backward holds whole for a moment, on all
+        devices of a replica."""
         return (
             times_whole(self.zero, self.holders, backward=True)
             * self.prices.chain.dtype.bytes
@@ -266,7 +271,7 @@ class Option:
 
     @cached_property
     def spans_nodes(self) -> bool:
-        """Whether its replicas sit in more than one node, wherever they are placed."""
+        """Return whether the replicas use more than one node in every placement."""
         if any(
             part.devices > pool.per_node for part, pool in zip(self.parts, self.pools, strict=True)
         ):
@@ -277,28 +282,31 @@ class Option:
 
     @cached_property
     def least_nodes(self) -> int:
-        """In how many nodes its replicas sit at the least."""
+        """Return the least number of nodes that the replicas can use."""
         both = list(zip(self.parts, self.pools, strict=True))
         counts = [math.ceil(part.devices / pool.per_node) for part, pool in both]
         apart = all(
-            one.homes.isdisjoint(other.homes)
-            for one, other in itertools.combinations(self.pools, 2)
+            first.homes.isdisjoint(second.homes)
+            for first, second in itertools.combinations(self.pools, 2)
         )
         return max(sum(counts) if apart else max(counts), 2 if self.spans_nodes else 1)
 
     @cached_property
     def ring(self) -> Rates:
-        """Seconds per byte of weights that all holders have, per byte of weights of experts, and of
-        latency, to pass those of the stage around the holders that have them once: no algorithm is
-        better in any of the three. Of experts with several holders at least one copy goes from node
-        to node where the stage spans nodes."""
+        """Return lower bounds on the seconds to pass the stage's weights once around their holders.
+
+        The three rates are seconds per byte of the weights that all holders have, seconds per byte
+        of experts' weights, and seconds of latency; no algorithm is better in any of the three. If
+        experts have several holders and the stage spans nodes, at least one copy goes from node to
+        node.
+        """
         ways = self._ways_around
         return min(way[0] for way in ways), min(way[1] for way in ways), min(way[2] for way in ways)
 
     @cached_property
     def _ways_around(self) -> list[Rates]:
-        """The same for a ring (of one device per node, where there are several) and, if nothing is
-        scattered or gathered apart, for trees."""
+        """Return the rates of ``ring`` for each algorithm: a ring (of one device per node, if there
+        are several nodes) and, if nothing is scattered or gathered separately, trees."""
         if self.holders < 2:
             return [(0.0, 0.0, 0.0)]
         copies = self.holders // self.expert
@@ -306,20 +314,18 @@ class Option:
         if self.spans_nodes:
             count, latency = self.least_nodes, max(pool.nic_latency for pool in self.pools)
             slow, fast = (end(pool.nic_bandwidth for pool in self.pools) for end in (min, max))
-            for one, other in itertools.permutations(self.pools, 2):
-                if one.site != other.site:
-                    rate, seconds = one.far[other.site]
+            for source, target in itertools.permutations(self.pools, 2):
+                if source.site != target.site:
+                    rate, seconds = source.far[target.site]
                     slow, latency = min(slow, rate), max(latency, seconds)
             ring = (count - 1) / count / slow
-            tree = max(
-                0.5 / slow, tree_load(count) / fast
-            )  # leaves need not be where NICs are fast
+            # Leaves of the tree need not be nodes with fast NICs.
+            tree = max(0.5 / slow, tree_load(count) / fast)
             split = min(split, 0.5 / self.expert) / fast
         else:
             count, latency = self.holders, max(pool.intra_latency for pool in self.pools)
-            bandwidth = min(pool.intra_bandwidth for pool in self.pools) * min(
-                p.tensor_width for p in self.parts
-            )
+            bandwidth = min(pool.intra_bandwidth for pool in self.pools)
+            bandwidth *= min(part.tensor_width for part in self.parts)
             shared = any(pool.intra_is_shared for pool in self.pools)
             if shared:
                 bandwidth = min(pool.intra_bandwidth for pool in self.pools) / self.holders
@@ -335,49 +341,54 @@ class Option:
 
     @cached_property
     def exchange(self) -> Rates:
-        """(4) at the least."""
+        """Return a lower bound on (4) over all algorithms, as rates in seconds."""
         return self._times_around(self._exchanges_at_the_end)
 
     @cached_property
     def exchanges(self) -> list[Rates]:
-        """(4) by each algorithm."""
+        """Return (4) for each algorithm, as rates in seconds."""
         return [self._times_around(self._exchanges_at_the_end, way) for way in self._ways_around]
 
     @property
     def _exchanges_at_the_end(self) -> int:
-        """A sum is twice around, and so are the last scatter and the gather of ZeRO 2. Under ZeRO 3
-        the last scatter is left, less (6), which every backward is charged with. With ``prefetch``
-        the last scatter hides behind the backward before it."""
+        """Return how often the weights go around the holders after the last backward.
+
+        A sum is twice around, and so are the last scatter and the gather of ZeRO 2. Under ZeRO 3
+        only the last scatter remains, minus (6), which every backward is charged with. With
+        ``prefetch`` the last scatter overlaps with the backward before it.
+        """
         if self.prefetches:
             return {2: 1, 3: 0}.get(self.zero, 2)
         return -1 if self.zero == 3 else 2
 
     @property
     def prefetches(self) -> bool:
-        """Whether weights and gradients are exchanged layer by layer beside the actions."""
+        """Return whether weights and gradients are exchanged layer by layer while the stage
+        computes."""
         return self.prices.model.prefetch
 
     @cached_property
     def stretch(self) -> Rates:
-        """(6) alike."""
+        """Return a lower bound on (6), as rates in seconds."""
         return self._times_around(2 if self.zero == 3 and not self.prefetches else 0)
 
     @cached_property
     def load(self) -> Rates:
-        """(5) alike: ZeRO 2 scatters gradients after every backward; ZeRO 3 also gathers weights
-        twice."""
+        """Return a lower bound on (5), as rates in seconds: ZeRO 2 scatters gradients after every
+        backward; ZeRO 3 also gathers weights twice."""
         return self._times_around({2: 1, 3: 3}.get(self.zero, 0))
 
     def _times_around(self, times: int, way: Rates | None = None) -> Rates:
-        """By default at the least."""
+        """Return the rates of passing the weights around ``times`` times; by default by the lower
+        bound ``ring``."""
         way = way or self.ring
         width = self.prices.exchanged_bytes(self.zero)
         return times * way[0] * width, times * way[1] * width, times * way[2]
 
     @cached_property
     def update(self) -> Rates:
-        """Seconds: the optimizer reads and writes all it keeps; what is outside is copied
-        before."""
+        """Return the seconds of the update, as rates: the optimizer reads and writes all its state,
+        and offloaded state is copied first."""
         rates = [
             pool.memory_bandwidth * part.width
             for pool, part in zip(self.pools, self.parts, strict=True)
@@ -400,24 +411,26 @@ class Option:
 
     @property
     def _error_bytes(self) -> int:
-        """Of a weight on all devices of a replica, under PowerSGD."""
+        """Return the bytes of PowerSGD's error per weight on all devices of a replica."""
         return self.context * error_bytes(self.prices.chain, self.holders)
 
     @cached_property
     def state(self) -> Rates:
-        """Bytes of trained weights, gradients and optimizer state on all devices of a replica."""
+        """Return the bytes of trained weights, gradients and optimizer state on all devices of a
+        replica, as rates."""
         errors = float(self._error_bytes)
         if not self.offload:
             return self._updated[0] + errors, self._updated[1] + errors, 0.0
         outside = zip(moment_rates(self), weight_rates(self), strict=True)
         common, split, _ = (
-            all_ - sum(kept) for all_, kept in zip(self._updated, outside, strict=True)
+            total - sum(kept) for total, kept in zip(self._updated, outside, strict=True)
         )
         return common + errors, split + errors, 0.0
 
     @cached_property
     def _updated(self) -> Rates:
-        """The same with what is kept outside, without errors of PowerSGD."""
+        """Return the bytes of ``state`` together with offloaded state, without PowerSGD's
+        errors."""
         common = split = 0.0
         for width, level in zip(self.prices.state_bytes, (3, 2, 1), strict=True):
             shared = self.zero >= level
@@ -427,8 +440,8 @@ class Option:
 
     @cached_property
     def room(self) -> list[tuple[float, int]]:
-        """Per part: bytes that a replica may use, less what is on its way between its devices, and
-        its samples."""
+        """Return for each part the bytes that a replica may use, without buffers for transfers
+        between its devices, and its samples."""
         buffers = self.prices.exchange_buffers(self.context, self.expert)
         both = zip(self.pools, self.parts, strict=True)
         return [

@@ -1,4 +1,4 @@
-"""A part of a stage: equal replicas from one pool."""
+"""Describe a part of a stage: equal replicas from one pool."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from argosy.space.exchange import Split
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPart:
-    """Equal replicas from one pool."""
+    """A set of equal replicas that come from one pool."""
 
     pool: int
     width: int
     replicas: int
     samples: int
-    """Of a replica."""
+    """Samples of one replica."""
     extra: int = 0
-    """How many of the replicas take one sample more."""
+    """Number of replicas that take one sample more."""
     context: int = 1
-    """Parts of the sequence; the same in all parts of an option."""
+    """Number of parts of the sequence; equal in all parts of an option."""
     expert: int = 1
-    """Holders over which experts are split; the same in all parts of an option."""
+    """Number of holders that the experts are split over; equal in all parts of an option."""
 
     @property
     def most(self) -> int:
-        """Samples of the busiest of them."""
+        """Return the samples of the busiest replica."""
         return self.samples + (self.extra > 0)
 
     @property
     def all_samples(self) -> int:
-        """Of all of them together."""
+        """Return the samples of all replicas together."""
         return self.samples * self.replicas + self.extra
 
     @property

@@ -1,14 +1,14 @@
-"""From numbers of devices to devices: which ones each stage takes.
+"""Choose the devices of every stage, given the numbers of devices it takes from each pool.
 
-The devices of a pool stand in a *row*, node by node. Stages take the next ones of the row, in stage
+The devices of a pool form a *row*, node by node. Stages take the next devices of the row, in stage
 order:
 
-    (1)  a part of a stage that fits into what is left of a node begins there,
-    (2)  any other begins with the next node, and leaves what it passes idle.
+    (1)  a part of a stage that fits into the rest of a node begins there,
+    (2)  any other part begins with the next node; the devices it skips stay idle.
 
-So numbers alone decide which stages are neighbours inside a node, and the search can price
-hand-overs by it (``solve.search.bounds``). Where the row is too short because of (2), every part
-takes the fullest node begun that has room for it, or else the emptiest nodes; such plans are
+So numbers alone decide which stages are neighbours inside a node, and the search can price the
+transfers between them (``solve.search.bounds``). If a row is too short because of (2), every part
+takes the fullest partly used node that has room for it, or else the emptiest nodes; such plans are
 outside the scope of a certificate.
 
 No group of devices that works on one layer crosses a node unless it fills several.
@@ -25,13 +25,14 @@ from argosy.space.option import Option, PoolPart
 from argosy.space.pool import Pool
 
 Places = tuple[tuple[int, int], ...]
-"""Per part of a stage, its first place in the row of its pool and the place behind its last one."""
+"""For each part of a stage, the first place in the row of its pool and the place after its last
+one."""
 
 
 def row_places(pools: Sequence[Pool], options: Sequence[Option]) -> list[Places] | None:
-    """The places of every stage by (1) and (2); None if a row is too short."""
+    """Return the places of every stage by (1) and (2), or None if a row is too short."""
     used = [0] * len(pools)
-    found: list[Places] = []
+    stage_places: list[Places] = []
     for option in options:
         places = []
         for part in option.parts:
@@ -42,12 +43,12 @@ def row_places(pools: Sequence[Pool], options: Sequence[Option]) -> list[Places]
                 return None
             places.append((begin, end))
             used[part.pool] = end
-        found.append(tuple(places))
-    return found
+        stage_places.append(tuple(places))
+    return stage_places
 
 
 def row_start(used: int, devices: int, per_node: int) -> int:
-    """Where so many devices begin, if ``used`` places of the row are taken or passed.
+    """Return the place at which ``devices`` begin, if ``used`` places of the row are taken.
 
     >>> [row_start(2, devices, 4) for devices in (1, 2, 3, 4, 8)]
     [2, 2, 4, 4, 4]
@@ -57,7 +58,7 @@ def row_start(used: int, devices: int, per_node: int) -> int:
 
 
 def place_stages(pools: Sequence[Pool], options: Sequence[Option]) -> list[tuple[Replica, ...]]:
-    """The replicas of every stage, in stage order."""
+    """Return the replicas of every stage, in stage order."""
     places = row_places(pools, options)
     if places is not None:
         rows = [tuple(itertools.chain(*pool.nodes)) for pool in pools]
@@ -70,15 +71,14 @@ def place_stages(pools: Sequence[Pool], options: Sequence[Option]) -> list[tuple
             for option, stage in zip(options, places, strict=True)
         ]
     placed = _best_fit(pools, options)
-    if (
-        placed is None
-    ):  # no plan that wins, but perhaps the one that comes closest where nothing fits
+    if placed is None:
+        # Such a plan never wins, but it may be the closest one if nothing fits.
         joined = [replace(pool, nodes=(tuple(itertools.chain(*pool.nodes)),)) for pool in pools]
         placed = _best_fit(joined, options)
     assert placed is not None, "there are devices for all"
     return [
-        tuple(itertools.chain(*(placed[stage, part] for part in o.parts)))
-        for stage, o in enumerate(options)
+        tuple(itertools.chain(*(placed[stage, part] for part in option.parts)))
+        for stage, option in enumerate(options)
     ]
 
 
@@ -92,8 +92,8 @@ def _replicas(part: PoolPart, names: Sequence[str]) -> list[Replica]:
 
 
 def can_place(pools: Sequence[Pool], options: Sequence[Option]) -> bool:
-    """Whether every group of devices finds a node; always where widths divide nodes, or there is
-    one node."""
+    """Return whether every group of devices fits into a node; this always holds if widths divide
+    nodes or there is one node."""
     parts = (part for option in options for part in option.parts)
     sizes = ((part.width, pools[part.pool].per_node, len(pools[part.pool].nodes)) for part in parts)
     is_certain = all(
@@ -105,8 +105,8 @@ def can_place(pools: Sequence[Pool], options: Sequence[Option]) -> bool:
 def _best_fit(
     pools: Sequence[Pool], options: Sequence[Option]
 ) -> dict[tuple[int, PoolPart], list[Replica]] | None:
-    """In stage order; if that leaves no node for a wide group, the widest first, which never does
-    where widths divide one another."""
+    """Place parts in stage order; if no node is left for a wide group, place the widest parts
+    first, which succeeds if widths divide one another."""
     parts = [(stage, part) for stage, option in enumerate(options) for part in option.parts]
     return _place(pools, parts) or _place(pools, sorted(parts, key=lambda item: -item[1].width))
 
@@ -114,7 +114,7 @@ def _best_fit(
 def _place(
     pools: Sequence[Pool], parts: Sequence[tuple[int, PoolPart]]
 ) -> dict[tuple[int, PoolPart], list[Replica]] | None:
-    """Parts of stages in the order given; None if there is no node for a group."""
+    """Place parts of stages in the given order; return None if no node has room for a group."""
     free = [[list(node) for node in pool.nodes] for pool in pools]
     placed = {}
     for stage, part in parts:
@@ -126,7 +126,7 @@ def _place(
 
 
 def _take(nodes: list[list[str]], width: int, count: int, size: int) -> list[list[str]]:
-    """Up to ``count`` groups of ``width`` devices; the nodes give them up."""
+    """Remove up to ``count`` groups of ``width`` devices from the nodes and return them."""
     if width > size:
         return _take_nodes(nodes, width, count, size)
     begun = [node for node in nodes if node and len(node) < max(map(len, nodes))]
@@ -141,7 +141,7 @@ def _take(nodes: list[list[str]], width: int, count: int, size: int) -> list[lis
 
 
 def _take_nodes(nodes: list[list[str]], width: int, count: int, size: int) -> list[list[str]]:
-    """Up to ``count`` groups of whole nodes that nobody has begun."""
+    """Remove up to ``count`` groups of completely free nodes and return them."""
     free = [node for node in nodes if len(node) == size]
     groups: list[list[str]] = []
     while len(free) * size >= width and len(groups) < count:

@@ -1,16 +1,15 @@
-"""Pools: equal devices that also reach each other equally.
+"""Group equal devices that also reach each other equally into pools.
 
-Two devices belong to one pool if they are of one kind and equally efficient, their nodes look the
-same from outside (devices, media, NIC, uplinks and wires), and they are in one *site*: no link
-between their nodes is narrow or far. A plan then only says *how many* devices of each pool a stage
-takes; ``place`` says which ones. This is what makes the search independent of the number of
-devices.
+Two devices belong to one pool if they are of one kind and equally efficient, their nodes look equal
+from outside (devices, media, NIC, uplinks and wires), and they are in one *site*: no link between
+their nodes is narrow or far. A plan then only states *how many* devices of each pool a stage takes;
+``place`` chooses which ones. This makes the search independent of the number of devices.
 
 A link above the NICs of two nodes separates sites if
 
     (1)  its bandwidth is less than that of two of these NICs, or its latency is over a millisecond.
 
-A wider one is left to the simulator: bounds that ignore it stay lower bounds.
+Wider links are left to the simulator: bounds that ignore them are still lower bounds.
 """
 
 from __future__ import annotations
@@ -32,25 +31,27 @@ from argosy.units import counted
 from argosy.workload.chain import Chain
 
 _FAR = 1e-3
-"""Seconds of latency from which on a link separates sites (1)."""
+"""A link with more than this latency, in seconds, separates sites (1). Links inside a data centre
+stay far below it."""
 _NARROW = 2
-"""NICs whose bandwidth a link needs in order not to separate sites (1)."""
+"""A link with less than the bandwidth of this many NICs separates sites (1): it limits even two
+nodes that send at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Interchangeable devices."""
+    """A set of interchangeable devices that a stage takes a number of."""
 
     index: int
     device: Device
-    """Any one of them."""
+    """One of the devices, as an example of all."""
     nodes: tuple[tuple[str, ...], ...]
     """Names of its devices, node by node."""
     node_size: int
     """Devices in each of these nodes, those of other pools included."""
     intra_bandwidth: float
-    """Bytes/s between two devices of a node over the best medium; infinity where a node has only
-    one."""
+    """Bytes/s between two devices of a node over the best medium; infinity if a node has only one.
+    """
     intra_latency: float
     intra_is_shared: bool
     """Whether that bandwidth is one capacity for the whole node."""
@@ -60,8 +61,8 @@ class Pool:
     """Seconds between two nodes, best case."""
     site: int = 0
     far: tuple[tuple[float, float], ...] = ()
-    """Per site, bytes/s and least latency from here to there; infinity and 0 for its own. Empty:
-    there is one site."""
+    """For each site, bytes/s and least latency from here to there; infinity and 0 for its own.
+    Empty if there is one site."""
     host_bandwidth: float = 0.0
     """Bytes/s between a device and the memory of its host, in each direction."""
     host_is_shared: bool = False
@@ -81,12 +82,12 @@ class Pool:
 
     @cached_property
     def homes(self) -> frozenset[str]:
-        """Names of its nodes."""
+        """Return the names of the pool's nodes."""
         return frozenset(node[0].partition(".")[0] for node in self.nodes)
 
     @cached_property
     def memory_bandwidth(self) -> float:
-        """Bytes/s that a device reaches."""
+        """Return the memory bandwidth that a device reaches, in bytes/s."""
         return self.device.efficiency * self.device.kind.memory_bandwidth
 
     @cached_property
@@ -102,7 +103,7 @@ class Pool:
 
 
 def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
-    """The pools of a cluster as it is at time 0, in the order of their first device."""
+    """Return the pools of a cluster as it is at time 0, in the order of their first device."""
     groups: dict[tuple[Any, ...], list[tuple[str, ...]]] = {}
     for node in cluster.nodes:
         looks = _looks(cluster, node)
@@ -129,16 +130,16 @@ def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
 
 
 def with_sites(pools: tuple[Pool, ...], cluster: Cluster) -> tuple[Pool, ...]:
-    """The pools, grouped into sites by (1)."""
+    """Return the pools with their sites, which (1) separates."""
     ways = {
-        (one.index, other.index): _way(cluster, one, other)
-        for one, other in itertools.permutations(pools, 2)
+        (source.index, target.index): _way(cluster, source, target)
+        for source, target in itertools.permutations(pools, 2)
     }
     site_of = [pool.index for pool in pools]
-    for (one, other), way in ways.items():
-        nic = min(pools[one].nic_bandwidth, pools[other].nic_bandwidth)
+    for (source, target), way in ways.items():
+        nic = min(pools[source].nic_bandwidth, pools[target].nic_bandwidth)
         if way.rate >= _NARROW * nic and way.extra_latency <= _FAR:
-            old, new = site_of[other], site_of[one]
+            old, new = site_of[target], site_of[source]
             site_of = [new if site == old else site for site in site_of]
     sites = sorted(set(site_of))
     if len(sites) < 2:
@@ -147,7 +148,9 @@ def with_sites(pools: tuple[Pool, ...], cluster: Cluster) -> tuple[Pool, ...]:
     def far(pool: Pool, site: int) -> tuple[float, float]:
         if site == site_of[pool.index]:
             return math.inf, 0.0
-        there = [ways[pool.index, other.index] for other in pools if site_of[other.index] == site]
+        there = [
+            ways[pool.index, target.index] for target in pools if site_of[target.index] == site
+        ]
         return max(way.rate for way in there), min(way.latency for way in there)
 
     return tuple(
@@ -161,22 +164,22 @@ def with_sites(pools: tuple[Pool, ...], cluster: Cluster) -> tuple[Pool, ...]:
 
 
 class _Way(NamedTuple):
-    """What lies between the nodes of two pools."""
+    """A path that leads from the nodes of one pool to those of another."""
 
     rate: float
     """Bytes/s of all links other than NICs; infinite inside a node."""
     latency: float
-    """The least of all routes."""
+    """Seconds of the shortest route."""
     extra_latency: float
-    """The same without NICs."""
+    """Seconds of the shortest route without NICs."""
 
 
-def _way(cluster: Cluster, one: Pool, other: Pool) -> _Way:
-    if not one.homes.isdisjoint(other.homes):
+def _way(cluster: Cluster, source: Pool, target: Pool) -> _Way:
+    if not source.homes.isdisjoint(target.homes):
         return _Way(math.inf, 0.0, 0.0)
     nics = {link for node in cluster.nodes for link in node.nic or ()}
     rate, latency, extra = 0.0, math.inf, math.inf
-    for route in cluster.routes(one.nodes[0][0], other.nodes[0][0]):
+    for route in cluster.routes(source.nodes[0][0], target.nodes[0][0]):
         middle = [cluster.links[link] for link in route.links if link not in nics]
         rate += max(DOWN, min((link.bandwidth.at(0) for link in middle), default=math.inf))
         latency = min(latency, cluster.latency(route))
@@ -185,7 +188,7 @@ def _way(cluster: Cluster, one: Pool, other: Pool) -> _Way:
 
 
 def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:
-    """The pools of a cluster at time 0 that can run the chain, numbered from 0."""
+    """Return the pools of a cluster at time 0 that can run the chain, numbered from 0."""
     able = [pool for pool in find_pools(cluster) if model.can_run(chain, pool.device)]
     if not chain.forward_flop:
         _check_measured(chain, able, model)
@@ -193,8 +196,8 @@ def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Poo
 
 
 def _check_measured(chain: Chain, pools: Sequence[Pool], model: ComputeModel) -> None:
-    """Refuse, all at once, kinds without a profile where the model states no FLOP to price them
-    by."""
+    """Raise InputError that lists all kinds without a profile, if the model states no FLOP to price
+    them by."""
     lacking = dict.fromkeys(pool.name for pool in pools if model.profile_for(pool.device) is None)
     if lacking:
         expected = f"a measured profile of {chain.name}, because the model states no FLOP"
@@ -233,23 +236,23 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
 
 
 def _outward(cluster: Cluster, home: Node) -> tuple[float, float]:
-    """The widest first link and the least latency from a node to any other, one of each look and
-    switch."""
+    """Return the bandwidth of the widest first link and the least latency from a node to any other;
+    one node of each look and switch represents the rest."""
     seen: set[tuple[Any, ...]] = set()
     bandwidth, latency = 0.0, float("inf")
-    for other in cluster.nodes:
-        looks = (_looks(cluster, other), other.uplinks)
-        if other is home or looks in seen:
+    for target in cluster.nodes:
+        looks = (_looks(cluster, target), target.uplinks)
+        if target is home or looks in seen:
             continue
         seen.add(looks)
-        for route in cluster.routes(home.devices[0], other.devices[0]):
+        for route in cluster.routes(home.devices[0], target.devices[0]):
             bandwidth = max(bandwidth, cluster.links[route.links[0]].bandwidth.at(0))
             latency = min(latency, cluster.latency(route))
     return bandwidth, latency if bandwidth else 0.0
 
 
 def _looks(cluster: Cluster, node: Node) -> tuple[Any, ...]:
-    """What a node looks like to the rest of the cluster, at time 0."""
+    """Return the properties that the rest of the cluster can see of a node at time 0."""
 
     def figures(links: Sequence[int]) -> tuple[tuple[float, float], ...]:
         return tuple(
@@ -273,7 +276,7 @@ def _looks(cluster: Cluster, node: Node) -> tuple[Any, ...]:
 
 
 def _separates(cluster: Cluster, node: Node, uplink: tuple[int, int]) -> bool:
-    """(1) for an uplink of a node."""
+    """Return whether an uplink of a node separates sites (1)."""
     nic = min((cluster.links[link].bandwidth.at(0) for link in node.nic or ()), default=0.0)
     links = [cluster.links[link] for link in uplink]
     return any(link.bandwidth.at(0) < _NARROW * nic or link.latency.at(0) > _FAR for link in links)

@@ -1,8 +1,8 @@
-"""Prices per layer: what every layer of a chain costs on a pool, as running sums, so that any range
-of layers is a subtraction.
+"""Price every layer of a chain on a pool, as running sums: a range of layers is a subtraction.
 
-``sums[b] - sums[a]`` is the price of layers a..b-1. Everything is cached: a search asks for the
-same few hundred combinations of pool, tensor width, samples and recomputation again and again.
+``sums[b] - sums[a]`` is the price of layers a..b-1. All results are cached, because a search
+requests the same few hundred combinations of pool, tensor width, samples and recomputation
+repeatedly.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from argosy.space.ranges import frozen_ranges, largest_of, running_sums
 from argosy.workload.chain import Chain, Layer
 
 Rates = tuple[float, float, float]
-"""Per weight that every holder has, per weight of an expert, and whatever the weights."""
+"""An amount per weight that every holder has, an amount per weight of an expert, and a constant."""
 
 _Way = tuple[int, int, int, Recompute, int, int]
-"""Pool, width, samples, recomputation, context, expert."""
+"""Pool, width, samples, recomputation, context and expert identify a way to run a layer."""
 
 
 class Prices:
-    """The prices of one chain on the pools of one cluster."""
+    """A cache of the prices of one chain on the pools of one cluster."""
 
     def __init__(self, chain: Chain, pools: tuple[Pool, ...], model: ComputeModel) -> None:
         self.chain = chain
@@ -56,17 +56,17 @@ class Prices:
         expert: int = 1,
         devices: int = 1,
     ) -> tuple[FloatArray, FloatArray]:
-        """Running sums of forward and backward on one device of a replica of so many, with what it
-        exchanges inside its stage, which has so many ``devices`` in all.
+        """Return running sums of forward and backward seconds on one device of a replica of
+        ``width``, including its exchange inside the stage, which has ``devices`` devices in all.
 
-        What overlaps takes the longer of two sums, which no running sum can say; here all layers
-        take the one that is longer over the whole chain. So a range is exact where its layers are
-        alike, and otherwise never too long.
+        Overlap takes the longer of two sums, which a running sum cannot express. Here all layers
+        take the one that is longer over the whole chain. So a range is exact if its layers are
+        equal, and otherwise never too long.
         """
         way = (pool, width, samples, recompute, context, expert)
         times = waiting(self.model.spread, devices)
-        found = self._known.get((way, times))
-        if found is None:
+        sums = self._known.get((way, times))
+        if sums is None:
             if way not in self._layers:
                 where = self.pools[pool]
                 portion = Portion(
@@ -84,11 +84,11 @@ class Prices:
                 ]
             pairs = self._layers[way]
             forward, backward = (self._sums([pair[at] for pair in pairs], times) for at in range(2))
-            found = self._known[way, times] = (forward, backward)
-        return found
+            sums = self._known[way, times] = (forward, backward)
+        return sums
 
     def _sums(self, distinct: list[LayerSeconds], times: float) -> FloatArray:
-        """Running sums over all layers, with compute so many times as long."""
+        """Return running sums over all layers, with compute ``times`` as long."""
         at, counts = self._layer_shapes
         sums = np.zeros(len(at) + 1)
         np.cumsum(summed(distinct, counts, times)[at], out=sums[1:])
@@ -104,20 +104,20 @@ class Prices:
         context: int = 1,
         expert: int = 1,
     ) -> float:
-        """Forward and backward of the whole chain; sharing samples out asks for nothing else, and
-        very often."""
+        """Return the forward and backward seconds of the whole chain. Sharing samples needs only
+        this number, and very often."""
         key = (pool, width, samples, recompute, context, expert)
-        found = self._whole.get(key)
-        if found is None:
+        seconds = self._whole.get(key)
+        if seconds is None:
             forward, backward = self.seconds(
                 pool, width, samples, recompute, context=context, expert=expert
             )
-            found = self._whole[key] = float(forward[-1] + backward[-1])
-        return found
+            seconds = self._whole[key] = float(forward[-1] + backward[-1])
+        return seconds
 
     def sample_range(self, pool: int, tensor_width: int) -> tuple[int, float] | None:
-        """Samples whose times are known for all layers, the fewest and the most; None where this
-        width was measured for some layers only, or for none."""
+        """Return the fewest and the most samples whose times are known for all layers, or None if
+        this width was not measured for every layer."""
         if (pool, tensor_width) not in self._ranges:
             profile = self.model.profile_for(self.pools[pool].device)
             names = (
@@ -125,23 +125,26 @@ class Prices:
                 if profile is None
                 else {profile.row_name(layer) or layer.name for layer in self.chain.layers}
             )
-            found = (
+            ranges = (
                 [profile.sample_range(name, tensor_width, self.chain.dtype) for name in names]
                 if profile
                 else []
             )
-            known = [one for one in found if one is not None]
+            known = [samples for samples in ranges if samples is not None]
             fewest, most = (
-                max((one[0] for one in known), default=1),
-                min((one[1] for one in known), default=math.inf),
+                max((samples[0] for samples in known), default=1),
+                min((samples[1] for samples in known), default=math.inf),
             )
-            self._ranges[pool, tensor_width] = (fewest, most) if len(known) == len(found) else None
+            self._ranges[pool, tensor_width] = (fewest, most) if len(known) == len(ranges) else None
         return self._ranges[pool, tensor_width]
 
     def least_seconds(self, pool: int, width: int, samples: int) -> FloatArray:
-        """Per layer, forward and backward on one device of a tensor-parallel group, whatever else
-        is split: parts of a sequence read weights more often in all, experts over as many holders
-        as there are read them least."""
+        """Return for each layer the least forward and backward seconds on one device of a
+        tensor-parallel group.
+
+        This holds for every other split: parts of a sequence read weights more often in all, and
+        experts over the maximum number of holders read them least.
+        """
         if self.most_experts == 1:
             forward, backward = self.seconds(pool, width, samples, Recompute.NONE)
             return np.diff(forward + backward)
@@ -153,23 +156,24 @@ class Prices:
             width=width,
             expert=self.most_experts,
         )
-        each = {}
+        seconds = {}
         for at in set(self.shapes):
             layer = self.chain.layers[at]
             compute = sum(
                 layer_seconds(self.model, self.chain, layer, portion)
             ) / where.device.speed.at(0)
-            each[at] = compute + 2 * reduction_seconds(where, layer, split, samples)
-        return np.array([each[shape] for shape in self.shapes])
+            seconds[at] = compute + 2 * reduction_seconds(where, layer, split, samples)
+        return np.array([seconds[shape] for shape in self.shapes])
 
     @cached_property
     def most_experts(self) -> int:
-        """Over how many holders the experts of every layer can be split; 1 without experts."""
+        """Return the largest number of holders over which the experts of every layer can be split;
+        1 without experts."""
         return math.gcd(*(layer.num_experts for layer in self.chain.layers)) or 1
 
     @cached_property
     def most_parts(self) -> int:
-        """Into how many parts the sequence of every layer can be cut, in powers of two."""
+        """Return the largest power of two into which the sequence of every layer can be cut."""
         most = min(layer.max_context for layer in self.chain.layers)
         parts = 1
         while 2 * parts <= most and self.chain.sequence_length % (4 * parts) == 0:
@@ -177,11 +181,12 @@ class Prices:
         return parts
 
     def exchange_buffers(self, context: int, expert: int) -> float:
-        """Bytes per sample on their way between the devices of a replica, for the largest layer."""
+        """Return the bytes per sample in transfer between the devices of a replica, for the largest
+        layer."""
         if (context, expert) not in self._buffers:
             layers = (self.chain.layers[at] for at in self.distinct_layers)
-            each = (exchange_buffers(layer, context, expert, backward=True) for layer in layers)
-            self._buffers[context, expert] = max(each)
+            buffers = (exchange_buffers(layer, context, expert, backward=True) for layer in layers)
+            self._buffers[context, expert] = max(buffers)
         return self._buffers[context, expert]
 
     @property
@@ -190,7 +195,7 @@ class Prices:
 
     @cached_property
     def shapes(self) -> list[int]:
-        """Per layer, the first layer that costs the same."""
+        """Return for each layer the first layer that costs the same."""
         first: dict[tuple[object, ...], int] = {}
         return [
             first.setdefault(layer.cost_key, index) for index, layer in enumerate(self.chain.layers)
@@ -198,25 +203,26 @@ class Prices:
 
     @cached_property
     def distinct_layers(self) -> list[int]:
-        """One layer of each cost."""
+        """Return one layer of each cost."""
         return sorted(set(self.shapes))
 
     @cached_property
     def _layer_shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Per layer, its place among the distinct ones; and how many layers there are of each."""
+        """Return for each layer its index among the distinct ones, and how many layers there are of
+        each."""
         at = np.searchsorted(self.distinct_layers, self.shapes)
         return at, np.bincount(at)
 
     @cached_property
     def parameters(self) -> FloatArray:
-        """Running sum of weights held; a tied layer counts as holding its copy."""
+        """Return the running sum of weights held; a tied layer counts as holding its copy."""
         return running_sums(
             [layer.parameters + layer.tied_parameters for layer in self.chain.layers]
         )
 
     @cached_property
     def tied(self) -> list[tuple[int, int, int]]:
-        """(index, partner, weights) of tied layers."""
+        """Return (index, partner, weights) of tied layers."""
         layers = enumerate(self.chain.layers)
         return [
             (i, layer.tied_to, layer.tied_parameters)
@@ -226,18 +232,19 @@ class Prices:
 
     @cached_property
     def reduced(self) -> FloatArray:
-        """Running sum of the bytes per sample that tensor-parallel groups reduce in a forward."""
+        """Return the running sum of the bytes per sample that tensor-parallel groups reduce in a
+        forward."""
         return running_sums([layer.reduced_bytes for layer in self.chain.layers])
 
     @cached_property
     def routed(self) -> FloatArray:
-        """Running sum of the bytes per sample that experts take in."""
+        """Return the running sum of the bytes per sample that experts take in."""
         return running_sums([layer.routed_bytes for layer in self.chain.layers])
 
     @cached_property
     def held(self) -> FloatArray:
-        """[a, b]: weights that layers a..b-1 hold: their own, and of each layer elsewhere the most
-        that one of them shares with it."""
+        """Return [a, b]: the number of weights that layers a..b-1 hold. These are their own weights
+        and, for each tied layer outside the range, the most that one of them shares with it."""
         own = running_sums([layer.parameters for layer in self.chain.layers])
         table = own[None, :] - own[:, None]
         for (partner, *_), _ in self.chain.shared:
@@ -253,34 +260,35 @@ class Prices:
 
     @cached_property
     def held_by_kind(self) -> FloatArray:
-        """[kind, a, b]: the same apart, weights of no expert and those of experts; the latter only
-        if there are any."""
+        """Return [kind, a, b]: ``held`` divided into weights outside experts and weights of
+        experts; the latter only if there are any."""
         experts = running_sums([layer.expert_parameters for layer in self.chain.layers])
         split = experts[None, :] - experts[:, None]
         return np.stack([self.held - split, split]) if experts[-1] else self.held[None]
 
     def weigh(self, rates: FloatArray, held: FloatArray) -> FloatArray:
-        """[option, range]: what weights come to at each of several rates ([option, 3]); ``held`` is
+        """Return [option, range]: rates times weights, for several rates ([option, 3]); ``held`` is
         ``held_by_kind`` of all ranges or of some."""
-        found = np.multiply.outer(rates[:, 0], held[0])
+        amounts = np.multiply.outer(rates[:, 0], held[0])
         if len(held) > 1:
-            found += np.multiply.outer(rates[:, 1], held[1])
+            amounts += np.multiply.outer(rates[:, 1], held[1])
         if rates[:, 2].any():
-            found += rates[:, 2].reshape(-1, *[1] * (found.ndim - 1))
-        return np.asarray(found)
+            amounts += rates[:, 2].reshape(-1, *[1] * (amounts.ndim - 1))
+        return np.asarray(amounts)
 
     def weigh_range(self, rate: Rates, first: int, end: int) -> float:
-        """The same for one rate and one range."""
-        if len(self.held_by_kind) == 1:  # asked for thousands of times in a search
+        """Return a rate times the weights of one range."""
+        if len(self.held_by_kind) == 1:  # a fast path: a search calls this thousands of times
             return rate[0] * float(self.held[first, end]) + rate[-1]
         amounts = self.held_by_kind[:, first, end].tolist()
         return float(
-            sum(each * amount for each, amount in zip(rate[:-1], amounts, strict=False)) + rate[-1]
+            sum(factor * amount for factor, amount in zip(rate[:-1], amounts, strict=False))
+            + rate[-1]
         )
 
     @cached_property
     def widest(self) -> NDArray[np.int64]:
-        """[a, b]: the widest tensor-parallel group that all of layers a..b-1 allow."""
+        """Return [a, b]: the widest tensor-parallel group that all of layers a..b-1 allow."""
         table = np.zeros((self.num_layers + 1,) * 2, dtype=np.int64)
         widths = [max(1, layer.max_tensor_width) for layer in self.chain.layers]
         for first in range(self.num_layers):
@@ -289,13 +297,13 @@ class Prices:
 
     @cached_property
     def outputs(self) -> FloatArray:
-        """Bytes per sample across a cut before each layer; 0 at both ends."""
+        """Return the bytes per sample across a cut before each layer; 0 at both ends."""
         return np.array([0.0, *(layer.output_bytes for layer in self.chain.layers[:-1]), 0.0])
 
     @cached_property
     def returned(self) -> FloatArray:
-        """Bytes per sample of gradients across a cut before each layer; the same array as
-        ``outputs`` if all layers have a backward."""
+        """Return the bytes per sample of gradients across a cut before each layer; this is the
+        array ``outputs`` itself if all layers have a backward."""
         first = self.chain.first_backward
         if not first:
             return self.outputs
@@ -306,8 +314,8 @@ class Prices:
         return float(self.outputs.max())
 
     def kept_ranges(self, recompute: Recompute, width: int) -> FloatArray:
-        """[a, b]: activation bytes per sample of layers a..b-1 on all devices of a replica with
-        tensor-parallel groups of this width."""
+        """Return [a, b]: activation bytes per sample of layers a..b-1 on all devices of a replica
+        with tensor-parallel groups of this width."""
         key = (recompute, self.copies(width))
         if key not in self._kept_ranges:
             sums = self._kept(*key)
@@ -315,8 +323,8 @@ class Prices:
         return self._kept_ranges[key]
 
     def copies(self, width: int) -> int:
-        """How often a tensor-parallel group of this width keeps what is outside its matrix
-        products."""
+        """Return how many devices of a tensor-parallel group of this width store the activations
+        outside its matrix products."""
         return 1 if self.chain.splits_stream else width
 
     @cached_property
@@ -327,35 +335,37 @@ class Prices:
         layers, factor, more = self.chain.layers, self.chain.activation_factor, copies - 1
         match recompute:
             case Recompute.NONE:
-                each = [layer.activation_bytes + more * layer.stream_bytes for layer in layers]
+                kept_bytes = [
+                    layer.activation_bytes + more * layer.stream_bytes for layer in layers
+                ]
             case Recompute.SELECTIVE:
                 left = [
                     (layer.activation_bytes - layer.selective_bytes, layer.stream_bytes)
                     for layer in layers
                 ]
-                each = [kept + more * min(kept, stream) for kept, stream in left]
+                kept_bytes = [kept + more * min(kept, stream) for kept, stream in left]
             case Recompute.FULL:
-                each = (copies * self.outputs[:-1]).tolist()
-                each[: self.chain.first_backward] = [0.0] * self.chain.first_backward
-        return factor * running_sums(each)
+                kept_bytes = (copies * self.outputs[:-1]).tolist()
+                kept_bytes[: self.chain.first_backward] = [0.0] * self.chain.first_backward
+        return factor * running_sums(kept_bytes)
 
     def transient(self, recompute: Recompute, width: int) -> FloatArray:
-        """[a, b]: bytes per sample that a backward of layers a..b-1 holds for a moment, on all
-        devices of a replica, in tensor-parallel groups of this width."""
+        """Return [a, b]: bytes per sample that a backward of layers a..b-1 holds for a moment, on
+        all devices of a replica with tensor-parallel groups of this width."""
         key = (recompute, self.copies(width), width)
         if key not in self._transients:
-            found = self._transient(recompute, self.copies(width))
+            held = self._transient(recompute, self.copies(width))
             if self.chain.first_backward:
                 of_frozen = [
-                    0.0 if one.frozen is None else one.frozen.forward_bytes
-                    for one in self.chain.layers
+                    0.0 if layer.frozen is None else layer.frozen.forward_bytes
+                    for layer in self.chain.layers
                 ]
-                found = np.maximum(found, largest_of(of_frozen))
+                held = np.maximum(held, largest_of(of_frozen))
             if width > 1:
-                found = found + WHOLE_OUTPUTS * width * largest_of(
+                held = held + WHOLE_OUTPUTS * width * largest_of(
                     [layer.output_bytes for layer in self.chain.layers]
                 )
-            self._transients[key] = found
+            self._transients[key] = held
         return self._transients[key]
 
     @cached_property
@@ -363,7 +373,8 @@ class Prices:
         return {}
 
     def largest_layer(self, expert: int) -> FloatArray:
-        """[a, b]: weights of the largest of layers a..b-1, with experts over so many holders."""
+        """Return [a, b]: the number of weights of the largest of layers a..b-1, if experts are
+        split over ``expert`` holders."""
         if expert not in self._largest_layers:
             self._largest_layers[expert] = largest_of(
                 [layer_weights(layer, expert) for layer in self.chain.layers]
@@ -391,8 +402,8 @@ class Prices:
         )
 
     def frozen(self, expert: int) -> FloatArray | None:
-        """[a, b]: bytes of frozen weights that a holder of layers a..b-1 has, with experts over so
-        many holders; None if there are none. (10) of ``cost.memory``."""
+        """Return [a, b]: bytes of frozen weights in each holder of layers a..b-1, if experts are
+        split over ``expert`` holders; None without frozen weights ((10) of ``cost.memory``)."""
         if not self.chain.frozen_parameters:
             return None
         if expert not in self._frozen:
@@ -405,27 +416,28 @@ class Prices:
 
     @property
     def least_state_bytes(self) -> float:
-        """Of one copy of weights, gradients and optimizer state."""
+        """Return the bytes of one copy of weights, gradients and optimizer state."""
         return self.chain.parameters * sum(self.state_bytes) + self.chain.frozen_bytes
 
     @property
     def bytes_summed(self) -> float:
-        """Per weight that goes around once at least, as if links had all of their bandwidth for
-        it."""
+        """Return a lower bound on the bytes that go around per weight, scaled as if links gave them
+        all of their bandwidth."""
         return self.exchanged_bytes(1)
 
     def exchanged_bytes(self, zero: int) -> float:
-        """The same under ZeRO of a level."""
+        """Return the bytes that go around per weight at a ZeRO level, scaled by the reachable
+        bandwidth."""
         return self.chain.exchanged_bytes(zero) / self.model.reduction
 
     @cached_property
     def state_bytes(self) -> tuple[int, int, float]:
-        """Bytes per weight of weights, gradients and optimizer state."""
+        """Return the bytes per weight of weights, gradients and optimizer state."""
         return self.chain.dtype.bytes, self.chain.gradient_bytes, optimizer_bytes(self.chain)
 
 
 def shares(values: FloatArray) -> FloatArray:
-    """Of their sum; equal ones where there is nothing to share.
+    """Return the values divided by their sum, or equal shares if the sum is 0.
 
     >>> shares(np.array([1.0, 3.0])).tolist(), shares(np.zeros(2)).tolist()
     ([0.25, 0.75], [0.5, 0.5])
@@ -435,5 +447,5 @@ def shares(values: FloatArray) -> FloatArray:
 
 
 def widest(layers: tuple[Layer, ...]) -> int:
-    """The widest tensor-parallel group that any layer allows."""
+    """Return the width of the widest tensor-parallel group that any layer allows."""
     return max((layer.max_tensor_width for layer in layers), default=1)

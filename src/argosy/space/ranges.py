@@ -1,4 +1,4 @@
-"""Amounts of ranges of layers, as running sums and as tables of maxima."""
+"""Tabulate sums and maxima over ranges of layers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from numpy.typing import NDArray
 from argosy.cost.memory import held_frozen_bytes
 from argosy.workload.chain import Chain, Layer
 
+# Tables over ranges of layers.
 FloatArray = NDArray[np.float64]
 
 
 def running_sums(values: list[float] | list[int]) -> FloatArray:
-    """``sums[b] - sums[a]`` is the sum of values a..b-1."""
+    """Return running sums: ``sums[b] - sums[a]`` is the sum of values a..b-1."""
     return np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=np.float64))))
 
 
 def largest_of(values: list[float] | list[int]) -> FloatArray:
-    """[a, b]: the largest of values a..b-1; 0 where there are none."""
+    """Return [a, b]: the largest of values a..b-1, or 0 for an empty range."""
     table = np.zeros((len(values) + 1,) * 2)
     np.maximum.accumulate(
         np.triu(np.broadcast_to(values, (len(values),) * 2)), axis=1, out=table[:-1, 1:]
@@ -26,7 +27,7 @@ def largest_of(values: list[float] | list[int]) -> FloatArray:
 
 
 def largest_two_of(values: list[float] | list[int]) -> FloatArray:
-    """[a, b]: the sum of the two largest of values a..b-1.
+    """Return [a, b]: the sum of the two largest of values a..b-1.
 
     >>> largest_two_of([3, 1, 2])[0].tolist()
     [0.0, 3.0, 4.0, 5.0]
@@ -41,8 +42,8 @@ def largest_two_of(values: list[float] | list[int]) -> FloatArray:
 
 
 def frozen_ranges(chain: Chain, expert: int) -> FloatArray:
-    """[a, b]: bytes of frozen weights that a holder of layers a..b-1 has, with experts over so many
-    holders: (10) of ``cost.memory``."""
+    """Return [a, b]: bytes of frozen weights in each holder of layers a..b-1, if experts are split
+    over ``expert`` holders ((10) of ``cost.memory``)."""
     layers = [layer.frozen for layer in chain.layers]
     own = running_sums(
         [0.0 if frozen is None else held_frozen_bytes(frozen, expert) for frozen in layers]
@@ -60,5 +61,5 @@ def frozen_ranges(chain: Chain, expert: int) -> FloatArray:
 
 
 def _tied_frozen_bytes(layer: Layer, partner: int | None) -> float:
-    """Frozen weights that a layer shares with another one."""
+    """Return the bytes of frozen weights that a layer shares with layer ``partner``."""
     return layer.frozen.tied_bytes if layer.frozen is not None and layer.tied_to == partner else 0.0

@@ -1,5 +1,5 @@
-"""How the replicas of a stage share a micro-batch: one by one to the replica that would finish
-first."""
+"""Share a micro-batch among the replicas of a stage: each sample goes to the replica that would
+finish first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def share_samples(
     context: int = 1,
     expert: int = 1,
 ) -> tuple[PoolPart, ...] | None:
-    """Integer shares of a micro-batch for (pool, width, replicas) groups that minimise the slowest
-    replica; None if there are more replicas than samples."""
+    """Return integer shares of a micro-batch for (pool, width, replicas) groups that minimise the
+    time of the slowest replica, or None if there are more replicas than samples."""
     total = sum(replicas for _, _, replicas in groups)
     if total > micro_batch:
         return None
@@ -67,7 +67,8 @@ def share_samples(
 
 
 def whole_seconds(prices: Prices, parts: Sequence[PoolPart], recompute: Recompute) -> float:
-    """Forward and backward of the whole chain for a micro-batch, on the slowest replica."""
+    """Return the forward and backward seconds of the whole chain for a micro-batch, on the slowest
+    replica."""
     return max(
         prices.whole(
             part.pool, part.width, part.most, recompute, context=part.context, expert=part.expert

@@ -1,4 +1,4 @@
-"""Widths of tensor-parallel groups that the devices of a pool can be cut into."""
+"""List the widths of the tensor-parallel groups that the devices of a pool can be divided into."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from argosy.space.pool import Pool
 
 
 def node_widths(pool: Pool, most: int) -> Iterator[int]:
-    """Widths of tensor-parallel groups inside a node: all that divide it, and powers of two, so
-    that a node with a device more can do what it could without."""
+    """Yield the widths of tensor-parallel groups inside a node: all divisors of its size, and
+    powers of two, so that a node with one device more has every option of the smaller node."""
     for width in range(1, min(pool.per_node, most) + 1):
         if pool.per_node % width == 0 or width & (width - 1) == 0:
             yield width
 
 
 def tensor_widths(pool: Pool, devices: int, most: int) -> Iterator[int]:
-    """Those that ``devices`` of a pool can be cut into; of several nodes only such as divide a
-    node."""
+    """Yield the widths that divide ``devices`` devices of a pool; over several nodes only widths
+    that divide a node."""
     for width in node_widths(pool, min(devices, most)):
         if devices % width == 0 and (pool.per_node % width == 0 or devices <= pool.per_node):
             yield width

@@ -1,4 +1,4 @@
-"""Complete plans: their exact or estimated times, their neighbours, and the final verdict.
+"""Judge complete plans: exact or estimated times, neighbours of plans, and the final verdict.
 
-May import ``solve.search``. Start reading at ``verdict``, then ``judge``.
+This package may import ``solve.search``. Start reading at ``verdict``, then ``judge``.
 """

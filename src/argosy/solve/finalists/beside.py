@@ -1,5 +1,5 @@
-"""What is played beside the finalists of a search: uniform pipelines, and the winner with a layer
-moved."""
+"""Simulate more plans beside the finalists of a search: uniform pipelines, and the winner after
+small moves."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from argosy.space.enumerate import Scope
 from argosy.space.option import Option, Vector
 
 _UNIFORM = 8
-"""Uniform pipelines that the exact engine plays at most."""
+"""The exact engine simulates at most this many uniform pipelines."""
 _MOVED = 3
-"""Moves from the winner that are played at once, and"""
+"""This many moves from the winner are simulated at once."""
 _ROUNDS = 4
-"""times as many, and as often, if there are few devices."""
+"""On few devices ``_ROUNDS`` times as many moves are simulated, in at most this many rounds."""
 _NEAR = 1.005
-"""A move that the judge finds slower than this times the winner is not played."""
+"""A move that the judge finds slower than this factor times the winner is not simulated."""
 
 
 def with_uniform(
@@ -33,14 +33,21 @@ def with_uniform(
     most_tasks: int,
     menus: Mapping[int, Mapping[Vector, Sequence[Option]]],
 ) -> Verdict:
-    """The verdict, or a better one; the exact engine plays at most so many tasks of uniform
-    pipelines more. ``menus`` has options by the size of micro-batches: with these, small moves from
-    the winner are played while that helps."""
+    """Return the verdict, or a better one among uniform pipelines and small moves.
+
+    The exact engine simulates at most ``most_tasks`` further tasks of uniform pipelines. ``menus``
+    has options by the size of micro-batches: with these, small moves from the winner are simulated
+    while that helps.
+    """
     assert verdict.plan.predicted is not None
     below = verdict.plan.predicted.iteration_seconds
     plain = uniform_candidates(trial.prices, judge, shapes, trial.scope, below, _UNIFORM)
-    tasks = itertools.accumulate(4 * len(one.plan) * one.shape.num_micro_batches for one in plain)
-    plain = [one for one, played in zip(plain, tasks, strict=True) if played <= most_tasks]
+    tasks = itertools.accumulate(
+        4 * len(candidate.plan) * candidate.shape.num_micro_batches for candidate in plain
+    )
+    plain = [
+        candidate for candidate, played in zip(plain, tasks, strict=True) if played <= most_tasks
+    ]
     verdict = trial.decide([verdict.winner, *plain]) if plain else verdict
     for _ in range(_ROUNDS if menus else 1):
         options = menus.get(verdict.winner.shape.micro_batch_size, {})
@@ -59,23 +66,23 @@ def _moved(
     most_steps: int,
     options: Mapping[Vector, Sequence[Option]],
 ) -> list[Candidate]:
-    """The winner with a layer moved or a stage in wider groups or, given options, after any other
-    small move: the few that the judge finds fastest."""
+    """Return the few plans that the judge finds fastest among small moves from the winner: a layer
+    moved, a stage in wider groups or, given options, any other move."""
     moves = neighbours(winner.plan, options) if options else shifted(winner.plan)
     plans = [*moves, *_regrouped(winner.plan, scope)]
     if not plans or len(plans) * len(winner.plan) * winner.shape.num_micro_batches > most_steps:
         return []
     judged = zip(plans, *judge.seconds(winner.shape, plans, best=winner.seconds), strict=True)
-    found = [
+    near = [
         replace(winner, seconds=seconds, number=number, schedule=schedule, plan=plan)
         for number, (plan, seconds, schedule) in enumerate(judged)
         if seconds <= _NEAR * winner.seconds
     ]
-    return sorted(found)[: _ROUNDS * _MOVED if options else _MOVED]
+    return sorted(near)[: _ROUNDS * _MOVED if options else _MOVED]
 
 
 def _regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:
-    """The same stages with the replicas of one of them joined in pairs to groups twice as wide."""
+    """Yield the plan with the replicas of one stage joined in pairs to groups twice as wide."""
     for at, choice in enumerate(plan):
         option, part = choice.option, choice.option.parts[0]
         wider = 2 * part.width
@@ -91,8 +98,8 @@ def _regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:
             part, width=wider, replicas=part.replicas // 2, samples=samples, extra=extra
         )
         if part.expert > 1 and (extra or joined.replicas % part.expert):
-            continue  # experts need equal holders, as many as groups
+            continue  # experts need equal holders, and groups that divide them
         if scope.allows_width(wider) and is_allowed(option.prices, (joined,), scope):
             zero = option.zero if joined.replicas > 1 else 0
-            other = replace(choice, option=replace(option, parts=(joined,), zero=zero))
-            yield (*plan[:at], other, *plan[at + 1 :])
+            regrouped = replace(choice, option=replace(option, parts=(joined,), zero=zero))
+            yield (*plan[:at], regrouped, *plan[at + 1 :])

@@ -1,4 +1,4 @@
-"""Complete plans that a search has judged, and the small steps between them."""
+"""Describe complete plans that a search has judged, and the small steps between them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from argosy.space.option import Option, Vector
 from argosy.space.price import Prices
 from argosy.units import counted
 
+# Kinds of recomputation by effort; ties go to the plan with less.
 _EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
 
 
 @dataclass(order=True)
 class Candidate:
-    """A complete plan with its time; of equal ones the one with least ZeRO and recomputation comes
-    first."""
+    """A complete plan that has a time; of equally fast ones the one with least ZeRO and
+    recomputation comes first."""
 
     seconds: float
     effort: int = field(init=False)
     number: int
-    """In the order in which they were found: breaks ties."""
+    """The order in which plans were found, which breaks ties."""
     shape: Shape = field(compare=False)
     schedule: ScheduleSpec = field(compare=False)
     plan: Complete = field(compare=False)
     units: Vector = field(compare=False)
     is_played: bool = field(default=False, compare=False)
-    """Whether its time is the exact engine's and not the judge's."""
+    """Whether the time comes from the exact engine and not from the judge."""
 
     def __post_init__(self) -> None:
         if not self.is_played:
@@ -48,19 +49,19 @@ class Candidate:
 
     @cached_property
     def key(self) -> Key:
-        """What it is, however it was found."""
+        """Return what identifies the plan, independent of how it was found."""
         return self.schedule, plan_key(self.shape, self.plan)
 
     @property
     def num_steps(self) -> int:
-        """Devices times micro-batches."""
+        """Return the number of devices times micro-batches."""
         devices = sum(part.devices for choice in self.plan for part in choice.option.parts)
         return devices * self.shape.num_micro_batches
 
     @property
     def folds_exactly(self) -> bool:
-        """Whether ``sim.fold`` loses nothing: equal replicas, on whole nodes or inside one, hand on
-        to as many, or to a multiple or a part of that number."""
+        """Return whether ``sim.fold`` loses nothing: equal replicas, on whole nodes or inside one,
+        send to an equal number, a multiple or a divisor of it."""
         parts = [
             (part, pool)
             for c in self.plan
@@ -75,7 +76,8 @@ class Candidate:
         return all(large % small == 0 for small, large in itertools.pairwise(counts))
 
     def fits(self, plan: Complete) -> bool:
-        """Whether another plan of as many stages fits under this one's schedule."""
+        """Return whether another plan with the same number of stages fits under this one's
+        schedule."""
         count = self.shape.num_micro_batches
         group, kept = group_size(self.schedule, count), held(self.schedule, len(plan), count)
         return all(
@@ -88,7 +90,7 @@ class Candidate:
 
 
 def describe_choice(choice: Choice) -> str:
-    """``4 layers on 8x V100-32GB, tensor width 2, zero 3``."""
+    """Return a description such as ``4 layers on 8x V100-32GB, tensor width 2, zero 3``."""
     on = " + ".join(
         f"{part.devices}x {pool.name}"
         for part, pool in zip(choice.option.parts, choice.option.pools, strict=True)
@@ -108,7 +110,8 @@ def describe_choice(choice: Choice) -> str:
 
 
 def unlike(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """The first of all that have the same layers on the same numbers of devices."""
+    """Yield the first of all candidates that have the same layers on the same numbers of
+    devices."""
     seen = set()
     for candidate in candidates:
         key = (candidate.shape, *((choice.end, choice.option.vector) for choice in candidate.plan))
@@ -118,10 +121,12 @@ def unlike(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
 
 
 def diverse(candidates: Sequence[Candidate], most: int) -> list[Candidate]:
-    """At most so many, and of as many sorts as there are among them: the judge errs in the same
-    direction for all plans of a sort (micro-batches, devices of the stages, whether weights are
-    sharded), so the first of a sort speaks for the others. A quarter is left to the best of what
-    differs in layers only."""
+    """Return at most ``most`` candidates, of as many sorts as possible.
+
+    The judge errs in the same direction for all plans of a sort (micro-batches, devices of the
+    stages, whether weights are sharded), so the first of a sort represents the others. A quarter is
+    left to the best candidates that differ in layers only.
+    """
     sorts: dict[object, Candidate] = {}
     for candidate in candidates:
         sharded = any(choice.option.zero > 1 for choice in candidate.plan)
@@ -137,7 +142,7 @@ def diverse(candidates: Sequence[Candidate], most: int) -> list[Candidate]:
 def single_stages(
     prices: Prices, shape: Shape, options: Mapping[Vector, Sequence[Option]], below: float
 ) -> Iterator[Complete]:
-    """Plans without a pipeline that may take less than a time."""
+    """Yield plans without a pipeline that may take less than ``below`` seconds."""
     end, count = prices.num_layers, shape.num_micro_batches
     for option in itertools.chain.from_iterable(options.values()):
         if count * sum(option.seconds(0, end)) + option.tail(0, end) < below:
@@ -145,39 +150,39 @@ def single_stages(
 
 
 def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> Iterator[Complete]:
-    """Plans one small step away: another option for a stage, a layer moved to another stage, two
-    stages swapped."""
-    alike = {group[0].vector: group for group in options.values()}
+    """Yield plans one small step away: another option for a stage, a layer moved to another stage,
+    two stages swapped."""
+    by_vector = {group[0].vector: group for group in options.values()}
     for index, choice in enumerate(plan):
-        mine = choice.option
-        for option in alike.get(mine.vector, ()):
-            if option is not mine and option.way != mine.way:
+        current = choice.option
+        for option in by_vector.get(current.vector, ()):
+            if option is not current and option.way != current.way:
                 yield (*plan[:index], replace(choice, option=option), *plan[index + 1 :])
     yield from shifted(plan)
     lengths = [choice.end - choice.first for choice in plan]
     chosen = [choice.option for choice in plan]
-    for one, other in itertools.combinations(range(len(plan)), 2):
+    for first, second in itertools.combinations(range(len(plan)), 2):
         swapped, both = [*chosen], [*lengths]
-        swapped[one], swapped[other] = swapped[other], swapped[one]
-        both[one], both[other] = both[other], both[one]
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+        both[first], both[second] = both[second], both[first]
         yield _with_lengths(swapped, both)
 
 
 def shifted(plan: Complete, number: int = 1) -> Iterator[Complete]:
-    """The same stages with so many layers moved from any of them to any other; where they fit is
-    for a judge to say."""
+    """Yield the plan with ``number`` layers moved from any stage to any other; a judge checks
+    whether they fit."""
     lengths = [choice.end - choice.first for choice in plan]
     chosen = [choice.option for choice in plan]
-    for one, other in itertools.permutations(range(len(plan)), 2):
-        if lengths[one] > number:
+    for source, target in itertools.permutations(range(len(plan)), 2):
+        if lengths[source] > number:
             moved = [*lengths]
-            moved[one], moved[other] = moved[one] - number, moved[other] + number
+            moved[source], moved[target] = moved[source] - number, moved[target] + number
             yield _with_lengths(chosen, moved)
 
 
 def on_pools(candidate: Candidate, prices: Prices, pools: Sequence[int]) -> Candidate:
-    """A plan that was found on some of the pools, numbered from 0, as a plan on all of them:
-    ``pools`` says which."""
+    """Return a plan that was found on some of the pools, numbered from 0, as a plan on all of them;
+    ``pools`` lists which."""
 
     def option_of(option: Option) -> Option:
         vector = [0] * len(prices.pools)
@@ -192,28 +197,29 @@ def on_pools(candidate: Candidate, prices: Prices, pools: Sequence[int]) -> Cand
 
 def _with_lengths(options: Sequence[Option], lengths: Sequence[int]) -> Complete:
     ends = itertools.accumulate(lengths)
-    return tuple(
-        Choice(o, end - length, end) for o, length, end in zip(options, lengths, ends, strict=True)
-    )
+    triples = zip(options, lengths, ends, strict=True)
+    return tuple(Choice(option, end - length, end) for option, length, end in triples)
 
 
 def lightened(candidate: Candidate, scope: Scope) -> Complete:
-    """The same plan with every stage at the least offload, recomputation and ZeRO of a scope with
+    """Return the plan with every stage at the least offload, recomputation and ZeRO of a scope with
     which it fits; ZeRO 1 costs no more than none."""
     plan = candidate.plan
     for index, choice in enumerate(plan):
-        mine = choice.option
-        if mine.zero <= 1 and mine.recompute is Recompute.NONE and not mine.offload:
+        current = choice.option
+        if current.zero <= 1 and current.recompute is Recompute.NONE and not current.offload:
             continue
         alone = choice.option.holders == 1
         lighter = (
-            replace(choice, option=replace(mine, recompute=recompute, zero=zero, offload=offload))
-            for offload in choices(mine.offload)
+            replace(
+                choice, option=replace(current, recompute=recompute, zero=zero, offload=offload)
+            )
+            for offload in choices(current.offload)
             for recompute in _EFFORT
             if recompute in scope.recompute
             and not (offload.activations and recompute is Recompute.SELECTIVE)
             for zero in ((0,) if alone else sorted({*scope.zero} - {0}))
         )
-        fitting = ((*plan[:index], other, *plan[index + 1 :]) for other in lighter)
-        plan = next((other for other in fitting if candidate.fits(other)), plan)
+        fitting = ((*plan[:index], variant, *plan[index + 1 :]) for variant in lighter)
+        plan = next((variant for variant in fitting if candidate.fits(variant)), plan)
     return plan

@@ -1,4 +1,4 @@
-"""A complete plan of a search on devices, with algorithms for its collectives."""
+"""Place a complete plan of a search on devices, and choose algorithms for its collectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def on_devices(
     prices: Prices,
     cluster: Cluster,
 ) -> Plan:
-    """The plan that runs these choices under a schedule."""
+    """Return the plan that runs these choices under a schedule."""
     chain = prices.chain
     replicas = place_stages(prices.pools, [choice.option for choice in choices])
     plan = Plan(

@@ -1,5 +1,4 @@
-"""The best plans that a search has found so far, judged or played, and plans whose bounds are still
-in doubt."""
+"""Keep the best plans that a search has found so far, and plans whose bounds are still in doubt."""
 
 from __future__ import annotations
 
@@ -16,43 +15,46 @@ from argosy.solve.search.shape import Shape
 from argosy.space.option import Option, Vector
 
 _MOST = 32
+"""At most this many incumbents are kept."""
 _SAME = 1e-6
-"""Times that differ by less than this share are the same."""
+"""Times that differ by less than this share count as equal."""
 _NEAR = 1.05
-"""Neighbours that the judge finds slower than this times the best plan are forgotten."""
+"""Neighbours that the judge finds slower than this factor times the best plan are dropped."""
 
 
 class Incumbents:
-    """Every plan is judged once; the best few are remembered, and the exact engine plays those that
-    matter."""
+    """A list of the best few plans; every plan is judged once, and the exact engine simulates those
+    that matter."""
 
     def __init__(self, judge: Judge, trial: ExactTrial, ceiling: float = math.inf) -> None:
         self.judge = judge
         self.trial = trial
         self.ceiling = ceiling
-        """The time of a plan from elsewhere: slower ones are of no use."""
+        """Seconds of a plan from elsewhere: slower plans are useless."""
         self.found: list[Candidate] = []
-        """Best first."""
+        """Incumbents, the best first."""
         self.known: dict[Key, float] = {}
-        """Judged times."""
+        """Judged seconds of all plans."""
         self.suspects: list[tuple[float, int, Candidate]] = []
-        """Complete plans that came out of a search and were not played, behind their bounds and a
-        number, as a heap."""
+        """A heap of (bound, number, plan) with complete plans that a search has returned and that
+        were not simulated."""
         self.cleared = math.inf
-        """The least time of those that were played."""
+        """The least time of those that were simulated."""
 
     @property
     def best(self) -> float:
         return min(self.ceiling, self.found[0].seconds) if self.found else self.ceiling
 
     def confirm(self, most: float = math.inf) -> None:
-        """Play the best plan, until the best one is one that was played. Of more than ``most`` that
-        turn out slower than judged, the others are forgotten, and so are those that are as fast as
-        the first."""
+        """Simulate the best plan until the best one is a simulated one.
+
+        After ``most`` plans that turn out slower than judged, the others are dropped, and so are
+        plans as fast as the first simulated one.
+        """
         plays = 0
         while self.found and not self.found[0].is_played:
             candidate = self.found.pop(0)
-            played = next((other for other in self.found if other.is_played), None)
+            played = next((incumbent for incumbent in self.found if incumbent.is_played), None)
             is_tie = (
                 played is not None
                 and most < math.inf
@@ -63,7 +65,7 @@ class Incumbents:
             plays += 1
 
     def add(self, candidate: Candidate) -> None:
-        """Remember a plan with its exact time."""
+        """Add a plan with its exact time."""
         (seconds,) = self.trial.seconds([candidate])
         insort(self.found, replace(candidate, seconds=seconds, is_played=True))
         del self.found[_MOST:]
@@ -71,7 +73,7 @@ class Incumbents:
     def keep(
         self, shape: Shape, plans: Sequence[Complete], units: Vector, below: float = math.inf
     ) -> None:
-        """Judge plans and remember the best of them, as far as they are below a time."""
+        """Judge plans and add the best of them, if they are faster than ``below`` seconds."""
         fresh = {key: plan for plan in plans if (key := plan_key(shape, plan)) not in self.known}
         if not fresh:
             return
@@ -80,7 +82,7 @@ class Incumbents:
             if seconds < math.inf or below == math.inf:
                 self.known[key] = seconds
             if seconds < math.inf:
-                found = Candidate(
+                candidate = Candidate(
                     seconds=seconds,
                     number=len(self.known),
                     shape=shape,
@@ -88,21 +90,26 @@ class Incumbents:
                     plan=plan,
                     units=units,
                 )
-                self.found.append(found)
+                self.found.append(candidate)
         self.found.sort()
         del self.found[_MOST:]
 
     def settle(self, shape: Shape, plans: Sequence[Complete], units: Vector, bundle: int) -> None:
-        """Judge plans whose cuts are so many layers apart (``solve.search.grid``), and then with
-        cuts between: half as many layers move to another stage while that helps, then a quarter,
-        and in the end single ones."""
+        """Judge plans whose cuts are ``bundle`` layers apart (``solve.search.grid``), then variants
+        with cuts between.
+
+        Half as many layers move to another stage while that helps, then a quarter, and finally
+        single layers.
+        """
         self.keep(shape, plans, units)
         for plan in plans if bundle > 1 else ():
             step = (bundle + 1) // 2
             while step:
                 moved = list(shifted(plan, step))
                 self.keep(shape, moved, units)
-                best = min(moved, key=lambda one: self.known[plan_key(shape, one)], default=plan)
+                best = min(
+                    moved, key=lambda variant: self.known[plan_key(shape, variant)], default=plan
+                )
                 if self.known[plan_key(shape, best)] < self.known[plan_key(shape, plan)] * (
                     1 - 1e-9
                 ):
@@ -111,40 +118,45 @@ class Incumbents:
                     step //= 2
 
     def improve(self, best: Candidate, options: Mapping[Vector, Sequence[Option]]) -> None:
-        """Small moves from a plan while they help."""
+        """Make small moves from a plan while they help."""
         while True:
             known = len(self.known)
             self.keep(
                 best.shape, list(neighbours(best.plan, options)), best.units, _NEAR * best.seconds
             )
-            fresh = [one for one in self.found if one.number > known and one.shape is best.shape]
+            fresh = [
+                candidate
+                for candidate in self.found
+                if candidate.number > known and candidate.shape is best.shape
+            ]
             if not fresh or fresh[0].seconds >= best.seconds * (1 - 1e-9):
                 return
             best = fresh[0]
 
     def suspect(self, shape: Shape, plans: Sequence[tuple[float, Complete]], units: Vector) -> None:
-        """Remember complete plans that have come out of a search of one schedule, with their
-        bounds; the judge's word alone closes none."""
+        """Add complete plans that a search of one schedule has returned, with their bounds; the
+        judge alone closes none."""
         (schedule,) = shape.schedules
         for bound, plan in plans:
             if self.known[plan_key(shape, plan)] < math.inf:
-                found = Candidate(
+                candidate = Candidate(
                     seconds=bound, number=0, shape=shape, schedule=schedule, plan=plan, units=units
                 )
-                heapq.heappush(self.suspects, (bound, len(self.suspects), found))
+                heapq.heappush(self.suspects, (bound, len(self.suspects), candidate))
 
     @property
     def least_open_suspect(self) -> float:
-        """No plan that came out of a search and was not played is faster."""
+        """Return a lower bound on the plans that a search has returned and that were not
+        simulated."""
         return self.suspects[0][0] if self.suspects else math.inf
 
     @property
     def least_suspect(self) -> float:
-        """No plan that came out of a search is faster."""
+        """Return a lower bound on all plans that a search has returned."""
         return min(self.cleared, self.least_open_suspect)
 
     def clear_suspect(self) -> None:
-        """Play the suspect with the least bound: then its time is certain."""
+        """Simulate the suspect with the least bound: then its time is certain."""
         *_, candidate = heapq.heappop(self.suspects)
         (seconds,) = self.trial.exact_seconds([candidate])
         self.cleared = min(self.cleared, seconds)

@@ -1,11 +1,11 @@
-"""Interleaved variants of a plan: every worker takes its layers in several chunks, so that a
+"""Try interleaved variants of a plan: every worker takes its layers in several chunks, so that a
 pipeline fills sooner.
 
-The bounds and the judge of the search know stages that are one run of layers on devices of their
-own. So interleaving is not searched but tried: on a few good plans of different sorts, each
-worker's layers in equal chunks, piece c * S + w on worker w of S; in a V-shaped schedule the second
-chunks go back from the last worker to the first. The exact engine plays the whole plan and says
-what it holds in memory.
+The bounds and the judge of the search assume stages of consecutive layers on devices of their own.
+So interleaving is not searched but tried: on a few good plans of different sorts, each worker's
+layers are cut into equal chunks, piece c * S + w on worker w of S; in a V-shaped schedule the
+second chunks go back from the last worker to the first. The exact engine simulates the whole plan
+and computes its memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from argosy.units import counted
 from argosy.workload.chain import Chain
 
 _MOST_TASKS = 20_000
-"""Devices times micro-batches times chunks of a plan that is played."""
+"""A plan is simulated only if its devices times micro-batches times chunks are at most this
+many."""
 
 
 def with_interleaved(
@@ -38,18 +39,20 @@ def with_interleaved(
     *,
     must_be: bool,
 ) -> Plan:
-    """The best plan as it is, or the fastest variant of some good ones where that is faster or
-    nothing else will do. Of a variant only the bound that holds whatever the granularity is
-    certain."""
+    """Return the best plan, or the fastest variant of some good plans if that is faster or
+    ``must_be`` requires one.
+
+    The certificate of a variant keeps only the bound that holds for any granularity.
+    """
     assert plain.predicted is not None and plain.certificate is not None
     assert plain.certificate.free_bound_seconds is not None
     plans = list(good)
     variants = [
         _variant(plan, spec) for plan in plans for spec in specs if _obstacle(plan, spec) is None
     ]
-    played = [played_if_it_fits(one, chain, cluster, model) for one in variants]
+    played = [played_if_it_fits(variant, chain, cluster, model) for variant in variants]
     seconds, number = min(
-        ((one.seconds, at) for at, one in enumerate(played)), default=(math.inf, 0)
+        ((result.seconds, at) for at, result in enumerate(played)), default=(math.inf, 0)
     )
     if must_be and seconds == math.inf:
         raise InfeasibleError(_why_none(plans, specs, chain, cluster))
@@ -64,7 +67,7 @@ def with_interleaved(
 
 
 def _obstacle(plan: Plan, spec: ScheduleSpec) -> str | None:
-    """Why a plan has no variant of so many chunks; None where it has one, which may still not
+    """Return why a plan has no variant under a schedule; None if it has one, which may still not
     fit."""
     workers = len(plan.stages)
     if workers == 1:
@@ -85,14 +88,14 @@ def _obstacle(plan: Plan, spec: ScheduleSpec) -> str | None:
 def _why_none(
     plans: Sequence[Plan], specs: Sequence[ScheduleSpec], chain: Chain, cluster: Cluster
 ) -> str:
-    """What stands in the way of each plan that was tried, most common first."""
+    """Return the obstacles of the plans that were tried, the most common first."""
     reasons = Counter(
         _obstacle(plan, spec) or "too little memory" for plan in plans for spec in specs
     )
     listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
     tried = "the best plan" if len(plans) == 1 else f"the {len(plans)} best plans"
-    found = f"no interleaved variant of {tried} of {chain.name} on {cluster!r} works: {listed}"
-    return f"{found}; --schedule 1f1b beside --schedule interleaved has a plan"
+    summary = f"no interleaved variant of {tried} of {chain.name} on {cluster!r} works: {listed}"
+    return f"{summary}; --schedule 1f1b beside --schedule interleaved has a plan"
 
 
 def _variant(plan: Plan, spec: ScheduleSpec) -> Plan:

@@ -1,20 +1,20 @@
-"""Judging complete plans of a search, many at a time, on the devices that they will be placed on.
+"""Judge complete plans of a search, many at a time, on the devices that they will be placed on.
 
 Most plans are timed by the pipeline recurrence (``sim.constant``), all of one length together:
 
-    (1)  forward, backward of a stage = those of its slowest replica; ZeRO that cannot hide behind
-         compute stretches the backward
+    (1)  forward, backward of a stage = those of its slowest replica; ZeRO that cannot overlap with
+         compute lengthens the backward
     (2)  transfer between stages = (4) of ``solve.finalists.wiring`` and its latency, by the places
          of both
     (3)  tail of a stage = gradient exchange and update; tied weights are summed across the stages
          that hold them once the first of these is through, beside its own exchange
-    (4)  a plan takes no less than M times what its busiest link needs per micro-batch
+    (4)  a plan takes at least M times what its busiest link needs per micro-batch
 
-That is exact if nothing that is under way at the same time shares a link. How much sharing can cost
-at most is known, too (``solve.finalists.recurrence``). A plan for which that is too much is folded
-and played on its links (``sim.folded``), under every schedule that may be the best. On level 1 that
-is done for plans near the best only, and not again if sharing has cost little under the same
-wiring: such plans keep a guess, by what sharing has cost others.
+This is exact if no simultaneous transfers share a link. The maximum cost of sharing is known, too
+(``solve.finalists.recurrence``). If it is too large, the plan is folded and simulated on its links
+(``sim.folded``), under every schedule that may be the best. On level 1 this is done only for plans
+near the best, and not again if sharing has cost little under the same wiring: such plans keep a
+guess, based on the cost of sharing in other plans.
 """
 
 from __future__ import annotations
@@ -51,68 +51,68 @@ from argosy.space.option import Option, PoolPart
 from argosy.space.place import Places, can_place
 from argosy.space.price import Prices
 
+# A complete plan as its stages; a key of dictionaries; the parts of one stage.
 Complete = tuple[Choice, ...]
 Key = tuple[object, ...]
 Parts = tuple[PoolPart, ...]
 _ALIKE = 0.97
-"""Times what sharing links costs a plan under one schedule: the least that it costs under
+"""Sharing links under one schedule costs a plan at least this share of what it costs under
 another."""
 _CHEAP = 1.03
-"""If sharing links costs a plan no more than this factor, plans of the same wiring are not
-played."""
+"""If sharing links costs a plan at most this factor, plans of the same wiring are not simulated."""
 _NEAR = 1.05
-"""Times the best: plans whose time should be known well."""
+"""Plans within this factor of the best are timed accurately."""
 _MOST_STEPS = 100_000
-"""Stages times micro-batches of all plans that a judge that guesses plays; the others keep a
-guess."""
+"""A judge that guesses simulates at most this many stages times micro-batches in all; further plans
+keep a guess."""
 
 
 def plan_key(shape: Shape, plan: Complete) -> Key:
-    """What a complete plan is, but for its schedule."""
+    """Return what identifies a complete plan, apart from its schedule."""
     return (shape, *((choice.option.way, choice.first, choice.end) for choice in plan))
 
 
 def _at_both_ends(ways: Sequence[float]) -> list[float]:
-    """Per stage, the seconds of the transfers on both its sides."""
+    """Return for each stage the seconds of the transfers on both its sides."""
     return [one + other for one, other in zip(ways, [0.0, *ways[:-1]], strict=True)]
 
 
 class Judge:
-    """Seconds of complete plans; remembers what it has priced."""
+    """A judge that computes the seconds of complete plans, and caches what it has priced."""
 
     def __init__(self, prices: Prices, cluster: Cluster, *, guesses: bool = False) -> None:
         self.prices = prices
         self.cluster = cluster
         self.guesses = guesses
-        """Whether plans need not be played if others of their wiring were."""
+        """Whether plans need not be simulated if others of their wiring were."""
         self.calm = at_time_zero(cluster)
         self.wirings = Wirings(self.calm, prices.pools)
         self.sums = Sums(self.calm, prices.pools)
         self.stages: dict[tuple[Option, int, int], tuple[float, float, float]] = {}
-        """Forward, backward and tail."""
+        """Forward, backward and tail seconds of a stage."""
         self.fitting: dict[tuple[Option, int, int, int, int], bool] = {}
         """Whether layers fit with a number of micro-batches in flight, a number of them in a
         row."""
         self.tied: dict[tuple[tuple[Option, ...], int], float] = {}
         """Seconds to sum weights that several stages hold."""
         self.closed: dict[int, list[bool]] = {}
-        """Per wiring, whether the exchanges of its stages are in closed form."""
+        """For each wiring, whether the exchanges of its stages are in closed form."""
         self.hops: dict[tuple[Parts, Parts], tuple[float, float]] = {}
         """Seconds per output byte of a sample, and latency."""
         self.outputs: list[float] = prices.outputs.tolist()
         self.costs: dict[tuple[int, int, ScheduleSpec], float] = {}
-        """Per wiring, micro-batches and schedule, the least that sharing links has cost, as a
-        factor."""
+        """For each wiring, number of micro-batches and schedule, the least factor that sharing
+        links has cost."""
         self.guessed: set[tuple[Shape, Complete]] = set()
-        """Plans that share links and were not played."""
+        """Plans that share links and were not simulated."""
         self.judged = 0
         self.played: dict[Key, float] = {}
-        """Seconds of plans that were folded and played, by schedule and plan."""
+        """Seconds of plans that were folded and simulated, by schedule and plan."""
         self.steps_left = _MOST_STEPS if guesses else math.inf
-        """Stages times micro-batches that may still be played."""
+        """Stages times micro-batches that may still be simulated."""
 
     def stop_guessing(self) -> None:
-        """Play whatever shares links and is near the best from now on."""
+        """Simulate from now on every plan that shares links and is near the best."""
         self.guesses, self.steps_left = False, math.inf
 
     def seconds(
@@ -123,9 +123,12 @@ class Judge:
         below: float = math.inf,
         best: float = math.inf,
     ) -> tuple[list[float], list[ScheduleSpec]]:
-        """The time of every plan under the best schedule that fits in memory, and that schedule;
-        infinity if none does, or if it is not below a time anyway. Given the ``best`` time so far,
-        plans that are hardly faster may keep a guess."""
+        """Return the seconds of every plan under the best schedule that fits in memory, and that
+        schedule.
+
+        The time is infinite if no schedule fits, or if it is not below ``below``. Given the
+        ``best`` time so far, plans that are hardly faster may keep a guess.
+        """
         found = [math.inf] * len(plans)
         under = [shape.schedules[0]] * len(plans)
         self.judged += len(plans)
@@ -167,7 +170,7 @@ class Judge:
         members: Sequence[int],
         columns: dict[int, Columns],
     ) -> dict[int, list[ScheduleTime]]:
-        """Per plan of one length, its times under the schedules that fit."""
+        """Return for each plan of one length its times under the schedules that fit."""
         times: dict[int, list[ScheduleTime]] = defaultdict(list)
         count = shape.num_micro_batches
         for schedule in shape.schedules if members else ():
@@ -190,9 +193,12 @@ class Judge:
     def _shared_time(
         self, shape: Shape, plan: Complete, times: Sequence[ScheduleTime], below: float, best: float
     ) -> tuple[float, ScheduleSpec]:
-        """The time of a plan on links that it shares with itself, under the best schedule: played
-        if it is near what it has to beat; else guessed by what sharing has cost other plans of its
-        wiring. Small costs are not looked at twice if there is something to beat."""
+        """Return the time of a plan on links that it shares with itself, under the best schedule.
+
+        The plan is simulated if it is near the time to beat; otherwise it is guessed by the cost of
+        sharing in other plans of its wiring. Small costs are not computed twice if there is a time
+        to beat.
+        """
         wiring = self.wirings.of(tuple(choice.option for choice in plan))
         number, count = wiring.number if wiring is not None else -1, shape.num_micro_batches
         keys = [(number, count, time.schedule) for time in times]
@@ -229,13 +235,13 @@ class Judge:
         return best, under
 
     def _folded(self, shape: Shape, plan: Complete) -> FoldedPlan | None:
-        """The plan on devices, folded; None if that cannot be played."""
+        """Return the plan on devices, folded, or None if that cannot be simulated."""
         placed = on_devices(shape, shape.schedules[0], plan, self.prices, self.cluster)
         folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
         return folded if folded.is_playable else None
 
     def _least_work(self, shape: Shape, plan: Complete) -> float:
-        """Like ``least_seconds``, without transfers."""
+        """Return a lower bound like ``least_seconds``, without transfers."""
         least = way = 0.0
         for choice in plan:
             forward, backward, _ = self._stage(choice)
@@ -244,12 +250,12 @@ class Judge:
         return least
 
     def _slack(self, shape: Shape, plan: Columns) -> float:
-        """Seconds by which the recurrence may be too long: ZeRO 2 and 3 hide more than it assumes.
-        A judge that guesses does not look for such plans."""
+        """Return the seconds by which the recurrence may be too long: ZeRO 2 and 3 overlap more
+        than it assumes. A judge that guesses ignores this."""
         return 0.0 if self.guesses else shape.num_micro_batches * plan.passing
 
     def _has_devices(self, plan: Complete) -> bool:
-        """Whether there are devices for all stages at once."""
+        """Return whether there are devices for all stages at once."""
         taken = [
             sum(counts) for counts in zip(*(choice.option.vector for choice in plan), strict=True)
         ]
@@ -276,9 +282,8 @@ class Judge:
             alone = shared = [hop[0] * output for hop, output in zip(hops, outputs, strict=True)]
             busiest, latency = 0.0, [hop[1] for hop in hops]
         transfer, latency, shared = [*alone, 0.0], [*latency, 0.0], [*shared, 0.0]
-        if (
-            share := self.prices.model.blocking
-        ):  # both ends of a transfer wait for it, there and back
+        if share := self.prices.model.blocking:
+            # Both ends of a transfer wait for it, there and back.
             ways = [share * one + other for one, other in zip(transfer, latency, strict=True)]
             forward = [
                 seconds + more for seconds, more in zip(forward, _at_both_ends(ways), strict=True)
@@ -344,12 +349,13 @@ class Judge:
         transfer: Sequence[float],
         wiring: Wiring | None,
     ) -> tuple[list[float], float]:
-        """(3), and by how much exchanges can be late because of each other and of transfers."""
+        """Return the tails (3), and by how much exchanges can be delayed by each other and by
+        transfers."""
         tails = [stage[2] for stage in stages]
         updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in plan]
         closed = self._closed_forms(plan, wiring) if wiring is not None else []
         for at, choice in enumerate(plan):
-            if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
+            if choice.option.zero == 3:  # the first gather overlaps only with the way to the stage
                 ahead = sum(forward[: at + choice.option.prefetches])
                 tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - ahead)
             if (
@@ -373,7 +379,7 @@ class Judge:
         return tails, late
 
     def _closed_forms(self, plan: Complete, wiring: Wiring) -> list[bool]:
-        """Per stage, whether its option has its exchange in closed form."""
+        """Return for each stage whether its option has its exchange in closed form."""
         if self.sums.is_simple:
             return [True] * len(plan)
         if wiring.number not in self.closed:
@@ -382,7 +388,7 @@ class Judge:
         return self.closed[wiring.number]
 
     def _sum_seconds(self, choice: Choice, places: Places) -> float:
-        """The gradient sum of a stage on its links."""
+        """Return the seconds of a stage's gradient sum on its links."""
         option = choice.option
         algorithms = (
             Algorithm.RING,
@@ -397,7 +403,7 @@ class Judge:
     def _tied_seconds(
         self, plan: Complete, homes: Sequence[int], weights: int, wiring: Wiring | None
     ) -> float:
-        """Twice around a ring of all that hold the weights."""
+        """Return the seconds of twice around a ring of all devices that hold the tied weights."""
         options = tuple(plan[home].option for home in homes)
         num_bytes = weights * self.prices.exchanged_bytes(0)
         are_together = wiring is not None and wiring.homes[homes[0]] is not None
@@ -417,13 +423,13 @@ class Judge:
         return self.tied[options, weights]
 
     def hop_seconds(self, source: Parts, target: Parts, output: float) -> float:
-        """Seconds between two stages that stand at the beginning of their rows, for output bytes of
+        """Return the seconds between two stages at the beginning of their rows, for output bytes of
         a sample."""
         per_byte, latency = self._hop(source, target)
         return per_byte * output + latency
 
     def _hop(self, source: Parts, target: Parts) -> tuple[float, float]:
-        """The same per output byte, and the latency."""
+        """Return the seconds per output byte between two stages, and the latency."""
         key = (source, target)
         if key not in self.hops:
             options = tuple(
@@ -438,7 +444,8 @@ class Judge:
         return self.hops[key]
 
     def _hop_between_nodes(self, parts: Parts) -> tuple[float, float]:
-        """The same if a replica of one stage fills several nodes."""
+        """Return the seconds per output byte and the latency if a replica of one stage fills
+        several nodes."""
         ways = []
         for part in parts:
             pool = self.prices.pools[part.pool]

@@ -1,10 +1,10 @@
-"""Layouts of uniform pipelines: the stages that a careful person would write down, before layers
-are shared out.
+"""List layouts of uniform pipelines: the stages that an expert would write by hand, before layers
+are assigned.
 
-Pools in a row, in every order that is worth it and with some left out; each cut into stages of one
-number of devices, all of one tensor width; two stages of which one has few devices; the first or
-the last stage taken apart into single devices. Where pools do not divide evenly, the stage at the
-seam mixes them.
+Pools form a row, in every promising order and with some omitted; each is cut into stages of one
+number of devices, all of one tensor width; or into two stages of which one has few devices; or the
+first or the last stage is divided into single devices. If pools do not divide evenly, the stage at
+the boundary mixes them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 
 _MOST_APART = 4
-"""Devices of a stage that is taken apart."""
+"""A stage of at most this many devices is divided into single devices."""
 _PERMUTED = 3
-"""Up to so many pools stand in every order, more only from the fastest to the slowest and back."""
+"""At most this many pools are taken in every order; more only from the fastest to the slowest and
+back."""
 
 
 class Section(NamedTuple):
-    """So many devices of one pool, or of several that follow one another in the row, in groups of a
-    tensor width."""
+    """A number of devices of one pool, or of several that follow one another in the row, that form
+    groups of a tensor width."""
 
     taken: tuple[tuple[int, int], ...]
-    """(pool, devices)"""
+    """Pairs (pool, devices)."""
     width: int
 
     @property
@@ -38,12 +39,13 @@ class Section(NamedTuple):
         return sum(number for _, number in self.taken)
 
 
+# The sections of a pipeline, one per stage.
 Layout = tuple[Section, ...]
 
 
 def layouts_of(prices: Prices, scope: Scope) -> Iterator[Layout]:
-    """Every order of pools, number of devices to a stage, and width, and with its ends taken
-    apart."""
+    """Yield layouts for every order of pools, number of devices per stage, and width, also with the
+    ends divided."""
     most, most_stages = widest(prices.chain.layers), min(MOST_STAGES, prices.num_layers)
     for pools in _orders(prices.pools):
         for stages in _cut_rows(pools, most_stages, most):
@@ -55,8 +57,8 @@ def layouts_of(prices: Prices, scope: Scope) -> Iterator[Layout]:
 
 
 def _cut_rows(pools: Sequence[Pool], most_stages: int, widest_group: int) -> Iterator[Layout]:
-    """Stages of one number of devices, of a node, or of a pool, and two stages of which one has few
-    devices; wider than 1 only where they lie along the nodes."""
+    """Yield stages of one number of devices, of a node, or of a pool, and two stages of which one
+    has few devices; widths above 1 only if stages are aligned with nodes."""
     total = sum(pool.count for pool in pools)
     for size in (
         number
@@ -71,14 +73,14 @@ def _cut_rows(pools: Sequence[Pool], most_stages: int, widest_group: int) -> Ite
         tuple(number for _ in pools) for number in range(2, max(pool.count for pool in pools) + 1)
     }
     equal |= {tuple(pool.per_node for pool in pools), tuple(pool.count for pool in pools)}
-    for each in sorted(equal):
-        pairs = list(zip(pools, each, strict=True))
+    for stage_sizes in sorted(equal):
+        pairs = list(zip(pools, stage_sizes, strict=True))
         if not all(_divides(pool, number) for pool, number in pairs):
             continue
         if sum(pool.count // number for pool, number in pairs) > most_stages:
             continue
-        for width in _widths(pools, each, widest_group):
-            if width > 1 or len(set(each)) > 1:
+        for width in _widths(pools, stage_sizes, widest_group):
+            if width > 1 or len(set(stage_sizes)) > 1:
                 rows = (
                     [Section(((pool.index, number),), width)] * (pool.count // number)
                     for pool, number in pairs
@@ -87,7 +89,8 @@ def _cut_rows(pools: Sequence[Pool], most_stages: int, widest_group: int) -> Ite
 
 
 def _along(pools: Sequence[Pool], sizes: Sequence[int]) -> Iterator[Section]:
-    """The row of all devices, so many at a time; equal neighbours are one and the same."""
+    """Yield sections of the row of all devices with the given sizes; equal neighbours are one
+    object."""
     left = [(pool.index, pool.count) for pool in pools]
     section = Section((), 1)
     for size in sizes:
@@ -104,8 +107,8 @@ def _along(pools: Sequence[Pool], sizes: Sequence[int]) -> Iterator[Section]:
 
 
 def _ends_apart(stages: Layout) -> Iterator[Layout]:
-    """The first stage, the last, or both as single devices: an embedding or a head that share
-    weights may be better off without replicas."""
+    """Yield layouts with the first stage, the last, or both as single devices: an embedding or a
+    head that share weights may be faster without replicas."""
     first, last = (1 < stages[at].devices <= _MOST_APART for at in (0, -1))
     if first:
         yield (*_singles(stages[0]), *stages[1:])
@@ -121,7 +124,7 @@ def _singles(stage: Section) -> Iterator[Section]:
 
 
 def _orders(pools: Sequence[Pool]) -> Iterator[tuple[Pool, ...]]:
-    """Pools in a row, some left out."""
+    """Yield rows of pools, with some omitted."""
     if len(pools) <= _PERMUTED:
         for number in range(1, len(pools) + 1):
             yield from itertools.permutations(pools, number)
@@ -136,7 +139,7 @@ def _orders(pools: Sequence[Pool]) -> Iterator[tuple[Pool, ...]]:
 
 
 def _divides(pool: Pool, number: int) -> bool:
-    """Whether stages of so many devices fill the pool and lie along its nodes."""
+    """Return whether stages of ``number`` devices fill the pool and are aligned with its nodes."""
     return pool.count % number == 0 and (pool.per_node % number == 0 or number % pool.per_node == 0)
 
 

@@ -1,14 +1,14 @@
-"""Why a plan lost, and why a device was left out: sentences from what a search knows anyway.
+"""Explain why a plan lost, and why a device was omitted, from the numbers of the search.
 
-The time of an iteration is taken apart into
+The time of an iteration is divided into
 
     (1)  pace     = M times the forward + backward of the slowest stage
     (2)  ending   = the longest gradient exchange and update
-    (3)  filling  = filling and draining: one micro-batch through all other stages and back, at most
-    (4)  waiting  = the rest: hand-overs between stages that nothing hides
+    (3)  filling  = filling and draining: at most one micro-batch through all other stages and back
+    (4)  waiting  = the rest: transfers between stages that nothing overlaps
 
-and the part in which the loser differs most is its reason. ``explain`` asks the simulator and says
-more.
+and the part in which the loser differs most is its reason. ``explain`` uses the simulator and gives
+more detail.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from argosy.space.pool import Pool
 from argosy.space.price import Prices
 from argosy.units import SIZE, TIME
 
+# Times that differ by no more than this share count as equal.
 _EQUAL = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
     slowest: int
-    """Stage."""
+    """Index of the slowest stage."""
     per_micro_batch: float
-    """Of that stage, in seconds."""
+    """Seconds of that stage per micro-batch."""
     pace: float
     ending: float
     filling: float
@@ -40,7 +41,7 @@ class _Parts:
 
 
 def _parts(candidate: Candidate, seconds: float) -> _Parts:
-    """(1) to (4) of a candidate that takes so many seconds."""
+    """Return (1) to (4) of a candidate that takes ``seconds``."""
     times = [sum(choice.option.seconds(choice.first, choice.end)) for choice in candidate.plan]
     slowest = times.index(max(times))
     pace = candidate.shape.num_micro_batches * times[slowest]
@@ -58,51 +59,51 @@ def _parts(candidate: Candidate, seconds: float) -> _Parts:
 
 
 def why_slower(loser: Candidate, seconds: float, winner: Candidate, best: float) -> str:
-    """By how much, and the part in which it loses most."""
+    """Return by how much a plan is slower, and the part in which it loses most."""
     if seconds / best - 1 <= _EQUAL:
         return (
             "as fast, with more ZeRO or recomputation"
             if loser.effort > winner.effort
             else "as fast"
         )
-    one, other = _parts(loser, seconds), _parts(winner, best)
+    lost, best_parts = _parts(loser, seconds), _parts(winner, best)
     gaps = {
-        name: getattr(one, name) - getattr(other, name)
+        name: getattr(lost, name) - getattr(best_parts, name)
         for name in ("pace", "ending", "filling", "waiting")
     }
     worst = max(gaps, key=lambda name: gaps[name])
     slower = f"{100 * (seconds / best - 1):.3g} % slower"
-    if gaps[worst] < _EQUAL * best / len(gaps):  # where parts overlap in time, none need be longer
+    if gaps[worst] < _EQUAL * best / len(gaps):  # if parts overlap in time, none need be longer
         return slower
     match worst:
         case "pace":
             samples = loser.shape.micro_batch_size / winner.shape.micro_batch_size
-            where = f"stage {one.slowest} ({describe_choice(loser.plan[one.slowest])})"
-            times = _against(one.per_micro_batch, other.per_micro_batch * samples)
+            where = f"stage {lost.slowest} ({describe_choice(loser.plan[lost.slowest])})"
+            times = _against(lost.per_micro_batch, best_parts.per_micro_batch * samples)
             reason = f"its slowest, {where}, takes {times} for as many samples"
         case "ending":
-            reason = f"gradient exchange and update take {_against(one.ending, other.ending)}"
+            reason = f"gradient exchange and update take {_against(lost.ending, best_parts.ending)}"
         case "filling":
-            reason = (
-                f"filling and draining its pipeline takes {_against(one.filling, other.filling)}"
-            )
+            times = _against(lost.filling, best_parts.filling)
+            reason = f"filling and draining its pipeline takes {times}"
         case _:
-            reason = f"waiting for hand-overs takes {_against(one.waiting, other.waiting)}"
+            reason = f"waiting for hand-overs takes {_against(lost.waiting, best_parts.waiting)}"
     return f"{slower}: {reason}"
 
 
-def _against(one: float, other: float) -> str:
-    """
+def _against(slower: float, faster: float) -> str:
+    """Format two times so that they can be told apart.
+
     >>> _against(0.0312, 0.029), _against(0.12004, 0.12)
     ('31.2 ms against 29 ms', '120.04 ms against 120 ms')
     """
-    return " against ".join(TIME.apart(one, other, digits=3))
+    return " against ".join(TIME.apart(slower, faster, digits=3))
 
 
 def why_left_out(
     pool: Pool, prices: Prices, scope: Scope, winner: Candidate, others: Sequence[Candidate]
 ) -> str:
-    """Why a plan uses fewer devices of a pool than there are."""
+    """Return why a plan uses fewer devices of a pool than there are."""
     if not _holds_a_layer(pool, prices):
         room = SIZE.format(USABLE * pool.device.kind.memory, digits=3)
         return f"no layer fits into the {room} that a plan may use of a {pool.name}"
@@ -111,7 +112,7 @@ def why_left_out(
     if pool.count - used < unit:
         return f"stages were made of multiples of {unit}x {pool.name} only"
     pace = _relative_pace(pool, prices, winner)
-    richer = [other for other in others if _taken(other, pool) > used]
+    richer = [candidate for candidate in others if _taken(candidate, pool) > used]
     if not richer:
         return f"no plan with it was among the best {len(others)}{pace}"
     gap = min(richer).seconds / winner.seconds - 1
@@ -130,7 +131,7 @@ def _taken(candidate: Candidate, pool: Pool) -> int:
 
 
 def _holds_a_layer(pool: Pool, prices: Prices) -> bool:
-    """Whether the lightest layer fits alone, with one sample, all state on one device."""
+    """Return whether the lightest layer fits alone, with one sample, all state on one device."""
     per_weight = sum(prices.state_bytes)
     needs = [
         per_weight * layer.parameters
@@ -142,11 +143,12 @@ def _holds_a_layer(pool: Pool, prices: Prices) -> bool:
 
 
 def _relative_pace(pool: Pool, prices: Prices, winner: Candidate) -> str:
-    """How long a sample takes there, against the fastest kind in use; nothing where that is no
-    reason."""
+    """Return how long a sample takes there, relative to the fastest kind in use; an empty text if
+    that is no reason."""
 
     def seconds(index: int) -> float | None:
-        """With as few samples as are known; None where this kind was not measured one by one."""
+        """Return the seconds with as few samples as are known; None if this kind was not measured
+        with single devices."""
         known = prices.sample_range(index, 1)
         return (
             None if known is None else prices.whole(index, 1, known[0], Recompute.NONE) / known[0]
@@ -154,7 +156,7 @@ def _relative_pace(pool: Pool, prices: Prices, winner: Candidate) -> str:
 
     in_use = {part.pool for choice in winner.plan for part in choice.option.parts} - {pool.index}
     own, others = seconds(pool.index), {index: seconds(index) for index in in_use}
-    known = {index: each for index, each in others.items() if each is not None}
+    known = {index: pace for index, pace in others.items() if pace is not None}
     if own is None or not known or len(known) < len(others):
         return ""
     fastest = min(known, key=lambda index: known[index])

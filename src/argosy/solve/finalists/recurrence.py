@@ -1,13 +1,13 @@
-"""The pipeline recurrence for complete plans of one length, and how far off it can be because links
-are shared.
+"""Evaluate the pipeline recurrence for complete plans of one length, and bound its error from
+shared links.
 
-(1)  least = the recurrence of ``sim.constant`` with every link to itself, and no less than M times
-     what the busiest link needs per micro-batch
-(2)  most  = the same with every transfer taking as long as all that share its links
-(3)  late = gradient sums that follow one another on the same links, beside each other and beside
-     gradients that are handed on
-(4)  a plan is sure if ((2) - (1)) / 3 + (3), and what ZeRO 2 and 3 pass around, is at most 5 % of
-     (1)
+    (1)  least = the recurrence of ``sim.constant`` with every link to itself, and at least M times
+         what the busiest link needs per micro-batch
+    (2)  most  = the recurrence with every transfer taking as long as all that share its links
+    (3)  late  = gradient sums that follow one another on the same links, beside each other and
+         beside gradients that are sent on
+    (4)  a plan is sure if ((2) - (1)) / 3 + (3), plus what ZeRO 2 and 3 pass around, is at most 5 %
+         of (1)
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from argosy.solve.search.shape import Shape
 from argosy.space.option import Option
 
 _SURE = 0.05
-"""A plan is not played if what is shared adds at most this share to its time."""
+"""A plan is not simulated if sharing adds at most this share to its time."""
 _SELDOM = 3.0
-"""Transfers that could always share their links do so in less than one of this many cases, as seen
-on random clusters; exchanges at the end that could do so mostly do."""
+"""Transfers that could always share their links do so in less than one of this many cases, as
+measured on random clusters; exchanges at the end that could share usually do."""
+# Fields of ``Columns`` that ``sim.constant`` takes as arrays.
 _NAMES = ("forward", "backward", "transfer", "latency", "tail")
 
 
 @dataclass(slots=True)
 class Columns:
-    """What the recurrence needs of a plan, per stage, and how far off it can be."""
+    """The inputs that the recurrence needs per stage of a plan, and bounds on its error."""
 
     forward: list[float]
     backward: list[float]
@@ -50,59 +51,58 @@ class Columns:
     late: float
     """Seconds that exchanges on the same links can add at the end."""
     passing: float
-    """Seconds per micro-batch that weights and gradients are passed around under ZeRO 2 and 3,
+    """Seconds per micro-batch in which weights and gradients are passed around under ZeRO 2 and 3,
     beside transfers."""
     is_known: bool
-    """Whether it is known on which nodes the stages stand, and by which rates they exchange
-    weights."""
+    """Whether the nodes of the stages are known, and the rates at which they exchange weights."""
     returns: list[float] | None = None
-    """1 where gradients come back to a stage, 0 where it has no backward; None: they come back to
+    """1 for a stage to which gradients return, 0 for one without a backward; None if they return to
     all."""
 
 
 class ScheduleTime(NamedTuple):
-    """What the recurrence says of a plan under a schedule."""
+    """A time that the recurrence gives for a plan under a schedule."""
 
     schedule: ScheduleSpec
     least: float
     most: float
-    """If every transfer shares its links with all others."""
+    """Seconds if every transfer shares its links with all others."""
 
 
 def recurrence_seconds(
     schedule: ScheduleSpec, count: int, plans: Sequence[Columns], *, shared: bool = False
 ) -> list[float]:
-    """(1) to (4) of plans of one length; ``shared`` for what they take at most."""
+    """Return the seconds (1) of plans of one length; with ``shared`` the seconds (2)."""
     arrays = {name: np.array([getattr(plan, name) for plan in plans]).T for name in _NAMES}
     if shared:
         arrays["transfer"] = np.array([plan.shared for plan in plans]).T
     if any(plan.returns is not None for plan in plans):
         all_return = [1.0] * len(plans[0].forward)
         arrays["returns"] = np.array([plan.returns or all_return for plan in plans]).T
-    found = pipeline_seconds(schedule, count, **arrays)
+    times = pipeline_seconds(schedule, count, **arrays)
     return [
         max(seconds, count * plan.busiest)
-        for seconds, plan in zip(found.tolist(), plans, strict=True)
+        for seconds, plan in zip(times.tolist(), plans, strict=True)
     ]
 
 
 def is_plain_sum(option: Option) -> bool:
-    """Whether a stage sums all its gradients at the end, among all its replicas."""
+    """Return whether a stage sums all its gradients at the end, among all its replicas."""
     return option.zero < 2 and option.context == 1 and option.expert == 1
 
 
-def _over(wiring: Wiring, one: int, other: int) -> Hashable:
-    """What bytes between two stages, or inside one, may share with others: the medium of a node, or
-    the NICs of a site."""
-    home = wiring.homes[one]
-    return home if home is not None and home == wiring.homes[other] else wiring.sites[one]
+def _over(wiring: Wiring, source: int, target: int) -> Hashable:
+    """Return the resource that bytes between two stages, or inside one, may share with others: the
+    medium of a node, or the NICs of a site."""
+    home = wiring.homes[source]
+    return home if home is not None and home == wiring.homes[target] else wiring.sites[source]
 
 
 def late_seconds(
     plan: Sequence[Choice], exchanges: Sequence[float], transfer: Sequence[float], wiring: Wiring
 ) -> float:
-    """By how much gradient sums on the same links can be late because of each other, and because of
-    the gradients that leave at the same time."""
+    """Return the seconds by which gradient sums on the same links can be delayed by each other, and
+    by gradients that are sent at the same time."""
     late = 0.0
     together: dict[Hashable, list[float]] = defaultdict(list)
     for at, choice in enumerate(plan):
@@ -115,11 +115,11 @@ def late_seconds(
         together[over].append(exchanges[at])
         if at and over == _over(wiring, at, at - 1):
             late += min(exchanges[at], transfer[at - 1])
-    return late + sum(sum(each) - max(each) for each in together.values())
+    return late + sum(sum(seconds) - max(seconds) for seconds in together.values())
 
 
 def is_sure(times: Sequence[ScheduleTime], plan: Columns, count: int) -> bool:
-    """Whether the best of some times is near enough."""
+    """Return whether the best of some times is accurate enough."""
     least = min(time.least for time in times)
     most = min(time.most for time in times)
     shared = (most - least) / _SELDOM + plan.late + count * plan.passing
@@ -127,8 +127,8 @@ def is_sure(times: Sequence[ScheduleTime], plan: Columns, count: int) -> bool:
 
 
 def may_share(plan: Columns) -> bool:
-    """Whether sharing links can cost more than ``_SURE``: a transfer on the longest path is
-    followed by what it was waited for."""
+    """Return whether sharing links can cost more than ``_SURE``: a transfer on the longest path is
+    followed by the compute that waited for it."""
     for stage in range(len(plan.forward) - 1):
         following = min(plan.forward[stage + 1], plan.backward[stage])
         if plan.shared[stage] - plan.transfer[stage] > _SURE * _SELDOM * following:
@@ -137,8 +137,8 @@ def may_share(plan: Columns) -> bool:
 
 
 def least_seconds(shape: Shape, plan: Columns) -> float:
-    """No schedule is faster: the first micro-batch comes to a stage, all pass through it, and the
-    last goes back to the front, at each stage followed by its tail."""
+    """Return a lower bound over all schedules: the first micro-batch reaches a stage, all pass
+    through it, and the last goes back to the front, at each stage followed by its tail."""
     count, gate = shape.num_micro_batches, shape.gate
     least, ahead, after = count * plan.busiest, 0.0, 0.0
     for stage, rest in enumerate(plan.tail):

@@ -1,5 +1,5 @@
-"""How long a complete plan's stages need to sum their gradients, on the links between the devices
-that hold them.
+"""Compute how long the stages of a complete plan need to sum their gradients, on the links between
+the devices that hold them.
 
 For weights of B bytes that go once around the holders of one or more stages by an algorithm of
 ``cost.collective``:
@@ -7,9 +7,9 @@ For weights of B bytes that go once around the holders of one or more stages by 
     (1)  seconds = max over routes ( max over links of (share of B that crosses it / bandwidth) B +
          its latencies )
 
-A sum is twice around. ``space.option`` has the same in closed form for stages in one node, and for
-stages whose nodes have nothing but NICs between them and a medium inside that is ample beside
-these; (1) is for all others.
+A sum is twice around. ``space.option`` has a closed form for stages in one node, and for stages
+whose nodes have nothing but NICs between them and a medium inside that is ample beside these; (1)
+is for all others.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from argosy.space.place import Places
 from argosy.space.pool import Pool
 
 Rates = tuple[tuple[float, float], ...]
-"""Per route: seconds per byte of weights, and latency in seconds."""
+"""For each route: seconds per byte of weights, and latency in seconds."""
 _FAR = 0.1
-"""A link whose latency is at most this share of that of the NICs does not, either."""
+"""Links between NICs are negligible if their latency is at most this share of that of the NICs."""
 _AMPLE = 2.0
-"""A link that is this many times as wide as a NIC does not slow an exchange down: trees cross it
-twice."""
+"""A link with at least this factor times the bandwidth of a NIC does not slow an exchange: trees
+cross it twice."""
 
 
 class Sums:
-    """Rates of exchanges, by the places of the devices."""
+    """A cache of the rates that exchanges have, by the places of the devices."""
 
     def __init__(self, cluster: Cluster, pools: Sequence[Pool]) -> None:
         self.cluster = cluster
@@ -45,7 +45,7 @@ class Sums:
         self.is_plain = not (
             cluster.wires or cluster.shared or any(node.uplinks for node in cluster.nodes)
         )
-        """Whether nothing lies between any two NICs."""
+        """Whether there is nothing between any two NICs."""
         self.has_ample_medium = [self._has_ample_medium(pool) for pool in pools]
         self.is_simple = self.is_plain and all(self.has_ample_medium)
         """Whether stages in several nodes are always in closed form."""
@@ -53,8 +53,8 @@ class Sums:
         self.ample: dict[tuple[str, str], bool] = {}
 
     def _has_ample_medium(self, pool: Pool) -> bool:
-        """Whether what passes from device to device inside a node never waits for the medium longer
-        than for the NIC."""
+        """Return whether bytes between devices of a node never wait longer for the medium than for
+        the NIC."""
         crowd = pool.node_size if pool.intra_is_shared else 1
         return pool.intra_bandwidth >= crowd * pool.nic_bandwidth
 
@@ -64,7 +64,7 @@ class Sums:
         algorithms: tuple[Algorithm, ...],
         num_bytes: float,
     ) -> float:
-        """(1) by the best of the algorithms, twice around."""
+        """Return the seconds (1) of the best algorithm, twice around."""
         key = (*stages, algorithms)
         if key not in self.rates:
             self.rates[key] = [self._rates(stages, algorithm) for algorithm in algorithms]
@@ -74,8 +74,8 @@ class Sums:
         )
 
     def is_in_closed_form(self, stages: Sequence[tuple[tuple[PoolPart, ...], Places]]) -> bool:
-        """Whether nothing but NICs slows down what the devices of some stages exchange, or they are
-        in one node."""
+        """Return whether only NICs slow the exchange between the devices of some stages, or the
+        stage is in one node."""
         nodes: list[str] = []
         for parts, places in stages:
             nodes += self._nodes(parts, places)
@@ -86,30 +86,30 @@ class Sums:
         )
         return has_ample_media and (
             self.is_plain
-            or all(self._is_ample(one, other) for one, other in itertools.pairwise(nodes))
+            or all(self._is_ample(source, target) for source, target in itertools.pairwise(nodes))
         )
 
     def _nodes(self, parts: Sequence[PoolPart], places: Places) -> list[str]:
-        """The first device in each node of a stage, in order."""
-        found = []
+        """Return the first device in each node of a stage, in order."""
+        names = []
         for part, (begin, end) in zip(parts, places, strict=True):
             size = self.pools[part.pool].per_node
-            found += [
+            names += [
                 self.rows[part.pool][at * size]
                 for at in range(begin // size, (end - 1) // size + 1)
             ]
-        return found
+        return names
 
-    def _is_ample(self, one: str, other: str) -> bool:
-        key = (one, other)
+    def _is_ample(self, source: str, target: str) -> bool:
+        key = (source, target)
         if key not in self.ample:
-            self.ample[key] = self._find_ample(one, other)
+            self.ample[key] = self._find_ample(source, target)
         return self.ample[key]
 
-    def _find_ample(self, one: str, other: str) -> bool:
-        if self.cluster.node_of[one][0] is self.cluster.node_of[other][0]:
+    def _find_ample(self, source: str, target: str) -> bool:
+        if self.cluster.node_of[source][0] is self.cluster.node_of[target][0]:
             return True
-        route = self.cluster.routes(one, other)[0]
+        route = self.cluster.routes(source, target)[0]
         widths = [self.cluster.links[link].bandwidth.at(0) for link in route.links]
         latencies = [self.cluster.links[link].latency.at(0) for link in route.links]
         if len(widths) < 2:
@@ -122,7 +122,7 @@ class Sums:
     def _rates(
         self, stages: Sequence[tuple[tuple[PoolPart, ...], Places]], algorithm: Algorithm
     ) -> Rates:
-        """(1) for one byte."""
+        """Return (1) for one byte."""
         holders: list[tuple[str, ...]] = []
         for parts, places in stages:
             for part, (begin, end) in zip(parts, places, strict=True):
@@ -143,8 +143,8 @@ class Sums:
             link: load / max(self.cluster.links[link].bandwidth.at(0), 1e-9)
             for link, load in loads.items()
         }
-        found = {
+        rates = {
             (max(seconds[link] for link in route.links), rounds * self.cluster.latency(route))
             for route in routes.values()
         }
-        return tuple(sorted(found))
+        return tuple(sorted(rates))

@@ -1,7 +1,7 @@
-"""Uniform pipelines: what a careful person would write down, kept beside what the search finds.
+"""Add uniform pipelines, which an expert would write by hand, to the results of the search.
 
-The search takes devices in coarse units and ranks plans by a recurrence that knows little of
-contention, so a plain plan that the exact engine finds faster may be missing among its finalists.
+The search takes devices in coarse units and ranks plans by a recurrence that models contention only
+roughly, so a plain plan that the exact engine finds faster may be missing among its finalists.
 These are such plans: the layouts of ``solve.finalists.layouts`` with layers cut exactly by the
 speed of the stages (``solve.search.chain``). With W_s the time of the whole model for a micro-batch
 on stage s alone, such a plan of M micro-batches and S stages takes about
@@ -13,28 +13,29 @@ their cut also depends on bytes and weights:
 
     (2)  (M - 1) max(L_1, L_2, x) + L_1 + L_2 + 2 x + max(exchange_1, exchange_2)
 
-Most layouts are out of the question before anything is cut. However the layers are cut, stage s
-takes t_s for a micro-batch, sum of t_s / W_s >= c with c the least that the shares of the layers in
-W_s add up to, and the first and the last micro-batch pass the stages before: theta sum_{i < s} t_i
-+ M t_s <= T, theta the share of a backward that is waited for. For any y >= 0 with M y_s + theta
-sum_{i > s} y_i >= 1 / W_s, as
+Most layouts are excluded before anything is cut. For any cut of the layers, stage s takes t_s for a
+micro-batch, sum of t_s / W_s >= c with c the least sum of the layers' shares in W_s, and the first
+and the last micro-batch pass the stages before: theta sum_{i < s} t_i + M t_s <= T, with theta the
+share of a backward that must be waited for. For any y >= 0 with M y_s + theta sum_{i > s} y_i >= 1
+/ W_s, such as
 
     (3)  y_s = max(0, (1 / W_s - theta sum_{i > s} y_i) / M),
 
-the sum over stages of y_s times their inequalities says c <= T sum of y_s. With E_s the least
+the sum over stages of y_s times their inequalities gives c <= T sum of y_s. With E_s the least
 exchange of all weights, and c also the least of the shares in the weights,
 
     (4)  T >= c / sum over stages of 1 / (M W_s + E_s).
 
-What (3) or (4) keeps above the best time so far is not looked at. Neither is a layout whose stages
-do not hold the chain when, one after the other,
+A layout is skipped if (3) or (4) exceeds the best time so far. It is also skipped if its stages do
+not hold the chain when, one after the other,
 
     (5)  stage s takes as many layers as keep the way there and back, its M micro-batches and its
          exchange below T,
 
-which errs only where a layer less in front would give those behind room for more than a layer.
+which errs only if one layer less in front would give the stages behind room for more than one
+layer.
 
-No certificate rests on this: a plan left out here is as covered by the bounds as any other.
+No certificate depends on this: the bounds cover a plan omitted here like any other.
 """
 
 from __future__ import annotations
@@ -62,19 +63,20 @@ from argosy.space.price import FloatArray, Prices, shares
 from argosy.space.shares import share_samples, whole_seconds
 
 _MOST_CUT = 48
-"""Plans that are cut and judged, those with the least (1) first, and"""
+"""At most this many plans are cut and judged, those with the least (1) first."""
 _MOST_JUDGED = 30_000
-"""stages times micro-batches of all of them together, and of one an eighth of that."""
+"""The judged plans have at most this many stages times micro-batches in all, and each at most an
+eighth of it."""
 _MOST_CUTS = 8
-"""Of two stages, that are tried for one that fits."""
+"""At most this many cuts of two stages are tried for one that fits."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Stages of a plan before its layers are cut."""
+    """A row of stages that a plan has before its layers are cut."""
 
     estimate: float
-    """(1)"""
+    """Estimate in seconds, by (1) or (2)."""
     shape: Shape
     stages: tuple[tuple[PoolPart, ...], ...]
 
@@ -82,31 +84,33 @@ class _Row:
 def uniform_candidates(
     prices: Prices, judge: Judge, shapes: Sequence[Shape], scope: Scope, below: float, most: int
 ) -> list[Candidate]:
-    """Up to ``most`` of different sorts that the judge finds fastest, of those below a time: of
-    every set of pools in turn, because what the network between pools costs is what the judge knows
-    least of."""
+    """Return at most ``most`` candidates of different sorts that the judge finds fastest, below a
+    time.
+
+    Sets of pools take turns, because the judge is least accurate about the network between pools.
+    """
     table = LayoutTable(prices, layouts_of(prices, scope))
     groups: dict[frozenset[int], list[_Row]] = {}
     for shape in shapes:
         for row in rows_of(prices, table, shape, scope, below):
             used = frozenset(part.pool for parts in row.stages for part in parts)
             groups.setdefault(used, []).append(row)
-    each = max(16, _MOST_CUT // max(1, len(groups)))
-    found = []
+    quota = max(16, _MOST_CUT // max(1, len(groups)))
+    groups_judged = []
     for rows in groups.values():
-        judged = itertools.islice(_judged(prices, judge, _varied(rows), scope, below), each)
-        found.append(diverse(sorted(judged), most))
-    found.sort(key=lambda group: group[:1])
-    turns = itertools.chain(*itertools.zip_longest(*found))
+        judged = itertools.islice(_judged(prices, judge, _varied(rows), scope, below), quota)
+        groups_judged.append(diverse(sorted(judged), most))
+    groups_judged.sort(key=lambda group: group[:1])
+    turns = itertools.chain(*itertools.zip_longest(*groups_judged))
     return [candidate for candidate in turns if candidate is not None][:most]
 
 
 def _varied(rows: Sequence[_Row]) -> list[_Row]:
-    """The best by (1) of every number of stages in turn: deep pipelines look best where nothing
-    counts but compute."""
+    """Return the rows in the order of (1), with numbers of stages taking turns: deep pipelines look
+    best if only compute counts."""
     turn: Counter[int] = Counter()
     places: list[tuple[int, float, int, _Row]] = []
-    for row in sorted(rows, key=lambda one: one.estimate):
+    for row in sorted(rows, key=lambda candidate: candidate.estimate):
         turn[len(row.stages)] += 1
         places.append((turn[len(row.stages)], row.estimate, len(places), row))
     return [row for *_, row in sorted(places)]
@@ -138,13 +142,13 @@ def _judged(
 
 
 class LayoutTable:
-    """Layouts as an array of what stands where, and what their sections exchange."""
+    """A table of layouts that holds the section at each place, and the exchanges of the
+    sections."""
 
     def __init__(self, prices: Prices, layouts: Iterable[Layout]) -> None:
         numbers: dict[Section, int] = {}
-        known = list(
-            layouts
-        )  # alive, so that an id stands for one section: sections are few, and slow to hash
+        # The list keeps sections alive, so that an id identifies one: hashing them is slow.
+        known = list(layouts)
         alone = {id(section): section for layout in known for section in layout}
         number_of = {at: numbers.setdefault(section, len(numbers)) for at, section in alone.items()}
         rows = [[number_of[id(section)] for section in layout] for layout in known]
@@ -152,16 +156,16 @@ class LayoutTable:
         longest = max(map(len, rows), default=0)
         padded = [[*row, *[len(numbers)] * (longest - len(row))] for row in rows]
         self.rows = np.array(padded, dtype=np.intp).reshape(len(rows), longest)
-        """[layout, place] = number of a section, one past the last where there is none."""
+        """[layout, place] = number of a section, or one past the last for none."""
         self.lengths = np.array([len(row) for row in rows], dtype=np.intp)
         self.exchanges = np.array(
             [*(_least_exchange(prices, section) for section in self.sections), 0.0]
         )
         self.estimates = np.array([*(_exchange(prices, section) for section in self.sections), 0.0])
-        """Per section, and 0 for none."""
+        """Seconds for each section, and 0 for none."""
 
     def used(self, rows: NDArray[np.intp]) -> list[int]:
-        """The sections of some rows, in order."""
+        """Return the sections of some rows, in order."""
         is_used = np.zeros(len(self.sections) + 1, dtype=np.bool_)
         is_used[rows] = True
         return np.nonzero(is_used[:-1])[0].tolist()
@@ -170,8 +174,11 @@ class LayoutTable:
 def rows_of(
     prices: Prices, table: LayoutTable, shape: Shape, scope: Scope, below: float
 ) -> Iterator[_Row]:
-    """Every layout that has a sample for each replica, is allowed, was measured so, and may stay
-    below a time; no more stages than micro-batches, as long as those could be smaller."""
+    """Yield every layout that has a sample for each replica, is allowed and measured, and may stay
+    below a time.
+
+    A row has no more stages than micro-batches, as long as these could be smaller.
+    """
     size, count = shape.micro_batch_size, shape.num_micro_batches
     rows = table.rows[table.lengths <= count] if size > 1 else table.rows
     used = table.used(rows)
@@ -200,9 +207,11 @@ def rows_of(
 
 
 def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> float:
-    """W at the least: of a mixed section as if all samples were as quick as in one large heap; a
-    measured profile may be quicker anywhere, so there they are shared out. Not a number where there
-    are too few."""
+    """Return a lower bound on W, or NaN if there are too few samples.
+
+    A mixed section is priced as if all samples were processed in one large batch. A measured
+    profile may be faster at any size, so with one the samples are shared.
+    """
     width, total = section.width, section.devices // section.width
     if total > size:
         return math.nan
@@ -219,8 +228,8 @@ def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> f
 
 
 def _least_exchange(prices: Prices, section: Section) -> float:
-    """E: between nodes, all weights go through the slowest of them once at the least, unless ZeRO 3
-    hides that."""
+    """Return E: between nodes, all weights pass the slowest NIC at least once, unless ZeRO 3
+    overlaps that."""
     pools = [prices.pools[pool] for pool, _ in section.taken]
     inside = all(
         number <= pool.per_node for pool, (_, number) in zip(pools, section.taken, strict=True)
@@ -238,7 +247,7 @@ def _least_exchange(prices: Prices, section: Section) -> float:
 def _least_seconds(
     shape: Shape, wholes: FloatArray, sums: FloatArray, covered: tuple[float, float]
 ) -> FloatArray:
-    """(3) and (4) for every row of W and E."""
+    """Return the larger of (3) and (4) for every row of W and E."""
     total, gate, count = np.zeros(len(wholes)), shape.gate, shape.num_micro_batches
     for rate in 1 / wholes.T[::-1]:
         total += np.maximum(0.0, (rate - gate * total) / count)
@@ -250,26 +259,28 @@ def _least_seconds(
 
 
 def _least_shares(prices: Prices, sections: Sequence[Section], size: int) -> tuple[float, float]:
-    """c of (3) and of (4): with one sample and with all of them, between which the share of a layer
-    in the time only rises or only falls; and the same where it has a smaller share in the
-    weights."""
+    """Return c of (3) and of (4).
+
+    The shares are computed with the fewest and the most samples, between which the share of a layer
+    in the time is monotonic; for (4) the smaller of this share and the share in the weights counts.
+    """
     ways = {(pool, section.width) for section in sections for pool, _ in section.taken}
-    found = []
+    layer_shares = []
     for pool, width in sorted(ways):
         fewest, most = prices.sample_range(pool, width) or (1, 0)
         highest = int(min(size, most))
         for samples in sorted({fewest, highest}) if fewest <= highest else ():
             seconds = np.diff(np.add(*prices.seconds(pool, width, samples, Recompute.NONE)))
-            found.append(shares(seconds))
-    if not found:
+            layer_shares.append(shares(seconds))
+    if not layer_shares:
         return 1.0, 1.0
-    least = np.min(found, axis=0)
+    least = np.min(layer_shares, axis=0)
     weights = np.array([float(layer.parameters) for layer in prices.chain.layers])
     return float(least.sum()), float(np.minimum(least, shares(weights)).sum())
 
 
 class _Filling:
-    """(5), with what is asked for again and again."""
+    """A check of (5) that caches repeated results."""
 
     def __init__(self, prices: Prices, judge: Judge, below: float) -> None:
         self.prices = prices
@@ -280,7 +291,7 @@ class _Filling:
         self.costs: dict[tuple[int, tuple[PoolPart, ...]], tuple[list[float], list[float]]] = {}
 
     def works(self, row: _Row) -> bool:
-        """Whether all layers find a place below the time."""
+        """Return whether all layers can be placed below the time."""
         size, count, gate = self.prices.num_layers, len(row.stages), row.shape.gate
         first, path, before = 0, 0.0, None
         for left, parts in zip(range(count - 1, -1, -1), row.stages, strict=True):
@@ -296,7 +307,7 @@ class _Filling:
         return first == size
 
     def _costs(self, shape: Shape, parts: tuple[PoolPart, ...]) -> tuple[list[float], list[float]]:
-        """Running sums over the layers: an iteration of a stage with its exchange, and one
+        """Return running sums over the layers: an iteration of a stage with its exchange, and one
         micro-batch."""
         key = (shape.num_micro_batches, parts)
         if key not in self.costs:
@@ -312,16 +323,16 @@ class _Filling:
 def _parts(
     prices: Prices, section: Section, size: int, scope: Scope
 ) -> tuple[PoolPart, ...] | None:
-    """Samples shared so that the slowest is as fast as possible; None where there are too few, or
-    it is not to be."""
+    """Return samples shared so that the slowest replica is as fast as possible; None if there are
+    too few samples or the scope forbids it."""
     groups = [(pool, section.width, number // section.width) for pool, number in section.taken]
     parts = share_samples(prices, groups, size, Recompute.NONE)
     return parts if parts is not None and is_allowed(prices, parts, scope) else None
 
 
 def is_allowed(prices: Prices, parts: tuple[PoolPart, ...], scope: Scope) -> bool:
-    """By the scope, and by a profile, where there is one, that must know this width with so many
-    samples."""
+    """Return whether the scope allows the parts and a profile, if there is one, has times for this
+    width with these samples."""
     if not scope.allows_shares(parts):
         return False
     for part in parts:
@@ -336,7 +347,8 @@ def _section(parts: tuple[PoolPart, ...]) -> Section:
 
 
 def _exchange(prices: Prices, section: Section) -> float:
-    """Seconds in which the replicas of a section that holds all weights would sum gradients."""
+    """Return the seconds in which the replicas of a section that holds all weights would sum
+    gradients."""
     replicas = section.devices // section.width
     if replicas == 1:
         return 0.0
@@ -358,7 +370,7 @@ def _exchange(prices: Prices, section: Section) -> float:
 
 
 def _cut(prices: Prices, row: _Row, scope: Scope) -> Complete | None:
-    """Each stage with the least recomputation and ZeRO that fit; None where nothing does."""
+    """Return each stage with the least recomputation and ZeRO that fit; None if nothing does."""
     for ends in _ends(prices, row):
         choices = []
         for index, (first, end) in enumerate(itertools.pairwise((0, *ends))):
@@ -373,15 +385,15 @@ def _cut(prices: Prices, row: _Row, scope: Scope) -> Complete | None:
 
 
 def _ends(prices: Prices, row: _Row) -> Iterator[tuple[int, ...]]:
-    """Where stages end: by speed; the few best cuts by (2) where there are two."""
+    """Yield ends of stages: by speed or, for two stages, the few best cuts by (2)."""
     if len(row.stages) == 2:
         times = _two_stage_seconds(prices, row.shape, row.stages)
         order = np.argsort(times, kind="stable")[:_MOST_CUTS].tolist()
         yield from ((cut, prices.num_layers) for cut in order if np.isfinite(times[cut]))
         return
     wholes = [whole_seconds(prices, parts, Recompute.NONE) for parts in row.stages]
-    one = row.stages[0][0]
-    forward, backward = prices.seconds(one.pool, one.width, one.most, Recompute.NONE)
+    part = row.stages[0][0]
+    forward, backward = prices.seconds(part.pool, part.width, part.most, Recompute.NONE)
     work = np.maximum(np.diff(forward + backward), 1e-12)
     yield cut_chain(work.tolist(), [wholes[0] / whole for whole in wholes], allow_empty=False).ends
 
@@ -389,7 +401,7 @@ def _ends(prices: Prices, row: _Row) -> Iterator[tuple[int, ...]]:
 def _two_stage_seconds(
     prices: Prices, shape: Shape, stages: Sequence[tuple[PoolPart, ...]]
 ) -> FloatArray:
-    """(2) for every cut; infinite at the ends of the chain."""
+    """Return the seconds (2) for every cut; infinity at the ends of the chain."""
     count, size = shape.num_micro_batches, shape.micro_batch_size
     before, after = (_running(prices, parts) for parts in stages)
     times = before, after[-1] - after
@@ -403,19 +415,19 @@ def _two_stage_seconds(
     )
     hop = size * prices.outputs / rate
     back = size * prices.returned / rate
-    found = (
+    seconds = (
         (count - 1) * np.maximum.reduce([*times, hop])
         + times[0]
         + times[1]
         + (hop + back)
         + np.maximum(*sums)
     )
-    found[[0, -1]] = np.inf
-    return np.asarray(found)
+    seconds[[0, -1]] = np.inf
+    return np.asarray(seconds)
 
 
 def _running(prices: Prices, parts: tuple[PoolPart, ...]) -> FloatArray:
-    """Running sum of forward + backward on the slowest replica."""
+    """Return running sums of forward + backward seconds on the slowest replica."""
     sums = [prices.seconds(part.pool, part.width, part.most, Recompute.NONE) for part in parts]
     return np.asarray(np.maximum.reduce([forward + backward for forward, backward in sums]))
 
@@ -439,5 +451,5 @@ def _lightest(
 
 
 def _zero_order(zero: int) -> float:
-    """ZeRO 1 costs no more than 0 and holds less."""
+    """Return a sort key: ZeRO 1 comes first, because it costs no more than 0 and holds less."""
     return -math.inf if zero == 1 else zero

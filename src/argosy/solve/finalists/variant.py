@@ -1,5 +1,4 @@
-"""A variant of a plan that no search contains: played by the exact engine, and put in the place of
-the plan."""
+"""Simulate a variant of a plan that no search contains, and let it replace the plan."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from argosy.workload.chain import Chain
 
 
 def played_if_it_fits(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Played:
-    """Play a plan; its time is infinite if it does not fit."""
+    """Simulate a plan; its time is infinite if it does not fit."""
     played = play_once(with_collectives(plan, chain, cluster), chain, cluster, model, whole=True)
     room = {device.name: USABLE * device.kind.memory for device in cluster.devices}
     fits = all(peak <= room[name] for name, peak in played.memory)
@@ -33,10 +32,10 @@ def in_place_of(
     scope: str,
     unused: str,
 ) -> Plan:
-    """Give a variant what was known of the plan that it replaces.
+    """Return a variant with the search results of the plan that it replaces.
 
-    Of its certificate only the bound that holds whatever the granularity is certain. ``scope`` adds
-    to what the certificate is for; ``unused`` is why a device is left out that the plan had.
+    Its certificate keeps only the bound that holds for any granularity. ``scope`` extends the scope
+    of the certificate; ``unused`` is the reason why a device of the plan is not used any more.
     """
     assert plain.certificate is not None
     bound = min(plain.certificate.free_bound_seconds or played.seconds, played.seconds)

@@ -1,4 +1,4 @@
-"""From the best candidates to a plan: placed on devices, played by the exact engine, with its
+"""Turn the best candidates into a plan: placed on devices, simulated by the exact engine, with its
 certificate and its reasons."""
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from argosy.units import SIZE
 from argosy.workload.chain import Chain
 
 _SMALL = 512
-"""Devices times micro-batches of a plan that is played whole; a larger one is folded along its
-symmetries."""
+"""A plan is simulated whole if its devices times micro-batches are at most this many; a larger one
+is folded along its symmetries."""
 _TINY = 128
-"""The same of a plan that is played whole also to rank it, if folding loses something."""
+"""A plan up to this size is simulated whole also for ranking, if folding loses something."""
 _LOST = 1.002
 """Folding makes no plan slower by more than this factor, and none of equal replicas slower at
 all."""
 _SAME = 1e-9
-"""Times that differ by less than this share are the same."""
+"""Times that differ by less than this share count as equal."""
+# A plan names at most this many runner-ups.
 _MOST_RUNNER_UPS = 3
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The candidate that won, on devices, and those that did not."""
+    """A decision that names the winning candidate, on devices, and the others."""
 
     winner: Candidate
     plan: Plan
-    """With its time; ``certify`` adds the rest of the prediction."""
+    """The plan with its time; ``certify`` adds the rest of the prediction."""
     runner_ups: tuple[RunnerUp, ...]
 
     @property
@@ -57,7 +58,7 @@ class Verdict:
 
 
 class ExactTrial:
-    """The exact engine as the last judge; it plays nothing twice."""
+    """An exact judge that simulates every plan at most once, with the exact engine."""
 
     def __init__(
         self,
@@ -68,23 +69,26 @@ class ExactTrial:
         executor: Executor | None = None,
         judged: Mapping[Key, float] | None = None,
     ) -> None:
-        """``judged``: times of plans that somebody else folds and plays (``Judge.played``)."""
+        """Prepare a trial; ``judged`` has times of plans that ``Judge.played`` simulates folded."""
         self.prices = prices
         self.cluster = cluster
         self.calm = calm
         self.scope = scope
         self.executor = executor
-        """Plays side by side, to the same result."""
+        """Simulates in parallel, with the same result."""
         self.judged = {} if judged is None else judged
         self.plans: dict[Key, Plan] = {}
         self.times: dict[Key, float] = {}
-        """Of plans folded along their symmetries."""
+        """Seconds of plans folded along their symmetries."""
         self.iterations: dict[Key, Played] = {}
-        """Of small plans as a whole."""
+        """Iterations of small plans as a whole."""
 
     def decide(self, candidates: Sequence[Candidate]) -> Verdict:
-        """The candidate that is fastest on ``calm``, and how the others fared. The first is also
-        tried with the least recomputation and ZeRO of the scope that fit."""
+        """Return the candidate that is fastest on ``calm``, and the results of the others.
+
+        The first candidate is also tried with the least recomputation and ZeRO of the scope that
+        fit.
+        """
         entries = [*candidates]
         lighter = lightened(candidates[0], self.scope)
         if lighter != candidates[0].plan:
@@ -108,24 +112,32 @@ class ExactTrial:
         )
 
     def seconds(self, candidates: Sequence[Candidate]) -> list[float]:
-        """What an iteration of each takes, folded along its symmetries: a tenth of the work of
-        playing it whole. Tiny plans that lose something by it are played whole."""
-        fresh = {one.key: one for one in candidates if one.key not in self.times}
+        """Return the seconds of an iteration of each candidate, folded along its symmetries: a
+        tenth of the work of simulating it whole. Tiny plans that lose something by folding are
+        simulated whole."""
+        fresh = {
+            candidate.key: candidate for candidate in candidates if candidate.key not in self.times
+        }
         play = partial(
             iteration_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model
         )
         for whole in (False, True):
-            some = {key: one for key, one in fresh.items() if _is_tiny(one) is whole}
+            chosen = {
+                key: candidate for key, candidate in fresh.items() if _is_tiny(candidate) is whole
+            }
             if not whole:
-                self.times |= {key: self.judged[key] for key in some if key in self.judged}
-                some = {key: one for key, one in some.items() if key not in self.judged}
+                self.times |= {key: self.judged[key] for key in chosen if key in self.judged}
+                chosen = {
+                    key: candidate for key, candidate in chosen.items() if key not in self.judged
+                }
             self.times.update(
-                zip(some, self._map(partial(play, whole=whole), some.values()), strict=True)
+                zip(chosen, self._map(partial(play, whole=whole), chosen.values()), strict=True)
             )
-        return [self.times[one.key] for one in candidates]
+        return [self.times[candidate.key] for candidate in candidates]
 
     def _deciding_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Folded times, and ``exact_seconds`` of all that may be the fastest by them."""
+        """Return folded times, and ``exact_seconds`` of all candidates that may be the fastest by
+        them."""
         times, best = self.seconds(candidates), math.inf
         for index in sorted(range(len(candidates)), key=times.__getitem__):
             candidate = candidates[index]
@@ -135,11 +147,12 @@ class ExactTrial:
         return times
 
     def exact_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
-        """The same for small plans as a whole."""
+        """Return the seconds of an iteration of each candidate; small plans are simulated as a
+        whole."""
         small = {
-            one.key: one
-            for one in candidates
-            if one.num_steps <= _SMALL and one.key not in self.iterations
+            candidate.key: candidate
+            for candidate in candidates
+            if candidate.num_steps <= _SMALL and candidate.key not in self.iterations
         }
         play = partial(
             play_once, chain=self.prices.chain, cluster=self.calm, model=self.prices.model
@@ -147,16 +160,20 @@ class ExactTrial:
         self.iterations.update(
             zip(small, self._map(partial(play, whole=True), small.values()), strict=True)
         )
-        times = self.seconds([one for one in candidates if one.num_steps > _SMALL])
+        times = self.seconds(
+            [candidate for candidate in candidates if candidate.num_steps > _SMALL]
+        )
         folded = iter(times)
         return [
-            self.iterations[one.key].seconds if one.num_steps <= _SMALL else next(folded)
-            for one in candidates
+            self.iterations[candidate.key].seconds
+            if candidate.num_steps <= _SMALL
+            else next(folded)
+            for candidate in candidates
         ]
 
     def played(self, candidate: Candidate) -> Played:
-        """The iteration whose time is ``exact_seconds``; the bottleneck of a large plan is its
-        slowest stage."""
+        """Return the iteration whose time is ``exact_seconds``; the bottleneck of a large plan is
+        its slowest stage."""
         (seconds,) = self.exact_seconds([candidate])
         if candidate.key in self.iterations:
             return self.iterations[candidate.key]
@@ -166,7 +183,7 @@ class ExactTrial:
     def _map(
         self, play: Callable[[Plan], _Result], candidates: Iterable[Candidate]
     ) -> Iterable[_Result]:
-        plans = [self._placed(one) for one in candidates]
+        plans = [self._placed(candidate) for candidate in candidates]
         return self.executor.map(play, plans) if self.executor is not None else map(play, plans)
 
     def _placed(self, candidate: Candidate) -> Plan:
@@ -180,20 +197,21 @@ def _is_tiny(candidate: Candidate) -> bool:
 
 
 def _runner_ups(played: Sequence[tuple[Candidate, float]]) -> Iterator[RunnerUp]:
-    """The first few that look different from the winner and from each other, with why they lost."""
+    """Yield the first few candidates that look different from the winner and from each other, with
+    why they lost."""
     winner, best = played[0]
-    told = {repr(winner)}
+    described = {repr(winner)}
     for loser, time in played[1:]:
         description = repr(loser)
-        if description in told or time == math.inf:
+        if description in described or time == math.inf:
             continue
-        told.add(description)
+        described.add(description)
         yield RunnerUp(
             description=description,
             iteration_seconds=time,
             reason=why_slower(loser, time, winner, best),
         )
-        if len(told) > _MOST_RUNNER_UPS:
+        if len(described) > _MOST_RUNNER_UPS:
             return
 
 
@@ -204,12 +222,12 @@ def certify(
     trial: ExactTrial,
     scope: Scope,
 ) -> Plan:
-    """The plan with its certificate, its prediction, its runner-ups, and why it leaves devices out;
-    ``bounds`` hold for the scope, and without one."""
+    """Return the plan with its certificate, its prediction, its runner-ups, and the reasons for
+    unused devices; ``bounds`` are those within the scope and without one."""
     prices, played = trial.prices, trial.played(verdict.winner)
     plan = verdict.plan
     assert plan.predicted is not None
-    bound, free = (min(one, plan.predicted.iteration_seconds) for one in bounds)
+    bound, free = (min(limit, plan.predicted.iteration_seconds) for limit in bounds)
     return replace(
         plan,
         predicted=prediction(plan, played, prices.chain),
@@ -226,7 +244,7 @@ def certify(
 
 
 def _summed(chain: Chain) -> str:
-    """Which algorithm a certificate is about, if gradients are not summed as they are."""
+    """Return the algorithm that a certificate is about, if gradients are compressed."""
     return f", gradients summed by PowerSGD of rank {chain.powersgd}" if chain.powersgd else ""
 
 
@@ -257,19 +275,22 @@ def _why_unable(plan: Plan, device: Device) -> str:
 
 
 def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
-    """The candidate on devices, with algorithms for its collectives."""
+    """Return the candidate on devices, with algorithms for its collectives."""
     return on_devices(candidate.shape, candidate.schedule, candidate.plan, prices, cluster)
 
 
 def why_infeasible(prices: Prices, cluster: Cluster, offload: Offload = NO_OFFLOAD) -> str:
-    """Whether the devices are too small in all, or one by one; ``explain.infeasible`` says more."""
+    """Return whether the devices are too small in all, or one by one; ``explain.infeasible`` gives
+    more detail."""
     chain = prices.chain
     needed = least_on_devices(prices, offload)
     room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
     need, have = SIZE.format(needed, digits=3), SIZE.format(room, digits=3)
-    what = f"what of weights, gradients and optimizer state is left by offload of {offload} needs"
-    what = what if offload else "weights, gradients and optimizer state need"
-    state = f"{what} {need}, the devices have {have} to use"
+    demand = "weights, gradients and optimizer state need"
+    if offload:
+        left = f"offload of {offload} leaves on the devices"
+        demand = f"the weights, gradients and optimizer state that {left} need"
+    state = f"{demand} {need}, the devices have {have} to use"
     start = f"no plan of {named(chain)} fits on {cluster!r}: {state}"
     return (
         start
@@ -279,7 +300,7 @@ def why_infeasible(prices: Prices, cluster: Cluster, offload: Offload = NO_OFFLO
 
 
 def named(chain: Chain) -> str:
-    """``gpt2 (0.124 B parameters, fp16, adamw)``."""
+    """Return a description such as ``gpt2 (0.124 B parameters, fp16, adamw)``."""
     tuned = "" if chain.tuning.is_full else f", {chain.tuning}"
     number = (
         chain.counted_parameters

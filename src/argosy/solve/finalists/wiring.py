@@ -1,22 +1,23 @@
-"""Which links the hand-overs of a complete plan cross, from the places of its stages alone.
+"""Find the links that transfers between the stages of a complete plan cross, from the places of its
+stages alone.
 
-Stages stand in rows of nodes (``space.place``), so the numbers of devices decide which node every
-replica is in. As in ``sim.fold``, equal replicas that stand next to each other form a bundle, and
+Stages are placed in rows of nodes (``space.place``), so the numbers of devices decide which node
+every replica is in. As in ``sim.fold``, equal neighbouring replicas form a bundle, and
 
     (1)  bundles that share nodes, directly or not, form a site; its NICs are one link with their
          capacity together
-    (2)  of what two bundles exchange, the share between devices of one node crosses the medium of
-         that node
+    (2)  of the bytes between two bundles, the share between devices of one node crosses the medium
+         of that node
     (3)  wires, uplinks and shared capacities are links of their own
 
 For one byte of output per sample this gives a load on every link, per boundary and direction:
 
     (4)  alone   = max over the links of a boundary of (its own load / capacity)
-    (5)  shared = max over the links of a boundary of (the load of all boundaries and directions /
+    (5)  shared  = max over the links of a boundary of (the load of all boundaries and directions /
          capacity)
     (6)  busiest = max over all links of (load of all / capacity)
 
-A hand-over takes at least (4); it takes no more than (5) as long as no boundary has two
+A transfer takes at least (4); it takes no more than (5) as long as no boundary has two
 micro-batches on a link at once. M micro-batches take at least M times (6).
 """
 
@@ -39,7 +40,7 @@ Load = tuple[int, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bundle:
-    """Equal replicas of a stage that stand next to each other."""
+    """A bundle of equal replicas that are neighbours in a stage."""
 
     pool: int
     begin: int
@@ -47,7 +48,7 @@ class _Bundle:
     end: int
     width: int
     samples: int
-    """Of a replica."""
+    """Samples of a replica."""
     start: int
     """First sample of the micro-batch."""
     first_node: int
@@ -64,26 +65,27 @@ class _Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """The loads of all plans whose stages have the same parts."""
+    """The loads that all plans have whose stages consist of the same parts."""
 
     number: int
-    """Tells wirings apart."""
+    """A number that identifies the wiring."""
     num_links: int
     boundaries: tuple[tuple[tuple[Load, ...], tuple[Load, ...]], ...]
-    """Per boundary, forward and back."""
+    """For each boundary, the loads forward and back."""
     latency: tuple[float, ...]
-    """Per boundary, in seconds."""
+    """Latency of each boundary, in seconds."""
     num_bundles: tuple[int, ...]
-    """Per stage."""
+    """Number of bundles of each stage."""
     sites: tuple[tuple[int, ...], ...]
-    """Per stage, numbers of its sites."""
+    """For each stage, the numbers of its sites."""
     places: tuple[Places, ...]
-    """Per stage."""
+    """Places of each stage."""
     homes: tuple[str | None, ...]
-    """Per stage, the name of its node; None if it has several."""
+    """For each stage, the name of its node; None if it has several."""
 
     def seconds(self, outputs: Sequence[float]) -> tuple[list[float], list[float], float]:
-        """(4) and (5) per boundary, and (6), if so many bytes per sample cross the boundaries."""
+        """Return (4) and (5) for each boundary, and (6), if ``outputs`` bytes per sample cross the
+        boundaries."""
         total = [0.0] * self.num_links
         alone = []
         for both, output in zip(self.boundaries, outputs, strict=True):
@@ -102,7 +104,7 @@ class Wiring:
 
 
 class Wirings:
-    """The wiring of plans on a cluster, by placement."""
+    """A cache of the wiring that plans have on a cluster, by placement."""
 
     def __init__(self, cluster: Cluster, pools: Sequence[Pool]) -> None:
         self.cluster = cluster
@@ -110,24 +112,24 @@ class Wirings:
         self.nics = {link for node in cluster.nodes for link in node.nic or ()}
         self.known: dict[tuple[Option, ...], Wiring | None] = {}
         self.by_parts: dict[tuple[tuple[PoolPart, ...], ...], Wiring | None] = {}
-        """The same, slower to look up and with fewer entries."""
+        """The wirings by parts, slower to look up and with fewer entries."""
         self.routes: dict[tuple[str, str], tuple[tuple[int, ...], float]] = {}
         self.medium = [self._medium(pool) for pool in pools]
         homes = [pool.homes for pool in pools]
         self.are_apart = all(
-            one.isdisjoint(other) for one, other in itertools.combinations(homes, 2)
+            first.isdisjoint(second) for first, second in itertools.combinations(homes, 2)
         )
         """Whether no node has devices of two pools."""
 
     def _medium(self, pool: Pool) -> tuple[float, float]:
-        """Bandwidth and latency of the widest medium of a device."""
+        """Return bandwidth and latency of the widest medium of a device."""
         node, at = self.cluster.node_of[pool.nodes[0][0]]
         links = [self.cluster.links[medium.outward[at]] for medium in node.media]
         widest = max(links, key=lambda link: link.bandwidth.at(0), default=None)
         return (widest.bandwidth.at(0), widest.latency.at(0)) if widest is not None else (0.0, 0.0)
 
     def of(self, options: tuple[Option, ...]) -> Wiring | None:
-        """The wiring of stages; None if a row is too short for them."""
+        """Return the wiring of stages, or None if a row is too short for them."""
         if options not in self.known:
             key = tuple(option.parts for option in options)
             if key not in self.by_parts:
@@ -141,11 +143,11 @@ class Wirings:
         sites = self._sites(list(itertools.chain.from_iterable(stages)))
         numbers: dict[Hashable, int] = {}
         boundaries, latencies = [], []
-        for one, other in itertools.pairwise(stages):
+        for senders, receivers in itertools.pairwise(stages):
             forward: dict[int, float] = {}
             back: dict[int, float] = {}
             latency = 0.0
-            for source, target in itertools.product(one, other):
+            for source, target in itertools.product(senders, receivers):
                 common = min(source.stop, target.stop) - max(source.start, target.start)
                 if common > 0:
                     inside = common * self._inside_share(source, target)
@@ -168,7 +170,7 @@ class Wirings:
         )
 
     def _bundles(self, parts: Sequence[PoolPart], places: Places) -> list[_Bundle]:
-        found: list[_Bundle] = []
+        bundles: list[_Bundle] = []
         start = 0
         for part, (begin, _) in zip(parts, places, strict=True):
             size = self.pools[part.pool].per_node
@@ -177,7 +179,7 @@ class Wirings:
                 if not replicas:
                     continue
                 end = begin + replicas * part.width
-                found.append(
+                bundles.append(
                     _Bundle(
                         pool=part.pool,
                         begin=begin,
@@ -190,14 +192,15 @@ class Wirings:
                     )
                 )
                 begin = end
-                start = found[-1].stop
-        return found
+                start = bundles[-1].stop
+        return bundles
 
     def _sites(self, bundles: Sequence[_Bundle]) -> dict[_Bundle, tuple[int, int]]:
-        """(1): per bundle, the number of its site and how many nodes that has."""
+        """Return for each bundle the number of its site, and the number of nodes of that site
+        (1)."""
         rows: dict[int, list[list[_Bundle]]] = {}
         last: dict[int, int] = {}
-        for bundle in bundles:  # those of a pool come in the order of its row
+        for bundle in bundles:  # bundles of a pool come in the order of its row
             row = rows.setdefault(bundle.pool, [])
             if row and bundle.first_node <= last[bundle.pool]:
                 row[-1].append(bundle)
@@ -218,7 +221,7 @@ class Wirings:
         numbers: dict[Hashable, int],
     ) -> float:
         """Add what one bundle sends another, inside nodes and between them, to the loads of a
-        boundary; its latency."""
+        boundary; return its latency."""
         inside, outside = samples
         latency = 0.0
         if inside:
@@ -244,23 +247,24 @@ class Wirings:
         return latency
 
     def _route(self, source: _Bundle, target: _Bundle) -> tuple[tuple[int, ...], float]:
-        """Links and latency from any node of a bundle to another node of the other."""
-        one, other = self.pools[source.pool].nodes, self.pools[target.pool].nodes
+        """Return links and latency from any node of a bundle to another node of the other
+        bundle."""
+        source_nodes, target_nodes = self.pools[source.pool].nodes, self.pools[target.pool].nodes
         pairs = itertools.product(
-            one[source.first_node : source.last_node + 1],
-            other[target.first_node : target.last_node + 1],
+            source_nodes[source.first_node : source.last_node + 1],
+            target_nodes[target.first_node : target.last_node + 1],
         )
         start, end = next(
             (a[0], b[0]) for a, b in pairs if a[0].partition(".")[0] != b[0].partition(".")[0]
         )
-        found = self.routes.get((start, end))
-        if found is None:
+        known = self.routes.get((start, end))
+        if known is None:
             route = self.cluster.routes(start, end)[0]
-            found = self.routes[start, end] = (route.links, self.cluster.latency(route))
-        return found
+            known = self.routes[start, end] = (route.links, self.cluster.latency(route))
+        return known
 
     def _inside_share(self, source: _Bundle, target: _Bundle) -> float:
-        """(2)"""
+        """Return the share of bytes between two bundles that stays inside nodes (2)."""
         if source.pool != target.pool:
             return float(self._share_one_node(source, target))
         if source.first_node > target.last_node or target.first_node > source.last_node:
@@ -270,15 +274,17 @@ class Wirings:
         return _share_inside(source, target, self.pools[source.pool].per_node)
 
     def _share_one_node(self, source: _Bundle, target: _Bundle) -> bool:
-        """Whether two bundles of different pools are all in one node."""
+        """Return whether two bundles of different pools are all in one node."""
         if self.are_apart:
             return False
-        one, other = self.pools[source.pool].nodes, self.pools[target.pool].nodes
+        source_nodes, target_nodes = self.pools[source.pool].nodes, self.pools[target.pool].nodes
         nodes = {
-            one[at][0].partition(".")[0] for at in range(source.first_node, source.last_node + 1)
+            source_nodes[at][0].partition(".")[0]
+            for at in range(source.first_node, source.last_node + 1)
         }
         nodes |= {
-            other[at][0].partition(".")[0] for at in range(target.first_node, target.last_node + 1)
+            target_nodes[at][0].partition(".")[0]
+            for at in range(target.first_node, target.last_node + 1)
         }
         return len(nodes) == 1
 
@@ -300,27 +306,29 @@ def _load(
 
 
 def _share_inside(source: _Bundle, target: _Bundle, per_node: int) -> float:
-    """(2), device by device: each has its share of every sample of its replica."""
+    """Return the share (2), device by device: each has its share of every sample of its replica."""
     width = 1 / math.lcm(source.width, target.width)
     both = 0
     stays = 0.0
-    for one in range(source.replicas):
-        begin = source.start + one * source.samples
+    for sender in range(source.replicas):
+        begin = source.start + sender * source.samples
         first = max(0, (begin - target.start) // target.samples)
-        for other in range(first, target.replicas):
-            start = target.start + other * target.samples
+        for receiver in range(first, target.replicas):
+            start = target.start + receiver * target.samples
             common = min(begin + source.samples, start + target.samples) - max(begin, start)
             if common <= 0:
                 break
             both += common
-            stays += common * _slices_inside(source, one, target, other, per_node) * width
+            stays += common * _slices_inside(source, sender, target, receiver, per_node) * width
     return stays / both if both else 0.0
 
 
-def _slices_inside(source: _Bundle, one: int, target: _Bundle, other: int, per_node: int) -> int:
-    """Of the equal slices of a sample, how many two replicas hold in the same node."""
+def _slices_inside(
+    source: _Bundle, sender: int, target: _Bundle, receiver: int, per_node: int
+) -> int:
+    """Return how many of the equal slices of a sample two replicas hold in the same node."""
     slices = math.lcm(source.width, target.width)
-    starts = (source.begin + one * source.width, target.begin + other * target.width)
+    starts = (source.begin + sender * source.width, target.begin + receiver * target.width)
     widths = (source.width, target.width)
     count = 0
     for at in range(slices):

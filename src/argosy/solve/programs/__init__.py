@@ -1,4 +1,5 @@
-"""SPMD programs of a captured step: which device holds what, and which collectives run.
+"""Find SPMD programs of a captured step: which device holds what, and which collectives run.
 
-May import ``space`` and what is below it. Start reading at ``placement``, then ``spmd``.
+This package may import ``space`` and the packages below it. Start reading at ``placement``, then
+``spmd``.
 """

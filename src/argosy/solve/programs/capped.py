@@ -1,4 +1,4 @@
-"""The cheapest assignment under a cap on a second sum (memory): A* whose heuristic is the
+"""Find the cheapest assignment under a cap on a second sum (memory), by A* whose heuristic is the
 elimination's cost-to-go.
 
     (1)  minimise c(x)  with  m(x) <= 1,   c and m sums of tables, m over single variables
@@ -8,7 +8,7 @@ Bisection on y brackets the cap between two assignments, one on each side of it;
 is a certified lower bound. Crossing the two at every place gives a good assignment that fits. A*
 then assigns variables in the reverse of the elimination order: by (3) of ``elimination`` the
 estimate of a partial assignment is exact for c + y m, so without a cap it walks straight to the
-optimum, and with one it stops as soon as what it holds is proven, within a tolerance.
+optimum, and with one it stops as soon as its best assignment is proven within a tolerance.
 """
 
 from __future__ import annotations
@@ -31,28 +31,30 @@ from argosy.solve.programs.elimination import (
 )
 
 BISECTIONS = 20
+"""Maximum number of multipliers y that are tried."""
 MOST_WORK = 2_000_000
-"""Partial assignments that A* may look at, times the number of variables."""
+"""Maximum number of partial assignments that A* examines, times the number of variables."""
 CLOSE = 5e-4
-"""A multiplier is good enough when the best assignment is this near to the bound and the problem is
-large."""
+"""In a large problem a multiplier is good enough if the best assignment is within this share of the
+bound."""
 LARGE = 400
-"""Variables from which on it is."""
+"""A problem with more variables than this counts as large."""
 TOLERANCE = 1e-9
+"""Values that differ by less than this share count as equal."""
 Chain: TypeAlias = "tuple[()] | tuple[int, Chain]"
 """A partial assignment: the last choice, and those before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """An assignment, and how far from it the optimum may be."""
+    """An assignment that has a proven distance from the optimum."""
 
     choice: tuple[int, ...]
     value: float
     bound: float
     """No assignment that fits costs less."""
     pops: int = 0
-    """Partial assignments that A* looked at."""
+    """Number of partial assignments that A* examined."""
 
 
 def cheapest(
@@ -62,8 +64,11 @@ def cheapest(
     places: Sequence[int] | None = None,
     order: Sequence[int] | None = None,
 ) -> Found:
-    """(1); ``weights`` are the tables of m, None for no cap; ``places`` say where along the graph a
-    variable stands."""
+    """Return the solution of (1).
+
+    ``weights`` are the tables of m, None for no cap; ``places`` gives the position of each variable
+    along the graph.
+    """
     free = eliminate(problem, order=order)
     if not np.isfinite(free.value):
         raise InfeasibleError("no distributed program computes this graph")
@@ -79,7 +84,7 @@ def cheapest(
 
 
 class _Flat:
-    """The tables of a problem one after another, so that a whole assignment is looked up at
+    """The tables of a problem, which are concatenated so that a whole assignment is looked up at
     once."""
 
     def __init__(self, problem: AssignmentProblem, weights: Sequence[Table]) -> None:
@@ -91,23 +96,23 @@ class _Flat:
         self.width = np.array([table.shape[1] for _, _, table in problem.pairs], dtype=np.int64)
 
     def cost(self, choice: NDArray[np.int64]) -> Table:
-        """c_i per variable."""
-        found: Table = self.costs[self.begins + choice]
-        return found
+        """Return c_i for each variable."""
+        costs: Table = self.costs[self.begins + choice]
+        return costs
 
     def weight(self, choice: NDArray[np.int64]) -> Table:
-        """Of m, per variable."""
-        found: Table = self.weights[self.held + choice]
-        return found
+        """Return the entry of m for each variable."""
+        weights: Table = self.weights[self.held + choice]
+        return weights
 
     def pair(self, left: NDArray[np.int64], right: NDArray[np.int64]) -> Table:
-        """m_ij per pair, for choices of its two ends."""
-        found: Table = self.pairs[self.corners + left * self.width + right]
-        return found
+        """Return m_ij for each pair, for choices of its two ends."""
+        pair_costs: Table = self.pairs[self.corners + left * self.width + right]
+        return pair_costs
 
 
 def _joined(tables: Sequence[Table]) -> tuple[Table, NDArray[np.int64]]:
-    """Tables end to end, one that occurs often once, and where each begins."""
+    """Return the tables end to end, one that occurs often only once, and where each begins."""
     begins: dict[int, int] = {}
     kept, length = [np.zeros(0)], 0
     for table in tables:
@@ -127,8 +132,10 @@ class _Capped:
         places: NDArray[np.int64],
     ) -> None:
         self.problem, self.weights, self.order = problem, weights, order
-        like = [(id(cost), id(weight)) for cost, weight in zip(problem.costs, weights, strict=True)]
-        self.scheme, self.flat = Scheme(problem, order, like), _Flat(problem, weights)
+        marks = [
+            (id(cost), id(weight)) for cost, weight in zip(problem.costs, weights, strict=True)
+        ]
+        self.scheme, self.flat = Scheme(problem, order, marks), _Flat(problem, weights)
         self.places = places
         self.close = CLOSE if len(order) > LARGE else TOLERANCE
         self.best: tuple[int, ...] | None = None
@@ -151,7 +158,7 @@ class _Capped:
         )
 
     def _priced(self, multiplier: float) -> list[Table]:
-        """The costs of c + y m; what was one array stays one."""
+        """Return the costs of c + y m; tables that were one array stay one."""
         known: dict[tuple[int, int], Table] = {}
         costs = []
         for cost, weight in zip(self.problem.costs, self.weights, strict=True):
@@ -174,7 +181,7 @@ class _Capped:
                 self.best, self.value = tuple(choice), value
 
     def _bisect(self, free: Elimination) -> tuple[Elimination, float]:
-        """(2): the best bound found, its elimination and its multiplier."""
+        """Return the elimination and the multiplier of the best bound found by (2)."""
         low, high = 0.0, max(free.value, 1e-9)
         over: tuple[int, ...] = free.choice
         kept, multiplier = free, 0.0
@@ -197,10 +204,10 @@ class _Capped:
                 break
         return kept, multiplier
 
-    def _cross(self, one: Sequence[int], other: Sequence[int]) -> None:
-        """Assignments that follow one up to a place and the other from there on, the cheapest that
-        fits."""
-        for first, second in ((one, other), (other, one)):
+    def _cross(self, over: Sequence[int], under: Sequence[int]) -> None:
+        """Offer the cheapest assignment that fits among those that follow one up to a place and the
+        other from there on."""
+        for first, second in ((over, under), (under, over)):
             cost, weight = self._crossed(first, second)
             fitting = np.where(weight <= 1, cost, np.inf)
             place = int(np.argmin(fitting))
@@ -213,21 +220,23 @@ class _Capped:
                 )
 
     def _crossed(self, first: Sequence[int], second: Sequence[int]) -> tuple[Table, Table]:
-        """Cost and weight for every place: variables before it as in the first, from it on as in
-        the second."""
+        """Return cost and weight for every place: variables before it as in the first, from it on
+        as in the second."""
         size = int(self.places.max()) + 3
-        flat, one, other = self.flat, np.array(first), np.array(second)
+        flat, chosen, alternative = self.flat, np.array(first), np.array(second)
         at = self.places + 1
-        cost = _steps(size, (0, at, flat.cost(other)), (at, size - 1, flat.cost(one)))
-        weight = _steps(size, (0, at, flat.weight(other)), (at, size - 1, flat.weight(one)))
+        cost = _steps(size, (0, at, flat.cost(alternative)), (at, size - 1, flat.cost(chosen)))
+        weight = _steps(
+            size, (0, at, flat.weight(alternative)), (at, size - 1, flat.weight(chosen))
+        )
         left, right = at[flat.left], at[flat.right]
         early, late = np.minimum(left, right), np.maximum(left, right)
-        x = np.where(left < right, one[flat.left], other[flat.left])
-        y = np.where(right < left, one[flat.right], other[flat.right])
+        x = np.where(left < right, chosen[flat.left], alternative[flat.left])
+        y = np.where(right < left, chosen[flat.right], alternative[flat.right])
         spans = (
-            (0, early, flat.pair(other[flat.left], other[flat.right])),
+            (0, early, flat.pair(alternative[flat.left], alternative[flat.right])),
             (early, late, flat.pair(x, y)),
-            (late, size - 1, flat.pair(one[flat.left], one[flat.right])),
+            (late, size - 1, flat.pair(chosen[flat.left], chosen[flat.right])),
         )
         cost += _steps(
             size, *((a, b, np.where(np.isfinite(amount), amount, 0.0)) for a, b, amount in spans)
@@ -238,7 +247,8 @@ class _Capped:
         return np.where(barred > 0.5, np.inf, cost), weight
 
     def _best_first(self, solved: Elimination, multiplier: float, pops: int) -> int:
-        """A* in the reverse of the elimination order, on c + y m."""
+        """Run A* in the reverse of the elimination order, on c + y m; return the number of partial
+        assignments examined."""
         walk = _Walk(self._priced(multiplier), self.problem.pairs, solved)
         least = np.concatenate(
             [[0.0], np.cumsum([self.weights[s.variable].min() for s in solved.steps])]
@@ -277,7 +287,7 @@ class _Capped:
 def _steps(
     size: int, *spans: tuple[NDArray[np.int64] | int, NDArray[np.int64] | int, Table]
 ) -> Table:
-    """The sum, at every place, of the amounts whose span (begin, end) covers it."""
+    """Return the sum, at every place, of the amounts whose span (begin, end) covers it."""
     change = np.zeros(size)
     for begin, end, amount in spans:
         change += np.bincount(np.broadcast_to(begin, amount.shape), amount, size)
@@ -286,7 +296,8 @@ def _steps(
 
 
 class _Walk:
-    """Estimates of partial assignments, from the tables of a solved elimination."""
+    """A walk over partial assignments that estimates them from the tables of a solved
+    elimination."""
 
     def __init__(
         self, costs: Sequence[Table], pairs: Sequence[tuple[int, int, Table]], solved: Elimination
@@ -306,8 +317,8 @@ class _Walk:
         self._at: Chain = ()
 
     def values(self, chain: Chain, depth: int) -> list[int]:
-        """Per variable what the first ``depth`` choices say; most looks differ little from the one
-        before."""
+        """Return for each variable the choice among the first ``depth`` choices; successive calls
+        usually differ little."""
         at, rest = len(self._chosen) - depth, chain
         while rest and rest is not self._at:
             self._chosen[self.solved.steps[at].variable] = rest[0]
@@ -316,7 +327,7 @@ class _Walk:
         return self._chosen
 
     def extensions(self, step: int, chain: Chain, depth: int) -> Table:
-        """Per choice of the next variable, how much the estimate grows."""
+        """Return for each choice of the next variable how much the estimate grows."""
         chosen = self.values(chain, depth)
         here = self.solved.steps[step]
         total = np.zeros(len(self.factors[step][0][1]))

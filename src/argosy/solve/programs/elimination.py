@@ -1,4 +1,5 @@
-"""The cheapest assignment of variables whose costs are tables over one or two of them, exactly.
+"""Find the cheapest assignment of variables whose costs are tables over one or two of them,
+exactly.
 
     (1)  minimise  sum_i c_i(x_i) + sum_(i,j) m_ij(x_i, x_j)
 
@@ -13,10 +14,10 @@ optimum is read off; and for every partial assignment of the variables eliminate
     (3)  the rest costs exactly the constant that their own tables give: the perfect cost-to-go of a
          search
 
-Equal pieces are done once. Which tables meet where is worked out before any number is looked at
+Equal pieces are processed once. Which tables are combined is determined before any number is used
 (``Scheme``): two steps that combine the same tables in the same way are one *kind*, so a graph of L
-equal layers has little more kinds than one of them, and other costs on the same graph (a multiplier
-on memory) reuse all of it. Tables that the caller shares between pieces must be the same arrays.
+equal layers has few more kinds than one of them, and other costs on the same graph (a multiplier on
+memory) reuse all of it. Tables that the caller shares between pieces must be the same arrays.
 """
 
 from __future__ import annotations
@@ -32,23 +33,25 @@ from numpy.typing import NDArray
 
 from argosy.errors import InfeasibleError
 
+# An array of costs with one axis per variable.
 Table = NDArray[np.float64]
 MOST_ENTRIES = 1e7
-"""A table larger than this is not built; the graph is too tangled for this method."""
+"""A table with more entries than this is not built; the graph is then too tangled for this
+method."""
 
 
 class TangledError(InfeasibleError):
-    """Too many choices hang together for tables over them."""
+    """Raised if too many choices depend on one another for tables over them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssignmentProblem:
-    """(1)."""
+    """An instance of (1) that assigns a choice to each variable."""
 
     costs: tuple[Table, ...]
     """c_i; its length is the number of choices of variable i."""
     pairs: tuple[tuple[int, int, Table], ...]
-    """(i, j, m_ij)."""
+    """Triples (i, j, m_ij)."""
 
     def value(self, choice: Sequence[int]) -> float:
         alone = sum(float(cost[x]) for cost, x in zip(self.costs, choice, strict=True))
@@ -57,43 +60,43 @@ class AssignmentProblem:
 
 @dataclass(frozen=True)
 class EliminationStep:
-    """One elimination: the variable, its neighbours, and per choice of theirs the best of its
-    own."""
+    """An elimination that removes one variable: its neighbours, and for each of their choices the
+    best of its own."""
 
     variable: int
     scope: tuple[int, ...]
     best: NDArray[np.int64]
     table: Table
-    """(2)."""
+    """The table (2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elimination:
-    """A solved problem."""
+    """A problem that has been solved."""
 
     value: float
     """The optimum; infinite if nothing is allowed."""
     choice: tuple[int, ...]
     scheme: Scheme
     tables: Sequence[Table]
-    """(2) per kind of step."""
+    """The table (2) of each kind of step."""
     best: Sequence[NDArray[np.int64]]
-    """Its minimisers."""
+    """The minimisers of each kind of step."""
 
     @cached_property
     def steps(self) -> tuple[EliminationStep, ...]:
-        found = self.scheme.steps
+        scheme_steps = self.scheme.steps
         return tuple(
             [
                 EliminationStep(i, scope, self.best[kind], self.tables[kind])
-                for i, scope, kind in found
+                for i, scope, kind in scheme_steps
             ]
         )
 
 
 def elimination_order(sizes: Sequence[int], edges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Greedy: the variable whose elimination makes the smallest table comes first; the lower number
-    on a tie."""
+    """Return a greedy order: the variable whose elimination makes the smallest table comes first;
+    the lower number on a tie."""
     return order_and_held(sizes, edges)[0]
 
 
@@ -104,8 +107,11 @@ def order_and_held(
     most: float = math.inf,
     chosen: Callable[[Mapping[int, float]], int] | None = None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The order; where a table would have more than ``most`` entries, one of its variables is held
-    instead: ``chosen`` from those that would be left, each with how much hangs on it."""
+    """Return the order, and the variables that are held.
+
+    If a table would have more than ``most`` entries, one of its variables is held instead:
+    ``chosen`` selects it from those that would be left, given how strongly each is connected.
+    """
     near: list[set[int]] = [set() for _ in sizes]
     for i, j in edges:
         near[i].add(j)
@@ -153,36 +159,38 @@ def order_and_held(
 
 @dataclass(frozen=True)
 class _Kind:
-    """Steps that combine the same tables in the same way."""
+    """A kind of step that combines certain tables in a certain way."""
 
     own: int
-    """A variable whose cost stands for theirs."""
+    """A variable whose cost represents theirs."""
     pairs: tuple[Table, ...]
-    """Tables over pairs, their axes in place."""
+    """Tables over pairs, with their axes in place."""
     made: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
-    """Results of earlier kinds: which, how its axes are turned, and where in the sum they lie (see
-    ``_spread``)."""
+    """Results of earlier kinds: which one, how its axes are permuted, and where in the sum they lie
+    (see ``_spread``)."""
     rank: int
 
 
 class Scheme:
-    """The steps of an elimination: everything about (2) but the costs of single variables."""
+    """The steps that an elimination takes: everything about (2) except the costs of single
+    variables."""
 
     def __init__(
         self, problem: AssignmentProblem, order: Sequence[int], like: Sequence[object] | None = None
     ) -> None:
-        """``like``: per variable a mark; equal marks promise equal costs. Without, costs that are
-        one array are."""
+        """Determine the steps; ``like`` marks variables with equal costs by equal marks, by default
+        those whose costs are one array."""
         self.sizes = sizes = [len(cost) for cost in problem.costs]
         self.steps: list[tuple[int, tuple[int, ...], int]] = []
-        """(variable, its neighbours, kind)."""
+        """Triples (variable, its neighbours, kind)."""
         self.kinds: list[_Kind] = []
         self.entries = 1
         place = [0] * len(sizes)
         for position, i in enumerate(order):
             place[i] = position
         pairs: list[list[tuple[int, int, Table]]] = [[] for _ in sizes]
-        """By the end that goes first: the other end, its axis of the table, the table."""
+        """For each pair, by the end that is eliminated first: the other end, its axis of the table,
+        the table."""
         for i, j, table in problem.pairs:
             if place[i] < place[j]:
                 pairs[i].append((j, 1, table))
@@ -234,8 +242,8 @@ class Scheme:
         return _Kind(i, tuple(spread), made, len(sizes))
 
     def solve(self, costs: Sequence[Table]) -> Elimination:
-        """(2) for these costs. Infinite ones forbid; if nothing is allowed, the value is
-        infinite."""
+        """Evaluate (2) for these costs. Infinite costs forbid a choice; if nothing is allowed, the
+        value is infinite."""
         tables: list[Table] = []
         best: list[NDArray[np.int64]] = []
         for kind in self.kinds:
@@ -255,7 +263,7 @@ class Scheme:
 
 
 def eliminate(problem: AssignmentProblem, *, order: Sequence[int] | None = None) -> Elimination:
-    """The optimum of (1)."""
+    """Return the optimum of (1)."""
     if order is None:
         order = elimination_order(
             [len(cost) for cost in problem.costs], [(i, j) for i, j, _ in problem.pairs]
@@ -264,6 +272,7 @@ def eliminate(problem: AssignmentProblem, *, order: Sequence[int] | None = None)
 
 
 def _spread(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How to turn and reshape a table so that its axes lie at the given places of a larger one."""
+    """Return how to permute and reshape a table so that its axes lie at the given places of a
+    larger one."""
     turn = tuple(sorted(range(len(axes)), key=axes.__getitem__))
     return turn, tuple([size if axis in axes else 1 for axis, size in enumerate(sizes)])

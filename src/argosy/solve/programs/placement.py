@@ -1,23 +1,25 @@
-"""The choice of a distributed program as costs over one or two choices at a time.
+"""Formulate the choice of a distributed program as costs over one or two choices at a time.
 
-Variables: per operation its ``ShardingRule``, per value its ``Delivery``. Costs, in seconds, for
-given ratios:
+The variables are, for each operation its ``ShardingRule``, and for each value its ``Delivery``.
+Costs, in seconds, for given ratios:
 
     (1)  of a row           the longest compute of any device
     (2)  row, its result    the collective from the state that the row makes to the delivery
-    (3)  of a parameter     the all-gather, where it is used whole and stored in shards; so too of a received value
+    (3)  of a parameter     the all-gather, if it is used whole and stored in shards; this also
+                            applies to a received value
     (4)  row, its operand   infinite unless the delivery has the state that the row takes
     (5)  parameter, grad    infinite unless the gradient is delivered as the parameter is stored
 
-and the loss and changed buffers are delivered whole, what other stages read not as a partial sum.
-An all-reduce of a gradient is done once for all micro-batches of a step, and counts by its share.
-Memory, as shares of what devices have:
+and the loss and changed buffers are delivered whole, values that other stages read not as a partial
+sum. An all-reduce of a gradient is done once for all micro-batches of a step, and counts by its
+share. Memory, as shares of what devices have:
 
     (6)  parameter          stored bytes with gradient and optimizer state
-    (7)  kept value         its largest delivered part, from forward to backward, for every micro-batch in flight
+    (7)  kept value         its largest delivered part, from forward to backward, for every
+                            micro-batch in flight
 
 (6) and (7) take the worst device for each tensor, so that a program which fits by them fits on
-    every device.
+every device.
 """
 
 from __future__ import annotations
@@ -55,24 +57,24 @@ from argosy.workload.graph import Graph, Role
 
 @dataclass(frozen=True, kw_only=True)
 class Pricing:
-    """What things cost: devices, and how FLOP and bytes are counted."""
+    """A price list that states the devices, and how FLOP and bytes are counted."""
 
     group: DeviceGroup
     flop: Callable[[OperationCall], float] = flop_of
     rounded: bool = True
-    """Whether shares are whole units of a dim; without, they are the ratios themselves."""
+    """Whether shares are whole units of a dim; otherwise they are the ratios themselves."""
     count_moves: bool = True
     """Whether memory traffic counts as compute time."""
     element_bytes: float | None = None
-    """Bytes of an element in communication, where that is not the tensor's own."""
+    """Bytes of an element in communication, if that is not the tensor's own."""
     micro_batches: int = 1
-    """Of a step; the graph is one of them."""
+    """Number of micro-batches of a step; the graph is one of them."""
     in_flight: int = 1
-    """Micro-batches whose kept values are held at once."""
+    """Number of micro-batches whose kept values are held at once."""
 
 
 class ProgramPlacement:
-    """The variables and costs of one graph on one group at given ratios."""
+    """The variables and costs that one graph has on one group at given ratios."""
 
     def __init__(
         self,
@@ -101,8 +103,8 @@ class ProgramPlacement:
         self.deliveries = [self._deliveries(value) for value in self._values]
 
     def _all_rows(self) -> list[tuple[ShardingRule, ...]]:
-        """Rows per node, by the ratios of its segment; equal nodes share one tuple, so that their
-        tables are shared."""
+        """Return the rows of each node, by the ratios of its segment; equal nodes share one tuple,
+        so that their tables are shared."""
         plain = [self.choices.rows(index) for index in range(len(self.graph.nodes))]
         if not self.segments.of_node:
             return plain
@@ -114,7 +116,7 @@ class ProgramPlacement:
         return [known[id(rows), self.segments.at(index)] for index, rows in enumerate(plain)]
 
     def _cuts(self, value: int) -> tuple[State, ...]:
-        """Cuts of a value, by the ratios of whoever makes or reads it."""
+        """Return the cuts of a value, by the ratios of the segments that make or read it."""
         cuts = self.choices.cut_sets[value]
         if not self.segments.of_node or not cuts:
             return cuts
@@ -126,16 +128,16 @@ class ProgramPlacement:
 
     @cached_property
     def _stored_by(self) -> dict[int, set[int]]:
-        """Per parameter and gradient, the segments that make or read the other of them."""
-        found: dict[int, set[int]] = {}
+        """Return for each gradient the segments that read its parameter."""
+        stored_by: dict[int, set[int]] = {}
         for parameter, gradient in self.graph.gradients:
             readers = {self.segments.at(index) for index in self.graph.consumers[parameter]}
-            found[gradient] = readers
-        return found
+            stored_by[gradient] = readers
+        return stored_by
 
     def _deliveries(self, value: int) -> tuple[Delivery, ...]:
-        """The deliveries of a value; values of one kind share one tuple, so that their tables are
-        shared too."""
+        """Return the deliveries of a value; values of one kind share one tuple, so that their
+        tables are shared too."""
         described, cuts = self.graph.values[value], self._cuts(value)
         several = len(self.graph.consumers[value]) > 1
         bounds = (
@@ -176,11 +178,11 @@ class ProgramPlacement:
         return options
 
     def _is_cut(self, value: int) -> bool:
-        """Whether a parameter is not to be stored whole, where it can be cut."""
+        """Return whether a parameter must not be stored whole if it can be cut."""
         return self.choices.kind is CutKind.TENSOR and is_matrix(self.graph, value)
 
     def shares(self, state: State) -> tuple[float, ...]:
-        """Per device, how much of a tensor in this state it holds."""
+        """Return for each device the share of a tensor in this state that it holds."""
         if not state.is_sharded:
             return self._full
         ratios = self.segments.of(state)
@@ -204,7 +206,7 @@ class ProgramPlacement:
         return described.elements * per if per is not None else float(described.num_bytes)
 
     def transfer(self, value: int, step: Conversion) -> tuple[float, CollectiveMethod]:
-        """Seconds and way of one collective on one value."""
+        """Return the seconds and the method of one collective on one value."""
         group, amount = self.pricing.group, self.moved_bytes(value)
         if step.kind is GroupCollective.RESHARD:
             return group.reshard_seconds(
@@ -215,12 +217,12 @@ class ProgramPlacement:
         return seconds * self._frequency(value, step.kind), way
 
     def _frequency(self, value: int, kind: GroupCollective) -> float:
-        """Of a collective, per micro-batch."""
+        """Return how often a collective runs per micro-batch."""
         once = kind is GroupCollective.ALL_REDUCE and value in self._trained_values
         return 1 / self.pricing.micro_batches if once else 1.0
 
     def delivery_seconds(self, value: int, made: State, delivery: Delivery) -> float:
-        """(2)."""
+        """Return the seconds of (2)."""
         if made is REPLICATED:
             return 0.0
         steps = conversions(made, delivery)
@@ -235,7 +237,7 @@ class ProgramPlacement:
         return self._seconds[key]
 
     def row_work(self, index: int) -> tuple[float, float]:
-        """FLOP and bytes of an operation done whole, as the group counts them."""
+        """Return the FLOP and bytes of an operation done whole, as the group counts them."""
         return self._flop[index], self._moves[index] if self.pricing.count_moves else 0.0
 
     @cached_property
@@ -248,31 +250,32 @@ class ProgramPlacement:
 
     @cached_property
     def _moves(self) -> list[float]:
-        """Bytes that an operation reads and writes; one that only renames elements moves none."""
+        """Return the bytes that each operation reads and writes; one that only renames elements
+        moves none."""
         values = self.graph.values
-        found = []
+        moved = []
         for node, call in zip(self.graph.nodes, self.choices.calls, strict=True):
             free = call.entry.get("flop", 1) == 0 and len(node.inputs) == 1
             ends = (*node.inputs, *(v for v in node.outputs if v is not None))
-            found.append(0.0 if free else float(sum(values[v].num_bytes for v in ends)))
-        return found
+            moved.append(0.0 if free else float(sum(values[v].num_bytes for v in ends)))
+        return moved
 
     def row_seconds(self, index: int, row: ShardingRule) -> float:
-        """(1)."""
+        """Return the seconds of (1)."""
         flop, moved = self.row_work(index)
         if flop == 0 and moved == 0:
             return 0.0
         return self.pricing.group.compute_seconds(flop, moved, self.work_shares(index, row))
 
     def parameter_seconds(self, value: int, delivery: Delivery) -> float:
-        """(3)."""
+        """Return the seconds of (3)."""
         if delivery.stored is None or delivery.stored in delivery.states:
             return 0.0
         step = Conversion(GroupCollective.ALL_GATHER, delivery.stored, REPLICATED)
         return self._transfer_seconds(value, step)
 
     def memory_share(self, value: int, delivery: Delivery) -> float:
-        """(6) and (7)."""
+        """Return the largest share of a device's memory by (6) and (7)."""
         amount, states = held_bytes(self.graph, value, delivery, self.pricing.in_flight)
         return max((self._worst(amount, state) for state in states), default=0.0)
 
@@ -283,7 +286,7 @@ class ProgramPlacement:
         )
 
     def device_bytes(self, choice: Sequence[int]) -> tuple[float, ...]:
-        """What each device holds under a choice: (6) and (7) exactly."""
+        """Return the bytes that each device holds under a choice: (6) and (7) exactly."""
         held: dict[tuple[State, ...], float] = {}
         for options, value, x in zip(
             self.deliveries, self._values, choice[len(self.rows) :], strict=True
@@ -300,8 +303,8 @@ class ProgramPlacement:
 
     @cached_property
     def problem(self) -> AssignmentProblem:
-        """Variables: rows of nodes first, then deliveries of values; equal nodes get their tables
-        by one look."""
+        """Return the problem whose variables are first the rows of nodes, then the deliveries of
+        values; equal nodes share their tables."""
         nodes = len(self.graph.nodes)
         marks = [
             2 * id(options) + (value in self._trained_values)
@@ -329,8 +332,8 @@ class ProgramPlacement:
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Per variable, where in the order of nodes it stands; a parameter stands at its first
-        reader."""
+        """Return the position of each variable in the order of nodes; a parameter has that of its
+        first reader."""
         graph = self.graph
         made = [
             graph.producer.get(v, min(graph.consumers[v], default=0))
@@ -340,7 +343,7 @@ class ProgramPlacement:
 
     @cached_property
     def memory(self) -> tuple[Table, ...]:
-        """(6) and (7) per variable, zero for rows."""
+        """Return (6) and (7) for each variable, zero for rows."""
         zero = [self._zeros(len(rows)) for rows in self.rows]
         return (*zero, *[self._memory_costs(value) for value in self._values])
 
@@ -358,10 +361,10 @@ class ProgramPlacement:
         return self._intern(key, lambda: np.array([self.row_seconds(index, row) for row in rows]))
 
     def _pair_costs(self, index: int) -> list[tuple[int, Table]]:
-        """(2) and (4): tables of a node and the values at its ends."""
+        """Return the tables (2) and (4) of a node and the values at its ends."""
         node = self.graph.nodes[index]
         made = enumerate(node.outputs, len(node.inputs))
-        found = [
+        tables = [
             (end, self._made(index, end - len(node.inputs), value))
             for end, value in made
             if value is not None
@@ -371,8 +374,8 @@ class ProgramPlacement:
                 len(self.deliveries[value]) > 1
                 or REPLICATED not in self.deliveries[value][0].states
             ):
-                found.append((places[0], self._taken(index, places, value)))
-        return found
+                tables.append((places[0], self._taken(index, places, value)))
+        return tables
 
     def _value_costs(self, value: int) -> Table:
         options = self.deliveries[value]
@@ -393,7 +396,7 @@ class ProgramPlacement:
         )
 
     def _made(self, index: int, place: int, value: int) -> Table:
-        """(2)."""
+        """Return the table (2)."""
         rows, options = self.rows[index], self.deliveries[value]
         how = (id(options), self.moved_bytes(value), value in self._trained_values)
 
@@ -409,7 +412,7 @@ class ProgramPlacement:
         return self._intern(key, lambda: np.array([line(row.outputs[place]) for row in rows]))
 
     def _taken(self, index: int, places: tuple[int, ...], value: int) -> Table:
-        """(4)."""
+        """Return the table (4)."""
         rows, options = self.rows[index], self.deliveries[value]
 
         def barred() -> Table:
@@ -423,34 +426,34 @@ class ProgramPlacement:
         return self._intern(("taken", id(rows), places, id(options)), barred)
 
     def _trained(self, parameter: int, gradient: int) -> Table:
-        """(5)."""
+        """Return the table (5)."""
         ours, theirs = self.deliveries[parameter], self.deliveries[gradient]
 
-        def fits(one: Delivery, other: Delivery) -> bool:
-            assert one.stored is not None
-            return other.has(one.stored)
+        def fits(held: Delivery, given: Delivery) -> bool:
+            assert held.stored is not None
+            return given.has(held.stored)
 
         return self._intern(
             ("trained", id(ours), id(theirs)),
             lambda: np.array(
-                [[0.0 if fits(one, other) else np.inf for other in theirs] for one in ours]
+                [[0.0 if fits(held, given) else np.inf for given in theirs] for held in ours]
             ),
         )
 
 
 def _places(inputs: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Per value, where among the operands it stands."""
-    found: dict[int, list[int]] = {}
+    """Return for each value its positions among the operands."""
+    positions: dict[int, list[int]] = {}
     for place, value in enumerate(inputs):
-        found.setdefault(value, []).append(place)
-    return {value: tuple(places) for value, places in found.items()}
+        positions.setdefault(value, []).append(place)
+    return {value: tuple(places) for value, places in positions.items()}
 
 
 def _shared_constants(graph: Graph) -> frozenset[int]:
-    """Values that many operations read and no parameter enters (masks, rotary angles): every device
-    has them whole.
+    """Return the values that many operations read and no parameter enters (masks, rotary angles):
+    every device has them whole.
 
-    They cost little to make and would tie every layer to every other in the search.
+    They cost little to make and would connect every layer to every other in the search.
     """
     learned: set[int] = set(graph.parameters)
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""How much of everything each device takes, for a given program.
+"""Choose how much of everything each device takes, for a given program.
 
 With ratio b_d of device d, the ratios come from a linear programme over operations i and
 collectives j:
@@ -8,18 +8,19 @@ collectives j:
          fixed_d + variable_d b_d <= memory of d,   b_d >= least
 
 Operations with the same mix of FLOP and bytes share one c_i, so equal layers cost nothing extra.
-Segments have each their own b, c and m; memory counts them together; and what is re-sharded between
+Each segment has its own b, c and m; memory counts them together; and what is re-sharded between
 segments s and t costs
 
-    (2)  r_st >= e_(d-1) + e_d,   e_d >= |sum_(i <= d) b_si - b_ti|       at most: what passes the ends of d's piece
+    (2)  r_st >= e_(d-1) + e_d,   e_d >= |sum_(i <= d) b_si - b_ti|,
+         an upper bound: what passes the ends of d's piece
 
-Where all operations of a single segment see the same relative speeds s_d (devices of one kind,
-slowed or not; otherwise matrix products and memory traffic differ), (1) is
+If all operations of a single segment see the same relative speeds s_d (devices of one kind, slowed
+or not; otherwise matrix products and memory traffic differ), (1) is
 
     (3)  minimise  W max_d(b_d / s_d) + C max_d(b_d)   with  sum b = 1,  b_d <= cap_d
 
 and has a closed form: b_d = min(a s_d, z, cap_d) for some a and z, which lie where z = a s_k, a s_k
-= cap_k or z = cap_k for one device k. Scan them.
+= cap_k or z = cap_k for one device k. All of these are tried.
 """
 
 from __future__ import annotations
@@ -42,31 +43,31 @@ if TYPE_CHECKING:
     from argosy.solve.programs.spmd import Program
 
 LEAST = 1e-3
-"""No device gets less than this share of an even one: a device that should do nothing is left out
-of the group."""
+"""No device gets less than this share of an even one: a device that should do nothing is not in the
+group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentLoad:
-    """What the operations of one segment do to devices, by their ratios."""
+    """The load that the operations of one segment put on devices, by their ratios."""
 
     work: NDArray[np.float64]
     """[mix, device]: seconds if the device did all of it."""
     padded: float = 0.0
-    """Seconds per unit of the largest share, of collectives whose cost follows it."""
+    """Seconds per unit of the largest share, for collectives whose cost follows it."""
     num_bytes: float = 0.0
-    """Of which a device holds its share."""
+    """Bytes of which a device holds its share."""
 
 
 def best_ratios(program: Program, choices: StateChoices, pricing: Pricing) -> Segments:
-    """(1) for a program; the program's own ratios if it has nothing to split."""
+    """Return the ratios (1) for a program; the program's own ratios if it has nothing to split."""
     return segment_ratios(
         program, ProgramPlacement(program.graph, choices, pricing, program.segments)
     )[0]
 
 
 def segment_ratios(program: Program, placement: ProgramPlacement) -> tuple[Segments, float]:
-    """(1) and (2), and the seconds that hang on the ratios."""
+    """Return the ratios by (1) and (2), and the seconds that depend on the ratios."""
     pricing = placement.pricing
     fixed, sharded = _memory(program, pricing)
     loads = [
@@ -90,21 +91,21 @@ def _seconds(
     between: Mapping[tuple[int, int], float],
     ratios: Sequence[tuple[float, ...]],
 ) -> float:
-    """What (1) and (2) minimise."""
+    """Return the objective of (1) and (2), in seconds."""
     own = [
         float((load.work * np.array(shares)).max(1).sum()) + load.padded * max(shares)
         for load, shares in zip(loads, ratios, strict=True)
     ]
     passed = 0.0
-    for (one, other), seconds in between.items():
-        rows = passed_on(ratios[one], ratios[other])
+    for (first, second), seconds in between.items():
+        rows = passed_on(ratios[first], ratios[second])
         passed += seconds * max(*map(sum, rows), *map(sum, zip(*rows, strict=True)))
     return sum(own) + passed
 
 
 def _work(program: Program, placement: ProgramPlacement, segment: int) -> NDArray[np.float64]:
-    """Seconds of splittable operations per device if it did all of them, one row per mix of FLOP
-    and bytes."""
+    """Return the seconds of splittable operations for each device if it did all of them, one row
+    per mix of FLOP and bytes."""
     group = program.group
     mixes: dict[float, list[float]] = {}
     for index, row in enumerate(program.rows):
@@ -120,7 +121,7 @@ def _work(program: Program, placement: ProgramPlacement, segment: int) -> NDArra
 
 
 def _padded_seconds(program: Program, segment: int) -> float:
-    found = 0.0
+    seconds = 0.0
     largest = max(program.segments.ratios[segment])
     for move in program.moves:
         cut = (
@@ -132,14 +133,14 @@ def _padded_seconds(program: Program, segment: int) -> float:
             move.way is CollectiveMethod.PADDED or move.step.kind is GroupCollective.ALL_TO_ALL
         )
         if follows and cut.segment == segment and largest > 0:
-            found += move.seconds / largest
-    return found
+            seconds += move.seconds / largest
+    return seconds
 
 
 def _resharded(program: Program, placement: ProgramPlacement) -> dict[tuple[int, int], float]:
-    """Per pair of segments, the seconds that re-sharding would take if one device passed everything
-    on."""
-    found: dict[tuple[int, int], float] = {}
+    """Return for each pair of segments the seconds that re-sharding would take if one device sent
+    everything."""
+    by_pair: dict[tuple[int, int], float] = {}
     whole, nothing = (
         (1.0, *(0.0 for _ in program.ratios[1:])),
         (0.0, 1.0, *(0.0 for _ in program.ratios[2:])),
@@ -150,12 +151,13 @@ def _resharded(program: Program, placement: ProgramPlacement) -> dict[tuple[int,
             amount = placement.moved_bytes(move.value)
             latency = program.group.reshard_seconds(0.0, whole, nothing)
             seconds = program.group.reshard_seconds(amount, whole, nothing) - latency
-            found[pair] = found.get(pair, 0.0) + seconds
-    return found
+            by_pair[pair] = by_pair.get(pair, 0.0) + seconds
+    return by_pair
 
 
 def _memory(program: Program, pricing: Pricing) -> tuple[float, list[float]]:
-    """Bytes that every device holds, and per segment those of which it holds its share."""
+    """Return the bytes that every device holds, and for each segment those of which it holds its
+    share."""
     fixed, sharded = 0.0, [0.0] * len(program.segments.ratios)
     for value, delivery in enumerate(program.deliveries):
         amount, states = held_bytes(program.graph, value, delivery, pricing.in_flight)
@@ -173,7 +175,8 @@ def solve_ratios(
     memory: Sequence[float] | None = None,
     least: float | None = None,
 ) -> tuple[tuple[float, ...], ...]:
-    """(1) and (2): the ratios of every segment; ``memory`` is what devices have for shares."""
+    """Return the ratios of every segment by (1) and (2); ``memory`` is what devices have for
+    shares."""
     count = loads[0].work.shape[1]
     floor = LEAST / count if least is None else least
     if len(loads) == 1 and (ratios := _closed_ratios(loads[0], memory)) and min(ratios) >= floor:
@@ -182,7 +185,7 @@ def solve_ratios(
 
 
 def _closed_ratios(load: SegmentLoad, memory: Sequence[float] | None) -> tuple[float, ...] | None:
-    """(3), where it is as good as (1)."""
+    """Return the solution of (3) if it also solves (1), otherwise None."""
     total = load.work.sum(0)
     if not total.all() or not np.allclose(
         load.work * total[0], load.work[:, :1] * total, rtol=1e-9, atol=0.0
@@ -198,7 +201,7 @@ def _closed_ratios(load: SegmentLoad, memory: Sequence[float] | None) -> tuple[f
 def closed_form(
     speeds: Sequence[float], work: float, padded: float, caps: Sequence[float] | None = None
 ) -> tuple[float, tuple[float, ...]]:
-    """(3): its optimum and the ratios.
+    """Return the optimum of (3) and the ratios.
 
     >>> closed_form([2.0, 1.0, 1.0], 4.0, 0.0)
     (1.0, (0.5, 0.25, 0.25))
@@ -222,7 +225,7 @@ def closed_form(
 
 
 def _filled(weights: NDArray[np.float64], cap: NDArray[np.float64]) -> NDArray[np.float64]:
-    """min(a weights, cap) with a such that it sums to 1, or all of cap."""
+    """Return min(a weights, cap) with a such that it sums to 1, or all of cap."""
     held, rest = 0.0, float(weights.sum())
     for device in np.argsort(cap / weights):
         level = (1 - held) / rest
@@ -238,28 +241,28 @@ def _programme_ratios(
     memory: Sequence[float] | None,
     floor: float,
 ) -> tuple[tuple[float, ...], ...]:
-    """(1) and (2) by HiGHS."""
+    """Return the solution of (1) and (2) by HiGHS."""
     count = loads[0].work.shape[1]
     programme = _Programme(count, len(loads), floor)
     for segment, load in enumerate(loads):
         programme.add_load(segment, load)
-    for (one, other), seconds in between.items():
-        programme.add_passing(one, other, seconds)
+    for (first, second), seconds in between.items():
+        programme.add_passing(first, second, seconds)
     if memory is not None:
         programme.add_memory([load.num_bytes for load in loads], memory)
-    found = programme.solved()
-    if found is None:
+    solution = programme.solved()
+    if solution is None:
         limits = np.maximum(np.array(memory), 0.0) if memory is not None else np.zeros(count)
         even = limits / limits.sum() if 0 < limits.sum() < math.inf else np.full(count, 1 / count)
-        found = np.tile(even, (len(loads), 1))
+        solution = np.tile(even, (len(loads), 1))
     return tuple(
-        tuple(float(ratio) for ratio in own / own.sum()) for own in np.clip(found, floor, None)
+        tuple(float(ratio) for ratio in own / own.sum()) for own in np.clip(solution, floor, None)
     )
 
 
 class _Programme:
-    """(1) and (2) as HiGHS sees them; the share of device d in segment s is column s n + d, the
-    others follow."""
+    """A model of (1) and (2) that HiGHS solves; the share of device d in segment s is column s n +
+    d, the others follow."""
 
     def __init__(self, count: int, segments: int, floor: float) -> None:
         import highspy
@@ -284,7 +287,7 @@ class _Programme:
         )
 
     def add_load(self, segment: int, load: SegmentLoad) -> None:
-        """(1) but for memory; a c_i counts in seconds of its slowest device."""
+        """Add (1) without memory; a c_i counts in seconds of its slowest device."""
         own = range(segment * self.count, (segment + 1) * self.count)
         for seconds in load.work:
             most = self.variable(float(seconds.max()))
@@ -297,7 +300,7 @@ class _Programme:
         self.row(1.0, 1.0, *((column, 1.0) for column in own))
 
     def add_passing(self, one: int, other: int, seconds: float) -> None:
-        """(2)."""
+        """Add (2)."""
         most = self.variable(seconds)
         passed = [self.variable(0.0) for _ in range(self.count - 1)]
         for end, amount in enumerate(passed):
@@ -325,7 +328,7 @@ class _Programme:
                 self.row(-self.infinite, 1.0, *terms)
 
     def solved(self) -> NDArray[np.float64] | None:
-        """The ratios; None where there are none."""
+        """Return the ratios, or None if there are none."""
         scale = max(self.costs)
         for column, cost in enumerate(self.costs):
             self.solver.changeColCost(column, cost / scale if scale else 0.0)

@@ -1,8 +1,8 @@
-"""The program of a tensor-parallel group, from and to its record in a plan
+"""Convert the program of a tensor-parallel group from and to its record in a plan
 (``plan.group_program``).
 
-A record is by layers, so that layers that are shared in the same way are written once. What it does
-not say follows: a weight that it does not name is whole, a result is read in the state in which it
+A record is by layers, so that layers that are shared in the same way are written once. Defaults
+fill the rest: a weight that it does not name is whole, a result is read in the state in which it
 was made.
 """
 
@@ -27,19 +27,19 @@ from argosy.space.operations.sharding import REPLICATED, State, fits, parse_stat
 from argosy.workload.graph import Graph, GraphNode, Role
 
 Collectives = Mapping[int, Sequence[tuple[Conversion, CollectiveMethod]]]
-"""By value, what changes its state once it is there."""
+"""For each value, the collectives that change its state after it is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSteps:
-    """What the members of a group execute."""
+    """The steps that the members of a group execute."""
 
     graph: Graph
     ratios: tuple[float, ...]
     rows: tuple[ShardingRule, ...]
-    """Per operation of the graph."""
+    """One rule for each operation of the graph."""
     deliveries: tuple[Delivery, ...]
-    """Per value of the graph."""
+    """One delivery for each value of the graph."""
     collectives: Collectives
 
     def stored(self, weight: int) -> State:
@@ -47,7 +47,7 @@ class GroupSteps:
 
 
 def steps_of(program: Program) -> GroupSteps:
-    """What a program that was just found executes."""
+    """Return the steps of a program that was just found."""
     collectives: dict[int, list[tuple[Conversion, CollectiveMethod]]] = {}
     for move in program.moves:
         if move.step.kind is not GroupCollective.SLICE:
@@ -62,15 +62,15 @@ def steps_of(program: Program) -> GroupSteps:
 
 
 def recorded(steps: GroupSteps, layers: Sequence[int], samples: int) -> GroupProgram:
-    """The record of what a group does for so many samples; ``layers`` has the layer of every
-    operation."""
+    """Return the record of a group's steps for ``samples`` samples; ``layers`` has the layer of
+    every operation."""
     graph = steps.graph
     by_layer: dict[int, list[SharedOperation]] = {}
     for layer, node, row in zip(layers, graph.nodes, steps.rows, strict=True):
         by_layer.setdefault(layer, []).append(_operation(steps, node, row))
-    alike: dict[tuple[SharedOperation, ...], list[int]] = {}
+    by_operations: dict[tuple[SharedOperation, ...], list[int]] = {}
     for layer, operations in sorted(by_layer.items()):
-        alike.setdefault(tuple(operations), []).append(layer)
+        by_operations.setdefault(tuple(operations), []).append(layer)
     weights = [
         _weight(steps, value)
         for value in graph.parameters
@@ -83,7 +83,8 @@ def recorded(steps: GroupSteps, layers: Sequence[int], samples: int) -> GroupPro
         samples=samples,
         weights=tuple(sorted(weights, key=lambda weight: weight.name)),
         segments=tuple(
-            SharedSegment(layers=tuple(each), operations=done) for done, each in alike.items()
+            SharedSegment(layers=tuple(layers_alike), operations=done)
+            for done, layers_alike in by_operations.items()
         ),
     )
 
@@ -119,10 +120,10 @@ def _weight(steps: GroupSteps, value: int) -> SharedWeight:
 
 
 def restored(record: GroupProgram, choices: StateChoices, layers: Sequence[int]) -> GroupSteps:
-    """What a record says that a group executes, among the choices that it has.
+    """Return the steps that a record describes, among the choices that a group has.
 
-    Raise an ``InputError`` if the program has other operations than the record, or cannot be
-    executed in this way.
+    Raise InputError if the program has other operations than the record, or cannot be executed in
+    this way.
     """
     return _Restoring(record, choices, layers).steps()
 
@@ -185,14 +186,15 @@ class _Restoring:
                 found = "no further operation" if operation is None else operation.op
                 raise self._error(where, found, f"{node.op}, the next operation of the program")
             rows.append(self._row(where, len(rows), operation))
-        if extra := next((each for each in left.values() if each), None):
+        if extra := next((operations for operations in left.values() if operations), None):
             raise self._error("segments", extra[0].op, "no further operation, as in the program")
         return rows
 
     def _row(self, where: str, index: int, operation: SharedOperation) -> ShardingRule:
         node = self.graph.nodes[index]
         if (len(operation.takes), len(operation.leaves)) != (len(node.inputs), len(node.outputs)):
-            found = f"{len(operation.takes)} states taken and {len(operation.leaves)} left by {operation.op}"
+            taken = f"{len(operation.takes)} states taken"
+            found = f"{taken} and {len(operation.leaves)} left by {operation.op}"
             raise self._error(where, found, f"{len(node.inputs)} and {len(node.outputs)}")
         row = ShardingRule(
             inputs=tuple(
@@ -222,7 +224,8 @@ class _Restoring:
         return row
 
     def _check_delivered(self, rows: Sequence[ShardingRule]) -> None:
-        """Every operation can read what it takes, and what leaves the group is whole."""
+        """Raise InputError unless every operation can read what it takes, and what leaves the group
+        is whole."""
         for index, (node, row) in enumerate(zip(self.graph.nodes, rows, strict=True)):
             for value, state in zip(node.inputs, row.inputs, strict=True):
                 if not self.deliveries[value].has(state):

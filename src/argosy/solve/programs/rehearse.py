@@ -1,13 +1,16 @@
-"""A distributed program as tasks for the exact engine: what would happen when it runs on a cluster.
+"""Compile a distributed program into tasks for the exact engine: what would happen when it runs on
+a cluster.
 
 Every device computes its share of the operations in the order of the graph. A collective starts
 when all devices have made their parts, one after the other as on one communication stream, and
-whoever needs its result waits; what does not need it goes on, so gradients are summed while the
-backward runs. A collective is a ring of flows:
+operations that need its result wait; others continue, so gradients are summed while the backward
+runs. A collective is a ring of flows:
 
-    (1)  all-reduce        each hop 2 S (n-1)/n          (2)  padded gather or scatter   each hop (n-1) x largest shard
-    (3)  grouped           each hop S (1 - least share)  (4)  all-to-all                 every pair its part of S
-    (5)  re-shard          every pair what passes from the one's piece to the other's
+    (1)  all-reduce                 each hop 2 S (n-1)/n
+    (2)  padded gather or scatter   each hop (n-1) x largest shard
+    (3)  grouped                    each hop S (1 - least share)
+    (4)  all-to-all                 every pair its part of S
+    (5)  re-shard                   every pair the overlap of one's old with the other's new piece
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class _Rehearsal:
         self.last: list[int | None] = [None] * self.count
         self.stream: int | None = None
         self.pending: dict[int, int] = {}
-        """Per value, the collective that delivers it."""
+        """For each value, the collective that delivers it."""
         self.seconds = [0.0] * self.count
         self.waits: set[int] = set()
         self.kind = SpanKind.FORWARD
@@ -73,7 +76,7 @@ class _Rehearsal:
             self.seconds[rank] += share * work + group.launch
 
     def _flush(self) -> None:
-        """What was collected becomes one computation per device."""
+        """Turn the collected work into one computation per device."""
         for rank, seconds in enumerate(self.seconds):
             if seconds > 0:
                 own = self.last[rank]
@@ -102,7 +105,7 @@ class _Rehearsal:
             self.stream = self.pending[value] = self._add(task)
 
     def _rounds(self, move: ProgramCollective) -> int:
-        """How many latencies a collective waits for, one after the other."""
+        """Return how many latencies a collective waits for, one after the other."""
         group = self.program.group
         if move.way is CollectiveMethod.HIERARCHICAL:
             return 2 * (group.nodes + self.count // group.nodes - 2)
@@ -131,29 +134,30 @@ class _Rehearsal:
                 if part
             ]
         if move.step.kind is GroupCollective.ALL_REDUCE:
-            each = 2 * amount * (self.count - 1) / self.count
+            hop_bytes = 2 * amount * (self.count - 1) / self.count
         elif move.way is CollectiveMethod.PADDED:
-            each = amount * max(shares) * (self.count - 1)
+            hop_bytes = amount * max(shares) * (self.count - 1)
         else:
-            each = amount * (1 - min(shares))
-        return [Flow(rank, (rank + 1) % self.count, each) for rank in range(self.count)]
+            hop_bytes = amount * (1 - min(shares))
+        return [Flow(rank, (rank + 1) % self.count, hop_bytes) for rank in range(self.count)]
 
 
 def _pairs(amount: float, shares: Sequence[float]) -> list[Flow]:
-    """(4): what one device holds and another will hold, in both cuts about its share."""
+    """Return the flows of an all-to-all (4): what one device holds and another will hold, about its
+    share in both cuts."""
     return [
-        Flow(one, other, amount * have * get)
-        for one, have in enumerate(shares)
-        for other, get in enumerate(shares)
-        if one != other
+        Flow(source, target, amount * held * received)
+        for source, held in enumerate(shares)
+        for target, received in enumerate(shares)
+        if source != target
     ]
 
 
 def program_tasks(program: Program, pricing: Pricing) -> TaskGraph:
-    """One step of a program, without the optimizer."""
+    """Return the tasks of one step of a program, without the optimizer."""
     return _Rehearsal(program, pricing).graph()
 
 
 def rehearse(program: Program, pricing: Pricing, cluster: Cluster) -> Timeline:
-    """Play one step in the exact engine."""
+    """Simulate one step in the exact engine."""
     return simulate_exact(program_tasks(program, pricing), cluster)

@@ -1,16 +1,17 @@
-"""Segments of a training step with ratios of their own.
+"""Find segments of a training step that have ratios of their own.
 
-Operations differ in what limits them: a convolution goes by the speed of a device, a wide linear
-layer by the largest shard that a collective carries. One ratio vector serves the mixture; where
-parts of the forward (and the backward that mirrors them) want different ones by more than
+Operations differ in what limits them: a convolution is limited by the speed of a device, a wide
+linear layer by the largest shard that a collective carries. One ratio vector serves the mixture. If
+parts of the forward (and the backward that mirrors them) prefer different ratios by more than
 re-sharding between them costs, they get them:
 
     (1)  candidates   boundaries of the forward that few bytes cross
-    (2)  estimate     the ratio programme with the operations of each side in a segment of their own, everything else as
-                      it is, and every sharded tensor that crosses re-sharded
+    (2)  estimate     the ratio programme with the operations of each side in a segment of their
+                      own, everything else as it is, and every sharded tensor that crosses
+                      re-sharded
     (3)  the most promising are searched, program and ratios in turns, and the best is kept if it
          gains
-    (4)  from there again, up to the number of segments that is asked for
+    (4)  from there again, up to the requested number of segments
 
 The result is never slower than the program with one ratio vector.
 """
@@ -32,9 +33,11 @@ from argosy.workload.graph import Graph
 from argosy.workload.part import forward_order, part_of_nodes, run_after_run
 
 MOST_SEGMENTS = 3
+"""Default maximum number of segments."""
 CANDIDATES, SEARCHED, ROUNDS = 12, 2, 4
+"""Boundaries that are estimated, those that are searched, and rounds of program and ratios."""
 LEAST_GAIN = 1e-3
-"""Of a step's time, below which a boundary is not worth looking at."""
+"""A boundary is not searched if it is estimated to gain less than this share of a step's time."""
 
 
 def find_segmented(
@@ -45,25 +48,25 @@ def find_segmented(
     capped: bool = True,
     program: Program | None = None,
 ) -> Program:
-    """The best program with up to ``most`` segments; ``program`` is the best with one, if it is
-    known."""
+    """Return the best program with at most ``most`` segments; ``program`` is the best with one, if
+    it is known."""
     best = program if program is not None else find_program(graph, pricing, capped=capped)
     if len(pricing.group) == 1:
         return best
     choices = StateChoices(graph, len(pricing.group))
     ends: tuple[int, ...] = ()
     while len(ends) + 1 < most:
-        found = _one_more(best, choices, pricing, ends, capped=capped)
-        if found is None:
+        better = _one_more(best, choices, pricing, ends, capped=capped)
+        if better is None:
             break
-        best, ends = found
+        best, ends = better
     return best
 
 
 def _one_more(
     best: Program, choices: StateChoices, pricing: Pricing, ends: tuple[int, ...], *, capped: bool
 ) -> tuple[Program, tuple[int, ...]] | None:
-    """(1) to (3): a better program with one boundary more."""
+    """Return a better program with one more boundary, by (1) to (3), or None."""
     now = segment_ratios(best, ProgramPlacement(best.graph, choices, pricing, best.segments))[1]
     trials = []
     for end in boundaries(best.graph):
@@ -74,19 +77,19 @@ def _one_more(
             segments, seconds = segment_ratios(guess, placement)
             if seconds < now - LEAST_GAIN * best.seconds:
                 trials.append((seconds, cuts, segments))
-    found = best
+    winner = best
     where = ends
     for _, cuts, segments in sorted(trials)[:SEARCHED]:
         program = _alternated(best.graph, choices, pricing, segments, capped=capped)
-        if program is not None and program.seconds < found.seconds * (1 - 1e-6):
-            found, where = program, cuts
-    return (found, where) if found is not best else None
+        if program is not None and program.seconds < winner.seconds * (1 - 1e-6):
+            winner, where = program, cuts
+    return (winner, where) if winner is not best else None
 
 
 def _alternated(
     graph: Graph, choices: StateChoices, pricing: Pricing, segments: Segments, *, capped: bool
 ) -> Program | None:
-    """Program and ratios in turns, from given ratios."""
+    """Return the best program, with program and ratios chosen in turns from given ratios on."""
     best: Program | None = None
     for _ in range(ROUNDS):
         try:
@@ -100,7 +103,7 @@ def _alternated(
 
 
 def boundaries(graph: Graph) -> tuple[int, ...]:
-    """(1): numbers of forward nodes before which to cut, in the order of the forward."""
+    """Return numbers of forward nodes before which to cut, in the order of the forward (1)."""
     nodes = forward_order(graph)
     place = {node: index for index, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 1)
@@ -113,23 +116,24 @@ def boundaries(graph: Graph) -> tuple[int, ...]:
     for amount in change[:-1]:
         total += amount
         crossing.append(total)
-    found: list[int] = []
+    ends: list[int] = []
     width = max(len(nodes) // CANDIDATES, 1)
     for begin in range(1, len(nodes), width):
         run = range(begin, min(begin + width, len(nodes)))
-        found.append(min(run, key=lambda end: (crossing[end], end)))
-    return tuple(found)
+        ends.append(min(run, key=lambda end: (crossing[end], end)))
+    return tuple(ends)
 
 
 def segments_at(graph: Graph, ends: Sequence[int], ratios: tuple[float, ...]) -> Segments:
-    """Segments of the forward cut at the given places, all with the same ratios."""
+    """Return segments of the forward cut at the given places, all with the same ratios."""
     count = len(forward_order(graph))
     lengths = [end - begin for begin, end in zip((0, *ends), (*ends, count), strict=True)]
     return Segments((ratios,) * len(lengths), part_of_nodes(graph, run_after_run(lengths)))
 
 
 def _divided(program: Program, segments: Segments) -> Program:
-    """(2): the same program with every operation in its segment, and what crosses re-sharded."""
+    """Return the program with every operation in its segment, and everything that crosses
+    re-sharded (2)."""
     graph = program.graph
     rows = tuple(row.by(segments.at(index)) for index, row in enumerate(program.rows))
     moves = []

@@ -1,17 +1,17 @@
-"""Operations on parts of a sequence: how every device of a group does its tokens, and what the
-devices exchange.
+"""Choose how each device of a group processes its part of a sequence, and what the devices
+exchange.
 
 The states of a forward's values follow from one another, in the order of its operations:
 
-    (1)  what is made of the batch without weights or buffers (ids, masks, targets) is whole on
-         every device, and so is what does not depend on the batch (tables of positions)
-    (2)  where such a value of the batch meets a weight or a buffer, its dim of the sequence is cut;
+    (1)  values made from the batch without weights or buffers (ids, masks, targets) are whole on
+         every device, and so are values that do not depend on the batch (tables of positions)
+    (2)  if such a value of the batch meets a weight or a buffer, its dim of the sequence is cut;
          so is that of any other whole value of the batch with dims for samples, tokens and more
     (3)  an operation keeps the cut if its pattern allows it; a result that lacks the dim is a
          partial sum
     (4)  an attention of cut queries to cut keys and values passes these around a ring of the
          devices (``RING``)
-    (5)  what any other operation needs is made whole, by an all-gather or an all-reduce
+    (5)  inputs of any other operation are made whole, by an all-gather or an all-reduce
 
 Weights are whole on every device, so their gradients are partial sums.
 """
@@ -40,14 +40,15 @@ from argosy.space.operations.sharding import (
 from argosy.workload.graph import Graph, GraphNode, Role
 
 RING = "ring"
-"""The implementation of attention that passes keys and values around."""
+"""The implementation of attention that passes keys and values around a ring."""
+# The operation that torch captures for attention on a CPU.
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _SEQUENCE_DIM = 2
-"""Of queries, keys and values: samples, heads, tokens, elements of a head."""
+"""The dim of tokens in queries, keys and values: samples, heads, tokens, elements of a head."""
 
 
 def sequence_length(graph: Graph) -> int:
-    """The number of tokens that attention works on; an ``InputError`` if there is not one."""
+    """Return the number of tokens that attention works on; raise InputError if it is not unique."""
     nodes = [node for node in graph.nodes if node.op == ATTENTION]
     for node in nodes:
         if len(node.arguments) > 3 and node.arguments[3]:
@@ -71,18 +72,20 @@ def sequence_length(graph: Graph) -> int:
         if lengths
         else "no attention"
     )
-    expected = "calls of scaled_dot_product_attention over sequences of one length, to cut a sequence into parts"
+    calls = "calls of scaled_dot_product_attention over sequences of one length"
+    expected = f"{calls}, to cut a sequence into parts"
     raise InputError([Problem(path="model", found=found, expected=expected)])
 
 
 class SequenceStates:
-    """(1) to (5) for a whole forward at one number of samples."""
+    """The states (1) to (5) that the values of a whole forward have at one number of samples."""
 
     def __init__(self, graph: Graph, length: int, sample_dims: Mapping[int, int]) -> None:
-        """``sample_dims``: of values of the batch, the dim of the samples."""
+        """Determine all states; ``sample_dims`` has the dim of the samples for values of the
+        batch."""
         self.graph, self.length, self.sample_dims = graph, length, sample_dims
         self.states: dict[int, State] = {}
-        """Of values that are not whole, as they are made."""
+        """States of values that are not whole, as they are made."""
         self._bare = {
             at for at, value in enumerate(graph.values) if value.role in (Role.INPUT, Role.CONSTANT)
         }
@@ -116,7 +119,7 @@ class SequenceStates:
         return next(rows, only_whole(node))
 
     def _possible(self, node: GraphNode) -> Iterator[ShardingRule]:
-        """Rows on parts of the sequence, the best first."""
+        """Yield rows on parts of the sequence, the best first."""
         states = [self._state(value) for value in node.inputs]
         cuts = [state for state in states if state.is_sharded]
         if node.op == ATTENTION and cuts:
@@ -127,9 +130,9 @@ class SequenceStates:
                 shapes = [
                     self.graph.values[value].shape for value in (node.inputs[0], node.outputs[0])
                 ]
-                found = from_flat_cut(shapes[1], *flat_cut(shapes[0], cuts[0]))
-                if found is not None:
-                    yield ShardingRule(inputs=(cuts[0],), outputs=(found,), units=self.length)
+                mapped = from_flat_cut(shapes[1], *flat_cut(shapes[0], cuts[0]))
+                if mapped is not None:
+                    yield ShardingRule(inputs=(cuts[0],), outputs=(mapped,), units=self.length)
             return
         pattern = pattern_of(call_of(self.graph, node))
         if len(pattern.inputs) != len(node.inputs) or len(pattern.outputs) != len(node.outputs):
@@ -139,7 +142,8 @@ class SequenceStates:
         yield from self._cut_rows(pattern, states)
 
     def _state(self, value: int) -> State:
-        """As it is made, or cut where it is about to meet a weight (2)."""
+        """Return the state in which a value is made, or its cut if it is about to meet a weight
+        (2)."""
         if value in self.states:
             return self.states[value]
         shape = self.graph.values[value].shape
@@ -154,21 +158,22 @@ class SequenceStates:
         return REPLICATED
 
     def _cut_rows(self, pattern: Pattern, states: Sequence[State]) -> Iterator[ShardingRule]:
-        """(3): along each index that is cut somewhere; first along those that every result has."""
-        found: dict[tuple[str, int], None] = {}
+        """Yield rows by (3) along each index that is cut somewhere; first along those that every
+        result has."""
+        cuts: dict[tuple[str, int], None] = {}
         for at, state in enumerate(states):
             label = pattern.inputs[at][state.dim] if state.is_sharded else ""
             factor = (pattern.stretched or {}).get((at, label), 1)
             if label and label != pattern.by_rows and state.outer % factor == 0:
-                found[label, state.outer // factor] = None
-        kept = [cut for cut in found if all(cut[0] in labels for labels in pattern.outputs)]
-        for label, outer in (*kept, *(cut for cut in found if cut not in kept)):
+                cuts[label, state.outer // factor] = None
+        kept = [cut for cut in cuts if all(cut[0] in labels for labels in pattern.outputs)]
+        for label, outer in (*kept, *(cut for cut in cuts if cut not in kept)):
             yield label_row(pattern, label, (outer, self.length))
 
     def _sums(
         self, node: GraphNode, pattern: Pattern, states: Sequence[State]
     ) -> Iterator[ShardingRule]:
-        """Partial sums in, partial sums out."""
+        """Yield rows with partial sums as inputs and outputs."""
         partial = {at for at, state in enumerate(states) if state == PARTIAL}
         for chosen in sorted(pattern.linear, key=len):
             if chosen & partial:
@@ -178,7 +183,8 @@ class SequenceStates:
                 yield ShardingRule(inputs=inputs, outputs=(PARTIAL,) * len(node.outputs))
 
     def _attention(self, node: GraphNode, states: Sequence[State]) -> Iterator[ShardingRule]:
-        """(4); a mask is whole on every device, and gets no gradient."""
+        """Yield the row of ring attention (4); a mask is whole on every device, and gets no
+        gradient."""
         cut = sharded(_SEQUENCE_DIM, self.length)
         if all(state == cut for state in states[:3]) and self._trained.isdisjoint(node.inputs[3:]):
             masks = (REPLICATED,) * (len(states) - 3)
@@ -207,9 +213,11 @@ class SequenceStates:
         received: Mapping[int, State],
         whole: Collection[int],
     ) -> GroupSteps:
-        """A stage's part: these operations, which make ``graph``. ``received``: states in which
-        values arrive, whole unless given; ``whole``: values that are needed whole beside what the
-        operations read."""
+        """Return the steps of a stage that consists of these operations, which form ``graph``.
+
+        ``received`` has the states in which values arrive, whole unless given; ``whole`` lists
+        values that are needed whole in addition to what the operations read.
+        """
         rows = tuple(self.rows[index] for index in operations)
         own = {value for node in graph.nodes for value in node.outputs}
         states = {value: state for value, state in self.states.items() if value in own} | dict(
@@ -234,8 +242,8 @@ class SequenceStates:
 
     @cached_property
     def cut_values(self) -> frozenset[int]:
-        """Values whose tokens are cut in a dim without samples, so that they can be handed on in
-        parts."""
+        """Return the values whose tokens are cut in a dim without samples, so that they can be sent
+        in parts."""
         return frozenset(
             value
             for value, state in self.states.items()
@@ -244,14 +252,14 @@ class SequenceStates:
 
 
 def _made_whole(state: State) -> Conversion:
-    """(5)"""
+    """Return the collective that makes a value whole (5)."""
     kind = GroupCollective.ALL_REDUCE if state == PARTIAL else GroupCollective.ALL_GATHER
     return Conversion(kind, state, REPLICATED)
 
 
 def repeated_heads(graph: Graph, value: int) -> int:
-    """How many heads in a row have the same keys or values, because fewer were expanded: 1 if all
-    differ."""
+    """Return how many consecutive heads have the same keys or values, because fewer were expanded:
+    1 if all differ."""
     shape = graph.values[value].shape
     for node in _makers(graph, value):
         (source,), (result,) = node.inputs[:1], node.outputs
@@ -281,7 +289,7 @@ _UNCHANGED = (
 
 
 def _makers(graph: Graph, value: int) -> Iterable[GraphNode]:
-    """The operation that makes a value, the one that makes its first operand, and so on."""
+    """Yield the operation that makes a value, the one that makes its first operand, and so on."""
     while value in graph.producer:
         node = graph.nodes[graph.producer[value]]
         yield node

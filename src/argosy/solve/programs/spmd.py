@@ -1,12 +1,13 @@
-"""The cheapest distributed program of a captured step: which device holds what, and which
+"""Find the cheapest distributed program of a captured step: which device holds what, and which
 collectives run between.
 
-    (1)  program for given ratios    A* over rows and deliveries (``placement``, ``capped``), exact for its costs
+    (1)  program for given ratios    A* over rows and deliveries (``placement``, ``capped``), exact
+                                     for its costs
     (2)  ratios for a given program  a linear programme (``ratios``)
     (3)  (1) and (2) alternate until a round gains nothing; the first round starts from even ratios
          and from ratios by speed, whichever is better
 
-The program found costs no more than what it started from, and its certificate is for the ratios
+The program found costs no more than the one it started from, and its certificate is for the ratios
 that it ends with.
 """
 
@@ -29,11 +30,12 @@ from argosy.units import counted
 from argosy.workload.graph import Graph, Phase, Role
 
 MOST_ROUNDS = 6
+"""The program (1) and the ratios (2) are improved in turn at most this often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramCollective:
-    """One collective of a program."""
+    """A collective that a program runs."""
 
     value: int
     step: Conversion
@@ -43,7 +45,7 @@ class ProgramCollective:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A distributed program: for every operation how it is done, for every value where it is."""
+    """A distributed program that defines how every operation is done and where every value is."""
 
     graph: Graph
     group: DeviceGroup
@@ -52,17 +54,17 @@ class Program:
     deliveries: tuple[Delivery, ...]
     moves: tuple[ProgramCollective, ...]
     row_seconds: tuple[float, ...]
-    """Per operation, the longest compute of any device."""
+    """For each operation, the longest compute of any device."""
     device_bytes: tuple[float, ...]
-    """Model, gradients, optimizer state and kept activations per device."""
+    """Bytes of model, gradients, optimizer state and kept activations on each device."""
     bound: float
-    """Seconds below which no program at these ratios gets."""
+    """A lower bound on the seconds of any program at these ratios."""
     unknown: tuple[str, ...] = ()
-    """Operations that no rule knows, done in full by every device."""
+    """Operations without a rule, done in full by every device."""
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Of the first segment, and of all where there is one."""
+        """Return the ratios of the first segment, which are those of all if there is one."""
         return self.segments.ratios[0]
 
     @property
@@ -75,12 +77,12 @@ class Program:
 
     @property
     def seconds(self) -> float:
-        """Predicted time of one step, the optimizer apart."""
+        """Return the predicted seconds of one step, without the optimizer."""
         return self.compute_seconds + self.transfer_seconds
 
     def phase(self, move: ProgramCollective) -> Phase:
-        """When a collective runs: as its tensor is made, or, where it comes from outside, first
-        read."""
+        """Return when a collective runs: when its tensor is made or, if it comes from outside, when
+        it is first read."""
         near = self.graph.producer.get(move.value, min(self.graph.consumers[move.value], default=0))
         return self.graph.nodes[near].phase
 
@@ -88,8 +90,8 @@ class Program:
         shares = ", then ".join(
             " / ".join(f"{ratio:.3g}" for ratio in ratios) for ratios in self.segments.ratios
         )
-        what = f"{self.graph.name} on {counted(len(self.group), 'device')} at {shares}"
-        return f"{what}: {self.seconds:.6g} s, {len(self.moves)} collectives"
+        summary = f"{self.graph.name} on {counted(len(self.group), 'device')} at {shares}"
+        return f"{summary}: {self.seconds:.6g} s, {len(self.moves)} collectives"
 
 
 def find_program(
@@ -101,16 +103,16 @@ def find_program(
     capped: bool = True,
     rounds: int = MOST_ROUNDS,
 ) -> Program:
-    """(3); with ``ratios`` given, (1) alone. ``kind`` restricts the search to what simpler systems
-    do."""
+    """Return the program found by (3); with ``ratios`` given, by (1) alone. ``kind`` restricts the
+    search to what simpler systems do."""
     choices = StateChoices(graph, len(pricing.group), kind=kind)
     if ratios is not None:
         return program_at(graph, choices, pricing, ratios, capped=capped)
     starts = dict.fromkeys((pricing.group.by_speed, pricing.group.even))
-    found = [_attempt(graph, choices, pricing, start, capped=capped) for start in starts]
-    feasible = [program for program in found if isinstance(program, Program)]
+    attempts = [_attempt(graph, choices, pricing, start, capped=capped) for start in starts]
+    feasible = [program for program in attempts if isinstance(program, Program)]
     if not feasible:
-        raise next(error for error in found if isinstance(error, InfeasibleError))
+        raise next(error for error in attempts if isinstance(error, InfeasibleError))
     best = min(feasible, key=lambda program: program.seconds)
     for _ in range(rounds):
         trial = _attempt(
@@ -144,7 +146,7 @@ def program_at(
     *,
     capped: bool = True,
 ) -> Program:
-    """(1)."""
+    """Return the cheapest program for given ratios (1)."""
     placement = ProgramPlacement(graph, choices, pricing, ratios)
     return described(placement, assignment(placement, capped=capped))
 
@@ -152,22 +154,23 @@ def program_at(
 def assignment(
     placement: ProgramPlacement, *, capped: bool = True, problem: AssignmentProblem | None = None
 ) -> Found:
-    """The cheapest assignment of a placement, or of a problem like its own; exact unless it is too
-    tangled."""
+    """Return the cheapest assignment of a placement, or of a problem like its own; exact unless the
+    graph is too tangled."""
     problem = placement.problem if problem is None else problem
     weights = placement.memory if capped else None
-    found = _exact(placement, problem, weights)
-    if found is None:
-        found = cheapest_tangled(
+    solution = _exact(placement, problem, weights)
+    if solution is None:
+        solution = cheapest_tangled(
             problem, weights, places=placement.places, holds=usual_choices(placement)
         )
-    return found
+    return solution
 
 
 def _exact(
     placement: ProgramPlacement, problem: AssignmentProblem, weights: Sequence[Table] | None
 ) -> Found | None:
-    """None if the graph is too tangled, which its choices then remember."""
+    """Return the exact solution, or None if the graph is too tangled, which is recorded in its
+    choices."""
     if not placement.choices.tangled:
         try:
             return cheapest(problem, weights, places=placement.places)
@@ -177,7 +180,7 @@ def _exact(
 
 
 def described(placement: ProgramPlacement, found: Found) -> Program:
-    """The program that an assignment means."""
+    """Return the program that an assignment describes."""
     graph, choices = placement.graph, placement.choices
     nodes, costs = len(graph.nodes), placement.problem.costs[: len(graph.nodes)]
     rows = tuple(
@@ -210,7 +213,8 @@ def described(placement: ProgramPlacement, found: Found) -> Program:
 def steps_of_value(
     graph: Graph, rows: Sequence[ShardingRule], value: int, delivery: Delivery
 ) -> tuple[Conversion, ...] | None:
-    """The conversions of a value under a program; None if no one collective delivers it so."""
+    """Return the conversions of a value under a program, or None if one collective is not
+    enough."""
     if graph.values[value].role in (Role.PARAMETER, Role.RECEIVED):
         assert delivery.stored is not None
         made = delivery.stored
@@ -224,25 +228,25 @@ def steps_of_value(
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """Another place for a value, and what the best program with it costs."""
+    """A delivery that a value could also have, and the seconds of the best program with it."""
 
     delivery: Delivery
     seconds: float
 
 
 def alternatives(program: Program, pricing: Pricing, value: int) -> tuple[Alternative, ...]:
-    """Why a value is placed as it is: the cheapest program for every other delivery of it, best
-    first.
+    """Explain why a value is placed as it is: return the cheapest program for every delivery of it,
+    best first.
 
-    In a graph that is too tangled, the cheapest that keeps what such a search holds as it is in the
-    given program.
+    In a graph that is too tangled, this is the cheapest program that holds the same variables as
+    the search does at their choices in the given program.
     """
     placement = ProgramPlacement(
         program.graph, StateChoices(program.graph, len(program.group)), pricing, program.segments
     )
     problem = placement.problem
     variable = len(program.graph.nodes) + value
-    found = []
+    options = []
     for place, delivery in enumerate(placement.deliveries[value]):
         fixed = problem.costs[variable].copy()
         fixed[[x for x in range(len(fixed)) if x != place]] = float("inf")
@@ -253,18 +257,18 @@ def alternatives(program: Program, pricing: Pricing, value: int) -> tuple[Altern
             solved = _beside(program, placement, trial, variable)
         except InfeasibleError:
             continue
-        found.append(Alternative(delivery=delivery, seconds=solved.value))
-    return tuple(sorted(found, key=lambda one: one.seconds))
+        options.append(Alternative(delivery=delivery, seconds=solved.value))
+    return tuple(sorted(options, key=lambda option: option.seconds))
 
 
 def _beside(
     program: Program, placement: ProgramPlacement, problem: AssignmentProblem, variable: int
 ) -> Found:
-    """The best assignment of a changed problem, where it can be found; else the best around the
-    program's own."""
-    found = _exact(placement, problem, placement.memory)
-    if found is not None:
-        return found
+    """Return the best assignment of a changed problem, if it can be found; otherwise the best
+    around the program's own."""
+    solution = _exact(placement, problem, placement.memory)
+    if solution is not None:
+        return solution
     options, taken = (*placement.rows, *placement.deliveries), (*program.rows, *program.deliveries)
-    choice = [ways.index(one) for ways, one in zip(options, taken, strict=True)]
+    choice = [ways.index(way) for ways, way in zip(options, taken, strict=True)]
     return near(problem, placement.memory, choice, places=placement.places, free=variable)

@@ -1,14 +1,16 @@
-"""Pipeline stages of a graph that is no chain: skip connections, two towers, an encoder that every
-decoder layer reads.
+"""Cut a graph that is no chain into pipeline stages: skip connections, two towers, an encoder that
+every decoder layer reads.
 
-Pieces v with FLOP f_v, tensors t with b_t bytes from a piece to the pieces that read it, stages
-0..S-1 with shares of the work. With y[v, s] = 1 if v runs in stage s or later, w[t, s] = 1 if t
+Pieces v have FLOP f_v, tensors t have b_t bytes from a piece to the pieces that read it, and stages
+0..S-1 have shares of the work. With y[v, s] = 1 if v runs in stage s or later, w[t, s] = 1 if t
 crosses from stage s - 1 to s:
 
-    (1)  minimise  sum_t b_t sum_s w[t, s]                   a tensor is forwarded stage to stage, once per boundary
-    (2)  y[v, s] >= y[v, s+1]                                a stage is one number
-    (3)  y[u, s] >= y[v, s]          u reads a tensor of v   nothing runs before what it reads
-    (4)  w[t, s] >= y[u, s] - y[v, s]                        crossed if it is read later than it is made
+    (1)  minimise  sum_t b_t sum_s w[t, s]     a tensor is forwarded stage to stage, once per
+                                               boundary
+    (2)  y[v, s] >= y[v, s+1]                  a stage is one number
+    (3)  y[u, s] >= y[v, s]                    for u that reads a tensor of v: nothing runs before
+                                               what it reads
+    (4)  w[t, s] >= y[u, s] - y[v, s]          crossed if it is read later than it is made
     (5)  sum_v f_v (y[v, s] - y[v, s+1]) <= (1 + tolerance) share_s sum f
 
 Windows fix most y before the programme runs: a piece cannot come earlier than the stage by which
@@ -34,15 +36,17 @@ from argosy.workload.graph import Graph, Role
 from argosy.workload.part import forward_order
 
 TOLERANCES = (0.08, 0.16, 0.32, 0.64, 1.28)
+"""Shares by which the work of a stage may exceed its target, tried one after the other."""
 TIME_LIMIT = 20.0
-"""Seconds for the integer programme; the best cut so far is taken."""
+"""Maximum seconds for the integer programme; after that the best cut so far is taken."""
 SMALL = 1e-3
-"""Pieces with less than this share of all FLOP go with whoever reads them, if only one does."""
+"""Pieces with less than this share of all FLOP are merged into their reader if there is only
+one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """Bytes from one piece to others."""
+    """A tensor that goes from one piece to others."""
 
     source: int
     readers: tuple[int, ...]
@@ -52,7 +56,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """A directed graph without cycles; pieces in an order in which they can run."""
+    """A directed graph that has no cycles; its pieces are in an order in which they can run."""
 
     flop: tuple[float, ...]
     tensors: tuple[Tensor, ...]
@@ -60,15 +64,15 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True)
 class StageCut:
-    """Which piece runs in which stage."""
+    """An assignment that gives each piece its stage."""
 
     stages: tuple[int, ...]
     flop: tuple[float, ...]
-    """Per stage."""
+    """FLOP of each stage."""
     crossing_bytes: tuple[float, ...]
-    """Per boundary, one way."""
+    """Bytes across each boundary, one way."""
     forwarded: tuple[str, ...]
-    """Tensors that pass through a stage which does not read them."""
+    """Names of tensors that pass through a stage which does not read them."""
     tolerance: float
 
     @property
@@ -77,22 +81,23 @@ class StageCut:
 
     def __repr__(self) -> str:
         shares = " | ".join(f"{100 * flop / sum(self.flop):.0f} %" for flop in self.flop)
-        return f"{len(self.flop)} stages with {shares} of the FLOP, {self.total_bytes:,.0f} bytes across"
+        work = f"{len(self.flop)} stages with {shares} of the FLOP"
+        return f"{work}, {self.total_bytes:,.0f} bytes across"
 
 
 def cut_pieces(pieces: Pieces, shares: Sequence[float]) -> StageCut:
-    """(1) at the smallest tolerance of ``TOLERANCES`` that can be met."""
+    """Return the solution of (1) at the smallest tolerance of ``TOLERANCES`` that can be met."""
     for tolerance in TOLERANCES:
-        found = _solve(pieces, shares, tolerance)
-        if found is not None:
-            return _described(pieces, found, len(shares), tolerance)
+        stages = _solve(pieces, shares, tolerance)
+        if stages is not None:
+            return _described(pieces, stages, len(shares), tolerance)
     largest = max(pieces.flop) / sum(pieces.flop)
     within = f"no {len(shares)} stages within {TOLERANCES[-1]:.0%} of their shares"
     raise InfeasibleError(f"{within}: one operation alone has {largest:.0%} of the FLOP")
 
 
 def _windows(pieces: Pieces, budgets: Sequence[float]) -> tuple[list[int], list[int]]:
-    """Earliest and latest stage of every piece."""
+    """Return the earliest and latest stage of every piece."""
     count = len(pieces.flop)
     above, below = _reach(pieces)
     ahead = np.cumsum(budgets)
@@ -110,7 +115,7 @@ def _windows(pieces: Pieces, budgets: Sequence[float]) -> tuple[list[int], list[
 
 
 def _reach(pieces: Pieces) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Boolean matrices: who comes before and after each piece."""
+    """Return boolean matrices: which pieces come before and after each piece."""
     count = len(pieces.flop)
     above = np.zeros((count, count), dtype=bool)
     edges = sorted(
@@ -124,12 +129,12 @@ def _reach(pieces: Pieces) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def _solve(pieces: Pieces, shares: Sequence[float], tolerance: float) -> list[int] | None:
-    """Stages of the pieces, or None where the tolerance cannot be met."""
+    """Return the stages of the pieces, or None if the tolerance cannot be met."""
     import highspy
 
     budgets = [(1 + tolerance) * share * sum(pieces.flop) for share in shares]
     first, last = _windows(pieces, budgets)
-    if any(one > other for one, other in zip(first, last, strict=True)):
+    if any(earliest > latest for earliest, latest in zip(first, last, strict=True)):
         return None
     programme = _Programme(pieces, budgets)
     programme.add_pieces(first, last)
@@ -149,7 +154,8 @@ def _solve(pieces: Pieces, shares: Sequence[float], tolerance: float) -> list[in
 
 
 class _Programme:
-    """(1) to (5) as HiGHS sees them; y[v, s] is column v (S - 1) + s - 1, the w follow."""
+    """A model of (1) to (5) that HiGHS solves; y[v, s] is column v (S - 1) + s - 1, the w
+    follow."""
 
     def __init__(self, pieces: Pieces, budgets: Sequence[float]) -> None:
         import highspy
@@ -170,17 +176,17 @@ class _Programme:
         self.solver.addRow(bound, self.infinite, len(terms), columns, factors)
 
     def add_pieces(self, first: Sequence[int], last: Sequence[int]) -> None:
-        """Variables y within their windows, and (2)."""
+        """Add variables y within their windows, and (2)."""
         for v, row in enumerate(self.later):
             for s, column in enumerate(row, start=1):
                 self.solver.addVar(float(s <= first[v]), float(s <= last[v]))
                 self.solver.changeColIntegrality(column, self.integer)
         for row in self.later:
-            for one, other in itertools.pairwise(row):
-                self.at_least(0.0, (one, 1.0), (other, -1.0))
+            for earlier, later in itertools.pairwise(row):
+                self.at_least(0.0, (earlier, 1.0), (later, -1.0))
 
     def add_tensors(self) -> None:
-        """Variables w, (1), (3) and (4)."""
+        """Add variables w, (1), (3) and (4)."""
         column = len(self.later) * self.boundaries
         scale = max((tensor.num_bytes for tensor in self.pieces.tensors), default=1.0)
         for tensor in self.pieces.tensors:
@@ -195,7 +201,7 @@ class _Programme:
                 column += 1
 
     def add_budgets(self) -> None:
-        """(5)."""
+        """Add (5)."""
         total = sum(self.pieces.flop)
         for s, budget in enumerate(self.budgets):
             terms = []
@@ -229,7 +235,7 @@ def _described(pieces: Pieces, stages: list[int], count: int, tolerance: float) 
 
 
 def forward_pieces(graph: Graph) -> tuple[Pieces, tuple[int, ...]]:
-    """The forward of a captured step as pieces, and per forward node its piece.
+    """Return the forward of a captured step as pieces, and for each forward node its piece.
 
     Parameters and inputs that several pieces read come first, as pieces without work.
     """
@@ -264,8 +270,8 @@ def forward_pieces(graph: Graph) -> tuple[Pieces, tuple[int, ...]]:
 
 
 def _homes(graph: Graph, nodes: Sequence[int], flop: dict[int, float]) -> dict[int, int]:
-    """Per forward node the one it goes with: a small one with a single reader goes there, so no
-    cycle can arise."""
+    """Return for each forward node the node it is merged with: a small one with a single reader
+    goes there, so no cycle can arise."""
     whole = sum(flop.values()) or 1.0
     home = {index: index for index in nodes}
     for index in reversed(nodes):
@@ -286,17 +292,17 @@ def _given(graph: Graph) -> tuple[int, ...]:
 
 
 def cut_graph(graph: Graph, shares: Sequence[float]) -> StageCut:
-    """Stages of a captured forward; ``stages`` of the result is per forward node, in order.
+    """Return stages of a captured forward; ``stages`` of the result is per forward node, in order.
 
-    What a planner needs where a workload is no chain: the work of every stage and the bytes at
-    every boundary.
+    This gives a planner the work of every stage and the bytes at every boundary if a workload is no
+    chain.
     """
     pieces, of_node = forward_pieces(graph)
-    found = cut_pieces(pieces, shares)
+    cut = cut_pieces(pieces, shares)
     return StageCut(
-        stages=tuple(found.stages[piece] for piece in of_node),
-        flop=found.flop,
-        crossing_bytes=found.crossing_bytes,
-        forwarded=found.forwarded,
-        tolerance=found.tolerance,
+        stages=tuple(cut.stages[piece] for piece in of_node),
+        flop=cut.flop,
+        crossing_bytes=cut.crossing_bytes,
+        forwarded=cut.forwarded,
+        tolerance=cut.tolerance,
     )

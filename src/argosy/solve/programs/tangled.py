@@ -1,19 +1,22 @@
-"""Programs for graphs that tie many layers to one another: some choices are held while all others
-are solved exactly.
+"""Find programs for graphs that connect many layers to one another: some choices are held while all
+others are solved exactly.
 
-Where every layer reads one value and adds to its gradient (T5: the encoder's output, the position
+If every layer reads one value and adds to its gradient (T5: the encoder's output, the position
 bias), the tables of an elimination grow with the number of layers. Then:
 
-    (1)  order    greedy as ever; where the next table would be too large, the variable that most hangs on is *held*
-    (2)  round    held variables keep their choices; everything else is the optimum for them (``capped``)
-    (3)  rounds   what was held before is held last, so that in turn everything is free; none loses, and the first that
-                  gains nothing is the last
-    (4)  bound    each table that names a held variable gives way to its least entry per choice of the other: a problem
-                  in which it ties nothing, and which costs no more, whatever it chooses
+    (1)  order    greedy as before; if the next table would be too large, the most connected
+                  variable is *held*
+    (2)  round    held variables keep their choices; everything else is the optimum for them
+                  (``capped``)
+    (3)  rounds   variables that were held before are held last, so that in turn everything is free;
+                  no round loses, and the first that gains nothing is the last
+    (4)  bound    each table that names a held variable is replaced by its least entry per choice of
+                  the other: a problem in which it connects nothing, and which costs no more for any
+                  choice
 
-The first round begins with held variables at choices that go with any other (whole), or often (cut
-by samples). What comes out is no proven optimum; (4) says how far from one it may be, over all
-programs.
+The first round begins with held variables at choices that are compatible with any other (whole), or
+often (cut by samples). The result is no proven optimum; (4) states how far from one it may be, over
+all programs.
 """
 
 from __future__ import annotations
@@ -33,10 +36,13 @@ from argosy.space.operations.sharding import REPLICATED, State
 from argosy.workload.graph import Role
 
 MOST_ENTRIES = 1e6
-"""Of a table; beyond, something is held."""
+"""A table has at most this many entries; otherwise a variable is held."""
 ROUNDS = 4
+"""Maximum number of rounds (3)."""
 NO_GAIN = 1e-6
+"""A round that gains less than this share is the last."""
 NEVER = 1 << 30
+"""A count so high that a variable is never chosen to be held."""
 
 
 def cheapest_tangled(
@@ -46,7 +52,8 @@ def cheapest_tangled(
     places: Sequence[int] | None = None,
     holds: Sequence[Sequence[int]],
 ) -> Found:
-    """(1) to (4); ``holds``: ways to begin, each per variable the choice at which it is held."""
+    """Return the result of (1) to (4); each of ``holds`` gives, for every variable, the choice at
+    which it is held at first."""
     times = [0] * len(problem.costs)
     order, held = _split(problem, times)
     free, lighter = _without(problem, weights, dict.fromkeys(held))
@@ -54,11 +61,11 @@ def cheapest_tangled(
     best, why = None, None
     for choices in holds:
         try:
-            found = _round(problem, weights, places, order, {i: choices[i] for i in held})
+            trial = _round(problem, weights, places, order, {i: choices[i] for i in held})
         except InfeasibleError as error:
             why = error
         else:
-            best = found if best is None or found.value < best.value else best
+            best = trial if best is None or trial.value < best.value else best
     if best is None:
         assert why is not None
         raise why
@@ -66,16 +73,16 @@ def cheapest_tangled(
         for i in held:
             times[i] += 1
         order, held = _split(problem, times)
-        found = _round(problem, weights, places, order, {i: best.choice[i] for i in held})
-        if found.value >= best.value * (1 - NO_GAIN):
+        trial = _round(problem, weights, places, order, {i: best.choice[i] for i in held})
+        if trial.value >= best.value * (1 - NO_GAIN):
             break
-        best = found
+        best = trial
     return replace(best, bound=min(bound, best.value))
 
 
 def usual_choices(placement: ProgramPlacement) -> tuple[tuple[int, ...], ...]:
-    """Two choices per variable that go with most others: everything whole, and by samples what can
-    be."""
+    """Return two choices for each variable that are compatible with most others: everything whole,
+    and everything possible cut by samples."""
     graph = placement.graph
     shapes = [graph.values[value].shape for value in graph.with_role(Role.INPUT)]
     counts = {shape[0] for shape in shapes if shape}
@@ -113,8 +120,8 @@ def near(
     places: Sequence[int] | None = None,
     free: int,
 ) -> Found:
-    """One round from a given assignment with one variable free; what is held is held as it is
-    there."""
+    """Return the result of one round from a given assignment with one variable free; held variables
+    keep their choices there."""
     times = [0] * len(problem.costs)
     times[free] = NEVER
     order, held = _split(problem, times)
@@ -124,8 +131,8 @@ def near(
 def _split(
     problem: AssignmentProblem, times: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(1) and (3): an order, what is held first, and what is held; ``times``: how often each
-    was."""
+    """Return an order, held variables first, and the held variables, by (1) and (3); ``times``
+    counts how often each was held."""
     sizes = [len(cost) for cost in problem.costs]
 
     def chosen(around: Mapping[int, float]) -> int:
@@ -144,20 +151,20 @@ def _round(
     order: Sequence[int],
     held: Mapping[int, int],
 ) -> Found:
-    """(2)."""
+    """Return the result of a round (2)."""
     part, lighter = _without(problem, weights, held)
-    found = cheapest(part, lighter, places=places, order=order)
-    choice = list(found.choice)
+    solution = cheapest(part, lighter, places=places, order=order)
+    choice = list(solution.choice)
     for i, x in held.items():
         choice[i] = x
-    return replace(found, choice=tuple(choice))
+    return replace(solution, choice=tuple(choice))
 
 
 def _without(
     problem: AssignmentProblem, weights: Sequence[Table] | None, held: Mapping[int, int | None]
 ) -> tuple[AssignmentProblem, Sequence[Table] | None]:
-    """The problem with held variables at their choices; at None, at whatever is least for each
-    other one: (4)."""
+    """Return the problem with held variables at their choices; with None, at the least for each
+    choice of the others (4)."""
     costs, known = list(problem.costs), dict[object, Table]()
     fixed = {i: _at(problem.costs[i], x) for i, x in held.items()}
     pairs = []
@@ -181,6 +188,6 @@ def _without(
 
 
 def _at(table: Table, x: int | None) -> Table:
-    """A table at a choice of its first variable, or at the least."""
-    found: Table = table.min(0) if x is None else table[x]
-    return found
+    """Return a table at a choice of its first variable, or its minimum over that variable."""
+    entries: Table = table.min(0) if x is None else table[x]
+    return entries

@@ -1,15 +1,17 @@
-"""Which segments of a captured step a tensor-parallel group can share, and what it sends for it.
+"""Determine which segments of a captured step a tensor-parallel group can share, and what it sends
+for it.
 
 A group shares the forward of the step by the cheapest program among the cuts of weights
-(``Kind.TENSOR``), as the runtime does for every stage. Of that program, a segment has
+(``CutKind.TENSOR``), as the runtime does for every stage. In that program, a segment has
 
-    (1)  width      the most devices among which it leaves hardly any of its work and of its weights whole
-    (2)  reduced    bytes of the all-reduces of what it makes; a gather, or a scatter, is half of one. The backward of a
-                    collective is one of the same size, so a backward sends as much as a forward
+    (1)  width      the most devices among which it leaves hardly any of its work and weights whole
+    (2)  reduced    bytes of the all-reduces of what it makes; a gather, or a scatter, is half of
+                    one. The backward of a collective is one of the same size, so a backward sends
+                    as much as a forward
     (3)  stream     kept bytes that every device has whole
 
-as the mean over segments that do the same, so that equal segments stay equal. A stage hands on its
-results whole; what gathers them at its end is left out.
+as the mean over segments that do the same, so that equal segments stay equal. A stage sends its
+results on whole; the collectives that gather them at its end are not counted.
 """
 
 from __future__ import annotations
@@ -32,25 +34,25 @@ from argosy.workload.graph import Graph, GraphNode
 from argosy.workload.part import forward_order, renamed
 
 _WHOLE_WORK = 0.02
-"""Share of a segment's FLOP that every device of a group may do whole."""
+"""Maximum share of a segment's FLOP that every device of a group may do whole."""
 _WHOLE_WEIGHTS = 0.02
-"""Share of a segment's weights that every device may hold whole."""
+"""Maximum share of a segment's weights that every device may hold whole."""
 _FEW_WEIGHTS = 1e-3
-"""Share of a model's weights that count as few in any segment."""
+"""Weights below this share of a model's weights may be whole in any segment."""
 _ALL_REDUCES = {
     GroupCollective.ALL_REDUCE: 1.0,
     GroupCollective.ALL_GATHER: 0.5,
     GroupCollective.REDUCE_SCATTER: 0.5,
 }
-"""Per collective, the share of an all-reduce that it is."""
-# A group by whose speeds the program is chosen; which plans have groups, the search decides by the
-# real ones.
+"""The cost of each collective as a share of an all-reduce."""
+# Speeds of the group for which the program is chosen (FLOP/s, bytes/s, bytes/s, seconds); the
+# search decides by the real ones which plans have groups.
 _FLOPS, _MEMORY_BANDWIDTH, _BANDWIDTH, _LATENCY = 2e14, 2e12, 2e11, 5e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
-    """How groups share a segment; bytes of the captured batch."""
+    """The way in which groups share a segment; bytes are those of the captured batch."""
 
     width: int = 1
     reduced: float = 0.0
@@ -58,18 +60,18 @@ class _Share:
 
 
 def with_tensor_groups(chain: Chain, graph: Graph, samples: int, widest: int) -> Chain:
-    """The chain of a step on so many samples, whose segments know how groups of up to ``widest``
-    devices share them."""
+    """Return the chain of a step on ``samples`` samples, with segments that state how groups of up
+    to ``widest`` devices share them."""
     forward, width = _Forward(chain, graph), 2
-    found = [_Share()] * len(chain.layers)
+    shares = [_Share()] * len(chain.layers)
     while width <= widest:
         try:
             new = forward.shares(width)
         except InfeasibleError:
             break
-        found = [
+        shares = [
             now if now and before.width == width // 2 else before
-            for before, now in zip(found, new, strict=True)
+            for before, now in zip(shares, new, strict=True)
         ]
         width *= 2
     layers = tuple(
@@ -79,20 +81,20 @@ def with_tensor_groups(chain: Chain, graph: Graph, samples: int, widest: int) ->
             reduced_bytes=share.reduced / samples,
             stream_bytes=min(share.stream / samples, layer.activation_bytes),
         )
-        for layer, share in zip(chain.layers, found, strict=True)
+        for layer, share in zip(chain.layers, shares, strict=True)
     )
     return replace(chain, layers=layers)
 
 
 def group_ratios(graph: Graph, group: DeviceGroup) -> tuple[float, ...]:
-    """Ratios at which a group shares the forward of a step fastest."""
+    """Return the ratios at which a group shares the forward of a step fastest."""
     return find_program(
         forward_graph(graph), Pricing(group=group), kind=CutKind.TENSOR, capped=False
     ).ratios
 
 
 def forward_graph(graph: Graph) -> Graph:
-    """The forward of a step alone."""
+    """Return the forward of a step alone."""
     nodes = tuple(graph.nodes[node] for node in forward_order(graph))
     made = {value for node in nodes for value in node.outputs}
     return Graph(
@@ -108,7 +110,7 @@ def forward_graph(graph: Graph) -> Graph:
 
 
 class _Forward:
-    """The forward of a step, and which of its operations belong to which segment."""
+    """The forward of a step, whose operations are assigned to segments."""
 
     def __init__(self, chain: Chain, graph: Graph) -> None:
         self.graph = forward_graph(graph)
@@ -117,31 +119,32 @@ class _Forward:
         self.segment = [
             at for at, (first, end) in enumerate(self.bounds) for _ in range(first, end)
         ]
-        """Per operation."""
+        """Segment of each operation."""
         self.looks = [_look(self.graph, self.graph.nodes[first:end]) for first, end in self.bounds]
         self.few = _FEW_WEIGHTS * chain.parameters
 
     def shares(self, width: int) -> list[_Share | None]:
-        """(1) to (3) for groups of this width; None for a segment that they do not divide."""
+        """Return (1) to (3) for groups of this width; None for a segment that they do not
+        divide."""
         program = self._program(width)
         is_divided, reduced, stream = (
             self._divided(program),
             self._reduced(program),
             self._stream(program),
         )
-        alike: dict[object, list[int]] = {}
+        by_look: dict[object, list[int]] = {}
         for at, look in enumerate(self.looks):
-            alike.setdefault(look, []).append(at)
-        found: list[_Share | None] = [None] * len(self.bounds)
-        for segments in alike.values():
+            by_look.setdefault(look, []).append(at)
+        shares: list[_Share | None] = [None] * len(self.bounds)
+        for segments in by_look.values():
             share = _Share(
                 width=width,
                 reduced=fmean(reduced[at] for at in segments),
                 stream=fmean(stream[at] for at in segments),
             )
             for at in segments:
-                found[at] = share if all(is_divided[other] for other in segments) else None
-        return found
+                shares[at] = share if all(is_divided[member] for member in segments) else None
+        return shares
 
     def _program(self, width: int) -> Program:
         group = DeviceGroup(
@@ -158,11 +161,11 @@ class _Forward:
         return program_at(self.graph, choices, Pricing(group=group), group.even, capped=False)
 
     def _readers(self, value: int) -> set[int]:
-        """The segments that read a value."""
+        """Return the segments that read a value."""
         return {self.segment[node] for node in self.graph.consumers[value]}
 
     def _divided(self, program: Program) -> list[bool]:
-        """Whether hardly any work and hardly any weights of a segment are whole on every device."""
+        """Return for each segment whether hardly any work and weights are whole on every device."""
         work, weights = [[0.0, 0.0] for _ in self.bounds], [[0.0, 0.0] for _ in self.bounds]
         for at, node, row in zip(self.segment, self.graph.nodes, program.rows, strict=True):
             work[at][not row.units] += flop_of(call_of(self.graph, node))
@@ -177,31 +180,31 @@ class _Forward:
         ]
 
     def _reduced(self, program: Program) -> list[float]:
-        """(2), by the segment that makes a value, or first reads it."""
-        found = [0.0] * len(self.bounds)
+        """Return the bytes (2), by the segment that makes a value, or first reads it."""
+        reduced = [0.0] * len(self.bounds)
         for move in program.moves:
             if move.step.kind is not GroupCollective.SLICE:
                 node = self.graph.producer.get(
                     move.value, min(self.graph.consumers[move.value], default=0)
                 )
                 share = _ALL_REDUCES.get(move.step.kind, 0.5 / len(program.group))
-                found[self.segment[node]] += share * self.graph.values[move.value].num_bytes
-        return found
+                reduced[self.segment[node]] += share * self.graph.values[move.value].num_bytes
+        return reduced
 
     def _stream(self, program: Program) -> list[float]:
-        """(3)."""
-        found = [0.0] * len(self.bounds)
+        """Return the bytes (3) of each segment."""
+        stream = [0.0] * len(self.bounds)
         for value in self.kept:
             node = self.graph.producer[value]
             state = program.rows[node].outputs[self.graph.nodes[node].outputs.index(value)]
-            found[self.segment[node]] += (
+            stream[self.segment[node]] += (
                 0.0 if state.is_sharded else self.graph.values[value].num_bytes
             )
-        return found
+        return stream
 
 
 def _look(graph: Graph, nodes: Sequence[GraphNode]) -> object:
-    """Equal for operations that do the same to values of the same sort."""
+    """Return a key that is equal for operations that do the same to values of the same sort."""
     number: dict[int, int] = {}
 
     def name(value: int) -> int:

@@ -1,4 +1,5 @@
-"""Branch and bound over pipelines: options, tables, lower bounds, and the search itself.
+"""Search pipelines by branch and bound: options, tables, lower bounds, and the search itself.
 
-May import ``space`` and what is below it. Start reading at ``pipeline``, then ``bounds``.
+This package may import ``space`` and the packages below it. Start reading at ``pipeline``, then
+``bounds``.
 """

@@ -1,11 +1,11 @@
-"""Lower bounds for every plan: suffix programmes over stages, layers and devices.
+"""Compute lower bounds for every plan: suffix programmes over stages, layers and devices.
 
-A plan is an ordered list of stages; each takes a range of layers and an ``Option``. With the tables
-of ``solve.search.menu`` (t and g the slowest replica's seconds per micro-batch, f its forward, p
-the quickest's way there and back, f_p its forward, w what of a backward comes late, x a hand-over
-and 2x both ways), M micro-batches and n_q forwards before the first backward at the q-th stage from
-the end, four programmes bound whatever follows, for q stages from layer a on with at most u
-devices:
+A plan is an ordered list of stages; each takes a range of layers and an ``Option``. The terms come
+from the tables of ``solve.search.menu``: t and g are the slowest replica's seconds per micro-batch,
+f its forward, p the quickest replica's way there and back, f_p its forward, w the part of a
+backward that the stage before does not wait for, x a transfer to the next stage and 2x both ways.
+With M micro-batches and n_q forwards before the first backward at the q-th stage from the end, four
+programmes bound everything that follows, for q stages from layer a on with at most u devices:
 
     (0)  P[q, a, u] = min  p + 2x + P'
     (1)  R[q, a, u] = min  max( p + 2x + R',  (n_q - 1) f_p + p )
@@ -14,19 +14,19 @@ devices:
     (3)  S[q, a, u] = min  max( w* + w + tail,  M t + tail,  f_p + x + S' )
 
 over options of vector v and ends b; a prime is the suffix [q-1, b, u - v]. P is the way of any
-micro-batch there and back; R that of the first from its forward to the end of its backward, which
-n_q forwards precede; W the time from the first forward of a stage until it has handed the last
-gradient back; S until the stages have exchanged gradients and updated. Third term of (2): when the
-first micro-batch is back, M - n_q forwards and all M backwards are still to come; the last one: a
-replica that sends for s seconds a micro-batch sends the last one behind all others. Layers a and b
-are cuts of a grid (``solve.search.grid``). Each is a lower bound for every plan in the space
-because every number is taken at its least over the options that fit in memory, n_q in (2) under the
-schedule that hides most, in (1) under the one that hides least, and memory under the one that needs
-least.
+micro-batch there and back; R is that of the first one from its forward to the end of its backward,
+which n_q forwards precede; W is the time from the first forward of a stage until it has sent the
+last gradient back; S is the time until the stages have exchanged gradients and updated. The third
+term of (2): when the first micro-batch is back, M - n_q forwards and all M backwards are still to
+come. The last term of (2): a replica that sends for s seconds per micro-batch sends the last one
+after all others. Layers a and b are cuts of a grid (``solve.search.grid``). Each value is a lower
+bound for every plan in the space, because every number is taken at its minimum over the options
+that fit in memory: n_q in (2) under the schedule that overlaps most, in (1) under the one that
+overlaps least, and memory under the one that needs least.
 
-A menu of one kind of plans (``solve.search.kinds``) has options that make plans of a later kind
-too, which are another menu's: with A a value over all plans, O over those with an *odd* stage, one
-that makes a plan of this kind, and o an option,
+A menu of one kind of plans (``solve.search.kinds``) also has options that make plans of a later
+kind, which belong to another menu. With A a value over all plans, O over those with an *odd* stage
+(one that makes a plan of this kind) and o an option,
 
     (4)  O = min( o O' over all options,  o A' over odd options ).
 """
@@ -47,26 +47,27 @@ from argosy.space.option import Vector
 from argosy.space.price import FloatArray
 
 Values = FloatArray
-"""[beginning or group of them (``solve.search.row``), programme, state, first layer]: P, R, W, S; P
-is 0 under several schedules, where nothing asks for it."""
+"""The values P, R, W, S as [beginning or group of them (``solve.search.row``), programme, state,
+first layer]; P is 0 under several schedules, which never use it."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """(0) to (3) per number of stages from the end."""
+    """The bounds (0) to (3) that hold for each number of stages from the end."""
 
     states: States
     any: list[Values]
-    """Over all plans."""
+    """Bounds over all plans."""
     odd: list[Values] | None
-    """(4), where not all options are odd."""
+    """Bounds by (4), if not all options are odd."""
 
     def after(self, *, has_odd: bool) -> list[Values]:
-        """What follows stages of which one is odd already, or none."""
+        """Return the bounds of what follows stages of which one is odd already (``has_odd``), or
+        none."""
         return self.any if self.odd is None or has_odd else self.odd
 
     def root(self, num_stages: int, devices: Vector) -> float:
-        """Of all plans of so many stages."""
+        """Return the bound of all plans of ``num_stages`` stages, in seconds."""
         values = self.after(has_odd=False)[num_stages][0, :, self.states.index(devices), 0]
         return max(float(values[2]), float(values[3]))
 
@@ -74,8 +75,10 @@ class Bounds:
 def suffix_bounds(
     menu: Menu, counts: Vector, most_stages: int, upper: float, *, only_kind: bool = False
 ) -> Bounds:
-    """(0) to (3) for all suffixes, with (4) if plans of later kinds do not count; what cannot stay
-    below ``upper`` becomes infinite."""
+    """Return (0) to (3) for all suffixes, with (4) if plans of later kinds do not count.
+
+    Values that cannot stay below ``upper`` become infinite.
+    """
     states, size, beginnings = States(counts), menu.grid.size, menu.beginnings
     never = np.full((len(beginnings.groups), 4, len(states), size + 1), np.inf)
     start = never.copy()
@@ -99,10 +102,10 @@ def suffix_bounds(
 
 
 def _strips(menu: Menu, rows: Sequence[NDArray[np.intp]], upper: float) -> list[_Strip]:
-    """Kept for the other schedules of the same options."""
+    """Return the strips of some rows, cached for the other schedules of the same options."""
     key = (upper, sum(map(len, rows)))
     if key not in menu.shared:
-        menu.shared[key] = [_Strip(menu, some, upper) for some in rows]
+        menu.shared[key] = [_Strip(menu, vector_rows, upper) for vector_rows in rows]
     return cast(list[_Strip], menu.shared[key])
 
 
@@ -119,42 +122,43 @@ def _advance(
     moves: Sequence[Sequence[Moves]],
     following: Values,
 ) -> Values:
-    """One more stage in front, the ``left``-th from the end: any of the given ones, by its
-    beginning."""
+    """Return the values with one more stage in front, the ``left``-th from the end: any of the
+    given strips, by its beginning."""
     new = np.full((menu.beginnings.count, *following.shape[1:]), np.inf)
     skipped = 0 if len(menu.shape.schedules) == 1 else 1
     new[:, :skipped] = 0.0
     goes_on = [np.isfinite(values[2]) for values in following]
-    # fewer devices than stages are no use, nor are too slow ones
-    is_left = [np.asarray(each.any(axis=1)) for each in goes_on]
-    for strip, alike, ways, may_end in zip(
+    # States with fewer devices than stages, or with too slow ones, are useless.
+    is_left = [np.asarray(can_follow.any(axis=1)) for can_follow in goes_on]
+    for strip, strip_moves, ways, may_end in zip(
         strips, moves, menu.beginnings.ways, menu.may_end, strict=True
     ):
         if left == 1 and not may_end:
             continue
         for where, group in ways:
-            for beginnings, before, after in alike:
+            for beginnings, before, after in strip_moves:
                 which = is_left[group][after]
                 target, source = before[which], after[which]
                 least = strip.least(menu.shape, left, where) if len(source) else None
                 if least is None:
                     continue
-                at, found = _step(least, following[group][skipped:, source], goes_on[group][source])
+                at, values = _step(
+                    least, following[group][skipped:, source], goes_on[group][source]
+                )
                 for beginning in beginnings:
-                    mine = new[beginning, skipped:]
-                    mine[:, target, at] = np.minimum(mine[:, target, at], found)
+                    current = new[beginning, skipped:]
+                    current[:, target, at] = np.minimum(current[:, target, at], values)
     return new
 
 
 def _step(
     least: _Least, following: FloatArray, goes_on: NDArray[np.bool_]
 ) -> tuple[slice, FloatArray]:
-    """The programmes of one more stage in front of what follows from some states; for which first
-    layers."""
+    """Return the first layers, and the programmes of one more stage in front of what follows from
+    some states."""
     ends = np.nonzero(goes_on.any(axis=0))[0]
-    begin = max(
-        0, int(ends[0]) - least.fewest - least.length + 1
-    )  # other stages end where nothing goes on
+    # Other stages end where nothing continues.
+    begin = max(0, int(ends[0]) - least.fewest - least.length + 1)
     at = slice(begin, int(ends[-1]) - least.fewest + 1)
     *way, rest, whole, tail = _windows(following, least, at)
     passing = least.passing[:, :, at]
@@ -169,24 +173,24 @@ def _step(
     ending = longest + least.after[:, :, at]
     np.maximum(ending, least.done[:, :, at], out=ending)
     np.maximum(ending, tail + least.ahead[:, :, at], out=ending)
-    found = [each.min(axis=0) for each in (*(one + passing for one in way), later, longest, ending)]
-    return at, np.array(found)
+    programmes = (*(before + passing for before in way), later, longest, ending)
+    return at, np.array([values.min(axis=0) for values in programmes])
 
 
 @dataclass(frozen=True)
 class _Least:
-    """Of one vector, [l, 1, a] for a stage from cut a to cut a + fewest + l: the least of every
-    term over its options; the 1 is for the states."""
+    """The terms that are minimal over those options of one vector that fit: [l, 1, a] for a stage
+    from cut a to cut a + fewest + l; the axis of length 1 is for the states."""
 
     fewest: int
     length: int
-    """Numbers l."""
+    """Number of lengths l."""
     passing: FloatArray
     """p + 2x."""
     warm: FloatArray
     """(n - 1) f_p + p."""
     busy: FloatArray
-    """M g, or what the links need for all micro-batches that are handed on."""
+    """M g, or what the links need for all micro-batches that are sent on."""
     drained: FloatArray
     """M g - (n - 1) f + 2x."""
     after: FloatArray
@@ -196,12 +200,12 @@ class _Least:
     ahead: FloatArray
     """f_p + x."""
     sent: FloatArray | None
-    """(M - 1) s; None where that is nothing."""
+    """(M - 1) s; None if that is 0."""
 
 
 class _Strip:
-    """The tables of some options of one vector as [option, l, a] = those from cut a to cut a +
-    fewest + l, as far as any of them stays below a bound."""
+    """The tables that some options of one vector have, as [option, l, a] for stages from cut a to
+    cut a + fewest + l, as far as any of them stays below a bound."""
 
     def __init__(self, menu: Menu, rows: NDArray[np.intp], upper: float) -> None:
         count, size = menu.shape.num_micro_batches, menu.grid.size
@@ -235,8 +239,8 @@ class _Strip:
         self.mask: NDArray[np.bool_] | None = None
 
     def least(self, shape: Shape, left: int, where: int) -> _Least | None:
-        """For the q-th stage from the end, by the place of the next one
-        (``solve.search.menu.Where``)."""
+        """Return the terms of the q-th stage from the end, by the place of the next one
+        (``solve.search.row.Where``)."""
         if self.length < 1:
             return None
         least, most = shape.least_in_flight(left), shape.most_in_flight(left)
@@ -252,7 +256,7 @@ class _Strip:
                 for values in (self.done, self.after, self.quick, self.quick_forward)
             ]
         done, after, quick, quick_forward = self.known
-        if least not in self.warm:  # far from the end all micro-batches are in flight
+        if least not in self.warm:  # cached: far from the end all micro-batches are in flight
             self.warm[least] = (
                 self._least(self.quick + (least - 1) * self.quick_forward) if least > 1 else quick
             )
@@ -283,13 +287,13 @@ class _Strip:
 
 
 def _windows(values: FloatArray, least: _Least, at: slice) -> FloatArray:
-    """[programme, l, state, a] = values[programme, state, a + fewest + l] for some a, infinite past
-    the end."""
+    """Return [programme, l, state, a] = values[programme, state, a + fewest + l] for some a,
+    infinity past the end."""
     num_programmes, num_states, _ = values.shape
     length, count = least.length, at.stop - at.start
     padded = np.full((num_programmes, num_states, count + length - 1), np.inf)
-    some = values[:, :, at.start + least.fewest : at.stop + least.fewest + length - 1]
-    padded[:, :, : some.shape[2]] = some
-    one, across, along = padded.strides
+    within = values[:, :, at.start + least.fewest : at.stop + least.fewest + length - 1]
+    padded[:, :, : within.shape[2]] = within
+    programme, across, along = padded.strides
     shape = (num_programmes, length, num_states, count)
-    return np.ndarray(shape, np.float64, padded, strides=(one, along, across, along))
+    return np.ndarray(shape, np.float64, padded, strides=(programme, along, across, along))

@@ -10,24 +10,25 @@ m_d, takes the items i, ..., j - 1, where i is the end of device d - 1:
     (2)  M[j] - M[i] <= m_d
     (3)  minimise T = max over d of cost_d
 
-Bisection on T, tightened to the largest cost of every cut it finds, until nothing smaller is
-feasible. T is feasible if n is among the ends that the last device can reach:
+The solution is found by bisection on T, tightened to the largest cost of every cut it finds, until
+nothing smaller is feasible. T is feasible if n is among the ends that the last device can reach:
 
     (4)  device d reaches j from i < j if (2) holds and W[i] / s_d - c[i] >= W[j] / s_d + c[j] - T;
          for all j at once, from the maximum of the left side over the reached i in a window that
          (2) bounds and that only moves right
-    (5)  where no boundary costs anything, going as far as possible is never worse: one binary
-         search per device
+    (5)  if no boundary costs anything, going as far as possible is never worse: one binary search
+         per device
     (6)  c >= 0, so (5) from the right and from the left bounds the end of every device, and (4)
-         looks only in between: where boundaries are cheap, a small part of the chain
-    (7)  where no boundary costs anything and every device must take an item, (5) with one item left
-         for each device before: what it finds is leftmost, and only where it finds nothing is there
-         more to look at
+         looks only in between: if boundaries are cheap, a small part of the chain
+    (7)  if no boundary costs anything and every device must take an item, (5) with one item left
+         for each device before: what it finds is leftmost, and only if it finds nothing is there
+         more to try
 
-Of several optimal cuts it is the one whose last boundary is leftmost, then the one before, and so
-on. By (5) alone it is the optimum of (1) to the last bit. By (4) it is so to the rounding of the
-prefix sums, and costs that differ by less than one part in 10^12 count as equal. Memory in whole
-bytes is exact. The order of the devices is given; finding a better one is not part of this problem.
+Among several optimal cuts the one with the leftmost last boundary is returned, then the one before,
+and so on. With (5) alone the result is the optimum of (1) to the last bit. With (4) it is the
+optimum up to the rounding of the prefix sums, and costs that differ by less than one part in 10^12
+count as equal. Memory in whole bytes is exact. The order of the devices is given; finding a better
+one is not part of this problem.
 """
 
 from __future__ import annotations
@@ -45,31 +46,31 @@ from argosy.cluster.trace import FloatArray
 from argosy.errors import InfeasibleError, bad_input
 from argosy.units import SIZE, TIME
 
+# One number per item or device.
 Numbers = Sequence[float] | FloatArray
 Boundaries = list[int]
-"""0, then where each device ends: one more than there are devices."""
+"""0, followed by the end of each device: one more entry than there are devices."""
 
 _MARGIN = 1e-9
-"""The part by which a bound is moved so that no rounding of sums can make it wrong."""
+"""A bound is moved by this share so that no rounding of sums can make it wrong."""
 _SAME = 1e-12
-"""Costs that differ by a smaller part are equal where (4) decides."""
+"""Costs that differ by a smaller share count as equal in (4)."""
 _SHOWN = 8
-"""Runs that a ``repr`` spells out."""
+"""A ``repr`` lists at most this many runs."""
 
 
 @dataclass(frozen=True, repr=False)
 class ChainCut:
-    """Which items each device takes, and what that costs it."""
+    """The items that each device takes, and their costs."""
 
     ends: tuple[int, ...]
-    """Per device, the first item that is no longer its own; equal to the end before where it takes
-    none."""
+    """For each device, the first item after its own; equal to the end before if it takes none."""
     costs: tuple[float, ...]
-    """Seconds per device, (1)."""
+    """Seconds of each device, by (1)."""
     bottleneck: int
     """The first of the slowest devices."""
     seconds: float
-    """Its cost, (3)."""
+    """Seconds of the slowest device, by (3)."""
 
     def __repr__(self) -> str:
         starts = (0, *self.ends[:-1])
@@ -91,7 +92,7 @@ def cut_chain(
     capacity: Numbers | None = None,
     allow_empty: bool = True,
 ) -> ChainCut:
-    """The cut that solves (3).
+    """Return the cut that solves (3).
 
     ``work`` per item over ``speeds`` per device is seconds; ``cut`` is c, one more than there are
     items; ``memory`` per item and ``capacity`` per device are bytes, ``math.inf`` for a device
@@ -119,8 +120,8 @@ def cut_chain(
 
 @dataclass(frozen=True)
 class _Chain:
-    """A problem that was checked. Prefix sums are kept twice: as lists to search in, and as arrays
-    to compute with."""
+    """A problem that was checked; prefix sums are stored as lists for searching and as arrays for
+    arithmetic."""
 
     work: list[float]
     memory: list[float]
@@ -137,7 +138,7 @@ class _Chain:
 
 
 Probe = Callable[[_Chain, float], Boundaries | None]
-"""A cut in which no device needs more than so many seconds, or None."""
+"""A function that returns a cut in which no device needs more than the given seconds, or None."""
 
 
 def _checked(
@@ -195,7 +196,8 @@ def _amounts(
     positive: bool = False,
     unlimited: bool = False,
 ) -> FloatArray:
-    """The values as an array of ``count`` numbers that are not negative."""
+    """Return the values as an array of ``count`` non-negative numbers; raise InputError
+    otherwise."""
     array = np.asarray(values, dtype=np.float64)
     if array.shape != (count,):
         raise bad_input(
@@ -216,24 +218,24 @@ def _amounts(
 def _least_feasible(
     chain: _Chain, probe: Probe, start: float, ceiling: float, *, same: float = 0.0
 ) -> tuple[float, Boundaries] | None:
-    """The smallest T that ``probe`` finds feasible, and its cut. None is below ``start``, or only
-    above ``ceiling``.
+    """Return the smallest T that ``probe`` finds feasible, and its cut; None if even ``ceiling`` is
+    infeasible. No T below ``start`` is feasible.
 
     The steps up from ``start`` begin small: the nearer T is to the optimum, the less (6) leaves to
-    look at. A cut is the best when nothing is feasible below its own cost, less the part ``same``;
+    examine. A cut is the best if nothing is feasible below its own cost, minus the share ``same``;
     as the leftmost at a higher T it is also the leftmost at its own cost.
     """
     low = high = start
     step = start / 1024 or ceiling
-    while (found := probe(chain, high)) is None:
+    while (first_cut := probe(chain, high)) is None:
         if high >= ceiling:
             return None
         low, high, step = high, min(high + step, ceiling), 2 * step
-    best = found
+    best = first_cut
     while True:
         own = _priced(chain, best).seconds
         below = min(own * (1 - same), math.nextafter(own, 0.0))
-        if below < high:  # always, but for rounding in the probe
+        if below < high:  # always true, except for rounding in the probe
             better = probe(chain, below) if below > low else None
             if better is None:
                 return own, best
@@ -249,19 +251,19 @@ def _least_feasible(
 
 
 def _cut_greedily(chain: _Chain, seconds: float) -> Boundaries | None:
-    """(5)."""
+    """Return a cut by (5), or None if there is none within ``seconds``."""
     boundaries = _leftmost(chain, seconds)
     return boundaries if boundaries[0] == 0 else None
 
 
 def _cut_sparingly(chain: _Chain, seconds: float) -> Boundaries | None:
-    """(7)."""
+    """Return a cut by (7) in which every device takes an item, or None if there is none within
+    ``seconds``."""
     boundaries = [chain.num_items]
     for device in reversed(range(len(chain.speeds))):
         start = max(_first_start(chain, device, seconds, boundaries[-1]), device)
-        if (
-            start >= boundaries[-1]
-        ):  # this item is too much for the device; fewer for those behind might help
+        if start >= boundaries[-1]:
+            # This item is too much for the device; fewer items for those behind might help.
             return _cut_within_bands(chain, seconds)
         boundaries.append(start)
     return boundaries[::-1] if boundaries[-1] == 0 else None
@@ -272,8 +274,8 @@ def _has_empty(boundaries: Boundaries) -> bool:
 
 
 def _leftmost(chain: _Chain, seconds: float) -> Boundaries:
-    """(5) from the right end: no cut within ``seconds`` has a boundary further left. Begins above 0
-    if none exists."""
+    """Return (5) from the right end: no cut within ``seconds`` has a boundary further left. It
+    begins above 0 if no cut exists."""
     boundaries = [chain.num_items]
     for device in reversed(range(len(chain.speeds))):
         boundaries.append(_first_start(chain, device, seconds, boundaries[-1]))
@@ -281,7 +283,7 @@ def _leftmost(chain: _Chain, seconds: float) -> Boundaries:
 
 
 def _rightmost(chain: _Chain, seconds: float) -> Boundaries:
-    """(5) from the left end: no cut within ``seconds`` has a boundary further right."""
+    """Return (5) from the left end: no cut within ``seconds`` has a boundary further right."""
     boundaries = [0]
     for device in range(len(chain.speeds)):
         boundaries.append(_last_end(chain, device, seconds, boundaries[-1]))
@@ -289,8 +291,8 @@ def _rightmost(chain: _Chain, seconds: float) -> Boundaries:
 
 
 def _first_start(chain: _Chain, device: int, seconds: float, end: int) -> int:
-    """The smallest i for this j under (1), less boundary costs, and (2). Both rise with i in floats
-    as well."""
+    """Return the smallest i for this j under (1), without boundary costs, and (2). Both increase
+    with i in floating point as well."""
     done, speed = chain.work[end], chain.speeds[device]
     by_work = bisect_left(chain.work, -seconds, hi=end, key=lambda work: (work - done) / speed)
     by_memory = bisect_left(chain.memory, chain.memory[end] - chain.capacity[device], hi=end)
@@ -298,7 +300,7 @@ def _first_start(chain: _Chain, device: int, seconds: float, end: int) -> int:
 
 
 def _last_end(chain: _Chain, device: int, seconds: float, start: int) -> int:
-    """The largest j for this i, by the very comparisons of ``_first_start``."""
+    """Return the largest j for this i, by the same comparisons as ``_first_start``."""
     done, speed, capacity = chain.work[start], chain.speeds[device], chain.capacity[device]
     by_work = bisect_right(chain.work, seconds, lo=start, key=lambda work: (work - done) / speed)
     by_memory = bisect_right(
@@ -308,7 +310,8 @@ def _last_end(chain: _Chain, device: int, seconds: float, start: int) -> int:
 
 
 def _cut_within_bands(chain: _Chain, seconds: float) -> Boundaries | None:
-    """(4) within (6), then back from the end of the chain along the leftmost starts."""
+    """Return a cut by (4) within (6), read back from the end of the chain along the leftmost
+    starts; None if there is none."""
     firsts, lasts = _leftmost(chain, seconds), _rightmost(chain, seconds)
     if firsts[0] > 0:
         return None
@@ -329,8 +332,8 @@ def _cut_within_bands(chain: _Chain, seconds: float) -> Boundaries | None:
 def _reach(
     chain: _Chain, device: int, seconds: float, reached: NDArray[np.bool_], origin: int, band: range
 ) -> NDArray[np.bool_]:
-    """(4): which boundaries of ``band`` the device reaches; ``reached`` are the starts from
-    ``origin`` on."""
+    """Return which boundaries of ``band`` the device reaches by (4); ``reached`` are the starts
+    from ``origin`` on."""
     ends = slice(band.start, band.stop)
     offered = np.where(
         reached, _offered(chain, device, origin, slice(origin, origin + len(reached))), -np.inf
@@ -354,8 +357,8 @@ def _reach(
 def _leftmost_start(
     chain: _Chain, device: int, seconds: float, reached: NDArray[np.bool_], origin: int, end: int
 ) -> int:
-    """The first reached start from which the device reaches ``end``, by the very comparison of
-    ``_reach``."""
+    """Return the first reached start from which the device reaches ``end``, by the same comparison
+    as ``_reach``."""
     oldest = bisect_left(chain.memory, chain.memory[end] - chain.capacity[device])
     starts = slice(max(oldest, origin), min(end, origin + len(reached)))
     if starts.start < starts.stop:
@@ -370,14 +373,13 @@ def _leftmost_start(
 
 
 def _offered(chain: _Chain, device: int, origin: int, starts: slice) -> FloatArray:
-    """The left side of (4), work counted from ``origin`` to keep the numbers small."""
-    return (chain.work_array[starts] - chain.work[origin]) / chain.speeds[device] - chain.cut[
-        starts
-    ]
+    """Return the left side of (4), with work counted from ``origin`` to keep the numbers small."""
+    work = chain.work_array[starts] - chain.work[origin]
+    return work / chain.speeds[device] - chain.cut[starts]
 
 
 def _needed(chain: _Chain, device: int, seconds: float, origin: int, ends: slice) -> FloatArray:
-    """The right side of (4)."""
+    """Return the right side of (4)."""
     return (
         (chain.work_array[ends] - chain.work[origin]) / chain.speeds[device]
         + chain.cut[ends]
@@ -388,7 +390,7 @@ def _needed(chain: _Chain, device: int, seconds: float, origin: int, ends: slice
 def _window_maximum(
     values: FloatArray, first: NDArray[np.intp], last: NDArray[np.intp]
 ) -> FloatArray:
-    """The largest of values[first], ..., values[last] per window; -inf where last < first.
+    """Return the largest of values[first], ..., values[last] for each window; -inf if last < first.
 
     Windows of 2**k to 2**(k+1) - 1 values are covered by two overlapping blocks of 2**k.
     """
@@ -404,7 +406,7 @@ def _window_maximum(
 
 
 def _priced(chain: _Chain, boundaries: Boundaries) -> ChainCut:
-    """(1) of every device."""
+    """Return the cut with the cost (1) of every device."""
     costs = []
     for speed, i, j in zip(chain.speeds, boundaries, boundaries[1:], strict=False):
         boundary = float(chain.cut[i]), float(chain.cut[j])
@@ -416,15 +418,17 @@ def _priced(chain: _Chain, boundaries: Boundaries) -> ChainCut:
 
 
 def _what_binds(chain: _Chain) -> str:
-    """Which constraint no cut satisfies."""
+    """Return which constraint no cut satisfies."""
     n, d = chain.num_items, len(chain.speeds)
     if not chain.allow_empty and n < d:
-        return f"{n} items cannot give each of {d} devices one; allow empty devices, or leave {d - n} out"
+        left_over = f"allow empty devices, or leave {d - n} out"
+        return f"{n} items cannot give each of {d} devices one; {left_over}"
     sizes = np.diff(chain.memory_array)
     heaviest, widest = int(np.argmax(sizes)), int(np.argmax(chain.capacity))
     if sizes[heaviest] > chain.capacity[widest]:
         needs, holds = SIZE.format(sizes[heaviest]), SIZE.format(chain.capacity[widest])
-        return f"item {heaviest} needs {needs}, more than any device holds; the largest, device {widest}, has {holds}"
+        largest = f"the largest, device {widest}, has {holds}"
+        return f"item {heaviest} needs {needs}, more than any device holds; {largest}"
     if chain.memory[-1] > sum(chain.capacity):
         needs, holds = SIZE.format(chain.memory[-1]), SIZE.format(sum(chain.capacity))
         return (
@@ -432,7 +436,8 @@ def _what_binds(chain: _Chain) -> str:
         )
     held = _rightmost(chain, math.inf)[-1]
     if held < n:
-        return f"filled to capacity in this order, the {d} devices hold {held} of {n} items; item {held} no longer fits"
+        filled = f"filled to capacity in this order, the {d} devices hold {held} of {n} items"
+        return f"{filled}; item {held} no longer fits"
     return (
         f"memory leaves no cut in which each of the {d} devices takes an item; allow empty devices"
     )

@@ -1,5 +1,5 @@
-"""The stages that may follow some fixed ones, with all that the bound of ``solve.search.pipeline``
-needs of each."""
+"""List the stages that may follow some fixed ones, with the terms that the bound of
+``solve.search.pipeline`` needs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from argosy.space.price import FloatArray
 
 @dataclass(frozen=True)
 class Fan:
-    """All stages that may stand at a place and begin at a cut, one row each: the terms of (1) of
-    ``solve.search.pipeline``, with the hand-over to a stage that may be in the same node."""
+    """A table of all stages that may take a place and begin at a cut, one row each.
+
+    The columns are the terms of (1) of ``solve.search.pipeline``, with the transfer to a stage that
+    may be in the same node.
+    """
 
     option: NDArray[np.intp]
     vector: NDArray[np.intp]
@@ -36,31 +39,34 @@ class Fan:
     """w + tail."""
     load: FloatArray
     over: FloatArray
-    """[where, row]: x by the place of the next stage (``solve.search.menu.Where``)."""
+    """[where, row]: x by the place of the next stage (``solve.search.row.Where``)."""
     entering: FloatArray
-    """[where, row]: the hand-over from the stage before, seen from this one."""
+    """[where, row]: the transfer from the stage before, as this stage needs it."""
     leaving: FloatArray
-    """[where, row]: what links need for all micro-batches that are handed on."""
+    """[where, row]: what links need for all micro-batches that are sent on."""
     sent: FloatArray
     """[where, row]: (M - 1) s."""
     returning: FloatArray
-    """What NICs need for all gradients that go to a stage in another node."""
+    """Seconds that NICs need for all gradients that go to a stage in another node."""
     fixed: FloatArray
-    """[number, row]: the stage for the recurrence of ``solve.search.prefix``, but for what it
+    """[number, row]: the stage for the recurrence of ``solve.search.prefix``, without what it
     sends."""
 
     def only(self, row: int) -> Fan:
-        """One row alone."""
+        """Return a fan of one row alone."""
         return Fan(
-            **{each.name: getattr(self, each.name)[..., row : row + 1] for each in fields(self)}
+            **{
+                column.name: getattr(self, column.name)[..., row : row + 1]
+                for column in fields(self)
+            }
         )
 
 
 def fan_of(
     menu: Menu, left: int, first: int, lengths: int, upper: float, slack: float | None
 ) -> Fan:
-    """The stages of up to so many bundles that begin at cut ``first``, the ``left``-th from the
-    end, and may stay below ``upper``; without dominated ones if there is ``slack``."""
+    """Return the stages of at most ``lengths`` bundles that begin at cut ``first``, the ``left``-th
+    from the end, and may stay below ``upper``; dominated ones are dropped if there is ``slack``."""
     shape, count = menu.shape, menu.shape.num_micro_batches
     tables = menu.starting(first, lengths)
     fits = tables.most >= shape.least_in_flight(left)
@@ -75,8 +81,8 @@ def fan_of(
         table[at]
         for table in (tables.gated, tables.quick, tables.quick_forward, tables.tail, tables.late)
     )
-    every = np.array([table[option, end] for table in menu.over])
-    over = every[Where.ANYWHERE]
+    transfers = np.array([table[option, end] for table in menu.over])
+    over = transfers[Where.ANYWHERE]
     most, least = shape.most_in_flight(left), shape.least_in_flight(left)
     is_returned = bool(menu.grid.cuts[first] > menu.prices.chain.first_backward)
     return Fan(
@@ -92,7 +98,7 @@ def fan_of(
         tail=tail,
         late=late + tail,
         load=count * tables.load[at],
-        over=every,
+        over=transfers,
         entering=np.array([table[option, first] for table in menu.over]),
         leaving=np.array([count * table[option, end] for table in menu.crossing]),
         sent=np.array([(count - 1) * table[option, end] for table in menu.sending]),

@@ -1,10 +1,9 @@
-"""What a search has left open, sub-problem by sub-problem, and how a sub-problem is split when it
-is next.
+"""Keep the sub-problems that a search has left open, and split a sub-problem when it is next.
 
 A shape is first bounded as a whole: all its schedules at once, all kinds of plans. Only if that
-bound is the least of all is it split, by schedule and by kind (``solve.search.kinds``), and such a
-part again by its last stages (``solve.search.tied``) where weights are tied. Each part has tighter
-bounds, and together they hold the same plans.
+bound is the least of all is it split, by schedule and by kind (``solve.search.kinds``). If weights
+are tied, such a part is split again by its last stages (``solve.search.tied``). Each part has
+tighter bounds, and together they hold the same plans.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from argosy.space.option import Vector
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A search, and what of the space it covers."""
+    """A search that covers a part of the space."""
 
     search: PlanSearch
     counts: Vector
     most_stages: int
     is_whole: bool = True
-    """Whether it can still be split."""
+    """Whether it has not been split by schedule and kind yet."""
 
     @property
     def bound(self) -> float:
@@ -38,12 +37,12 @@ class Branch:
 
     @property
     def is_even(self) -> bool:
-        """Whether all its plans are even, so that the judge is a lower bound for them."""
+        """Return whether all its plans are even, so that the judge is a lower bound for them."""
         return self.search.menu.kind is PlanKind.EVEN
 
     def split(self, upper: float, slack: float | None) -> list[Branch]:
-        """Searches that hold the same plans, as far as they stay below ``upper``; none if it is not
-        worth while."""
+        """Return searches that hold the same plans below ``upper``; an empty list if splitting is
+        not worth it."""
         if self.is_whole:
             parts = self._by_kind()
         else:

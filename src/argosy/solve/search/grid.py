@@ -1,26 +1,27 @@
-"""Which cuts of a chain a search looks at, and what a coarse choice of them leaves certain.
+"""Choose the cuts of a chain that a search considers, and bound plans with any cuts by a coarse
+choice.
 
-Tables over all ranges of L layers take L^2 / 2 numbers an option, and the programmes of
-``solve.search.bounds`` as many steps. So a quick search of a long chain takes runs of layers in
-*bundles* of g layers each:
+Tables over all ranges of L layers take L^2 / 2 numbers per option, and the programmes of
+``solve.search.bounds`` as many steps. So a quick search of a long chain combines runs of layers
+into *bundles* of g layers each:
 
     (1)  cuts c_0 = 0 < c_1 < ... < c_K = L; the layers of bundle j, c_{j-1} to c_j - 1, cost the
          same, or at least have outputs and gradients of outputs of the same size, none of them has
          tied weights or is the last of the chain; or there is only one
 
-A plan found so has its cuts on the grid, and moving single layers makes it exact
-(``Incumbents.settle``). No bound may rest on that: a plan with cuts anywhere is bounded by one on
-the grid that does less. Let each of its cuts x go to the next c_j >= x. A stage of layers x to y -
-1 that goes from c_i to c_j then has
+A plan found this way has its cuts on the grid, and moving single layers makes it exact
+(``Incumbents.settle``). No bound may depend on that: a plan with cuts anywhere is bounded by one on
+the grid that does less. Let each of its cuts x move to the next c_j >= x. A stage of layers x to y
+- 1 that goes from c_i to c_j then has
 
     (2)  layers c_i to c_{j-1} of its own, if i < j
-    (3)  a single layer of bundle j at least, if i = j; if they are not alike, who knows which:
-         nothing counts
+    (3)  at least a single layer of bundle j, if i = j; if its layers differ, it is unknown which
+         one, and nothing counts
 
-and hands on what crosses at c_j. A plan whose stages run these layers only, on the same devices in
-the same order, takes no longer and needs no more memory, so the least over all such plans (*loose*)
-bounds all plans. A stage loses g - 1 layers at most. Layers of which neither costs nor outputs are
-alike stay bundles of their own, however many there are.
+and sends on what crosses at c_j. A plan whose stages run these layers only, on the same devices in
+the same order, takes no longer and needs no more memory, so the minimum over all such plans
+(*loose*) bounds all plans. A stage loses at most g - 1 layers. Layers whose costs and outputs
+differ stay bundles of their own, in any number.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from numpy.typing import NDArray
 from argosy.space.price import Prices
 
 _MOST_BUNDLES = 100
-"""Longer chains are taken in bundles of several layers, where that is allowed."""
+"""Longer chains are combined into bundles of several layers if that is allowed."""
 
 _Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutGrid:
-    """Cuts, and the layers that a stage between two of them has: for tables as [cut, cut]."""
+    """A set of cuts that defines the layers of a stage between two of them, for tables [cut,
+    cut]."""
 
     cuts: _Indices
     first: _Indices
@@ -49,32 +51,32 @@ class CutGrid:
     end: _Indices
     """[i, j]: one past its last layer."""
     bundle: int = 1
-    """Layers of the largest bundle."""
+    """Number of layers of the largest bundle."""
     fewest: int = 1
-    """Bundles that a stage has at least."""
+    """Least number of bundles of a stage."""
     single: _Indices | None = None
-    """Cuts at which no stage of no bundles can be, where there are such stages."""
+    """Cuts at which no stage without bundles can be, if there are such stages."""
     loose: CutGrid | None = None
-    """The same cuts with (2) and (3); None where that changes nothing."""
+    """The same cuts with (2) and (3); None if that changes nothing."""
 
     @property
     def size(self) -> int:
-        """Bundles."""
+        """Return the number of bundles."""
         return len(self.cuts) - 1
 
     def layers(self, start: _Indices, stop: _Indices) -> tuple[_Indices, _Indices]:
-        """The first layers and the ends of stages from cut to cut."""
+        """Return the first layers and the ends of stages from cut to cut."""
         return self.first[start, stop], self.end[start, stop]
 
 
 def all_cuts(prices: Prices) -> CutGrid:
-    """Every layer is a bundle."""
+    """Return a grid on which every layer is a bundle."""
     return _grid(np.arange(prices.num_layers + 1))
 
 
 def coarse_cuts(prices: Prices, most: int = _MOST_BUNDLES) -> CutGrid:
-    """(1) with the smallest g that makes ``most`` bundles or fewer, of equal layers if there are
-    such bundles."""
+    """Return the grid (1) with the smallest g that makes at most ``most`` bundles, of equal layers
+    if possible."""
     alone = {
         prices.num_layers - 1,
         *(at for index, partner, _ in prices.tied for at in (index, partner)),
@@ -104,7 +106,8 @@ def _grid(cuts: _Indices, bundle: int = 1, loose: CutGrid | None = None) -> CutG
 
 
 def _coarse(cuts: _Indices, bundle: int, certain: int) -> CutGrid:
-    """With (2) and (3); ``certain`` layers of a bundle are known to be in a stage within it."""
+    """Return a grid with (2) and (3); ``certain`` layers of a bundle are known to be in a stage
+    within it."""
     size = len(cuts)
     first = np.broadcast_to(cuts[:, None], (size, size)).copy()
     end = np.broadcast_to(np.concatenate(([0], cuts[:-1] + 1)), (size, size)).copy()

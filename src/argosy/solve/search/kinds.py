@@ -1,19 +1,20 @@
-"""Kinds of plans, by what is certain of how their stages hand a micro-batch on.
+"""Classify plans by what is certain about how their stages send a micro-batch on.
 
 A stage's replicas need not act at the same moment, and what they send need not arrive at once, so
 the way of a micro-batch through a plan is certain only along one *thread*: the replicas that hold
 one sample.
 
-    *mixed*  some stage has replicas of several pools. A thread passes the quickest replica of every stage, at the
-             worst, and a hand-over is a single sample.
-    *alike*  every stage has replicas of one pool. Those with one sample more come first, so the thread of the first
-             sample passes a slowest replica of every stage. A hand-over is what two replicas have in common.
-    *even*   all replicas of a stage are equal and fill whole nodes or are in one node, with neither sequences nor
-             experts cut, the numbers of replicas and of nodes divide one another, and there is one
-             way only between two devices. Then permutations of a stage's nodes and of the replicas
-             in them are symmetries of the plan: the replicas of a stage act at the same moment, and
-             a hand-over takes what NICs, the medium of a node or the links between sites need for
-             the whole micro-batch.
+    *mixed*  Some stage has replicas of several pools. In the worst case a thread passes the
+             quickest replica of every stage, and a transfer is a single sample.
+    *alike*  Every stage has replicas of one pool. Those with one sample more come first, so the
+             thread of the first sample passes a slowest replica of every stage. A transfer is what
+             two replicas have in common.
+    *even*   All replicas of a stage are equal and fill whole nodes or are in one node, neither
+             sequences nor experts are cut, the numbers of replicas and of nodes divide one another,
+             and there is only one route between two devices. Then permutations of a stage's nodes
+             and of the replicas in them are symmetries of the plan: the replicas of a stage act at
+             the same moment, and a transfer takes what NICs, the medium of a node or the links
+             between sites need for the whole micro-batch.
 
 Kinds later in this list have tighter bounds. A plan is of the last kind that fits it, so the kinds
 divide all plans.
@@ -42,34 +43,35 @@ class PlanKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What is known about placement before anything is placed (``space.place``)."""
+    """The facts about placement that are known before anything is placed (``space.place``)."""
 
     node_units: Vector
-    """Per pool, the units of a node; 1 where a unit is one or several nodes, 0 where units do not
-    divide nodes."""
+    """For each pool, the number of units in a node; 1 if a unit is one or several nodes, 0 if units
+    do not divide nodes."""
     alone: tuple[bool, ...]
-    """Per pool, whether its nodes have no devices of other pools."""
+    """For each pool, whether its nodes have no devices of other pools."""
     plain: bool
-    """Whether nodes talk over their NICs and one switch, and nothing else."""
+    """Whether nodes communicate only over their NICs and one switch."""
     through_nics: bool = True
-    """Whether all that leaves a node passes its NIC."""
+    """Whether everything that leaves a node passes its NIC."""
     is_symmetric: bool = False
-    """Whether nodes of a pool are interchangeable, with one way from node to node."""
+    """Whether nodes of a pool are interchangeable, with one route from node to node."""
     has_one_medium: tuple[bool, ...] = ()
-    """Per pool, whether there is one way only inside its nodes."""
+    """For each pool, whether there is only one route inside its nodes."""
     is_quick: bool = False
-    """Whether even plans are told apart only if all numbers of replicas and nodes divide one
+    """Whether even plans are distinguished only if all numbers of replicas and nodes divide one
     another."""
 
     def leaves_nodes(self, part: PoolPart, pool: Pool) -> bool:
-        """Whether a part of a stage fills nodes, so that what leaves the stage leaves these."""
+        """Return whether a part of a stage fills nodes, so that its transfers to other stages leave
+        these."""
         return self.alone[pool.index] and part.devices % pool.per_node == 0
 
 
 def ground_of(
     cluster: Cluster, pools: Sequence[Pool], units: Vector, *, is_quick: bool = False
 ) -> Ground:
-    """For stages that take multiples of ``units`` devices."""
+    """Return the facts for stages that take multiples of ``units`` devices."""
     sizes = [(pool.per_node, unit) for pool, unit in zip(pools, units, strict=True)]
     return Ground(
         node_units=tuple(
@@ -87,34 +89,35 @@ def ground_of(
 
 
 def _is_symmetric(cluster: Cluster, pools: Sequence[Pool]) -> bool:
-    """Nodes of a pool have the same wires (``space.pool``), but not the same uplinks."""
+    """Return whether nodes are interchangeable: those of a pool have the same wires
+    (``space.pool``), but not always the same uplinks."""
     if cluster.shared or any(node.uplinks for node in cluster.nodes):
         return False
     nodes = {home[0].partition(".")[0]: home[0] for pool in pools for home in pool.nodes[:2]}
     return all(
-        len(cluster.routes(one, other)) == 1
-        for one, other in itertools.combinations(nodes.values(), 2)
+        len(cluster.routes(source, target)) == 1
+        for source, target in itertools.combinations(nodes.values(), 2)
     )
 
 
 def kinds_of(options: Sequence[Option], ground: Ground) -> list[PlanKind]:
-    """The kind of the plans that have only such stages."""
+    """Return the kind of the plans that have only stages of each option."""
     kinds = [PlanKind.MIXED if len(option.parts) > 1 else PlanKind.ALIKE for option in options]
     if not ground.is_symmetric:
         return kinds
     numbers = [_even_numbers(option, ground) for option in options]
-    every = list(itertools.chain.from_iterable(numbers))
-    chain = _longest_chain(every)
-    if ground.is_quick and not chain.issuperset(every):
+    all_numbers = list(itertools.chain.from_iterable(numbers))
+    chain = _longest_chain(all_numbers)
+    if ground.is_quick and not chain.issuperset(all_numbers):
         return kinds
     return [
-        PlanKind.EVEN if each and chain.issuperset(each) else kind
-        for each, kind in zip(numbers, kinds, strict=True)
+        PlanKind.EVEN if own and chain.issuperset(own) else kind
+        for own, kind in zip(numbers, kinds, strict=True)
     ]
 
 
 def _even_numbers(option: Option, ground: Ground) -> tuple[int, ...]:
-    """Of replicas and of nodes; empty if no plan with such a stage is even."""
+    """Return the numbers of replicas and of nodes; empty if no plan with such a stage is even."""
     part, pool = option.parts[0], option.pools[0]
     is_cut = part.extra or option.context > 1 or option.expert > 1
     if (
@@ -133,12 +136,12 @@ def _even_numbers(option: Option, ground: Ground) -> tuple[int, ...]:
 
 
 def _longest_chain(numbers: Sequence[int]) -> frozenset[int]:
-    """The numbers that divide one another and occur most often together."""
+    """Return the numbers that divide one another and occur most often together."""
     times = Counter(numbers)
     best: dict[int, tuple[int, frozenset[int]]] = {}
     for number in sorted(times):
         weight, chain = max(
-            (best[other] for other in best if number % other == 0),
+            (best[divisor] for divisor in best if number % divisor == 0),
             key=lambda item: item[0],
             default=(0, frozenset()),
         )
@@ -147,15 +150,16 @@ def _longest_chain(numbers: Sequence[int]) -> frozenset[int]:
 
 
 class Hop(NamedTuple):
-    """Handing samples on, at least: seconds per output byte, and latency."""
+    """A lower bound on the time that a transfer takes: seconds per output byte, and latency."""
 
     per_byte: float
     latency: float
 
 
 def even_hops(option: Option, ground: Ground, sites: Iterable[int]) -> list[Hop]:
-    """Handing all samples of a micro-batch on, from replicas that act together: to a stage that may
-    be in the same node, to one in other nodes, and to one in each of some other sites."""
+    """Return the transfers of all samples of a micro-batch from replicas that act together: to a
+    stage that may be in the same node, to one in other nodes, and to one in each of some other
+    sites."""
     part, pool = option.parts[0], option.pools[0]
     outside = Hop(nic_seconds(part, pool), pool.nic_latency)
     anywhere = outside
@@ -173,7 +177,7 @@ def even_hops(option: Option, ground: Ground, sites: Iterable[int]) -> list[Hop]
 
 
 def hop_inside(option: Option, ground: Ground, samples: int) -> Hop:
-    """From any replica to a stage that may be in the same node."""
+    """Return the transfer from any replica to a stage that may be in the same node."""
     hops = []
     for part, pool in zip(option.parts, option.pools, strict=True):
         ways = [_over_nics(part, pool)] if pool.nic_bandwidth else []
@@ -186,7 +190,7 @@ def hop_inside(option: Option, ground: Ground, samples: int) -> Hop:
 
 
 def hop_outside(option: Option, samples: int) -> Hop:
-    """From any replica to a stage that is in other nodes."""
+    """Return the transfer from any replica to a stage in other nodes."""
     hops = []
     for part, pool in zip(option.parts, option.pools, strict=True):
         way = _over_nics(part, pool) if pool.nic_bandwidth else Hop(0.0, 0.0)
@@ -195,7 +199,7 @@ def hop_outside(option: Option, samples: int) -> Hop:
 
 
 def hop_to_site(option: Option, samples: int, site: int) -> Hop:
-    """From any replica to a stage of another site."""
+    """Return the transfer from any replica to a stage of another site."""
     near = hop_outside(option, samples)
     links = [(pool.far[site], part) for part, pool in zip(option.parts, option.pools, strict=True)]
     per_byte = min(min(samples, part.most) / rate for (rate, _), part in links)
@@ -212,26 +216,27 @@ def _least(hops: Sequence[Hop]) -> Hop:
 
 
 def sending_seconds(option: Option, site: int | None = None) -> float:
-    """Seconds per output byte that NICs, or the links to a site, need for what any replica sends of
-    a micro-batch: what it sends of the next one follows."""
-    each = []
+    """Return the seconds per output byte that NICs, or the links to a site, need for what any
+    replica sends of a micro-batch: its part of the next one follows."""
+    seconds = []
     for part, pool in zip(option.parts, option.pools, strict=True):
         samples = part.most if len(option.parts) == 1 else part.samples
         near = samples * _over_nics(part, pool).per_byte if pool.nic_bandwidth else 0.0
-        each.append(near if site is None else max(near, samples / pool.far[site][0]))
-    return min(each)
+        seconds.append(near if site is None else max(near, samples / pool.far[site][0]))
+    return min(seconds)
 
 
 def nic_seconds(part: PoolPart, pool: Pool) -> float:
-    """Seconds per output byte that the NICs of a part's nodes need for a micro-batch that leaves
-    these."""
+    """Return the seconds per output byte that the NICs of a part's nodes need for a micro-batch
+    that leaves these."""
     if not pool.nic_bandwidth:
         return 0.0
     return part.all_samples / (math.ceil(part.devices / pool.per_node) * pool.nic_bandwidth)
 
 
 def leaving_seconds(option: Option, ground: Ground) -> float:
-    """The same for the busiest part of an option."""
+    """Return the seconds per output byte that the NICs of an option's busiest part need for a
+    micro-batch."""
     if not ground.through_nics:
         return 0.0
     return max(
@@ -240,7 +245,7 @@ def leaving_seconds(option: Option, ground: Ground) -> float:
 
 
 def crossing_seconds(option: Option, site: int) -> float:
-    """Seconds per output byte that the links to another site need for a micro-batch."""
+    """Return the seconds per output byte that the links to another site need for a micro-batch."""
     return sum(part.all_samples for part in option.parts) / max(
         pool.far[site][0] for pool in option.pools
     )

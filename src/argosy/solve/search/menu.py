@@ -1,11 +1,14 @@
-"""The options of a search, by the devices that they take, with what they cost: tables for the
+"""Group the options of a search by the devices that they take, with their costs as tables for the
 bounds.
 
 For a stage from cut a to cut b of a grid, (1) to (7) of ``solve.search.tables``, and
 
-    (8)  over       handing a micro-batch on across cut b, once, by where the next stage is (``solve.search.row.Where``)
-    (9)  crossing   seconds that links need for all samples of a micro-batch that crosses cut b, likewise
-    (10) sending    seconds that links need for what one replica on the certain way sends of it, likewise
+    (8)  over      sending a micro-batch on across cut b, once, by the place of the next stage
+                   (``solve.search.row.Where``)
+    (9)  crossing  seconds that links need for all samples of a micro-batch that crosses cut b, by
+                   the place of the next stage
+    (10) sending   seconds that links need for what one replica on the certain way sends of it, by
+                   the place of the next stage
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from argosy.space.price import FloatArray, Prices
 
 
 class Menu:
-    """Options grouped by vector (in units of the search's granularity)."""
+    """A set of options that are grouped by vector (in units of the search's granularity)."""
 
     def __init__(
         self,
@@ -64,21 +67,21 @@ class Menu:
             np.arange(len(self.vectors)), [len(options[vector]) for vector in self.vectors]
         )
         self.shared: dict[object, object] = {}
-        """What searches under several schedules have in common."""
+        """Results that searches under several schedules share."""
         self.starts: dict[tuple[int, int], Tables] = {}
-        """The same, of ``starting``."""
+        """Tables of ``starting`` that searches under several schedules share."""
         self.may_end = np.ones(len(self.vectors), dtype=bool)
-        """Per vector, whether the last stage may take it."""
+        """For each vector, whether the last stage may take it."""
         self.last_site: int | None = None
-        """Of the last stage of all plans; None if it may be anywhere."""
+        """Site of the last stage of all plans; None if it may be anywhere."""
         self.kind = kind or (
             PlanKind.MIXED
             if any(len(option.parts) > 1 for option in self.options)
             else PlanKind.ALIKE
         )
-        """Of the plans that it makes; its bounds hold for those of later kinds too."""
+        """Kind of the plans that the menu makes; its bounds hold for those of later kinds too."""
         self.group = group or shape.group
-        """Micro-batches in a row whose receive buffers count."""
+        """Number of micro-batches in a row whose receive buffers count."""
         is_mixed = self.kind is PlanKind.MIXED
         self.costs = Costs(
             self.options, shape, ground, self.grid, is_mixed=is_mixed, group=self.group
@@ -90,25 +93,26 @@ class Menu:
 
     @cached_property
     def kinds(self) -> NDArray[np.str_]:
-        """Of the plans that have only stages of one option."""
+        """Return for each option the kind of the plans that have only stages of it."""
         return np.array(kinds_of(self.options, self.ground))
 
     @cached_property
     def rows(self) -> list[NDArray[np.intp]]:
-        """Per vector, its options."""
+        """Return the options of each vector."""
         ends = np.searchsorted(self.vector_of, range(len(self.vectors) + 1))
         return [np.arange(first, end) for first, end in itertools.pairwise(ends)]
 
     @property
     def odd(self) -> NDArray[np.bool_]:
-        """The options of which a plan has one at least, if it is of this kind and of no later
+        """Return the options of which a plan has at least one if it is of this kind and of no later
         one."""
         odd: NDArray[np.bool_] = self.kinds == self.kind
         return odd
 
     @cached_property
     def loose(self) -> Menu:
-        """What bounds plans with any cuts, for a menu of the cuts of a coarse grid."""
+        """Return the menu that bounds plans with any cuts, for a menu of the cuts of a coarse
+        grid."""
         return Menu(
             self.prices,
             self._by_vector(range(len(self.options))),
@@ -124,7 +128,7 @@ class Menu:
         return by_vector
 
     def under(self, shape: Shape) -> Menu:
-        """The menu for some of the schedules; memory stays that of all of them."""
+        """Return the menu for some of the schedules; memory stays that of all of them."""
         assert self.grid.loose is None, "a coarse grid is for a first look"
         if shape.gate != self.shape.gate:
             return Menu(self.prices, self._by_vector(range(len(self.options))), shape, self.ground)
@@ -133,7 +137,7 @@ class Menu:
         return menu
 
     def by_kind(self) -> Iterator[Menu]:
-        """The menus of all kinds of plans, those with the tightest bounds first."""
+        """Yield the menus of all kinds of plans, those with the tightest bounds first."""
         even, alike = self.kinds == PlanKind.EVEN, self.kinds != PlanKind.MIXED
         if even.any():
             yield self._part(even, PlanKind.EVEN)
@@ -149,8 +153,10 @@ class Menu:
         )
 
     def by_last_site(self) -> Iterator[Menu]:
-        """The menus of plans whose last stage is in one site, for each, and of all others; none if
-        there is one site only, or if this is such a menu."""
+        """Yield the menus of plans whose last stage is in one site, for each, and of all others.
+
+        There are none if there is only one site, or if this is such a menu.
+        """
         if self.beginnings.num_sites == 1 or not self.may_end.all():
             return
         sites = [
@@ -167,7 +173,7 @@ class Menu:
                 yield menu
 
     def apart(self, upper: float) -> Menu | None:
-        """The menu for first stages of plans whose tied weights are not in one node
+        """Return the menu for first stages of plans whose tied weights are not in one node
         (``solve.search.tied``); None if that makes no difference."""
         tied = (
             tied_apart(self.options, self.ground, self.last_site, upper)
@@ -182,8 +188,8 @@ class Menu:
         return menu
 
     def lengths(self, rows: Indices, upper: float) -> int:
-        """How many lengths of a stage, from the shortest on, keep some of the options below a time
-        by computing alone: more layers never take less."""
+        """Return how many lengths of a stage, from the shortest on, keep some of the options below
+        a time by compute alone: more layers never take less."""
         size, count = self.grid.size, self.shape.num_micro_batches
 
         def is_long(length: int) -> bool:
@@ -193,7 +199,7 @@ class Menu:
         return bisect_left(range(self.grid.fewest, size + 1), True, key=is_long) if len(rows) else 0
 
     def starting(self, first: int, lengths: int) -> Tables:
-        """[option, end] for the stages from a cut on, of up to so many bundles."""
+        """Return [option, end] for the stages from a cut on, of at most ``lengths`` bundles."""
         key = (first, lengths)
         if key not in self.starts:
             end = np.arange(first + 1, min(first + lengths, self.grid.size) + 1)
@@ -205,15 +211,17 @@ class Menu:
     def undominated(
         self, tables: Tables, fits: NDArray[np.bool_], in_flight: int, slack: float
     ) -> NDArray[np.bool_]:
-        """*dominance*: of options with the same parts that ``fits`` allows ([option, end]) for the
-        stages of ``starting`` tables, those to which no earlier one is equal or better in times,
-        load and memory, and in exchange and update but for ``slack`` seconds.
+        """Return the options that no earlier one dominates (rule *dominance*).
 
-        Safe because with the same parts a stage differs in these numbers only (recomputation and
-        ZeRO), bounds and judged times grow with each of them, memory beyond ``in_flight``
-        micro-batches and load below the time of computing are of no use, and one exchange at most
-        counts in the time of a plan: what is removed is faster than what stays by ``slack`` at
-        most.
+        Only options with the same parts that ``fits`` allows ([option, end]) for the stages of
+        ``starting`` tables are compared. An option is dominated by one that is equal or better in
+        times, load and memory, and in exchange and update except for ``slack`` seconds.
+
+        This is safe because with the same parts a stage differs in these numbers only
+        (recomputation and ZeRO), bounds and judged times grow with each of them, memory beyond
+        ``in_flight`` micro-batches and load below the time of computing are useless, and at most
+        one exchange counts in the time of a plan: what is removed is faster than what stays by at
+        most ``slack``.
         """
         result = fits.copy()
         ends = np.nonzero(fits.any(axis=0))[0]
@@ -234,14 +242,15 @@ class Menu:
 
     @cached_property
     def _alike(self) -> list[NDArray[np.intp]]:
-        """Options with the same parts, where there are several."""
+        """Return groups of options with the same parts, if there are several."""
         groups: dict[tuple[PoolPart, ...], list[int]] = defaultdict(list)
         for row, option in enumerate(self.options):
             groups[option.parts].append(row)
         return [np.array(rows) for rows in groups.values() if len(rows) > 1]
 
     def _hops(self) -> list[FloatArray]:
-        """(8) along a thread, per ``Where``: [option, cut], 0 at the ends of the chain."""
+        """Return (8) along a thread for each ``Where``: [option, cut], 0 at the ends of the
+        chain."""
         common = (
             1
             if self.kind is PlanKind.MIXED
@@ -256,12 +265,12 @@ class Menu:
         return [self._at_cuts(np.array(each)) for each in hops]
 
     def _full_hops(self) -> list[FloatArray]:
-        """(8) of even plans."""
+        """Return (8) of even plans."""
         hops = [even_hops(option, self.ground, self._other_sites) for option in self.options]
         return [self._at_cuts(np.array(each)) for each in zip(*hops, strict=True)]
 
     def _crossings(self) -> list[FloatArray]:
-        """(9)."""
+        """Return (9)."""
         leaving = self.costs.leaving
         each = [np.zeros(len(leaving)), leaving]
         for site in self._other_sites:
@@ -270,7 +279,7 @@ class Menu:
         return [np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in each]
 
     def _sending(self) -> list[FloatArray]:
-        """(10); replicas of even plans send at the same moment."""
+        """Return (10); replicas of even plans send at the same moment."""
         if self.kind is PlanKind.EVEN:
             return self.crossing
         each = [
@@ -289,8 +298,11 @@ class Menu:
         return range(sites if sites > 1 else 0)
 
     def _at_cuts(self, hops: FloatArray) -> FloatArray:
-        """Half of it where nothing comes back: bounds count a hand-over there and back as two of
-        these, and one alone is then too little, which a bound may be."""
+        """Return seconds of transfers at each cut, half of them if nothing comes back there.
+
+        Bounds count a transfer there and back as two of these; if there is only one, two halves are
+        too little, which a bound may be.
+        """
         outputs, returned = (
             self.prices.outputs[self.grid.cuts],
             self.prices.returned[self.grid.cuts],

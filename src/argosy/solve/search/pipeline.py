@@ -1,9 +1,9 @@
-"""The pipeline search: which stages, on how many devices of each pool, with how many layers each.
+"""Search pipelines: which stages, on how many devices of each pool, with how many layers each.
 
 Stages are fixed one after the other from the front. With the terms of ``solve.search.bounds`` and
-running sums over the fixed stages (``_Node``): F the way of the first micro-batch to the next
-stage; G the way there and back to the end of the iteration, with the exchange and update of the
-stage in front where it is longest; Y the same around a fixed stage whose forwards wait for
+running sums over the fixed stages (``_Node``): F is the way of the first micro-batch to the next
+stage; G is the way there and back to the end of the iteration, with the exchange and update of the
+stage in front at which it is longest; Y is the same around a fixed stage whose forwards wait for
 backwards. The next stage q, with c = max(G, F + w + tail), gives
 
     (1)  bound = max( what is fixed,  F + M t + tail,  c + M g,  M load,
@@ -11,13 +11,13 @@ backwards. The next stage q, with c = max(G, F + w + tail), gives
                       max(Y + p + 2x,  c + M g - (n_q - 1) f + 2x) + R',   Y + (n_q - 1) f_p + p )
 
 which never decreases along a path: a best-first search on it meets complete plans in the order of
-their bounds, and whatever is left in the queue when the best plan is no slower than the next bound
-is proven no better. Children of a node are looked at one by one, the best first, so that the queue
+their bounds. When the best plan is no slower than the next bound, everything left in the queue is
+proven no better. Children of a node are considered one by one, the best first, so that the queue
 stays as long as the search is deep.
 
-Placement follows from the numbers of devices (``space.place``), so the hand-over from one fixed
-stage to the next is priced by whether they share a node, a site, or neither. Not in here:
-contention between boundaries, changes over time. The simulator judges those.
+Placement follows from the numbers of devices (``space.place``), so the transfer from one fixed
+stage to the next is priced by whether they share a node, a site, or neither. Contention between
+boundaries and changes over time are not modelled here; the simulator judges those.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from argosy.space.option import Option, Vector
 from argosy.space.price import FloatArray
 
 _MOST_STEPS = 2048
-"""Forwards of fixed stages up to which their recurrence is worth its time."""
+"""The recurrence of fixed stages is evaluated only up to this many forwards; more would cost more
+than it saves."""
 _CHILDREN = 4
-"""Of a node, that a dive looks at."""
+"""A dive considers this many children of a node."""
 _DESCENTS = 3
-"""Numbers of stages for which the bounds are followed down at once."""
+"""The bounds are followed down at once for this many numbers of stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A stage of a partial plan."""
+    """A stage that a partial plan has fixed."""
 
     option: Option
     first: int
@@ -59,11 +60,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """Stages fixed from the front, with the running sums of (1)."""
+    """A list of stages that are fixed from the front, with the running sums of (1)."""
 
     choices: tuple[Choice, ...]
     left: int
-    """Stages still to come."""
+    """Number of stages still to come."""
     first: int
     """The cut before the first layer that is not placed."""
     devices: Vector
@@ -72,26 +73,28 @@ class _Node:
     has_odd: bool = False
     """Whether one of the fixed stages is odd (``solve.search.bounds``)."""
     ahead: float = 0.0
-    """F."""
+    """F, in seconds."""
     around: float = 0.0
-    """G."""
+    """G, in seconds."""
     fixed: float = 0.0
-    """The largest of (1) that does not depend on what follows."""
+    """The largest term of (1) that does not depend on what follows."""
     drained: float = 0.0
-    """Y."""
+    """Y, in seconds."""
     row: int = -1
     """The option of the last fixed stage."""
     over: float = 0.0
-    """The hand-over from the last fixed stage, as far as it is certain without the next one."""
+    """Seconds of the transfer from the last fixed stage, as far as they are certain without the
+    next one."""
     stages: tuple[Fixed, ...] = ()
-    """For the recurrence of ``solve.search.prefix``."""
+    """The stages for the recurrence of ``solve.search.prefix``."""
     is_played: bool = False
-    """Whether that has raised ``fixed`` already."""
+    """Whether the recurrence has raised ``fixed`` already."""
 
 
 @dataclass(order=True)
 class _Entry:
-    """A node's next-best child, not yet looked at; its siblings follow when it is taken."""
+    """A node's next-best child that was not considered yet; its siblings follow when it is
+    taken."""
 
     bound: float
     tie: tuple[int, ...]
@@ -100,20 +103,20 @@ class _Entry:
 
 
 class _Next(NamedTuple):
-    """Per vector, a stage of it behind the fixed ones."""
+    """The facts about a stage behind the fixed ones, for each vector that it may take."""
 
     is_short: NDArray[np.bool_]
     """Whether there are too few devices."""
     left: NDArray[np.intp]
     state: NDArray[np.intp]
     begins: NDArray[np.bool_]
-    """Whether the stage before is in another node for certain."""
+    """Whether the stage before is certainly in another node."""
     ends: NDArray[np.bool_]
-    """The same of the stage behind it."""
+    """Whether the stage behind is certainly in another node."""
 
 
 class PlanSearch:
-    """Best-first search over the complete plans of one sub-problem."""
+    """A best-first search that covers the complete plans of one sub-problem."""
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class PlanSearch:
         self.menu = menu
         self.shape = menu.shape
         self.slack = slack
-        """Seconds by which what dominance removes may be faster; None for no dominance."""
+        """Seconds by which options that dominance removes may be faster; None for no dominance."""
         self.upper = upper
         most_stages = min(most_stages, menu.prices.num_layers)
         bounding = menu if menu.grid.loose is None else menu.loose
@@ -144,18 +147,21 @@ class PlanSearch:
             for ways in menu.beginnings.ways
         ]
         self.ways = np.array(ways).transpose(1, 2, 0)
-        """[way, where or group, vector]; -1 where there are fewer."""
+        """[way, where or group, vector]; -1 if a vector has fewer ways."""
         sites = [
             {pool.site for pool, n in zip(menu.prices.pools, v, strict=True) if n}
             for v in menu.vectors
         ]
         self.in_site = np.array(
-            [[site in some for some in sites] for site in range(menu.beginnings.num_sites)]
+            [
+                [site in vector_sites for vector_sites in sites]
+                for site in range(menu.beginnings.num_sites)
+            ]
         )
-        """[site, vector]"""
+        """[site, vector]: whether the vector has devices in the site."""
         self.apart = menu.apart(upper)
-        """For first stages whose tied weights are not in one node; None if plans are not divided by
-        that."""
+        """The menu for first stages whose tied weights are not in one node; None if plans are not
+        divided by that."""
         self.nexts: dict[Vector, _Next] = {}
         self.fans: dict[tuple[int, int, bool], Fan] = {}
         self.heap: list[_Entry] = []
@@ -169,12 +175,12 @@ class PlanSearch:
 
     @property
     def bound(self) -> float:
-        """No plan that has not come out yet is faster."""
+        """Return a lower bound on every plan that was not returned yet."""
         return self.heap[0].bound if self.heap else np.inf
 
     def descend(self, upper: float) -> Iterator[tuple[Choice, ...]]:
-        """For each number of stages, the plan that the bounds lead to directly, most promising
-        first."""
+        """Yield, for each number of stages, the plan that the bounds lead to directly, most
+        promising first."""
         roots = sorted(
             (entry for entry in self.heap if not entry.node.choices), key=lambda entry: entry.bound
         )
@@ -188,31 +194,31 @@ class PlanSearch:
                 yield node.choices
 
     def next_plan(self, upper: float) -> tuple[float, tuple[Choice, ...]] | None:
-        """The next complete plan in the order of bounds, or None if the next bound is ``upper`` or
-        more."""
+        """Return the next complete plan in the order of bounds, or None if the next bound is
+        ``upper`` or more."""
         while self.bound < upper:
-            found = self._step(upper)
-            if found is not None:
-                return found
+            plan = self._step(upper)
+            if plan is not None:
+                return plan
         return None
 
     def advance(
         self, upper: float, goal: float, most: int
     ) -> list[tuple[float, tuple[Choice, ...]]]:
-        """The complete plans below ``upper`` that come out of so many steps, and the one that the
-        next node leads to; none beyond ``goal``, which is where the search may stop."""
-        found: list[tuple[float, tuple[Choice, ...]]] = []
+        """Return the complete plans below ``upper`` that the next ``most`` steps produce; stop at
+        ``goal``."""
+        plans: list[tuple[float, tuple[Choice, ...]]] = []
         for _ in range(most):
             if self.bound >= goal:
-                return found
+                return plans
             plan = self._step(upper)
             if plan is not None:
-                found.append(plan)
-        return found
+                plans.append(plan)
+        return plans
 
     def dive(self, upper: float) -> tuple[Choice, ...] | None:
-        """The complete plan that the next node leads to, by the recurrence of a few children of
-        each node."""
+        """Return the complete plan that the next node leads to, by the recurrence of a few children
+        of each node."""
         node = self.heap[0].node if self.heap else None
         while node is not None and node.left:
             children = itertools.islice(self._children(node, upper), _CHILDREN)
@@ -221,8 +227,8 @@ class PlanSearch:
         return node.choices if node is not None else None
 
     def _step(self, upper: float) -> tuple[float, tuple[Choice, ...]] | None:
-        """Take the node with the least bound: it is put back with a higher one, or opened, or
-        complete."""
+        """Take the node with the least bound: it is put back with a higher one, or expanded, or
+        returned as complete."""
         entry = heapq.heappop(self.heap)
         following = next(entry.children, None)
         if following is not None:
@@ -241,7 +247,8 @@ class PlanSearch:
         return None
 
     def _played(self, node: _Node, bound: float) -> _Node:
-        """The node with what the recurrence of its stages says; only under a single schedule."""
+        """Return the node with the bound of its stages' recurrence; only under a single
+        schedule."""
         count = self.shape.num_micro_batches
         if node.is_played or not node.choices or len(self.shape.schedules) > 1:
             return node
@@ -258,8 +265,8 @@ class PlanSearch:
         return replace(node, fixed=max(node.fixed, bound, seconds * (1 - 1e-12)), is_played=True)
 
     def _with_tied(self, node: _Node) -> tuple[Fixed, ...]:
-        """The stages of a complete plan; the first one with tied weights waits for their sum with
-        the other."""
+        """Return the stages of a complete plan; the first one with tied weights waits for their sum
+        with the other."""
         stages = list(node.stages)
         options = [choice.option for choice in node.choices]
         ranges = [(choice.first, choice.end) for choice in node.choices]
@@ -274,8 +281,8 @@ class PlanSearch:
     def _children(
         self, node: _Node, upper: float, *, most: int | None = None
     ) -> Iterator[tuple[float, _Node]]:
-        """All ways to add the next stage that stay below ``upper``, by (1), ties by the shortest
-        rest."""
+        """Yield all ways to add the next stage that stay below ``upper``, by (1), ties by the
+        shortest rest."""
         fan = self._fan(node)
         bound, rest = self._bounds(node, fan)
         if self.apart is not None:
@@ -308,17 +315,16 @@ class PlanSearch:
         return self.fans[key]
 
     def _is_allowed(self, node: _Node, fan: Fan) -> NDArray[np.bool_]:
-        """Which rows keep the last stage in the node of the first one, or out of it, as the node
-        asks for."""
+        """Return which rows keep the last stage in the node of the first one, or out of it, as the
+        node requires."""
         first = node.choices[0].option if node.choices else None
         is_open = not node.is_near and (first is None or node.left > 1)
         if is_open or (first is not None and first.spans_nodes):
             return np.ones(len(fan.option), dtype=bool)
         home = first.parts[0].pool if first is not None else self.takes[fan.vector].argmax(axis=1)
         behind = self.bounds.states.counts[home] - np.array(self.menu.ground.node_units)[home]
-        free = (
-            self._next(node.devices).left[fan.vector, home] - behind
-        )  # units of the first stage's node
+        # Units that are left in the node of the first stage.
+        free = self._next(node.devices).left[fan.vector, home] - behind
         if first is None:
             spans = np.array([self.menu.options[option].spans_nodes for option in fan.option])
             return np.asarray(~spans & self.menu.may_end[fan.vector] & (free > 0))
@@ -330,8 +336,8 @@ class PlanSearch:
         return np.asarray(is_inside if node.is_near else ~is_inside)
 
     def _bounds(self, node: _Node, fan: Fan) -> tuple[FloatArray, FloatArray]:
-        """(1) for every row, infinite where there are too few devices; and the rest of a plan, for
-        ties."""
+        """Return (1) for every row, infinite if there are too few devices; and the rest of a plan,
+        for ties."""
         following = self._next(node.devices)
         longer = np.maximum(self._entering(node, fan) - node.over, 0.0)
         ahead, waiting = node.ahead + longer, node.drained + 2 * longer
@@ -361,7 +367,7 @@ class PlanSearch:
     def _alone(
         self, node: _Node, fan: Fan, ahead: FloatArray, around: FloatArray, waiting: FloatArray
     ) -> tuple[FloatArray, ...]:
-        """The terms of (1) that do not depend on what follows."""
+        """Return the terms of (1) that do not depend on what follows."""
         following = self._next(node.devices)
         begins, ends = following.begins[fan.vector], following.ends[fan.vector]
         returning = np.where(begins, fan.returning, 0.0)
@@ -377,34 +383,35 @@ class PlanSearch:
     def _following(
         self, node: _Node, fan: Fan, following: _Next, group: NDArray[np.intp]
     ) -> tuple[FloatArray, ...]:
-        """P, R, W and S of what follows every row, of a group of beginnings."""
+        """Return P, R, W and S of what follows every row, for a group of beginnings."""
         state = following.state[fan.vector]
         values = self.bounds.after(has_odd=node.has_odd)[node.left - 1]
-        found = tuple(values[group, at, state, fan.end] for at in range(4))
+        values_after = tuple(values[group, at, state, fan.end] for at in range(4))
         if not node.has_odd and self.bounds.odd is not None:
             is_odd = self.odd[fan.option]
-            every = self.bounds.any[node.left - 1]
-            found = tuple(
-                np.where(is_odd, every[group, at, state, fan.end], own)
-                for at, own in enumerate(found)
+            of_all = self.bounds.any[node.left - 1]
+            values_after = tuple(
+                np.where(is_odd, of_all[group, at, state, fan.end], own)
+                for at, own in enumerate(values_after)
             )
-        return found
+        return values_after
 
     def _entering(self, node: _Node, fan: Fan) -> FloatArray:
-        """The hand-over from the last fixed stage to every row: each end needs its time for it."""
+        """Return the seconds of the transfer from the last fixed stage to every row: each end needs
+        its time for it."""
         begins = self._next(node.devices).begins[fan.vector]
-        found = np.where(begins, fan.entering[Where.OTHER_NODE], fan.entering[Where.ANYWHERE])
+        seconds = np.where(begins, fan.entering[Where.OTHER_NODE], fan.entering[Where.ANYWHERE])
         if node.row < 0:
-            return np.asarray(found)
+            return np.asarray(seconds)
         out = [float(table[node.row, node.first]) for table in self.menu.over]
-        found = np.maximum(found, np.where(begins, out[Where.OTHER_NODE], 0.0))
+        seconds = np.maximum(seconds, np.where(begins, out[Where.OTHER_NODE], 0.0))
         if len(self.in_site) > 1:
             near = self.in_site[:, self.menu.vector_of[node.row]]
             is_far = ~self.in_site[near][:, fan.vector].any(axis=0)
             for site in np.nonzero(~near)[0].tolist():
                 there = is_far & self.in_site[site, fan.vector]
-                found = np.where(there, np.maximum(found, out[Where.SITE + site]), found)
-        return np.asarray(found)
+                seconds = np.where(there, np.maximum(seconds, out[Where.SITE + site]), seconds)
+        return np.asarray(seconds)
 
     def _child(self, node: _Node, fan: Fan, row: int) -> _Node:
         option, end = int(fan.option[row]), int(fan.end[row])
@@ -433,7 +440,7 @@ class PlanSearch:
             has_odd=node.has_odd or bool(self.odd[option]),
             ahead=ahead + float(fan.ahead[0]) + more,
             around=around + passing,
-            fixed=max(float(each[0]) for each in alone),
+            fixed=max(float(term[0]) for term in alone),
             drained=max(waiting + passing, around + float(fan.waits[0]) + 2 * more),
             row=option,
             over=over,

@@ -1,20 +1,20 @@
-"""The pipeline recurrence of the stages fixed so far, in front of a rest of which only bounds are
-known.
+"""Evaluate the pipeline recurrence of the stages fixed so far, in front of a rest with known bounds
+only.
 
-Closed forms look at one stage at a time; here the fixed stages also wait for each other, in the
+Closed forms consider one stage at a time; here the fixed stages also wait for each other, in the
 order of the schedule:
 
-    (1)  start = max(end of the stage's previous action, arrival of its input); a hand-over is a
-         delay that begins when what a replica sends of the micro-batches before has left
-    (2)  the gradient of micro-batch m comes back from the rest no earlier than the forward of the
-         last micro-batch of m's group (``solve.search.shape``) has left, plus the way there and
-         back; the first one no earlier than R, the last one no earlier than W, of
+    (1)  start = max(end of the stage's previous action, arrival of its input); a transfer is a
+         delay that begins when a replica's part of the micro-batches before has been sent
+    (2)  the gradient of micro-batch m returns from the rest no earlier than the forward of the last
+         micro-batch of m's group (``solve.search.shape``) has left, plus the way there and back;
+         the first one no earlier than R, the last one no earlier than W, of
          ``solve.search.bounds``
     (3)  the iteration ends no earlier than any fixed stage's last action and its exchange and
          update
 
-A lower bound for every plan that begins so, because each number is at its least and more can only
-be later. With no rest it is the whole recurrence.
+The result is a lower bound for every plan that begins with these stages, because each number is at
+its minimum and further work only delays. Without a rest it is the whole recurrence.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from argosy.sim.constant import orders_of
 from argosy.sim.steady import MOST_PLAYED
 
 Fixed = tuple[float, float, float, float, float, float, float]
-"""Of a stage: forward, the backward that is waited for, the rest of it, hand-over forward and back,
-exchange and update, and how long a replica sends a micro-batch to the next stage."""
+"""The seconds of a stage: forward, the backward that is waited for, the rest of the backward,
+transfer forward and back, exchange and update, and how long a replica sends a micro-batch to the
+next stage."""
 _FORWARD, _BACKWARD, _LATE = range(3)
+# The index in ``Fixed`` of the seconds that each kind of action takes.
 _KINDS = {
     ActionKind.FORWARD: _FORWARD,
     ActionKind.BACKWARD: _BACKWARD,
@@ -42,14 +44,14 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Rest:
-    """What is known of the stages that follow."""
+    """The bounds that are known about the stages that follow."""
 
     way: float
-    """There and back, of any micro-batch."""
+    """Seconds there and back of any micro-batch (P)."""
     first: float
-    """R."""
+    """R, in seconds."""
     whole: float
-    """W."""
+    """W, in seconds."""
 
 
 def prefix_seconds(
@@ -59,7 +61,8 @@ def prefix_seconds(
     fixed: Sequence[Fixed],
     rest: Rest,
 ) -> float:
-    """(3); of very many micro-batches, only what each fixed stage does by itself."""
+    """Return the lower bound (3) in seconds; with very many micro-batches, only from each fixed
+    stage by itself."""
     if num_micro_batches > MOST_PLAYED:
         return max(
             num_micro_batches * (forward + backward + late) + end
@@ -105,7 +108,8 @@ def prefix_seconds(
 
 
 def with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, ...]:
-    """The last stage hands on so much later, both ways."""
+    """Return the stages with a transfer of the last one that takes ``seconds`` longer, both
+    ways."""
     if not seconds:
         return stages
     *front, (forward, backward, late, over, back, tail, sent) = stages
@@ -116,7 +120,8 @@ def with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, .
 def _program(
     schedule: ScheduleSpec, num_stages: int, num_fixed: int, num_micro_batches: int
 ) -> list[tuple[int, int, int, int]]:
-    """(stage, kind, micro-batch, last micro-batch of its group), each after what it needs."""
+    """Return (stage, kind, micro-batch, last micro-batch of its group), each after what it
+    needs."""
     group = (
         min(group_size(schedule, num_micro_batches), num_micro_batches)
         if num_stages > num_fixed

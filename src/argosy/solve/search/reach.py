@@ -1,19 +1,19 @@
-"""How far stages reach: a bound for all plans of a shape that needs no tables.
+"""Bound all plans of a shape without tables, by how far stages can reach along the chain.
 
-Say an iteration takes T. A stage of option o that begins with layer a and runs layers a..b-1 for M
-micro-batches, with per micro-batch t of its slowest replica, g of that until the stage before goes
-on, and E the least exchange of the gradients of so many weights, has
+Assume that an iteration takes T. A stage of option o begins with layer a and runs layers a..b-1 for
+M micro-batches. Per micro-batch its slowest replica takes t, of which g pass until the stage before
+continues, and E is the least exchange of its gradients. Then
 
     (1)  F(a) + M t(a, b) + E(a, b) <= T   and   G(a) + M g(a, b) <= T,
 
-F and G what the first micro-batch needs to come through the layers before, and to come back, with
-every layer at its quickest. So there is a furthest end e_v(a) for each vector v of devices, over
-its options, and never an earlier one for a later a. The furthest layer that devices u reach is
+with F and G what the first micro-batch needs to pass the layers before, and to return, with every
+layer at its quickest. So there is a furthest end e_v(a) for each vector v of devices, over its
+options, and never an earlier one for a later a. The furthest layer that devices u reach is
 
     (2)  r(u) = max over v <= u of e_v(r(u - v)),     r(0) = 0,
 
-and no plan takes T if all devices together do not reach the end of the chain. Memory, hand-overs
-and the number of stages do not count here; ``solve.search.bounds`` knows them, and costs a hundred
+and no plan takes T if all devices together do not reach the end of the chain. Memory, transfers and
+the number of stages are ignored here; ``solve.search.bounds`` includes them, and costs a hundred
 times as much.
 """
 
@@ -33,16 +33,17 @@ from argosy.space.price import FloatArray, Prices
 from argosy.space.rate import throughput_bound
 
 _SECTIONS = 16
-"""Times that are tried at once."""
+"""Number of intervals into which the range of times is divided at once."""
 _Costs = list[tuple[FloatArray, FloatArray]]
-"""Per part of an option, running sums over the layers: both left sides of (1) but for F and G."""
+"""For each part of an option, running sums over the layers: both left sides of (1) without F and
+G."""
 
 
 def promising_shapes(
     prices: Prices, shapes: Sequence[Shape], scope: Scope
 ) -> list[tuple[float, Shape]]:
-    """The shapes with their throughput bounds, most promising first: a pipeline of a few stages
-    takes that many micro-batches longer to fill and drain."""
+    """Return the shapes with their throughput bounds, most promising first: a pipeline of a few
+    stages takes that many micro-batches longer to fill and drain."""
     units = scope.units if scope.context == (1,) else None
     bounds = [
         (shape.num_micro_batches * throughput_bound(prices, shape.micro_batch_size, units), shape)
@@ -59,15 +60,16 @@ def reach_bound(
     bound: float,
     most: float,
 ) -> float:
-    """A better bound of a shape than ``bound``, as far as it is below ``most``."""
+    """Return a better bound of a shape than ``bound``, as far as it is below ``most``."""
     ways = {
-        vector: list(dict.fromkeys(each for each, _ in shared)) for vector, shared in parts.items()
+        vector: list(dict.fromkeys(option_parts for option_parts, _ in shared))
+        for vector, shared in parts.items()
     }
     return ShapeBound(prices, shape, ways, counts).least(bound, most) if most > bound else bound
 
 
 class ShapeBound:
-    """(2) for the plans of one shape."""
+    """A bound by (2) that holds for the plans of one shape."""
 
     def __init__(
         self,
@@ -82,13 +84,13 @@ class ShapeBound:
         self.num_states = len(states)
         count, gate = shape.num_micro_batches, shape.gate
         weights = _running(prices)
-        is_mixed = any(len(parts) > 1 for each in ways.values() for parts in each)
+        is_mixed = any(len(parts) > 1 for options in ways.values() for parts in options)
         ahead, around = np.full(self.size, np.inf), np.full(self.size, np.inf)
         self.costs: list[list[_Costs]] = []
-        """Per vector and option."""
-        for each in ways.values():
+        """Costs of each vector and option."""
+        for options in ways.values():
             costs = []
-            for parts in each:
+            for parts in options:
                 exchange = _least_exchange(prices, parts, count) @ weights
                 devices = sum(part.devices for part in parts)
                 pairs = [_seconds(prices, part, part.most, devices) for part in parts]
@@ -105,7 +107,7 @@ class ShapeBound:
         self.around = np.concatenate(([0.0], np.cumsum(around)))
 
     def covers(self, seconds: FloatArray) -> NDArray[np.bool_]:
-        """For each of several times, whether a plan may take it."""
+        """Return for each of several times whether a plan may take it."""
         ends = [self._ends(costs, seconds) for costs in self.costs]
         column = np.arange(len(seconds))
         reached = np.zeros((self.num_states, len(seconds)), dtype=np.intp)
@@ -117,9 +119,9 @@ class ShapeBound:
                 return np.asarray(reached[-1] == self.size)
 
     def _ends(self, options: Sequence[_Costs], seconds: FloatArray) -> NDArray[np.intp]:
-        """[time, a]: the furthest end over the options of a vector, a itself where there is
+        """Return [time, a]: the furthest end over the options of a vector, or a itself if there is
         none."""
-        found = np.broadcast_to(np.arange(self.size + 1), (len(seconds), self.size + 1)).copy()
+        furthest = np.broadcast_to(np.arange(self.size + 1), (len(seconds), self.size + 1)).copy()
         left = seconds[:, None] - self.ahead, seconds[:, None] - self.around
         for costs in options:
             ends = (
@@ -127,12 +129,12 @@ class ShapeBound:
                 for pair in costs
                 for sums, room in zip(pair, left, strict=True)
             )
-            np.maximum(found, np.minimum.reduce(list(ends)) - 1, out=found)
-        return found
+            np.maximum(furthest, np.minimum.reduce(list(ends)) - 1, out=furthest)
+        return furthest
 
     def least(self, low: float, high: float) -> float:
-        """No plan is faster: a time between two, near the least that may be reached; ``high`` where
-        none is below."""
+        """Return a lower bound on all plans, between two times and near the least that may be
+        reached; ``high`` if none is below."""
         for _ in range(2):
             times = np.linspace(low, high, _SECTIONS + 1)
             covered = self.covers(times)
@@ -144,17 +146,17 @@ class ShapeBound:
 
 
 def _running(prices: Prices) -> FloatArray:
-    """Weights of no expert, of experts, and what does not depend on them, as running sums; tied
-    weights count once."""
+    """Return running sums of weights outside experts and of weights of experts; tied weights count
+    once."""
     layers = prices.chain.layers
     split = np.array([float(layer.expert_parameters) for layer in layers])
     common = np.array([float(layer.parameters) for layer in layers]) - split
-    return np.array([np.concatenate(([0.0], np.cumsum(each))) for each in (common, split)])
+    return np.array([np.concatenate(([0.0], np.cumsum(weights))) for weights in (common, split)])
 
 
 def _least_exchange(prices: Prices, parts: tuple[PoolPart, ...], count: int) -> FloatArray:
-    """Seconds per weight: twice around, or, under ZeRO 3, once for every micro-batch and once more;
-    nothing if ZeRO 3 may hide all of it behind compute."""
+    """Return the seconds per weight of an exchange: twice around or, under ZeRO 3, once for every
+    micro-batch and once more; 0 if ZeRO 3 may overlap all of it with compute."""
     option = Option(prices=prices, vector=(), parts=parts, recompute=Recompute.NONE, zero=0)
     times = 0.0 if prices.model.prefetch else min(2, 2 * count - 1) * prices.bytes_summed
     return np.array([times * option.ring[0], times * option.ring[1]])

@@ -1,20 +1,23 @@
-"""What options of a stage cost for ranges of layers, as tables: the ground of the bounds.
+"""Build tables of what options of a stage cost for ranges of layers: the basis of the bounds.
 
 For option o and layers a..b-1, a and b cuts of a grid (``solve.search.grid``), with M micro-batches
 of B samples:
 
-    (1)  slow    t: forward + backward of the slowest replica, with what ZeRO 3 adds between a backward and the next
-                 action, (M - 1) / M times
-    (2)  gated   g: as (1), of the backward only what the stage before waits for
+    (1)  slow    t: forward + backward of the slowest replica, with what ZeRO 3 adds between a
+                 backward and the next action, (M - 1) / M times
+    (2)  gated   g: as (1), with only the part of the backward that the stage before waits for
     (3)  ahead   f: forward of the slowest replica
-    (4)  quick   p: forward and gated backward of the replica on the certain way of a micro-batch (``solve.search.kinds``):
-                 the quickest of a mixed stage, otherwise the slowest;   quick_forward  its forward alone
-    (5)  tail       gradient exchange and update; a tied layer whose partner is elsewhere is summed across stages
-    (6)  load       seconds per micro-batch that a network is busy: ZeRO's exchanges, or what passes a node's NIC
-    (7)  most       micro-batches in flight with which the layers fit
+    (4)  quick   p: forward and gated backward of the replica on the certain way of a micro-batch
+                 (``solve.search.kinds``): the quickest of a mixed stage, otherwise the slowest;
+                 quick_forward: its forward alone
+    (5)  tail    gradient exchange and update; a tied layer whose partner is elsewhere is summed
+                 across stages
+    (6)  load    seconds per micro-batch that a network is busy: ZeRO's exchanges, or what passes a
+                 node's NIC
+    (7)  most    micro-batches in flight with which the layers fit
 
-All follow from running sums over the layers and from rates per weight. These are kept; tables are
-made of the ranges that are asked for, because a time to beat leaves a quarter of all of them.
+All follow from running sums over the layers and from rates per weight. These are stored; tables are
+built only for the requested ranges, because a time to beat leaves a quarter of all of them.
 """
 
 from __future__ import annotations
@@ -35,29 +38,29 @@ from argosy.space.price import FloatArray
 
 Indices = NDArray[np.intp]
 _Ranges = tuple[Indices, Indices]
-"""First layers, and ends."""
+"""The first layers, and the ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """(1) to (7), [option, range]."""
+    """The tables (1) to (7), each of which is indexed [option, range]."""
 
     slow: FloatArray
     gated: FloatArray
-    """The same array as ``slow`` where whole backwards are waited for."""
+    """The array ``slow`` itself if whole backwards are waited for."""
     ahead: FloatArray
     quick: FloatArray
     quick_forward: FloatArray
-    """The same array as ``ahead`` where the slowest replica is on the certain way."""
+    """The array ``ahead`` itself if the slowest replica is on the certain way."""
     late: FloatArray
-    """The least of a backward that the stage before does not wait for."""
+    """The least part of a backward that the stage before does not wait for."""
     tail: FloatArray
     load: FloatArray
     most: FloatArray
 
 
 class Costs:
-    """What (1) to (7) of some options follow from."""
+    """The sums and rates from which (1) to (7) of some options are computed."""
 
     def __init__(
         self,
@@ -69,7 +72,8 @@ class Costs:
         is_mixed: bool,
         group: int,
     ) -> None:
-        """``group``: micro-batches in a row whose receive buffers count."""
+        """Compute sums and rates; ``group`` is the number of micro-batches in a row whose receive
+        buffers count."""
         self.prices = options[0].prices
         self.grid = grid
         self.count, self.gate = shape.num_micro_batches, shape.gate
@@ -81,7 +85,7 @@ class Costs:
         self.offloads = np.array([bool(option.offload) for option in options])
 
     def _add_sums(self, options: Sequence[Option]) -> None:
-        """[part, option, layer]."""
+        """Add running sums as [part, option, layer]."""
         self.ahead, self.backward = _sums(options, least=False)
         self.slow = self.ahead + self.backward
         self.gated = self.ahead + self.gate * self.backward
@@ -91,7 +95,7 @@ class Costs:
             self.quick = self.quick_forward + self.gate * self.backward
 
     def _add_exchanges(self, options: Sequence[Option], ground: Ground) -> None:
-        """Rates of options that exchange something, and which these are."""
+        """Add rates of options that exchange something, and which options these are."""
         self.gathers = np.array([option.zero == 3 for option in options])
         self.loads = np.array([option.zero > 1 for option in options])
         self.stretch = np.array(
@@ -110,7 +114,7 @@ class Costs:
         """Seconds per output byte that the NICs need for a micro-batch that leaves the nodes of a
         stage."""
         self.nic = np.array([_always_leaving(option, ground) for option in options])
-        """The same of parts that fill nodes, wherever they stand."""
+        """Seconds per output byte that the NICs need for parts that fill nodes, in any place."""
 
     def _add_memory(self, options: Sequence[Option], group: int) -> None:
         self.buffers = (2 * group + 1) * self.prices.largest_output
@@ -120,17 +124,17 @@ class Costs:
             [option.room[min(part, len(option.parts) - 1)] for option in options] for part in parts
         ]
         self.room = np.array(rooms, dtype=np.float64)
-        """[part, option]: bytes, and samples."""
+        """[part, option]: bytes of memory, and samples."""
         kinds = [
             (option.recompute, option.width, option.offload.activations is not None)
             for option in options
         ]
         distinct = sorted(set(kinds))
         self.kind = np.array([distinct.index(kind) for kind in kinds])
-        """Of recomputation, of the width of tensor-parallel groups, and of offloaded
+        """Combination of recomputation, width of tensor-parallel groups, and offloaded
         activations."""
         self.examples = [kinds.index(kind) for kind in distinct]
-        """An option of each of these."""
+        """One option of each of these combinations."""
         self.holds_frozen = np.array([option.offload.weights is None for option in options])
         self.width = np.array([option.width for option in options])
         self.whole = np.array([option.whole for option in options])
@@ -138,7 +142,7 @@ class Costs:
         self.context = np.array([option.context for option in options])
 
     def tables(self, rows: Indices, first: Indices, end: Indices) -> Tables:
-        """Of some options, for stages from cut to cut."""
+        """Return the tables of some options, for stages from cut to cut."""
         at = self.grid.layers(first, end)
         held = self.prices.held_by_kind[:, at[0], at[1]]
         alone, ahead = (
@@ -168,14 +172,14 @@ class Costs:
         )
 
     def seconds(self, rows: Indices, first: Indices, end: Indices) -> FloatArray:
-        """(1) alone."""
+        """Return (1) alone."""
         at = self.grid.layers(first, end)
         return self._stretched(
             _largest(_ranges(self.slow, rows, at)), rows, self.prices.held_by_kind[:, at[0], at[1]]
         )
 
     def _stretched(self, alone: FloatArray, rows: Indices, held: FloatArray) -> FloatArray:
-        """(1), from computing alone."""
+        """Return (1), given the seconds of compute alone."""
         gathers = self.gathers[rows]
         if self.gate < 1 or not gathers.any():
             return alone
@@ -187,8 +191,8 @@ class Costs:
     def _with_copies(
         self, alone: FloatArray, ahead: FloatArray, rows: Indices, at: _Ranges
     ) -> tuple[FloatArray, FloatArray]:
-        """(1) and (3) from computing alone, with copies to hosts beside it, at their least: nothing
-        waits for a first layer, and links are free of others."""
+        """Return (1) and (3), given the seconds of compute alone, with copies to hosts beside it at
+        their minimum: nothing waits for a first layer, and links are free of others."""
         alone, ahead = alone.copy(), ahead.copy()
         for row in np.nonzero(self.offloads[rows])[0].tolist():
             option = self.options[rows[row]]
@@ -209,7 +213,7 @@ class Costs:
         return alone, ahead
 
     def _tails(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
-        """(5), by the best algorithm for each range."""
+        """Return (5), by the best algorithm for each range."""
         ways = [self.prices.weigh(rates[rows], held) for rates in self.exchanges]
         exchange = ways[0] if len(ways) == 1 else np.minimum(*ways)
         if self.gate < 1:
@@ -221,11 +225,11 @@ class Costs:
         return exchange
 
     def _loads(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
-        """(6)."""
+        """Return (6)."""
         outputs, some = self.prices.outputs, self.loads[rows]
         returned = self.prices.returned
         passing = outputs[at[0]] + outputs[at[1]]
-        if returned is not outputs:  # what comes in and what goes out are not the same then
+        if returned is not outputs:  # then incoming and outgoing bytes differ
             passing = np.maximum(outputs[at[0]] + returned[at[1]], returned[at[0]] + outputs[at[1]])
         busy = self.nic[rows, None] * passing
         if some.any():
@@ -233,7 +237,7 @@ class Costs:
         return busy
 
     def _fitting(self, rows: Indices, first: Indices, end: Indices, held: FloatArray) -> FloatArray:
-        """(7)."""
+        """Return (7)."""
         at, kind = self.grid.layers(first, end), self.kind[rows]
         weights = self.prices.weigh(self.state[rows], held)
         whole = self.whole[rows]
@@ -268,8 +272,8 @@ class Costs:
         return most
 
     def _refuse_wide(self, most: FloatArray, width: Indices, first: Indices, end: Indices) -> None:
-        """Where layers cannot be split so; of a stage within a bundle nobody knows which layer it
-        has."""
+        """Set ``most`` to 0 for layers that cannot be split this way; for a stage within a bundle
+        it is unknown which layer it has."""
         grid, widest = self.grid, self.prices.widest
         allowed = widest[grid.layers(first, end)]
         if grid.single is not None:
@@ -287,19 +291,19 @@ def _always_leaving(option: Option, ground: Ground) -> float:
 
 
 def _holds(at: _Ranges, layer: int) -> NDArray[np.bool_]:
-    """Whether layers a..b-1 have a layer."""
+    """Return whether each range a..b-1 contains a layer."""
     holds: NDArray[np.bool_] = (at[0] <= layer) & (layer < at[1])
     return holds
 
 
 def _ranges(sums: FloatArray, rows: Indices, at: _Ranges) -> FloatArray:
-    """[part, option, range] = sums[part, option, b] - sums[part, option, a]."""
+    """Return [part, option, range] = sums[part, option, b] - sums[part, option, a]."""
     some = sums[:, rows]
     return np.asarray(some.take(at[1], axis=2) - some.take(at[0], axis=2))
 
 
 def _largest(tables: Sequence[FloatArray] | FloatArray) -> FloatArray:
-    """Over the parts of options, of which there is one as a rule."""
+    """Return the maximum over the parts of options; usually there is only one part."""
     largest: FloatArray = tables[0] if len(tables) == 1 else np.max(tables, axis=0)
     return largest
 
@@ -310,7 +314,7 @@ def _smallest(tables: Sequence[FloatArray] | FloatArray) -> FloatArray:
 
 
 def _sums(options: Sequence[Option], *, least: bool) -> tuple[FloatArray, FloatArray]:
-    """[part, option, layer]: running sums of forward and backward for the replica with most
+    """Return [part, option, layer]: running sums of forward and backward for the replica with most
     (fewest) samples; options of fewer parts repeat their last."""
     parts = range(max(len(option.parts) for option in options))
     pairs = [[_seconds(option, at, least=least) for option in options] for at in parts]

@@ -1,4 +1,4 @@
-"""What the sum of tied gradients takes at least, and plans divided by where their last stage is.
+"""Bound the seconds of summing tied gradients, and divide plans by the place of their last stage.
 
 The gradients of weights that two stages hold go twice around a ring of the n tensor-parallel groups
 that have them, B bytes, once the first of the stages is through. Devices of a node follow one
@@ -8,11 +8,11 @@ another in the ring. If it is not inside one node,
          pass
     (2)  as many leave every site of the ring for another one, with the latencies between these
 
-The first stage alone does not say where the ring goes. If (1) or (2) are long enough to matter, a
-search divides its plans: by the site of the last stage (``Menu.by_last_site``), and into
+The first stage alone does not determine where the ring goes. If (1) or (2) are long enough to
+matter, a search divides its plans: by the site of the last stage (``Menu.by_last_site``), and into
 
-    (3)  those whose first and last stage are in one node. Stages stand in rows (``space.place``),
-         so that no other node of that pool is used
+    (3)  those whose first and last stage are in one node. Stages are placed in rows
+         (``space.place``), so that no other node of that pool is used
     (4)  all others, to which (1) and (2) apply
 """
 
@@ -32,25 +32,28 @@ from argosy.space.price import FloatArray, Prices
 _WORTH = 0.002
 """Plans are divided if (1) or (2) can be longer than this share of the time to beat."""
 Tied = tuple[int, int, FloatArray]
-"""A layer, the other one, and per option the least seconds of a stage that has the first and not
-the other."""
+"""A layer, the other one, and for each option the least seconds of a stage that has the first and
+not the other."""
 
 
 def tied_costs(options: Sequence[Option], ground: Ground) -> list[Tied]:
-    """The least seconds of tied weights, for both stages that have them."""
-    found: list[Tied] = []
+    """Return the least seconds of tied weights, for both stages that have them."""
+    costs: list[Tied] = []
     for index, partner, weights in options[0].prices.tied:
         least = np.array([tied_seconds([option], weights, ground) for option in options])
-        found += [(index, partner, least), (partner, index, least)]
-    return found
+        costs += [(index, partner, least), (partner, index, least)]
+    return costs
 
 
 def tied_apart(
     options: Sequence[Option], ground: Ground, site: int | None, upper: float
 ) -> list[Tied]:
-    """The same for plans of (4) whose last stage is in a site, or anywhere; empty if the first and
-    the last layer are not tied, if numbers of devices do not say which stages share a node, or if
-    it is not worth while."""
+    """Return the least seconds of tied weights for plans of (4) whose last stage is in a site, or
+    anywhere.
+
+    The list is empty if the first and the last layer are not tied, if numbers of devices do not
+    determine which stages share a node, or if the difference is negligible.
+    """
     prices = options[0].prices
     ends = [
         weights
@@ -66,8 +69,8 @@ def tied_apart(
     if apart.max() <= _WORTH * upper:
         return []
     return [
-        (layer, other, apart if (layer, other) == (0, prices.num_layers - 1) else least)
-        for layer, other, least in tied_costs(options, ground)
+        (layer, partner, apart if (layer, partner) == (0, prices.num_layers - 1) else least)
+        for layer, partner, least in tied_costs(options, ground)
     ]
 
 
@@ -79,9 +82,11 @@ def tied_seconds(
     *,
     leaves_node: bool = False,
 ) -> float:
-    """The least that summing tied weights of two stages takes, of which one may be unknown, but for
-    ``others``: it has devices of at least one of these pools. ``leaves_node``: whether the ring is
-    certainly not inside one node."""
+    """Return the least seconds of summing tied weights of two stages.
+
+    One of the stages may be unknown: then it has devices of at least one of the pools ``others``.
+    ``leaves_node`` tells whether the ring is certainly not inside one node.
+    """
     prices = stages[0].prices
     count = sum(stage.holders for stage in stages) + (len(stages) == 1)
     around, share = 2 * (count - 1), weights * prices.exchanged_bytes(0) / count
@@ -100,20 +105,20 @@ def tied_seconds(
 def _ways_out_of_nodes(
     pools: Sequence[Pool], others: Sequence[Pool]
 ) -> Iterator[tuple[float, float]]:
-    """Rates and latencies of (1)."""
-    for some in (*([pool] for pool in pools), others):
-        if some and all(pool.nic_bandwidth for pool in some):
-            yield max(pool.nic_bandwidth for pool in some), min(pool.nic_latency for pool in some)
+    """Yield the rates and latencies of (1)."""
+    for group in (*([pool] for pool in pools), others):
+        if group and all(pool.nic_bandwidth for pool in group):
+            yield max(pool.nic_bandwidth for pool in group), min(pool.nic_latency for pool in group)
 
 
 def _ways_out_of_sites(
     pools: Sequence[Pool], others: Sequence[Pool]
 ) -> Iterator[tuple[float, float]]:
-    """Rates and latencies of (2); the other stage is in the site of all ``others``."""
+    """Yield the rates and latencies of (2); the other stage is in the site of all ``others``."""
     sites = {pool.site for pool in (*pools, *others)}
     for site in sites if len(sites) > 1 else ():
         here = [pool for pool in (*pools, *others) if pool.site == site]
-        ways = [pool.far[other] for pool in here for other in sites - {site}]
+        ways = [pool.far[target] for pool in here for target in sites - {site}]
         yield max(rate for rate, _ in ways), min(latency for _, latency in ways)
 
 
@@ -132,8 +137,8 @@ def _widest_way_out(option: Option, ground: Ground) -> float:
 def tied_tails(
     options: Sequence[Option], ranges: Sequence[tuple[int, int]], ground: Ground
 ) -> Iterator[tuple[int, float]]:
-    """The first stage with tied weights of a complete plan, and the least seconds of their sum and
-    update."""
+    """Yield the first stage with tied weights of a complete plan, and the least seconds of their
+    sum and update."""
     prices = options[0].prices
     for index, partner, weights in prices.tied:
         first, last = sorted(
@@ -155,7 +160,7 @@ def tied_tails(
 
 
 def _leaves_node(prices: Prices, options: Sequence[Option], first: int, last: int) -> bool:
-    """Whether two stages of a complete plan are certainly not in one node."""
+    """Return whether two stages of a complete plan are certainly not in one node."""
     places = row_places(prices.pools, options)
     if places is None:
         return False

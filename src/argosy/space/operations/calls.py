@@ -1,8 +1,8 @@
-"""The operations of a graph as the rules see them: calls with shapes, patterns from the table,
-where each index stands.
+"""Describe the operations of a graph for the sharding rules: calls with shapes, patterns from the
+table, and the tensors that have each index.
 
-Nodes that run the same operation with the same constants on tensors of the same shapes and dtypes
-share all of it.
+Nodes that run one operation with the same constants on tensors of the same shapes and dtypes share
+all of these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from argosy.workload.graph import Argument, Graph, GraphNode, Ref
 
 @cache
 def table() -> Mapping[str, Mapping[str, Any]]:
-    """The data file: an entry per operation."""
+    """Return the entries of the data file, one per operation."""
     text = files("argosy.data").joinpath("sharding.toml").read_text(encoding="utf-8")
     return {op: entry for section in tomllib.loads(text).values() for op, entry in section.items()}
 
@@ -30,42 +30,41 @@ def is_known(op: str) -> bool:
 
 
 def call_of(graph: Graph, node: GraphNode) -> OperationCall:
-    """A node with shapes; an output that nobody reads has the shape of the first one that somebody
-    does."""
-    shown = [None if value is None else graph.values[value].shape for value in node.outputs]
-    some = next(shape for shape in shown if shape is not None)
+    """Return a node with its shapes; an output without readers gets the shape of the first output
+    that has one."""
+    shapes = [None if value is None else graph.values[value].shape for value in node.outputs]
+    used_shape = next(shape for shape in shapes if shape is not None)
     return OperationCall(
         node=node,
         inputs=tuple(graph.values[value].shape for value in node.inputs),
-        outputs=tuple(some if shape is None else shape for shape in shown),
+        outputs=tuple(used_shape if shape is None else shape for shape in shapes),
         entry=table().get(node.op, {}),
     )
 
 
 def pattern_of(call: OperationCall) -> Pattern:
-    """The labels of an operation; for a reshape those of nothing, because it is mapped by
-    ``from_flat_cut``."""
+    """Return the labels of an operation; a reshape gets none, because ``from_flat_cut`` maps it."""
     entry = call.entry
     if not entry or entry.get("family") == "view":
-        found = whole(call)
+        pattern = whole(call)
     elif "labels" in entry:
-        found = _parsed(entry["labels"])
+        pattern = _parsed(entry["labels"])
     else:
-        found = FAMILIES[entry["family"]](call)
+        pattern = FAMILIES[entry["family"]](call)
     count = len(call.inputs)
     linear = entry.get("linear", ())
     sets = [range(count)] if linear == "all" else [s for s in linear if max(s) < count]
     inexact = any(e.startswith("c:") for e in entry.get("whole", ()))
     return Pattern(
-        inputs=found.inputs,
-        outputs=found.outputs,
+        inputs=pattern.inputs,
+        outputs=pattern.outputs,
         linear=tuple(frozenset(s) for s in sets),
         additive=frozenset(entry.get("additive", ())),
         whole=frozenset((e.split(":")[0], int(e.split(":")[1])) for e in entry["whole"])
         if inexact
         else frozenset(),
-        stretched=found.stretched,
-        by_rows=found.by_rows,
+        stretched=pattern.stretched,
+        by_rows=pattern.by_rows,
     )
 
 
@@ -83,23 +82,23 @@ def _parsed(text: str) -> Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """An index of an operation."""
+    """An index that tensors of an operation may share."""
 
     places: tuple[tuple[int, int, int], ...]
-    """(end, dim, factor): the tensors, inputs first, that have it; results that nobody reads
-    apart."""
+    """(end, dim, factor) of every tensor, inputs first, that has the index; results without readers
+    are omitted."""
     sizes: tuple[int, ...]
 
 
 def shared_calls(
     graph: Graph, all_ends: Sequence[tuple[int | None, ...]], fold: bool
 ) -> tuple[list[OperationCall], list[Pattern], list[dict[str, Label]]]:
-    """Per node its call, pattern and labels; nodes that do the same to tensors of the same looks
+    """Return the call, pattern and labels of each node; nodes that do the same to equal tensors
     share them."""
     known: dict[object, tuple[OperationCall, Pattern, dict[str, Label]]] = {}
     numbers: dict[object, int] = {}
     looks = [numbers.setdefault((value.shape, value.dtype), len(numbers)) for value in graph.values]
-    found = []
+    described = []
     for index, (node, ends) in enumerate(zip(graph.nodes, all_ends, strict=True)):
         arguments = tuple(
             [Ref if type(part) is Ref else _without_values(part) for part in node.arguments]
@@ -114,21 +113,21 @@ def shared_calls(
             call = call_of(graph, node)
             pattern = pattern_of(call)
             known[key] = (call, pattern, _occurrences(ends, call, pattern))
-        found.append(known[key])
+        described.append(known[key])
     return (
-        [call for call, _, _ in found],
-        [pattern for _, pattern, _ in found],
-        [labels for _, _, labels in found],
+        [call for call, _, _ in described],
+        [pattern for _, pattern, _ in described],
+        [labels for _, _, labels in described],
     )
 
 
 def same_ends(ends: tuple[int | None, ...]) -> tuple[int, ...] | None:
-    """Which of a node's ends are one value; None where none are."""
+    """Return which of a node's ends are one value, or None if all differ."""
     return tuple([ends.index(value) for value in ends]) if len(set(ends)) < len(ends) else None
 
 
 def _without_values(argument: Argument) -> object:
-    """An argument but for which values it names."""
+    """Return an argument without the values that it names."""
     if isinstance(argument, Ref):
         return Ref
     return (
@@ -141,7 +140,7 @@ def _without_values(argument: Argument) -> object:
 def _occurrences(
     all_ends: tuple[int | None, ...], call: OperationCall, pattern: Pattern
 ) -> dict[str, Label]:
-    """Per label, where it stands."""
+    """Return for each label the tensors and dims that have it."""
     places: dict[str, list[tuple[int, int, int]]] = {}
     sizes: dict[str, set[int]] = {}
     stretched = pattern.stretched or {}
@@ -158,6 +157,6 @@ def _occurrences(
                 places.setdefault(label, []).append((end, dim, factor))
                 sizes.setdefault(label, set()).add(shape[dim] // factor)
     return {
-        label: Label(places=tuple(found), sizes=tuple(sizes[label]))
-        for label, found in places.items()
+        label: Label(places=tuple(label_places), sizes=tuple(sizes[label]))
+        for label, label_places in places.items()
     }

@@ -1,18 +1,20 @@
-"""In which states a value is had: as it was made, and after at most one collective.
+"""List the states in which a value is available: as it was made, and after at most one collective.
 
 A value is *delivered* in a set of states: consumers take whichever of them they need, so one
 all-gather serves all. From a replicated tensor any shard is a slice and a partial sum is "one
-device keeps it", both free. What turns the state in which an operation leaves a value into a
-delivery is
+device keeps it", both free. An operation leaves a value in one state; a delivery takes
 
-    (1)  partial -> whole          all-reduce             (2)  partial -> sharded      reduce-scatter
-    (3)  sharded -> whole          all-gather             (4)  sharded -> other dim    all-to-all
-    (5)  whole -> anything         a slice                (6)  sharded -> other ratios  re-shard
+    (1)  partial -> whole       all-reduce
+    (2)  partial -> sharded     reduce-scatter
+    (3)  sharded -> whole       all-gather
+    (4)  sharded -> other dim   all-to-all
+    (5)  whole -> anything      a slice
+    (6)  sharded -> other ratios   re-shard
 
 A parameter is *stored* in one state, its gradient must be delivered in that state, and it is used
-as stored or after one all-gather; gathering what is stored in shards is what ZeRO and a parameter
-server do. What another stage of a pipeline made arrives in shards where it can be cut, every device
-its own, and is used so or after one all-gather.
+as stored or after one all-gather; ZeRO and parameter servers gather what is stored in shards. A
+value from another stage of a pipeline arrives in shards if it can be cut, one per device, and is
+used as such or after one all-gather.
 """
 
 from __future__ import annotations
@@ -24,21 +26,20 @@ from argosy.space.operations.sharding import PARTIAL, REPLICATED, State, by
 from argosy.workload.graph import Graph, Role
 
 OPTIMIZER_BYTES = 8
-"""Per element of a parameter: two moments of Adam in fp32."""
+"""Optimizer state per element of a trained parameter, in bytes: Adam's two moments in fp32."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The states in which a value can be taken, and the one a parameter is stored or a received
-    value arrives in."""
+    """A set of states in which a value can be taken, and the state in which a parameter is stored
+    or a received value arrives."""
 
     states: tuple[State, ...]
     stored: State | None = None
 
     def __post_init__(self) -> None:
-        code = hash(
-            (self.states, 0 if self.stored is None else self.stored)
-        )  # the same in every process
+        # Unlike the hash of a string, this code is equal in every process.
+        code = hash((self.states, 0 if self.stored is None else self.stored))
         object.__setattr__(self, "_code", code)
 
     def __hash__(self) -> int:
@@ -54,7 +55,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Conversion:
-    """One collective between two states of a value."""
+    """A collective that converts a value from one state to another."""
 
     kind: GroupCollective
     before: State
@@ -62,10 +63,11 @@ class Conversion:
 
 
 WHOLE = Delivery((REPLICATED,))
+"""The delivery of a value that every device has whole."""
 
 
 def deliveries(graph: Graph, value: int, cuts: tuple[State, ...]) -> tuple[Delivery, ...]:
-    """Every delivery of a value that is worth considering."""
+    """Return every delivery of a value that is worth considering."""
     described = graph.values[value]
     match described.role:
         case Role.PARAMETER:
@@ -77,19 +79,21 @@ def deliveries(graph: Graph, value: int, cuts: tuple[State, ...]) -> tuple[Deliv
             return (gathered, *(Delivery((state,), state) for state in cuts))
         case Role.RESULT:
             partial = (PARTIAL,) if described.is_floating else ()
-            found = [Delivery((state,)) for state in (REPLICATED, *partial, *cuts)]
+            result = [Delivery((state,)) for state in (REPLICATED, *partial, *cuts)]
             if len(graph.consumers[value]) > 1:
-                found += [Delivery((PARTIAL, cut)) for cut in cuts if partial]
-                found += [
-                    Delivery((one, other)) for i, one in enumerate(cuts) for other in cuts[i + 1 :]
+                result += [Delivery((PARTIAL, cut)) for cut in cuts if partial]
+                result += [
+                    Delivery((first, second))
+                    for i, first in enumerate(cuts)
+                    for second in cuts[i + 1 :]
                 ]
-            return tuple(found)
+            return tuple(result)
     return (WHOLE,)
 
 
 def conversions(made: State, delivery: Delivery) -> tuple[Conversion, ...] | None:
-    """(1) to (6): what it takes to deliver a value that was made in a state; None if no one
-    collective does."""
+    """Return the conversions by (1) to (6) that deliver a value made in a state, or None if one
+    collective is not enough."""
     missing = [state for state in delivery.states if state != made]
     if made == REPLICATED:
         return tuple(Conversion(GroupCollective.SLICE, made, state) for state in missing)
@@ -103,8 +107,8 @@ def conversions(made: State, delivery: Delivery) -> tuple[Conversion, ...] | Non
 
 
 def collective(made: State, target: State) -> GroupCollective | None:
-    """The collective from one state that is not replicated to another; between cuts of one dim a
-    gather and a slice."""
+    """Return the collective from one state that is not replicated to another; between cuts of one
+    dim it is a gather, followed by a slice."""
     if made.is_sharded and target.is_sharded and by(made, target.segment) == target:
         return GroupCollective.RESHARD
     if target == PARTIAL:
@@ -123,8 +127,8 @@ def collective(made: State, target: State) -> GroupCollective | None:
 def held_bytes(
     graph: Graph, value: int, delivery: Delivery, in_flight: int = 1
 ) -> tuple[float, tuple[State, ...]]:
-    """Bytes that a value keeps occupied if it is whole, and the states in which it does; nothing if
-    it is not kept."""
+    """Return the bytes that a value occupies if it is whole, and the states in which it is held; 0
+    if it is not kept."""
     described = graph.values[value]
     if described.role is Role.PARAMETER:
         assert delivery.stored is not None

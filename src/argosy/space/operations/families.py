@@ -1,10 +1,10 @@
-"""Which indices an operation's tensors have in common, for operations whose answer depends on their
+"""Label the indices that an operation's tensors share, for operations whose labels depend on their
 arguments.
 
 A ``Pattern`` gives every dim of every tensor a label; dims with the same label are the same index,
-and an index may be split if every tensor that has it is split alike. ``""`` marks a dim that cannot
-be split. Each function here reads a node's arguments and shapes and returns its pattern;
-``space/operations/rules.py`` turns patterns into rows.
+and an index may be split if every tensor that has it is split in the same way. ``""`` marks a dim
+that cannot be split. Each function here reads a node's arguments and shapes and returns its
+pattern; ``space/operations/rules.py`` turns patterns into rows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 from argosy.space.operations.sharding import Shape
 from argosy.workload.graph import GraphNode
 
+# One label per dim of a tensor; ``""`` if the dim cannot be split.
 Labels = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Labels per tensor, and what else a split needs to know."""
+    """Labels of each tensor that an operation has, and further conditions of a split."""
 
     inputs: tuple[Labels, ...]
     outputs: tuple[Labels, ...]
@@ -29,15 +30,15 @@ class Pattern:
     additive: frozenset[int] = frozenset()
     whole: frozenset[tuple[str, int]] = frozenset()
     stretched: Mapping[tuple[int, str], int] | None = None
-    """(tensor, inputs first; label): the dim holds so many of the label one after another (parts of
-    a split or cat)."""
+    """(tensor, inputs first; label): the dim holds this many copies of the label one after another
+    (parts of a split or cat)."""
     by_rows: str = ""
     """A label that is split by an implementation of its own: rows of an embedding table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationCall:
-    """A node with the shapes around it."""
+    """A node together with the shapes of its tensors."""
 
     node: GraphNode
     inputs: tuple[Shape, ...]
@@ -67,7 +68,8 @@ def _without(labels: Labels, dims: Sequence[int]) -> Labels:
 
 
 def _broadcast(labels: Labels, whole: Shape, shape: Shape) -> Labels:
-    """Labels of an operand that is broadcast to a shape: none where it has one element for many."""
+    """Return the labels of an operand that is broadcast to a shape; a dim that is expanded gets
+    none."""
     tail = labels[len(labels) - len(shape) :]
     sizes = whole[len(whole) - len(shape) :]
     return tuple(
@@ -107,7 +109,7 @@ def convolution_backward(call: OperationCall) -> Pattern:
 
 
 def attention(call: OperationCall) -> Pattern:
-    """Samples and heads; with fewer key heads than query heads only samples."""
+    """Split samples and heads; split samples only if there are fewer key heads than query heads."""
     shapes = [*call.inputs, *call.outputs]
     heads = {shape[1] for shape in call.inputs if len(shape) > 2} - {1}
     h = "h" if len(heads) <= 1 else ""
@@ -122,9 +124,9 @@ def attention(call: OperationCall) -> Pattern:
             *[""] * (len(shape) - 2),
         )
 
-    found = [labels(shape) for shape in shapes]
+    all_labels = [labels(shape) for shape in shapes]
     return Pattern(
-        inputs=tuple(found[: len(call.inputs)]), outputs=tuple(found[len(call.inputs) :])
+        inputs=tuple(all_labels[: len(call.inputs)]), outputs=tuple(all_labels[len(call.inputs) :])
     )
 
 
@@ -139,8 +141,7 @@ def embedding_backward(call: OperationCall) -> Pattern:
 
 
 def _index_labels(call: OperationCall, indices: Any) -> tuple[Labels, list[Labels], Labels]:
-    """Labels of the indexed tensor, of the index tensors, and of the result; none for positions if
-    they are apart."""
+    """Return the labels of the indexed tensor, of the index tensors, and of the result."""
     at = [dim for dim, index in enumerate(indices) if index is not None]
     shapes = call.inputs[1 : 1 + len(at)]
     depth = max(len(shape) for shape in shapes)
@@ -165,7 +166,7 @@ def index(call: OperationCall) -> Pattern:
 
 
 def index_put(call: OperationCall) -> Pattern:
-    """Adding into places splits over what is added; overwriting does not."""
+    """Split over the added values if the operation accumulates; overwriting cannot be split."""
     source, places, result = _index_labels(call, call.argument(1))
     if not call.argument(3, False):
         places, result = (
@@ -205,7 +206,7 @@ def scatter(call: OperationCall) -> Pattern:
 
 
 def along(call: OperationCall) -> Pattern:
-    """Results of the operand's rank, with one dim that must stay whole."""
+    """Keep one dim whole; results have the operand's rank."""
     labels = _blocked(letters(call.rank), [call.argument(call.entry["dim"], -1)])
     return Pattern(inputs=(labels,) * len(call.inputs), outputs=(labels,) * len(call.outputs))
 
@@ -222,7 +223,7 @@ def _reduced_dims(call: OperationCall, place: int) -> list[int]:
 
 
 def sum(call: OperationCall) -> Pattern:  # noqa: A001 (named as the operation is)
-    """What is summed over may be split: the result is a partial sum."""
+    """Split also dims that are summed over: the result is then a partial sum."""
     dims = _reduced_dims(call, 1)
     labels = letters(call.rank)
     kept = len(call.outputs[0]) == call.rank
@@ -232,7 +233,7 @@ def sum(call: OperationCall) -> Pattern:  # noqa: A001 (named as the operation i
 
 
 def folded(call: OperationCall) -> Pattern:
-    """A reduction that is no sum: what it reduces over stays whole."""
+    """Keep the reduced dims whole, for reductions that are not sums."""
     dims = _reduced_dims(call, call.entry["dim"])
     labels = _blocked(letters(call.rank), dims)
     kept = len(call.outputs[0]) == call.rank
@@ -268,7 +269,8 @@ def group_norm_backward(call: OperationCall) -> Pattern:
 
 
 def nll_loss(call: OperationCall) -> Pattern:
-    """Sums over samples and positions, or one loss for each; weights of classes are whole."""
+    """Sum over samples and positions, or return one loss for each; weights of classes stay
+    whole."""
     target = letters(len(call.inputs[1]))
     x = (target[0], "", *target[1:]) if target else ("",)
     weight = (("",),) * (len(call.inputs) - 2)
@@ -290,10 +292,10 @@ def permute(call: OperationCall) -> Pattern:
     if call.node.op == "aten.permute.default":
         order = [dim % call.rank for dim in call.argument(1)]
     elif call.rank > 1:
-        one, other = (
+        first, second = (
             (0, 1) if call.node.op == "aten.t.default" else (call.argument(1), call.argument(2))
         )
-        order[one], order[other] = order[other], order[one]
+        order[first], order[second] = order[second], order[first]
     return Pattern(inputs=(labels,), outputs=(tuple(labels[dim] for dim in order),))
 
 
@@ -337,8 +339,8 @@ def slice(call: OperationCall) -> Pattern:  # noqa: A001 (named as the operation
 
 
 def split(call: OperationCall) -> Pattern:
-    """Equal parts may be split along the very dim: each part gets its share of every part of the
-    whole."""
+    """Split equal parts also along the split dim: each device then holds its share of every
+    part."""
     dim = call.argument(2, 0) % call.rank
     labels = letters(call.rank)
     sizes = {shape[dim] for shape in call.outputs}
@@ -349,9 +351,8 @@ def split(call: OperationCall) -> Pattern:
 
 
 def cat(call: OperationCall) -> Pattern:
-    if any(
-        len(shape) != len(call.outputs[0]) for shape in call.inputs
-    ):  # an empty vector may be joined to anything
+    rank = len(call.outputs[0])
+    if any(len(shape) != rank for shape in call.inputs):  # torch joins an empty vector to anything
         return _joined_to_nothing(call)
     dim = call.argument(1, 0) % len(call.outputs[0])
     labels = letters(len(call.outputs[0]))
@@ -363,8 +364,8 @@ def cat(call: OperationCall) -> Pattern:
 
 
 def _joined_to_nothing(call: OperationCall) -> Pattern:
-    """One tensor and empty vectors, as a cache that is filled for the first time joins them: the
-    tensor itself."""
+    """Treat one tensor joined to empty vectors as the tensor itself, as when a cache is filled for
+    the first time."""
     labels, empty = letters(len(call.outputs[0])), (0,)
     if [shape for shape in call.inputs if shape != empty] != [call.outputs[0]]:
         return whole(call)
@@ -427,17 +428,19 @@ def factory(call: OperationCall) -> Pattern:
 
 
 def whole(call: OperationCall) -> Pattern:
-    """Made in full by every device, or unknown: nothing is split."""
+    """Split nothing: every device makes the result in full, or the operation is unknown."""
     inputs = tuple(("",) * len(shape) for shape in call.inputs)
     return Pattern(inputs=inputs, outputs=tuple(("",) * len(shape) for shape in call.outputs))
 
 
+# The functions above by the name that entries of the table use.
 FAMILIES: dict[str, Callable[[OperationCall], Pattern]] = {
     function.__name__: function
     for function in (
-        addmm, along, attention, cat, convolution, convolution_backward, embedding, embedding_backward, expand, factory,
-        flip, folded, gather, group_norm, group_norm_backward, index, index_put, layer_norm, layer_norm_backward,
-        leading, nll_loss, nll_loss_backward, pad, permute, pointwise, repeat, scatter, select, select_backward,
-        select_scatter, slice, slice_backward, slice_scatter, split, squeeze, stack, sum, unsqueeze, whole,
+        addmm, along, attention, cat, convolution, convolution_backward, embedding,
+        embedding_backward, expand, factory, flip, folded, gather, group_norm, group_norm_backward,
+        index, index_put, layer_norm, layer_norm_backward, leading, nll_loss, nll_loss_backward,
+        pad, permute, pointwise, repeat, scatter, select, select_backward, select_scatter, slice,
+        slice_backward, slice_scatter, split, squeeze, stack, sum, unsqueeze, whole,
     )
 }  # fmt: skip

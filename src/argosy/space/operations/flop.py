@@ -1,5 +1,5 @@
-"""Floating-point operations of one ATen operation on whole tensors, as ``data/sharding.toml`` says
-they are counted."""
+"""Count the floating-point operations of one ATen operation on whole tensors, by the rules in
+``data/sharding.toml``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from argosy.space.operations.families import OperationCall
 
 
 def flop_of(call: OperationCall) -> float:
-    """Floating-point operations of the whole operation."""
+    """Return the floating-point operations of the whole operation."""
     kind = call.entry.get("flop", 1)
     sizes = [math.prod(shape) for shape in (*call.inputs, *call.outputs)]
     match kind:
@@ -28,13 +28,14 @@ def flop_of(call: OperationCall) -> float:
 
 
 def _convolution_flop(call: OperationCall) -> float:
-    """Forward: 2 x output positions x weight per position; backward twice that."""
+    """Return 2 x output positions x weight per position for a forward, and twice that for a
+    backward."""
     backward = "backward" in call.node.op
     weight, signal = (
         call.inputs[2 if backward else 1],
         call.inputs[0] if backward else call.outputs[0],
     )
-    if call.argument(7 if backward else 6):  # transposed: the input plays the output's part
+    if call.argument(7 if backward else 6):  # transposed: the input takes the output's place
         signal = call.inputs[1] if backward else call.inputs[0]
     positions = signal[0] * math.prod(signal[2:])
     return (4.0 if backward else 2.0) * positions * math.prod(weight)

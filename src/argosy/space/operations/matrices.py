@@ -1,5 +1,5 @@
-"""Which weights are worth cutting: matrices, kernels and tables, not what is added to or scales a
-tensor."""
+"""Find the weights that are worth cutting: matrices, kernels and tables, but not vectors that are
+added to a tensor or scale it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ MULTIPLIED = frozenset(
     f"aten.{name}.default"
     for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "embedding")
 )
-"""What they are for."""
+"""Operations that multiply with a weight or look rows up in it."""
 
 
 def is_matrix(graph: Graph, value: int) -> bool:
-    """Whether a value is a parameter that something is multiplied with or looked up in, as it is or
-    turned around."""
+    """Return whether a value is a parameter that an operation multiplies with or looks rows up in,
+    either directly or after operations of one input such as a transpose."""
     described = graph.values[value]
     if described.role is not Role.PARAMETER or len(described.shape) < 2:
         return False

@@ -1,22 +1,20 @@
-"""The rules of sharding: for every operation of a graph, the ways in which a group of devices can
-do it.
+"""List, for every operation of a graph, the ways in which a group of devices can shard it.
 
-A ``ShardingRule`` says in which states an operation takes its tensors and in which it leaves its
-results, with no communication inside. For an index that a pattern allows to split, cut as (outer,
+A ``ShardingRule`` states in which states an operation takes its tensors and in which it leaves its
+results, without communication inside. For an index that a pattern allows to split, cut as (outer,
 units):
 
     (1)  tensors that have the index are sharded along it, the others replicated;
-    (2)  results that lack it are partial sums over it (unless the pattern says that they do not
-         contain it), and then whatever is added to them must be a partial sum too;
+    (2)  results that lack it are partial sums over it (unless the pattern states that they do not
+         contain it), and then everything that is added to them must be a partial sum too;
     (3)  a device does its share of the units: FLOP(ratio) = FLOP x ratio.
 
-Besides, every operation has the row in which every device does everything, and one per set of
-inputs in which it is linear, partial sums in and partial sums out. An operation that the table does
-not know has the first alone.
+In addition, every operation has the row in which every device does everything, and one per set of
+inputs in which it is linear, with partial sums as inputs and outputs. An operation that is not in
+the table has only the first.
 
-Which cuts are worth looking at is found by letting the cuts of parameters, of samples and of the
-dims that reshapes open flow through the patterns, forwards and backwards, until nothing new
-appears.
+The cuts worth considering are found by propagating the cuts of parameters, of samples and of the
+dims that reshapes open through the patterns, forwards and backwards, until nothing new appears.
 """
 
 from __future__ import annotations
@@ -43,37 +41,37 @@ from argosy.space.operations.sharding import (
 from argosy.workload.graph import Graph, GraphNode, Role
 
 Cut = tuple[int, int]
-"""(outer, units)."""
+"""(outer, units) of a cut, as ``sharding`` defines them."""
 BY_ROWS = "by rows"
-"""The implementation that looks up only the rows of a table which a device holds."""
+"""The implementation that looks up only those rows of a table that a device holds."""
 
 
 class CutKind(StrEnum):
-    """Which cuts may be chosen."""
+    """A kind of cuts that a search is restricted to."""
 
     ANY = "any"
     SAMPLES = "samples"
-    """The first dim of inputs alone, wherever it can be cut: data parallelism."""
+    """Only the first dim of inputs, wherever it can be cut: data parallelism."""
     STORED = "stored"
-    """Data parallelism, and parameters stored in shards of their first dim: ZeRO."""
+    """Data parallelism with parameters stored in shards of their first dim: ZeRO."""
     TENSOR = "tensor"
-    """Matrices and tables of weights, and what follows from their cuts, never samples: tensor
+    """Matrices and tables of weights, and the cuts that follow from theirs, never samples: tensor
     parallelism. A weight that can be cut is stored cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingRule:
-    """One way to do an operation without communication."""
+    """A way to do an operation without communication."""
 
     inputs: tuple[State, ...]
     outputs: tuple[State, ...]
     units: int = 0
-    """A device does its share of so many units of work; 0: every device does all of it."""
+    """A device does its share of this many units of work; 0: every device does all of it."""
     local: str = ""
-    """An implementation of its own, where the operation itself does not do on a shard."""
+    """The name of a special implementation, if the operation itself is not correct on a shard."""
 
     def by(self, segment: int) -> ShardingRule:
-        """The same by the ratios of a segment."""
+        """Return this rule with cuts by the ratios of a segment."""
         inputs, outputs = (
             tuple(by(state, segment) for state in states) for states in (self.inputs, self.outputs)
         )
@@ -84,17 +82,17 @@ class ShardingRule:
 
 
 def only_whole(node: GraphNode) -> ShardingRule:
-    """The row in which every device does everything."""
+    """Return the row in which every device does everything."""
     return ShardingRule(
         inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs)
     )
 
 
 class StateChoices:
-    """The states worth considering per value, and the rows per node, of a graph on a number of
-    devices.
+    """A table of the states worth considering per value, and of the rows per node, that a graph has
+    on a number of devices.
 
-    Nodes that do the same to equal tensors are looked at once (``fold``), so that equal layers cost
+    Nodes that do the same to equal tensors are analysed once (``fold``), so that equal layers cost
     little.
     """
 
@@ -108,19 +106,22 @@ class StateChoices:
         stored: Mapping[int, State] | None = None,
         fold: bool = True,
     ) -> None:
-        """``whole``: values that are stored or delivered whole, whatever else could be; ``stored``:
-        parameters whose place is given."""
+        """Compute the cuts of all values.
+
+        ``whole`` lists values that must be stored or delivered whole; ``stored`` gives parameters
+        whose state is fixed.
+        """
         self.graph, self.num_devices, self.kind = graph, num_devices, kind
         self.whole, self.stored = frozenset(whole), dict(stored or {})
         self._barred = self.whole.intersection(graph.parameters)
         self.ends = [(*node.inputs, *node.outputs) for node in graph.nodes]
-        """Per node its operands and results; None for one that nobody reads."""
+        """For each node its operands and results; None for a result without readers."""
         self.calls, self.patterns, self.labels = shared_calls(graph, self.ends, fold)
         self.same = [same_ends(ends) for ends in self.ends]
-        """Per node which of its ends are one value; None where none are."""
+        """For each node which of its ends are one value; None if all differ."""
         self._reshapes = [call.entry.get("family") == "view" for call in self.calls]
         self.cut_sets: list[tuple[State, ...]] = [()] * len(graph.values)
-        """Per value its cuts; equal ones are one tuple."""
+        """For each value its cuts; equal sets are one tuple."""
         self._grown: dict[tuple[int, State], tuple[State, ...]] = {}
         self._interned: dict[tuple[State, ...], tuple[State, ...]] = (
             {(): self.cut_sets[0]} if graph.values else {}
@@ -132,7 +133,7 @@ class StateChoices:
         self._flowed: dict[object, tuple[tuple[int, State], ...]] = {}
         self._rows: dict[object, tuple[ShardingRule, ...]] = {}
         self.tangled = False
-        """Whether an exact search is out of reach; a search finds out (``solve.programs.spmd``)."""
+        """Whether an exact search would take too long; ``solve.programs.spmd`` determines this."""
         self._seed()
         self._settle()
         if kind is CutKind.STORED:
@@ -140,11 +141,11 @@ class StateChoices:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Operations without a rule, which every device does in full."""
+        """Return the operations without a rule, which every device does in full."""
         return tuple(sorted({node.op for node in self.graph.nodes if not is_known(node.op)}))
 
     def consider(self, states: Iterable[tuple[int, State]]) -> None:
-        """More cuts, beside those that flow from parameters and samples."""
+        """Add cuts to those that propagate from parameters and samples."""
         for value, state in states:
             self._offer(value, state)
         self._rows.clear()
@@ -155,7 +156,7 @@ class StateChoices:
         self._work_units = frozenset(state.units for cuts in set(self.cut_sets) for state in cuts)
 
     def _offer(self, value: int | None, state: State) -> bool:
-        """Whether a cut of a value is new and possible; then it is taken."""
+        """Add a cut to a value if it is new and possible; return whether it was added."""
         if (
             value is None
             or self.num_devices == 1
@@ -178,7 +179,7 @@ class StateChoices:
         self.cut_sets[value] = self._grown[key]
 
     def _store_in_shards(self) -> None:
-        """The first dim of every parameter and of its gradient, for storage only."""
+        """Add cuts of the first dim of every parameter and of its gradient, for storage only."""
         for parameter, gradient in self.graph.gradients:
             shape = self.graph.values[parameter].shape
             if shape and shape[0] >= self.num_devices:
@@ -208,7 +209,8 @@ class StateChoices:
                 self._offer_opened(node, call.inputs[0], call.outputs[0])
 
     def _offer_opened(self, node: GraphNode, before: Shape, after: Shape) -> None:
-        """The first of the dims into which a reshape opens one: heads out of a width."""
+        """Offer the first of the dims into which a reshape divides one, such as heads out of a
+        width."""
         common = next(
             (d for d, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None
         )
@@ -239,7 +241,8 @@ class StateChoices:
                 self._todo.update(self._around[value])
 
     def _surroundings(self, index: int) -> object:
-        """Equal for nodes that do the same to equal tensors with the same cuts."""
+        """Return a key that is equal for nodes that do the same to equal tensors with the same
+        cuts."""
         cuts = self.cut_sets
         ends = self.ends[index]
         around = tuple([0 if value is None else id(cuts[value]) for value in ends])
@@ -247,7 +250,8 @@ class StateChoices:
         return id(self.calls[index]), self.same[index], around, barred
 
     def _flow_through(self, index: int) -> Iterator[tuple[int, State]]:
-        """Let the cuts of a node's ends reach its other ends; which ends got which."""
+        """Propagate the cuts of a node's ends to its other ends; yield each end that got a cut, and
+        the cut."""
         ends = self.ends[index]
         if self._reshapes[index]:
             offers = self._reshaped(index)
@@ -268,9 +272,9 @@ class StateChoices:
         assert right is not None
         for source, target, here, there in ((left, 1, before, after), (right, 0, after, before)):
             for state in self.cut_sets[source]:
-                found = from_flat_cut(there, *flat_cut(here, state))
-                if found is not None:
-                    yield target, found
+                mapped = from_flat_cut(there, *flat_cut(here, state))
+                if mapped is not None:
+                    yield target, mapped
 
     def _along(self, label: Label, ends: Sequence[int | None]) -> Iterator[tuple[int, State]]:
         for outer, units in self._label_cuts(label, ends):
@@ -278,18 +282,18 @@ class StateChoices:
                 yield end, sharded(dim, units, outer * factor)
 
     def _label_cuts(self, label: Label, ends: Sequence[int | None]) -> list[Cut]:
-        """Cuts of an index that any tensor has and every tensor can have."""
-        found: dict[Cut, None] = {}
+        """Return the cuts of an index that some tensor has and every tensor can have."""
+        cuts: dict[Cut, None] = {}
         for end, dim, factor in label.places:
             value = ends[end]
             assert value is not None
             for state in self.cut_sets[value]:
                 if state.dim == dim and state.outer % factor == 0:
-                    found[state.outer // factor, state.units] = None
-        return [(o, u) for o, u in found if all(size % (o * u) == 0 for size in label.sizes)]
+                    cuts[state.outer // factor, state.units] = None
+        return [(o, u) for o, u in cuts if all(size % (o * u) == 0 for size in label.sizes)]
 
     def rows(self, index: int) -> tuple[ShardingRule, ...]:
-        """Every way to do a node; equal nodes get the same tuple."""
+        """Return every way to do a node; equal nodes get the same tuple."""
         key = self._surroundings(index)
         if key not in self._rows:
             self._rows[key] = self._find_rows(index)
@@ -298,14 +302,14 @@ class StateChoices:
     def _find_rows(self, index: int) -> tuple[ShardingRule, ...]:
         node, call, pattern = self.graph.nodes[index], self.calls[index], self.patterns[index]
         num_in, num_out = len(call.inputs), len(call.outputs)
-        found = [only_whole(node)]
+        candidates = [only_whole(node)]
         if self._reshapes[index]:
-            found += self._reshape_rows(index)
+            candidates += self._reshape_rows(index)
         for name, label in self.labels[index].items():
             rows = (
                 label_row(pattern, name, cut) for cut in self._label_cuts(label, self.ends[index])
             )
-            found += [row for row in rows if sums_are_numbers(self.graph, node, row)]
+            candidates += [row for row in rows if sums_are_numbers(self.graph, node, row)]
         for chosen in pattern.linear:
             summed = [
                 *(node.inputs[place] for place in chosen),
@@ -315,8 +319,8 @@ class StateChoices:
                 inputs = tuple(
                     PARTIAL if place in chosen else REPLICATED for place in range(num_in)
                 )
-                found.append(ShardingRule(inputs=inputs, outputs=(PARTIAL,) * num_out))
-        allowed = [row for row in found if not row.units or row.units in self._work_units]
+                candidates.append(ShardingRule(inputs=inputs, outputs=(PARTIAL,) * num_out))
+        allowed = [row for row in candidates if not row.units or row.units in self._work_units]
         split = [row for row in allowed if row.units or PARTIAL in row.inputs]
         forced = self.kind in (CutKind.SAMPLES, CutKind.STORED) and any(
             row.units for row in allowed
@@ -326,13 +330,13 @@ class StateChoices:
     def _reshape_rows(self, index: int) -> Iterator[ShardingRule]:
         node, call = self.graph.nodes[index], self.calls[index]
         for state in self.cut_sets[node.inputs[0]]:
-            found = from_flat_cut(call.outputs[0], *flat_cut(call.inputs[0], state))
-            if found is not None:
-                yield ShardingRule(inputs=(state,), outputs=(found,), units=state.units)
+            mapped = from_flat_cut(call.outputs[0], *flat_cut(call.inputs[0], state))
+            if mapped is not None:
+                yield ShardingRule(inputs=(state,), outputs=(mapped,), units=state.units)
 
 
 def label_row(pattern: Pattern, label: str, cut: Cut) -> ShardingRule:
-    """(1) and (2)."""
+    """Return the rule that splits an operation along a label by (1) and (2)."""
     outer, units = cut
 
     def state(place: int, labels: tuple[str, ...]) -> State | None:
@@ -343,16 +347,16 @@ def label_row(pattern: Pattern, label: str, cut: Cut) -> ShardingRule:
     outputs = [state(num_in + place, labels) for place, labels in enumerate(pattern.outputs)]
     by_rows = label == pattern.by_rows
     summed = [
-        found is None and (label, place) not in pattern.whole for place, found in enumerate(outputs)
+        split is None and (label, place) not in pattern.whole for place, split in enumerate(outputs)
     ]
     inputs = [state(place, labels) for place, labels in enumerate(pattern.inputs)]
     added = PARTIAL if any(summed) else REPLICATED
     missing = [added if place in pattern.additive else REPLICATED for place in range(num_in)]
     return ShardingRule(
-        inputs=tuple(found or other for found, other in zip(inputs, missing, strict=True)),
+        inputs=tuple(split or default for split, default in zip(inputs, missing, strict=True)),
         outputs=tuple(
-            found or (PARTIAL if partial else REPLICATED)
-            for found, partial in zip(outputs, summed, strict=True)
+            split or (PARTIAL if partial else REPLICATED)
+            for split, partial in zip(outputs, summed, strict=True)
         ),
         units=units,
         local=BY_ROWS if by_rows else "",
@@ -360,7 +364,8 @@ def label_row(pattern: Pattern, label: str, cut: Cut) -> ShardingRule:
 
 
 def sums_are_numbers(graph: Graph, node: GraphNode, row: ShardingRule) -> bool:
-    """A count or a mask is never left as a partial sum."""
+    """Return whether only floating-point values are left as partial sums: a count or a mask never
+    is."""
     pairs = [
         *zip(node.inputs, row.inputs, strict=True),
         *zip(node.outputs, row.outputs, strict=True),

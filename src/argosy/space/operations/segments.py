@@ -1,32 +1,35 @@
-"""A captured training step as a chain of layers, so that one planner serves programs and configs.
+"""Convert a captured training step into a chain of layers, so that one planner serves programs and
+configs.
 
 A *segment* is a run of forward operations, and the backward operations that belong to them
-(``workload.part``). Which runs, is decided by what would cross the network if a pipeline stage
+(``workload.part``). Runs are chosen by the bytes that would cross the network if a pipeline stage
 ended there. With c_p the bytes that operations before place p make and operations after it read,
 and w_p the work before p as a share of all work,
 
     (1)  segments end at places p with c_p <= c_q for all q with |w_p - w_q| <= 1 / (2 K),
          and c_p <= 1.25 c_q for all q with |w_p - w_q| <= 16 / K
 
-so that there are about K of them at most, and equal blocks of a model become equal segments,
-wherever they stand. A tensor that skips over segments is counted at every place that it crosses,
-because stages hand it on. What does not depend on the batch crosses nowhere: every stage makes it
-anew.
+so that there are at most about K of them, and equal blocks of a model become equal segments at any
+position. A tensor that skips over segments is counted at every place that it crosses, because
+stages forward it. Values that do not depend on the batch cross nowhere: every stage computes them
+again.
 
-Of a segment, per sample:
+A segment has, per sample:
 
     (2)  FLOP       matrix products, convolutions and attention, in the forward and in the backward
-    (3)  kept       storage that its forward makes and a backward reads; views of one tensor count once
+    (3)  kept       storage that its forward makes and a backward reads; views of one tensor count
+                    once
     (4)  output     c_p at its end
     (5)  launches   its forward operations that start a kernel, over those of a transformer's block
-    (6)  dropped    by selective recomputation: what it keeps and neither hands on nor makes by products with weights;
-                    the FLOP of what it then computes again are those of attention
-    (7)  frozen     parameters without a gradient, in their own format; a segment has a backward if it or one before it
-                    trains something. The memory traffic of a segment with frozen weights is
-                    measured by what matrix products read and make in its forward, which is about
-                    what would be kept if all were trained
+    (6)  dropped    by selective recomputation: storage that it keeps and neither passes on nor
+                    makes by products with weights; the FLOP of recomputing it are those of
+                    attention
+    (7)  frozen     parameters without a gradient, in their own format; a segment has a backward if
+                    it or one before it trains something. The memory traffic of a segment with
+                    frozen weights is measured by what matrix products read and make in its forward,
+                    which is about what would be kept if all weights were trained
 
-Weights belong to the first segment that reads them; others that read them are tied to it.
+Weights belong to the first segment that reads them; other segments that read them are tied to it.
 """
 
 from __future__ import annotations
@@ -50,16 +53,19 @@ from argosy.workload.powersgd import summed_elements
 FloatArray = NDArray[np.float64]
 
 MOST_SEGMENTS = 128
-"""K in (1)."""
+"""A step is cut into at most about this many segments: K in (1). More would slow the search
+down."""
 BLOCK_LAUNCHES = 20.0
-"""Kernels in the forward of a transformer's block, as the floors of ``cost.compute`` were
-measured."""
+"""Number of kernels in the forward of a transformer's block, for which the floors of
+``cost.compute`` were measured."""
 _BYTE_WORK = 100.0
-"""FLOP that take as long as to move a byte, for the measure of work in (1)."""
+"""Moving a byte counts as this many FLOP in the measure of work in (1); they take about equally
+long."""
 _LEAST_WORK = 1e-4
-"""Share of all work that any segment comes after, and before."""
+"""The first and the last segment have at least this share of all work."""
 KEPT_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.convolution.default")
 """Products with weights, whose results selective recomputation keeps."""
+# Entries ``flop`` of the table whose operations count as matrix work (2).
 _PRODUCTS = ("product", "convolution", "attention")
 _VIEWS = frozenset({"view", "permute", "split", "whole"})
 """Families of operations that start no kernel; their results are views or single numbers."""
@@ -68,8 +74,8 @@ _VIEWS = frozenset({"view", "permute", "split", "whole"})
 def chain_of_step(
     graph: Graph, samples: int, dtype: Dtype, *, optimizer: str = "adamw", powersgd: int = 0
 ) -> Chain:
-    """The chain of a step that was captured on so many samples; ``powersgd``: rank as which
-    gradients are summed."""
+    """Return the chain of a step that was captured on ``samples`` samples; ``powersgd`` is the rank
+    with which gradients are compressed."""
     ahead = forward_order(graph)
     if not ahead:
         raise bad_input("a forward of at least one operation", graph.name, where="program")
@@ -80,12 +86,12 @@ def chain_of_step(
 
 
 class _Step:
-    """A captured step, with what is asked of its operations again and again."""
+    """A captured step that caches properties of its operations."""
 
     def __init__(self, graph: Graph, ahead: Sequence[int]) -> None:
         self.graph, self.ahead = graph, ahead
         self.place = {node: at for at, node in enumerate(ahead)}
-        """Of forward nodes, in their order."""
+        """The position of each forward node in their order."""
         calls = [call_of(graph, node) for node in graph.nodes]
         self.is_view = [
             call.entry.get("family") in _VIEWS and not call.entry.get("flop") for call in calls
@@ -101,7 +107,7 @@ class _Step:
         self.base = self._bases()
 
     def _bases(self) -> list[int]:
-        """Per value, the one whose storage it is a view of."""
+        """Return for each value the value whose storage it is a view of."""
         base = list(range(len(self.graph.values)))
         for node, is_view in zip(self.graph.nodes, self.is_view, strict=True):
             if is_view and node.inputs:
@@ -111,8 +117,9 @@ class _Step:
         return base
 
     def crossing(self) -> FloatArray:
-        """c_p for every place p after a forward operation; nothing is read after the last."""
-        found = np.zeros(len(self.ahead) + 1)
+        """Return c_p for every place p after a forward operation; nothing is read after the
+        last."""
+        changes = np.zeros(len(self.ahead) + 1)
         for value, maker in self.graph.producer.items():
             if maker in self.place and value in self.of_batch:
                 readers = [
@@ -121,12 +128,12 @@ class _Step:
                     if reader in self.place
                 ]
                 if readers and max(readers) > self.place[maker]:
-                    found[self.place[maker]] += self.graph.values[value].num_bytes
-                    found[max(readers)] -= self.graph.values[value].num_bytes
-        return np.cumsum(found)[:-1]
+                    changes[self.place[maker]] += self.graph.values[value].num_bytes
+                    changes[max(readers)] -= self.graph.values[value].num_bytes
+        return np.cumsum(changes)[:-1]
 
     def ends(self) -> list[int]:
-        """(1): one past the last forward operation of every segment."""
+        """Return, by (1), one past the last forward operation of every segment."""
         crossing = self.crossing()
         work = np.cumsum([self.flop[node] + _BYTE_WORK * self.moved[node] for node in self.ahead])
         work /= max(float(work[-1]), 1e-30)
@@ -149,7 +156,7 @@ class _Step:
         return [*ends, len(self.ahead)]
 
     def layers(self, ends: Sequence[int], samples: int, powersgd: int = 0) -> Iterator[Layer]:
-        """(2) to (5), segment by segment."""
+        """Yield the layer of each segment, with (2) to (7)."""
         graph, count = self.graph, len(ends)
         lengths = [end - first for first, end in itertools.pairwise((0, *ends))]
         of_forward = np.repeat(np.arange(count), lengths).tolist()
@@ -206,7 +213,8 @@ class _Step:
     def _frozen(
         self, homes: Mapping[int, tuple[int, ...]], of_node: Sequence[int], count: int, samples: int
     ) -> tuple[list[Frozen | None], dict[int, int]]:
-        """(7) per segment, and of those that read frozen weights of another one, which."""
+        """Return (7) for each segment, and for segments that read frozen weights of another one the
+        index of that segment."""
         graph = self.graph
         if not any(homes.values()):
             return [None] * count, {}
@@ -214,7 +222,7 @@ class _Step:
         sizes, tied = _weights(homes, count, lambda value: graph.values[value].num_bytes)
         first = self._first_backward(of_node)
         moved = self._moved_by_products(of_node, count)
-        found = [
+        all_frozen = [
             Frozen(
                 parameters=numbers[part],
                 bytes=float(sizes[part]),
@@ -227,11 +235,11 @@ class _Step:
             )
             for part in range(count)
         ]
-        return list(found), {part: home for part, (home, _) in tied.items()}
+        return list(all_frozen), {part: home for part, (home, _) in tied.items()}
 
     def _forward_bytes(self, of_node: Sequence[int], part: int) -> float:
-        """The most that operations of a segment hold of its input and results at a time, if nothing
-        is kept."""
+        """Return the most bytes of its input and results that a segment's operations hold at a
+        time, if nothing is kept."""
         own = [node for node in self.ahead if of_node[node] == part]
         begin = self.place[own[0]]
         given = float(self.crossing()[begin - 1]) if begin else 0.0
@@ -245,35 +253,38 @@ class _Step:
                 if value is not None and self.base[value] == value:
                     live[value] = self.graph.values[value].num_bytes
             most = max(most, sum(live.values()))
-            for value in {self.base[one] for one in self.graph.nodes[node].inputs}:
+            for value in {self.base[read] for read in self.graph.nodes[node].inputs}:
                 if last_read.get(value) == node:
                     live.pop(value, None)
         return given + most
 
     def _moved_by_products(self, of_node: Sequence[int], count: int) -> list[float]:
-        """Bytes that matrix products of a segment's forward read and make, each once."""
-        found = [0.0] * count
+        """Return for each segment the bytes that matrix products of its forward read and make, each
+        once."""
+        moved = [0.0] * count
         seen: set[int] = set()
         for index, node in enumerate(self.graph.nodes):
             if node.phase is Phase.FORWARD and self.flop[index]:
                 made = (value for value in node.outputs if value is not None)
                 for value in {
-                    self.base[one] for one in (*node.inputs, *made)
+                    self.base[touched] for touched in (*node.inputs, *made)
                 } & self.of_batch - seen:
-                    found[of_node[index]] += self.graph.values[value].num_bytes
+                    moved[of_node[index]] += self.graph.values[value].num_bytes
                     seen.add(value)
-        return found
+        return moved
 
     def _kept(self, of_node: Sequence[int], count: int) -> list[float]:
-        """(3); what a segment without a backward makes is kept by the first that has one."""
-        found = [0.0] * count
+        """Return for each segment the bytes kept (3); the first segment with a backward keeps what
+        segments without one make."""
+        kept = [0.0] * count
         first = self._first_backward(of_node)
         for base, maker in self._kept_bases():
-            found[max(of_node[maker], first)] += self.graph.values[base].num_bytes
-        return found
+            kept[max(of_node[maker], first)] += self.graph.values[base].num_bytes
+        return kept
 
     def _first_backward(self, of_node: Sequence[int]) -> int:
-        """The first segment with a backward; of a program without frozen weights all have one."""
+        """Return the first segment with a backward; in a program without frozen weights all have
+        one."""
         graph = self.graph
         if graph.trained.issuperset(graph.parameters):
             return 0
@@ -283,8 +294,8 @@ class _Step:
         )
 
     def _dropped(self, of_node: Sequence[int], count: int) -> list[float]:
-        """(6)."""
-        found = [0.0] * count
+        """Return for each segment the bytes that selective recomputation drops (6)."""
+        dropped = [0.0] * count
         read_by: dict[int, set[int]] = {}
         for value, readers in enumerate(self.graph.consumers):
             read_by.setdefault(self.base[value], set()).update(
@@ -293,18 +304,19 @@ class _Step:
         for base, maker in self._kept_bases():
             leaves = any(part > of_node[maker] for part in read_by.get(base, ()))
             if not leaves and self.graph.nodes[maker].op not in KEPT_PRODUCTS:
-                found[of_node[maker]] += self.graph.values[base].num_bytes
-        return found
+                dropped[of_node[maker]] += self.graph.values[base].num_bytes
+        return dropped
 
     def _kept_bases(self) -> Iterator[tuple[int, int]]:
-        """Storage that the forward makes and a backward reads, with the operation that makes it."""
+        """Yield storage that the forward makes and a backward reads, with the operation that makes
+        it."""
         for base in sorted({self.base[value] for value in self.graph.kept}):
             maker = self.graph.producer.get(base)
             if maker is not None and self.graph.nodes[maker].phase is Phase.FORWARD:
                 yield base, maker
 
     def _homes(self, of_node: Sequence[int]) -> dict[int, tuple[int, ...]]:
-        """Per parameter, the segments that read it in the forward."""
+        """Return for each parameter the segments that read it in the forward."""
         graph = self.graph
         return {
             value: tuple(
@@ -315,7 +327,7 @@ class _Step:
 
 
 def _around(work: FloatArray, width: float) -> list[tuple[int, int]]:
-    """Per place, the places that are no more than this share of the work away."""
+    """Return for each place the places that are at most this share of the work away."""
     lows, highs = (
         np.searchsorted(work, work - width),
         np.searchsorted(work, work + width, side="right"),
@@ -324,25 +336,25 @@ def _around(work: FloatArray, width: float) -> list[tuple[int, int]]:
 
 
 def _moved_bytes(graph: Graph, node: GraphNode) -> float:
-    """What an operation reads and writes."""
+    """Return the bytes that an operation reads and writes."""
     made = (value for value in node.outputs if value is not None)
     return float(sum(graph.values[value].num_bytes for value in (*node.inputs, *made)))
 
 
 def _of_batch(graph: Graph) -> frozenset[int]:
-    """Values that depend on the batch."""
-    found = set(graph.with_role(Role.INPUT))
+    """Return the values that depend on the batch."""
+    dependent = set(graph.with_role(Role.INPUT))
     for node in graph.nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(value for value in node.outputs if value is not None)
-    return frozenset(found)
+        if not dependent.isdisjoint(node.inputs):
+            dependent.update(value for value in node.outputs if value is not None)
+    return frozenset(dependent)
 
 
 def _weights(
     homes: Mapping[int, tuple[int, ...]], count: int, size: Callable[[int], int]
 ) -> tuple[list[int], dict[int, tuple[int, int]]]:
-    """Per segment the size of its own weights; and of those that read weights of another one, which
-    and how much."""
+    """Return the size of each segment's own weights; and for segments that read weights of another
+    one, that segment and the size of these weights."""
     own, shared = [0] * count, dict[tuple[int, int], int]()
     for value, parts in homes.items():
         if parts:
@@ -351,18 +363,18 @@ def _weights(
                 shared[part, parts[0]] = shared.get((part, parts[0]), 0) + size(value)
     tied: dict[int, tuple[int, int]] = {}
     for (part, home), number in sorted(shared.items()):
-        if part not in tied or number > tied[part][1]:  # a layer can be tied to one other
+        if part not in tied or number > tied[part][1]:  # a layer can be tied to only one other
             tied[part] = (home, number)
     return own, tied
 
 
 def _names(segments: Sequence[Sequence[GraphNode]]) -> list[str]:
-    """The module that the operations of a segment have in common; parts of one module are
+    """Return the module that the operations of a segment have in common; parts of one module are
     numbered."""
-    found = [_module(nodes) for nodes in segments]
-    totals, seen = Counter(found), Counter[str]()
+    modules = [_module(nodes) for nodes in segments]
+    totals, seen = Counter(modules), Counter[str]()
     names = []
-    for name in found:
+    for name in modules:
         seen[name] += 1
         names.append(name if totals[name] == 1 else f"{name}:{seen[name]}")
     return names

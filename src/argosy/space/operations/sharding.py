@@ -1,14 +1,13 @@
-"""Where a tensor is while several devices share it: whole on each, cut along a dim, or a sum not
-yet done.
+"""Describe how several devices share a tensor: whole on each, cut along a dim, or as partial sums.
 
 A cut of a dim of n elements is written (outer, units): the dim is seen as
 
     (1)  n = outer x units x inner
 
 and every device holds its share of the ``units``, for each of the ``outer`` repeats. ``outer`` = 1
-is the plain cut into consecutive pieces; larger is the *strided* cut that survives a reshape (heads
-of a fused query-key-value matrix, positions once samples and positions are one dim). Shares of
-units follow the ratios, rounded so that none is lost:
+is the plain cut into consecutive pieces; a larger value is the *strided* cut that survives a
+reshape (heads of a fused query-key-value matrix, positions once samples and positions are one dim).
+Shares of units follow the ratios, rounded so that none is lost:
 
     (2)  counts = largest remainders of ratio x units, at least one each
 
@@ -17,8 +16,8 @@ places, and in the flat order of elements a cut is just (repeats, units), with
 
     (3)  repeats = (product of the dims before) x outer
 
-so a reshape maps a cut to the dim that (3) falls into, or to none. Where parts of a graph
-(*segments*) have ratios of their own, a cut also says by which of them it was made.
+so a reshape maps a cut to the dim that (3) falls into, or to none. If parts of a graph (*segments*)
+have ratios of their own, a cut also names the segment whose ratios it follows.
 """
 
 from __future__ import annotations
@@ -32,28 +31,32 @@ from functools import cache
 
 from argosy.errors import Mismatch
 
+# The size of each dim of a tensor.
 Shape = tuple[int, ...]
 _LONGEST_STATE = 60
-"""Characters; numbers of more digits are no sizes of tensors."""
+"""Longer texts, in characters, are rejected before parsing: numbers with more digits are no sizes
+of tensors."""
 
 
 class Layout(StrEnum):
-    """How the devices share a tensor."""
+    """A layout that tells how devices share a tensor."""
 
     REPLICATED = "replicated"
     SHARDED = "sharded"
     PARTIAL = "partial"
 
 
+# Numbers whose hash, unlike that of text, is equal in every process.
 _NUMBER = {layout: number for number, layout in enumerate(Layout)}
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where a tensor is. ``dim``, ``units`` and ``outer`` say something for a sharded one only.
+    """A way in which a tensor is shared. ``dim``, ``units`` and ``outer`` have a meaning only if it
+    is sharded.
 
-    They are compared far more often than made, so equal ones are one object: made by the functions
-    below, never here.
+    States are compared far more often than created, so equal states are one object: create them
+    with the functions below, never directly.
     """
 
     layout: Layout
@@ -61,11 +64,11 @@ class State:
     units: int = 0
     outer: int = 1
     segment: int = 0
-    """Whose ratios (2) follows."""
+    """The segment whose ratios (2) follows."""
 
     def __post_init__(self) -> None:
         code = hash((_NUMBER[self.layout], self.dim, self.units, self.outer, self.segment))
-        object.__setattr__(self, "_code", code)  # the same in every process
+        object.__setattr__(self, "_code", code)  # equal in every process, unlike a string's hash
 
     def __hash__(self) -> int:
         return self._code  # type: ignore[attr-defined, no-any-return]
@@ -74,9 +77,12 @@ class State:
         return _state, (self.layout, self.dim, self.units, self.outer, self.segment)
 
     def __str__(self) -> str:
-        """
-        >>> str(REPLICATED), str(PARTIAL), str(sharded(1, 8)), str(sharded(0, 12, outer=3)), str(by(sharded(1, 8), 2))
-        ('whole', 'partial', 'dim 1 / 8', 'dim 0 / 3x12', 'dim 1 / 8 by segment 2')
+        """Return the text that ``parse_state`` reads.
+
+        >>> str(REPLICATED), str(PARTIAL), str(sharded(1, 8))
+        ('whole', 'partial', 'dim 1 / 8')
+        >>> str(sharded(0, 12, outer=3)), str(by(sharded(1, 8), 2))
+        ('dim 0 / 3x12', 'dim 1 / 8 by segment 2')
         """
         if self.layout is not Layout.SHARDED:
             return "whole" if self.layout is Layout.REPLICATED else "partial"
@@ -93,6 +99,7 @@ def _state(layout: Layout, dim: int, units: int, outer: int, segment: int) -> St
     return State(layout, dim, units, outer, segment)
 
 
+# The states of a tensor that is whole on every device, and of one that is a sum not yet done.
 REPLICATED = _state(Layout.REPLICATED, -1, 0, 1, 0)
 PARTIAL = _state(Layout.PARTIAL, -1, 0, 1, 0)
 
@@ -104,7 +111,7 @@ def sharded(dim: int, units: int, outer: int = 1) -> State:
 
 @cache
 def by(state: State, segment: int) -> State:
-    """The same cut by the ratios of a segment."""
+    """Return a cut by the ratios of a segment; other states are returned unchanged."""
     return (
         _state(state.layout, state.dim, state.units, state.outer, segment)
         if state.is_sharded
@@ -112,13 +119,15 @@ def by(state: State, segment: int) -> State:
     )
 
 
+# The text of a cut: dim, outer (if above 1), units and segment (if above 0).
 _CUT = re.compile(r"dim (\d+) / (?:(\d+)x)?(\d+)(?: by segment (\d+))?")
 
 
 def parse_state(text: str) -> State:
-    """The state that ``str`` writes so; a ``Mismatch`` for any other text.
+    """Return the state with this text; raise Mismatch for any other text.
 
-    >>> [parse_state(str(state)) is state for state in (REPLICATED, PARTIAL, by(sharded(0, 12, outer=3), 2))]
+    >>> states = (REPLICATED, PARTIAL, by(sharded(0, 12, outer=3), 2))
+    >>> [parse_state(str(state)) is state for state in states]
     [True, True, True]
     """
     if text in ("whole", "partial"):
@@ -132,11 +141,12 @@ def parse_state(text: str) -> State:
 
 @dataclass(frozen=True)
 class Segments:
-    """Ratios of the devices: one vector for all operations, or one for each segment of them."""
+    """The ratios of the devices, which all operations share or which each segment of them has its
+    own."""
 
     ratios: tuple[tuple[float, ...], ...]
     of_node: tuple[int, ...] = ()
-    """Per operation its segment; empty where there is one."""
+    """For each operation its segment; empty if there is one."""
 
     def of(self, state: State) -> tuple[float, ...]:
         return self.ratios[state.segment]
@@ -146,22 +156,25 @@ class Segments:
 
 
 def fits(shape: Shape, state: State) -> bool:
-    """Whether (1) holds for the dim that a state names."""
+    """Return whether (1) holds for the dim that a state names."""
     return not state.is_sharded or (
         state.dim < len(shape) and shape[state.dim] % (state.outer * state.units) == 0
     )
 
 
 def unit_counts(units: int, ratios: Sequence[float]) -> tuple[int, ...]:
-    """(2): how many of the units each device holds.
+    """Return how many of the units each device holds, by (2).
 
-    >>> unit_counts(10, (0.7, 0.3)), unit_counts(8, (0.5, 0.3, 0.2)), unit_counts(4, (0.97, 0.01, 0.01, 0.01))
-    ((7, 3), (4, 2, 2), (1, 1, 1, 1))
+    >>> unit_counts(10, (0.7, 0.3)), unit_counts(8, (0.5, 0.3, 0.2))
+    ((7, 3), (4, 2, 2))
+    >>> unit_counts(4, (0.97, 0.01, 0.01, 0.01))
+    (1, 1, 1, 1)
     """
     assert units >= len(ratios), "a dim with fewer units than devices is not cut"
     exact = [ratio * units for ratio in ratios]
     counts = [max(int(part + 1e-9), 1) for part in exact]
-    while sum(counts) > units:  # the floor of one took from somebody: the one that lost least gives
+    # "At least one each" gave too many units: take some from those furthest above their share.
+    while sum(counts) > units:
         giver = max(
             (index for index in range(len(counts)) if counts[index] > 1),
             key=lambda i: counts[i] - exact[i],
@@ -174,7 +187,7 @@ def unit_counts(units: int, ratios: Sequence[float]) -> tuple[int, ...]:
 
 
 def local_shape(shape: Shape, state: State, ratios: Sequence[float], rank: int) -> Shape:
-    """Shape of what one device holds."""
+    """Return the shape of the shard that one device holds."""
     if not state.is_sharded:
         return shape
     length = shape[state.dim] // state.units * unit_counts(state.units, ratios)[rank]
@@ -182,12 +195,12 @@ def local_shape(shape: Shape, state: State, ratios: Sequence[float], rank: int) 
 
 
 def flat_cut(shape: Shape, state: State) -> tuple[int, int]:
-    """(3): (repeats, units) of a sharded state in the flat order of elements."""
+    """Return (repeats, units) of a sharded state in the flat order of elements, by (3)."""
     return math.prod(shape[: state.dim]) * state.outer, state.units
 
 
 def from_flat_cut(shape: Shape, repeats: int, units: int) -> State | None:
-    """The state of a tensor of this shape with a given flat cut, if one of its dims can carry it.
+    """Return the state of a tensor with a given flat cut, or None if no dim can carry it.
 
     >>> from_flat_cut((4, 6, 8), *flat_cut((24, 8), sharded(0, 6, outer=4)))
     State(layout=<Layout.SHARDED: 'sharded'>, dim=1, units=6, outer=1, segment=0)
