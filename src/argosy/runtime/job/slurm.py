@@ -172,7 +172,8 @@ def _start(launch: Launch) -> str:
     return f"""
 set -- $table
 while [ $# -gt 0 ] && [ "$1" != "$SLURMD_NODENAME" ]; do shift 4; done
-if [ $# -eq 0 ]; then echo "$SLURMD_NODENAME is none of the hosts of this job: $table" >&2; exit 2; fi
+if [ $# -eq 0 ]; then \
+echo "$SLURMD_NODENAME is none of the hosts of this job: $table" >&2; exit 2; fi
 settings=rank=$2
 if [ "$4" != - ]; then settings=$settings,interface=$4; fi
 python -m argosy.runtime.processes.meeting --nproc-per-node "$3" --nnodes {len(launch.nodes())} \\
