@@ -57,8 +57,8 @@ class Divided(NamedTuple):
 
 @dataclass(frozen=True)
 class Keeping:
-    """The location of a weight under a plan. This is the only record of what ranks hold; sums,
-    checkpoints, copies and migrations use it."""
+    """A record of the ranks that hold a weight under a plan, and of their parts. Sums, checkpoints,
+    copies and migrations use no other record."""
 
     held: Mapping[int, tuple[TensorBox, ...]]
     """By rank, the boxes that it computes with."""

@@ -131,7 +131,7 @@ class Leaving:
 
 
 class HostActivations:
-    """The activations that the stages of a rank keep in host memory."""
+    """Activations of the stages of a rank that are kept in host memory."""
 
     def __init__(
         self,

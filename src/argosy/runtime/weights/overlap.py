@@ -34,7 +34,7 @@ from argosy.runtime.processes.world import await_device
 from argosy.runtime.stages.parameters import Weight
 from argosy.runtime.weights.summing import Pending, Way
 
-_Item = TypeVar("_Thing")
+_Item = TypeVar("_Item")
 
 
 def _ignored(stage: int) -> None:

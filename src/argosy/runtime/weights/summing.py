@@ -77,7 +77,7 @@ class RingSum:
 
 @dataclass(frozen=True)
 class Nodes:
-    """A sum in two levels, within and between nodes, by (2) or (3)."""
+    """A sum that runs within and between nodes, by (2) or (3)."""
 
     group: Group
     """The group of all holders."""
