@@ -35,7 +35,7 @@ def _log_file(path: Path) -> io.FileIO:
 
 
 def begin(task: dict[str, Any], pipe: Connection) -> None:
-    """Become the worker: set its environment and log, end with its agent; then train."""
+    """Run the worker: set its environment and log, end with its agent, and train."""
     end_with_agent()
     os.environ.update(task["environment"])
     with _log_file(Path(task["log"])) as file:

@@ -54,7 +54,7 @@ class RunOutcome:
 
 
 class Claims:
-    """The files that the agents of one run share, from the view of one agent."""
+    """Files in the run's folder that are shared by the agents, as one agent uses them."""
 
     def __init__(self, run: Path) -> None:
         self.folder = run / FOLDER

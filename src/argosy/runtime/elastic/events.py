@@ -9,7 +9,7 @@ from argosy.runtime.processes.run_folder import EVENTS, Log
 
 
 class Events:
-    """A log of the decisions and observations that leaders make, one line of JSON each."""
+    """A log of decisions and observations that is written by leaders, one line of JSON each."""
 
     def __init__(self, folder: Path, host: str) -> None:
         self.log, self.host = Log(folder / EVENTS), host

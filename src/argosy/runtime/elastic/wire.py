@@ -1,12 +1,11 @@
-"""What agents and workers say to one another over TCP: a line of JSON, sometimes with a block of
-bytes after it.
+"""Exchange messages between agents and workers over TCP: a line of JSON, sometimes followed by a
+block of bytes.
 
-An agent opens every connection with a number that it has drawn, and the other side answers with a
-hash (HMAC) of that number and of the run's token, a secret that only those have who can read the
-run's folder. So the token itself is never sent, and an answer that somebody overheard opens no
-other connection. Of a side that does not answer so, no more is kept than that line may have. Agents
-wait for many things at once (asyncio); workers ask for one thing at a time (plain sockets). Needs
-no torch.
+An agent opens every connection with a random number, and the other side answers with a hash (HMAC)
+of that number and of the run's token, a secret that only processes have that can read the run's
+folder. So the token itself is never sent, and an answer that was overheard opens no other
+connection. From a side that has not answered so, at most that one line is buffered. Agents wait for
+many things at once (asyncio); workers make one request at a time (plain sockets). Needs no torch.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from typing import Any
 
 Message = dict[str, Any]
 _LONGEST = 2**28
-"""Bytes of a line."""
+"""Bytes that a line may have."""
 _MOST_STRANGERS = 128
-"""Connections without the token at a time."""
+"""Connections without proof of the token that are open at a time."""
 _LONGEST_OPENING = 2**10
-"""Bytes of the line with the token."""
+"""Bytes that the line with the proof may have."""
 
 
 class LostError(Exception):
-    """The other side has gone away or says nothing."""
+    """An error that is raised if the other side has gone away or sends nothing."""
 
 
 def proof(token: str, challenge: str) -> str:
-    """What only a side with the token can answer to a challenge."""
+    """Return the answer to a challenge, which only a side with the token can compute."""
     return hmac.new(token.encode(), challenge.encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 class Strangers:
-    """Connections that have not shown the run's token yet: the newest few. Older ones are ended.
+    """The newest connections that have not proved the run's token yet; older ones are closed.
 
-    A host of the run shows the token at once, so that a flood of other connections neither keeps it
-    out nor takes all of the agent's files.
+    A host of the run proves the token at once, so that a flood of other connections neither keeps
+    it out nor uses up the agent's file descriptors.
     """
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class Strangers:
 
     @contextlib.contextmanager
     def among(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """While a connection is a stranger's."""
+        """Count a connection as unproved in the context."""
         while len(self.writers) >= _MOST_STRANGERS:
             oldest = next(iter(self.writers))
             del self.writers[oldest]
@@ -66,8 +65,8 @@ class Strangers:
 
 
 def report_in_a_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle an exception of an event loop: one that others cause, by connecting too often, is one
-    line."""
+    """Handle an exception of an event loop; one that others cause, by connecting too often, is
+    written as one line."""
     if str(context.get("message")).startswith("socket.accept()"):
         sys.stderr.write(f"cannot accept connections: {context.get('exception')}\n")
     else:
@@ -75,7 +74,7 @@ def report_in_a_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
 
 
 class Line:
-    """One end of a connection between agents."""
+    """One end of a connection that is open between agents."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -97,13 +96,13 @@ class Line:
         return line
 
     async def beat(self, interval: float) -> None:
-        """Say every so many seconds that this side is there, for ever."""
+        """Send a heartbeat every ``interval`` seconds, permanently."""
         while True:
             self.send({"kind": "beat"})
             await asyncio.sleep(interval)
 
     async def opens_with(self, token: str, *, patience: float) -> bool:
-        """Whether the other side has the run's token."""
+        """Return whether the other side has the run's token."""
         challenge = secrets.token_hex(16)
         self.send({"challenge": challenge})
         opening = await self.receive(patience=patience, longest=_LONGEST_OPENING)
@@ -111,7 +110,7 @@ class Line:
         return hmac.compare_digest(given, proof(token, challenge).encode())
 
     def send(self, message: Message) -> None:
-        """Without waiting; what cannot be sent shows when something is to be received."""
+        """Send without waiting; a failure shows when a message is to be received."""
         if not self.writer.is_closing():
             self.writer.write(json.dumps(message).encode() + b"\n")
 
@@ -132,8 +131,8 @@ class Line:
         return message
 
     async def _line(self, longest: int) -> bytearray:
-        """Taken from the reader part by part, which holds little (64 KiB) before it lets the other
-        side wait."""
+        """Read a line from the reader part by part; the reader buffers little (64 KiB) before it
+        makes the other side wait."""
         line = bytearray()
         while not line.endswith(b"\n"):
             try:
@@ -163,7 +162,7 @@ class Line:
 def asking(
     address: str, port: int, token: str, greeting: Message, *, patience: float
 ) -> Iterator[BufferedRWPair]:
-    """A worker's connection to an agent, as a file."""
+    """Open a worker's connection to an agent, as a file."""
     with (
         socket.create_connection((address, port), patience) as connection,
         connection.makefile("rwb") as file,

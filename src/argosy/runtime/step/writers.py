@@ -54,8 +54,8 @@ Callback = Callable[[StepMetrics], None]
 
 
 class CsvWriter:
-    """A writer that adds one row per step; the columns are those of the first step. Rows are appended to a
-    file that exists."""
+    """A writer that adds one row per step, with the columns of the first step. Rows are appended to
+    a file that exists."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
