@@ -39,7 +39,7 @@ from argosy.runtime.processes.world import gather_texts
 _DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
 """Dtypes of products that are measured."""
 _SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
-"""Sizes n of products by type of device; the largest reach the highest rate of most devices."""
+"""Sizes n of products by type of device; the best rate of all counts."""
 _SMALL = 8
 """Elements of a message whose time is all latency."""
 _MOST_BYTES = 64 * 2**20

@@ -46,8 +46,7 @@ from argosy.schedule import (
 from argosy.workload.chain import Chain
 
 MOST_GRADIENTS = 16
-"""Micro-batches whose gradients may be in flight at once; more are seldom useful and cost
-memory."""
+"""Micro-batches whose gradients may be in flight at once, which bounds their memory."""
 BUCKET_BYTES = 32 * 2**20
 """Bytes of gradients that are summed together: large enough to be fast, small enough to need little
 additional memory."""

@@ -30,7 +30,7 @@ from argosy.runtime.processes.world import gather_texts
 from argosy.timeline import Contact, ContactKind, Span, SpanKind, Timeline
 
 _PINGS = 12
-"""Pings per rank; the best of a dozen has a round trip close to the least possible."""
+"""Pings per rank, of which the one with the least round trip counts."""
 _COMPUTATION = frozenset(kind for kind in SpanKind if not kind.is_communication)
 """Kinds of spans in which a rank computes."""
 _Known = tuple[Span, int | None]

@@ -45,7 +45,7 @@ _SAME = {"aten.detach.default", "aten.clone.default"}
 _FILLED = {"aten.full.default", "aten.expand.default", "aten.repeat.default"}
 """Operations whose results are equal for all samples if their operands are."""
 _MOST_TRIED = 2**22
-"""The most elements of an operation that is tested, which keeps a test under about a second."""
+"""The most elements of an operation that is tested, which bounds the time of a test."""
 
 
 class SampleDependence(StrEnum):

@@ -156,7 +156,7 @@ class Membership:
         return result[0]
 
     def _form(self, generation: int, expected: list[int], info: dict[str, Any]) -> bool:
-        """Announce this island for a generation and join its group; return False if it began
+        """Offer this island for a generation and join its group; return False if it began
         without this island, or if the run ended."""
         self.store.set(f"next/{generation}/{self.island}", json.dumps(info))
         key, began = f"members/{generation}", time.monotonic()

@@ -30,10 +30,10 @@ class _Pending:
 
 
 class IslandTrainer:
-    """A trainer of one rank of an island. Every rank of the island makes one and calls the same
-    methods at the same steps.
+    """A trainer that runs one rank of an island.
 
-    ``lead`` is set on rank 0 before ``begin``; it is made with ``gathering`` and ``initial_state``.
+    Every rank of the island makes one and calls the same methods at the same steps. ``lead`` is set
+    on rank 0 before ``begin``; it is made with ``gathering`` and ``initial_state``.
     """
 
     def __init__(self, trainer: Trainer, plan: IslandPlan, island: int) -> None:

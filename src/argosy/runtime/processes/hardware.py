@@ -13,7 +13,7 @@ from argosy.plan.plan import Plan
 from argosy.runtime.processes.ranks import devices_by_rank
 
 _MEMORY = re.compile(r"-\d+GB$")
-"""Matches the memory size at the end of a kind's name, which drivers do not always report."""
+"""Matches the memory size at the end of a kind's name, which drivers write in other ways."""
 _CPUS = ("CPU", "Xeon", "EPYC")
 """The beginnings of the names of kinds that are CPUs."""
 

@@ -28,7 +28,7 @@ from argosy.workload.fields import Natural
 MANIFEST = "argosy.json"
 """The name of the manifest in the folder of a checkpoint."""
 _THREADS = 4
-"""Files that one process hashes at once; four keep a disk busy."""
+"""Files that one process hashes at once."""
 _Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 

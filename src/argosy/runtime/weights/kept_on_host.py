@@ -30,7 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from argosy.runtime.weights.host_memory import CopyStream, HostBuffers
 
 _SMALL = 8 * 1024
-"""Bytes below which a storage stays on the device, since a copy of it costs more than it saves."""
+"""Bytes below which a storage stays on the device, since copying it would save little memory."""
 
 
 @dataclass(eq=False, slots=True)
