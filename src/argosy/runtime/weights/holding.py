@@ -257,9 +257,9 @@ def groups_of(
     weights: Sequence[Weight], keepings: Mapping[str, Keeping], plan: Plan, roster: Sequence[str]
 ) -> list[tuple[int, ...]]:
     """Return every set of ranks that shares or sums something."""
-    num_stages = range(len(plan.stages))
-    groups = [seats_in_group(plan, stage, roster) for stage in num_stages]
-    groups += [expert_ranks(plan, stage, roster) for stage in num_stages]
+    stages = range(len(plan.stages))
+    groups = [seats_in_group(plan, stage, roster) for stage in stages]
+    groups += [expert_ranks(plan, stage, roster) for stage in stages]
     sets = [ranks for stage_groups in groups for ranks in stage_groups]
     for weight in weights:
         sets.append(keepings[weight.name].ranks)
