@@ -28,6 +28,12 @@ PATIENCE = 20.0
 """Seconds of silence that the agent allows."""
 
 
+class Aborted:
+    """A writer of a connection that can only be aborted."""
+
+    transport = SimpleNamespace(abort=lambda: None)
+
+
 def with_agent(talk: Callable[[int], Awaitable[bytes]]) -> bytes:
     """Serve as an agent does, without the job around it."""
     agent: Any = Agent.__new__(Agent)
@@ -158,7 +164,7 @@ def test_a_block_larger_than_what_a_reader_holds_comes_back() -> None:
 def test_a_long_message_arrives_whole_and_one_without_end_is_a_loss() -> None:
     async def talk() -> Message:
         reader = asyncio.StreamReader()
-        line = Line(reader, SimpleNamespace())  # type: ignore[arg-type]
+        line = Line(reader, Aborted())  # type: ignore[arg-type]
         for size in (2**16 - 11, 2**20):
             reader.feed_data(json.dumps({"what": "x" * size}).encode() + b"\n")
         assert len((await line.receive(patience=PATIENCE))["what"]) == 2**16 - 11
@@ -174,7 +180,7 @@ def test_a_long_message_arrives_whole_and_one_without_end_is_a_loss() -> None:
 def test_what_is_no_message_or_ends_early_is_a_loss() -> None:
     async def talk() -> None:
         reader = asyncio.StreamReader()
-        line = Line(reader, SimpleNamespace())  # type: ignore[arg-type]
+        line = Line(reader, Aborted())  # type: ignore[arg-type]
         for data in (b"[" * 10**5 + b"\n", b"{\n", b"\xff\n", b"3\n"):
             reader.feed_data(data)
             with pytest.raises(LostError, match=r"^a line that is no message$"):
@@ -315,3 +321,71 @@ def test_files_that_run_out_are_one_line(capsys: pytest.CaptureFixture[str]) -> 
 
     asyncio.run(main())
     assert capsys.readouterr().err == "cannot accept connections: [Errno 24] Too many open files\n"
+
+
+class Silent:
+    """A server that accepts connections, sends a first line if it has one, and then nothing."""
+
+    def __init__(self, first: bytes) -> None:
+        self.first, self.writers = first, list[asyncio.StreamWriter]()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        writer.write(self.first)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("first", [b"", b'{"challenge": "1"}\n'], ids=["at once", "after a line"])
+@pytest.mark.parametrize("call", ["_ping", "_join"])
+def test_hosts_that_fall_silent_leave_no_open_files(first: bytes, call: str) -> None:
+    agent: Any = Agent.__new__(Agent)
+    agent.spec, agent.token = SimpleNamespace(lost_after=0.6), TOKEN
+    agent.here = AgentAddress(name="a", address="127.0.0.1", port=1)
+    agent.devices, agent.is_leaving, agent.facts = ("a.0",), False, {}
+
+    async def main() -> tuple[int, int]:
+        silent = Silent(first)
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        host = AgentAddress(name="b", address="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        before = open_files()
+        for _ in range(10):
+            assert not await getattr(agent, call)(host)
+        async with asyncio.timeout(30):
+            while len(silent.writers) < 10:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        server_ends = sum(not writer.is_closing() for writer in silent.writers)
+        after = open_files() - server_ends
+        server.close()
+        return before, after
+
+    before, after = asyncio.run(main())
+    assert after <= before + 2  # ten connections were made; the last may be about to close
+
+
+def test_an_agent_ends_the_connection_of_a_host_that_reads_nothing() -> None:
+    """A worker that was frozen while it fetched a copy must not keep the agent's file open."""
+    agent: Any = Agent.__new__(Agent)
+    agent.spec, agent.token = SimpleNamespace(lost_after=0.3), TOKEN
+    agent.address, agent.leader, agent.store = "127.0.0.1", None, Store()
+    agent.store.get = lambda *_: memoryview(bytes(2**24))
+
+    async def main() -> int:
+        async with await agent.listen() as server:
+            port = server.sockets[0].getsockname()[1]
+            before = open_files()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**10)
+            challenge = json.loads(await reader.readline())["challenge"]
+            digest = hmac.digest(TOKEN.encode(), challenge.encode(), "sha256").hex()
+            writer.write(json.dumps({"proof": digest}).encode() + b"\n")
+            hello = {"kind": "get", "moment": [0, 0], "rank": 0, "ranges": [[0, 1]]}
+            writer.write(json.dumps(hello).encode() + b"\n")
+            await asyncio.sleep(1.5)
+            left = open_files() - before - 1  # this end of the connection
+            writer.transport.abort()
+            return left
+
+    assert asyncio.run(main()) <= 0

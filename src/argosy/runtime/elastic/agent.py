@@ -341,20 +341,19 @@ class Agent:
                 case "ping":
                     line.send({"kind": "here"})
                 case "put":
-                    block = await line.receive_block(hello["size"])
+                    received = await line.receive_block(hello["size"])
                     keep_from = tuple(hello["keep_from"])
-                    self.store.put(BlockHeader.of(hello["header"]), block, keep_from=keep_from)
+                    self.store.put(BlockHeader.of(hello["header"]), received, keep_from=keep_from)
                     line.send({"kind": "kept"})
                 case "get":
                     moment = tuple(hello["moment"])
                     for begin, end in hello["ranges"]:
-                        await line.send_block(self.store.get(moment, hello["rank"], begin, end))
+                        block = self.store.get(moment, hello["rank"], begin, end)
+                        await line.send_block(block, patience=self.spec.lost_after)
         except (LostError, KeyError, asyncio.CancelledError):
             pass  # the peer has gone, or the block is no longer held, or this agent ends
         finally:
-            with contextlib.suppress(OSError):
-                await writer.drain()
-            line.close()
+            await line.end(patience=self.spec.lost_after)
 
 
 def replanner_of(spec: RunSpec, plan: Plan) -> Replanner:

@@ -102,7 +102,7 @@ class Leader:
         member = HostMember(host, tuple(hello["devices"]), line, is_leaving=hello["leaving"])
         replaced = self.members.pop(host.name, None)
         if replaced is not None:
-            replaced.line.close()
+            replaced.line.abort()
             self.inbox.put_nowait(
                 (host.name, {"kind": "lost", "why": "its agent was started again"})
             )
@@ -358,7 +358,7 @@ class Leader:
         answers = await asyncio.gather(*(self._answer(member, serial) for member in asked.values()))
         for name, answer in zip(asked, answers, strict=True):
             if answer is None:
-                asked[name].line.close()
+                asked[name].line.abort()
         answered = {name: answer for name, answer in zip(asked, answers, strict=True) if answer}
         return {
             name: answer

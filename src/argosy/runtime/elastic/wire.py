@@ -29,6 +29,8 @@ _MOST_STRANGERS = 128
 """Connections without proof of the token that are open at a time."""
 _LONGEST_OPENING = 2**10
 """Bytes that the line with the proof may have."""
+_CHUNK = 2**20
+"""Bytes of a block that are sent before waiting for the peer to take them."""
 
 
 class LostError(Exception):
@@ -74,7 +76,11 @@ def report_in_a_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
 
 
 class Line:
-    """One end of a connection that is open between agents."""
+    """One end of a connection that is open between agents.
+
+    A line that raises ``LostError`` is aborted, so that a frozen or unreachable peer leaves no open
+    file behind.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -119,16 +125,21 @@ class Line:
             async with asyncio.timeout(patience):
                 data = await self._line(longest)
         except (OSError, TimeoutError) as error:
-            raise LostError(str(error) or f"nothing heard for {patience:g} s") from None
+            raise self._lost(str(error) or f"nothing heard for {patience:g} s") from None
         except asyncio.IncompleteReadError:
-            raise LostError("the connection was closed") from None
+            raise self._lost("the connection was closed") from None
         try:
             message = json.loads(data)
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise LostError("a line that is no message")
+            raise self._lost("a line that is no message")
         return message
+
+    def _lost(self, reason: str) -> LostError:
+        """Abort the connection, and return the error to raise."""
+        self.abort()
+        return LostError(reason)
 
     async def _line(self, longest: int) -> bytearray:
         """Read a line from the reader part by part; the reader buffers little (64 KiB) before it
@@ -140,22 +151,41 @@ class Line:
             except asyncio.LimitOverrunError as error:
                 line += await self.reader.readexactly(error.consumed)
             if len(line) > longest:
-                raise LostError(f"a line of more than {longest} bytes")
+                raise self._lost(f"a line of more than {longest} bytes")
         return line
 
     async def receive_block(self, size: int) -> bytes:
         try:
             return await self.reader.readexactly(size)
         except (OSError, asyncio.IncompleteReadError):
-            raise LostError("the connection was closed within a block") from None
+            raise self._lost("the connection was closed within a block") from None
 
-    async def send_block(self, block: memoryview) -> None:
-        self.writer.write(block)
-        with contextlib.suppress(OSError):
-            await self.writer.drain()
+    async def send_block(self, block: memoryview, *, patience: float) -> None:
+        """Send bytes; raise ``LostError`` if the peer takes none for ``patience`` seconds."""
+        for begin in range(0, len(block), _CHUNK):
+            self.writer.write(block[begin : begin + _CHUNK])
+            try:
+                async with asyncio.timeout(patience):
+                    await self.writer.drain()
+            except (OSError, TimeoutError) as error:
+                raise self._lost(str(error) or f"nothing taken for {patience:g} s") from None
 
     def close(self) -> None:
+        """Close the connection as soon as everything has been sent."""
         self.writer.close()
+
+    def abort(self) -> None:
+        """Close the connection now, without sending what is still buffered."""
+        self.writer.transport.abort()
+
+    async def end(self, *, patience: float) -> None:
+        """Send what is buffered and close; abort after ``patience`` seconds."""
+        self.close()
+        try:
+            async with asyncio.timeout(patience):
+                await self.writer.wait_closed()
+        except (OSError, TimeoutError):
+            self.abort()
 
 
 @contextlib.contextmanager

@@ -84,9 +84,11 @@ class Workers:
         asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
         worker.pipe.close()
         worker.process.join()
+        exit_code = worker.process.exitcode or 0
+        worker.process.close()
         if self.running.get(device) is worker:
             del self.running[device]
-            message = how_it_ended(worker.process.exitcode or 0)
+            message = how_it_ended(exit_code)
             self.report(
                 device, worker.last or {"kind": "ending", "how": "killed", "message": message}
             )
@@ -102,10 +104,11 @@ class Workers:
         """End all workers at once."""
         ended, self.running = self.running, {}
         loop = asyncio.get_running_loop()
-        # All are killed before any is waited for, so that no further message is handled.
+        # Kill all before waiting for any, so that no message of a dying worker is read.
         for worker in ended.values():
             worker.process.kill()
             loop.remove_reader(worker.pipe.fileno())
             worker.pipe.close()
         for worker in ended.values():
             await asyncio.to_thread(worker.process.join)
+            worker.process.close()
