@@ -137,7 +137,7 @@ class Line:
         return message
 
     def _lost(self, reason: str) -> LostError:
-        """Abort the connection, and return the error to raise."""
+        """Close the connection at once, and return the error to raise."""
         self.abort()
         return LostError(reason)
 
