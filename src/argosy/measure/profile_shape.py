@@ -85,7 +85,7 @@ def profile_shape(
             )
             row = measure_stack(stack, seconds=seconds)
         except torch.OutOfMemoryError:
-            report(f"{what}: does not fit into memory, left out")
+            report(f"{what}: does not fit into memory, skipped")
             continue
         rows.append(
             ProfileRow(

@@ -35,7 +35,7 @@ from argosy.runtime.processes.run_folder import keep_private
 from argosy.runtime.processes.run_spec import RunSpec, dumps_run_spec, read_run_spec
 from argosy.workload.chain import Chain
 
-LEFT = RunOutcome(message="this host has left the job, as it was told to", exit_code=0)
+LEFT = RunOutcome(message="this host has left the job, as requested", exit_code=0)
 """The outcome of an agent whose host has left."""
 
 

@@ -23,7 +23,7 @@ def check_folder(spec: RunSpec) -> None:
         )
         raise InputError([Problem(path="--out", found=found, expected=expected)])
     elif claims.newest() is None and checkpoints(spec.folder / CHECKPOINTS):
-        expected = "another folder, or --resume to go on from them"
+        expected = "another folder, or --resume to continue from them"
         raise InputError(
             [Problem(path="--out", found="checkpoints of an earlier run", expected=expected)]
         )

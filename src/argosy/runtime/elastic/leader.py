@@ -220,9 +220,7 @@ class Leader:
                         "waiting", hosts=members, why=f"the run's folder cannot be written: {error}"
                     )
                     await asyncio.sleep(self.spec.interval)
-        message = (
-            f"no plan fits on the hosts that are there, and nobody came for {self.spec.wait:g} s"
-        )
+        message = f"no plan fits on the present hosts, and no host joined for {self.spec.wait:g} s"
         return RunOutcome(message=message, exit_code=InfeasibleError.exit_code)
 
     async def _stop(self) -> None:

@@ -286,7 +286,7 @@ class Reading:
                 data = bytearray(file.read(piece.end - piece.begin))
                 if len(data) < piece.end - piece.begin:
                     raise ConnectionError(
-                        f"{source.address}:{source.port} went away while it was asked for a copy"
+                        f"{source.address}:{source.port} closed the connection within a copy"
                     )
                 rows = torch.frombuffer(data, dtype=getattr(torch, piece.dtype)).view(piece.sizes)
                 box = TensorBox(piece.first, (0,) * len(piece.sizes), piece.sizes)

@@ -102,7 +102,7 @@ class _Worker:
             self.saver = Saver(self.spec.folder / CHECKPOINTS, self._warn)
         except (RuntimeError, OSError) as error:  # contact was lost during preparation
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ElsewhereError(f"the generation did not come about: {reason}") from error
+            raise ElsewhereError(f"the generation could not start: {reason}") from error
         self.copier = self._copier()
         self.adapter = self._adapter() if self.spec.adapt != AdaptationLevel.OFF else None
         pipe.send({"kind": "ready"})

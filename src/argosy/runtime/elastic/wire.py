@@ -125,7 +125,7 @@ class Line:
             async with asyncio.timeout(patience):
                 data = await self._line(longest)
         except (OSError, TimeoutError) as error:
-            raise self._lost(str(error) or f"nothing heard for {patience:g} s") from None
+            raise self._lost(str(error) or f"nothing received for {patience:g} s") from None
         except asyncio.IncompleteReadError:
             raise self._lost("the connection was closed") from None
         try:
@@ -200,7 +200,7 @@ def asking(
         try:
             challenge = str(hear(file)["challenge"])
         except (KeyError, TypeError, ValueError):
-            raise ConnectionError("what listens there is no agent") from None
+            raise ConnectionError("the process that listens there is not an agent") from None
         say(file, {"proof": proof(token, challenge)})
         say(file, greeting)
         yield file

@@ -315,7 +315,7 @@ class GraphCut:
         for _, after in self.graph.updates:
             if kinds[after] not in (SampleDependence.FREE, SampleDependence.WHOLE):
                 mixing.setdefault(
-                    self.graph.producer[after], "changes a buffer by what it finds in the samples"
+                    self.graph.producer[after], "changes a buffer depending on the samples"
                 )
         if loss in self.graph.producer and kinds[loss] is SampleDependence.SAMPLES:
             mixing.setdefault(

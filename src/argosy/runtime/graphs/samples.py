@@ -182,7 +182,7 @@ class _Divider:
         not."""
         kinds = [self.result.kinds[value] for value in node.inputs]
         if SampleDependence.MIXED in kinds:
-            return "reads what depends on all samples"
+            return "reads a value that depends on all samples"
         if SampleDependence.TOTAL in kinds:
             return self._of_totals(node, kinds)
         if SampleDependence.SAMPLES in kinds:
@@ -236,7 +236,7 @@ class _Divider:
         made = [value for value in node.outputs if value is not None]
         numbers = all(self.graph.values[value].has_gradients for value in made)
         if SampleDependence.SAMPLES in kinds or not affine or not numbers:
-            return "uses a mean or a sum over the samples otherwise than in sums and multiples"
+            return "uses a mean or a sum over the samples in other ways than sums and multiples"
         self.result.kinds.update(dict.fromkeys(made, SampleDependence.TOTAL))
         return None
 

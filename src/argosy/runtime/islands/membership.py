@@ -148,7 +148,7 @@ class Membership:
             if thread.is_alive() and (lost := self.lost()):
                 raise LostIslandError(f"no sign of life from island {', '.join(map(str, lost))}")
             if thread.is_alive() and self._latest > self.generation:
-                raise LostIslandError("the others went on without this island")
+                raise LostIslandError("the others continued without this island")
         if failure:
             if not isinstance(failure[0], RuntimeError):
                 raise failure[0]

@@ -145,7 +145,7 @@ class Adapter:
         gathered = [
             torch.empty(most, _COLUMNS, dtype=torch.float64, device=where) for _ in trainer.roster
         ]
-        with in_contact("while ranks told each other what they saw"):
+        with in_contact("while ranks exchanged measurements"):
             dist.all_gather(gathered, own.to(where))
         return [rows_of_rank.tolist() for rows_of_rank in gathered]
 
@@ -203,7 +203,7 @@ class Adapter:
     def _broadcast(self, text: bytes, length: int) -> Any:
         where = self.trainer.device if dist.get_backend() == "nccl" else torch.device("cpu")
         data = torch.frombuffer(bytearray(text or bytes(length)), dtype=torch.uint8).to(where)
-        with in_contact("while a decision was told"):
+        with in_contact("while a decision was broadcast"):
             dist.broadcast(data, 0)
         return json.loads(bytes(data.cpu().numpy()))
 

@@ -131,7 +131,7 @@ def check_agreed(own: Facts, roster: Sequence[str], device: torch.device) -> Non
     from argosy.runtime.processes.failure import in_contact
     from argosy.runtime.processes.world import gather_texts
 
-    with in_contact("while the ranks compared what they were given"):
+    with in_contact("while the ranks compared their inputs"):
         gathered = [json.loads(text) for text in gather_texts(json.dumps(own), device)]
     names = [f"rank {rank} ({device_name})" for rank, device_name in enumerate(roster)]
     problems = differences(gathered, names)

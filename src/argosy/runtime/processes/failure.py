@@ -157,7 +157,7 @@ def verdict(folder: Path, log: str, devices: Sequence[str]) -> tuple[str, int]:
     if not sentences:
         last = [line for line in log.splitlines() if line.strip()][-1:]
         sentences = [
-            f"torchrun failed: {last[0].strip()}" if last else "torchrun failed and said nothing"
+            f"torchrun failed: {last[0].strip()}" if last else "torchrun failed without a message"
         ]
     exit_code = notes[0].exit_code if notes and notes[0].first_hand else RunError.exit_code
     return "; ".join(sentences), exit_code

@@ -30,7 +30,7 @@ def check_hardware(plan: Plan, rank: int) -> None:
                     path=name,
                     found=f"{found} on {socket.gethostname()}",
                     expected=f"{kind}, which the plan was made for",
-                    suggestion="--any-device runs it all the same",
+                    suggestion="--any-device runs it anyway",
                 )
             ]
         )

@@ -153,7 +153,7 @@ def _other_length(path: Path, facts: FileFacts) -> str:
     except OSError as error:
         return f"{path.name}: {error.strerror}"
     if not stat.S_ISREG(status.st_mode):
-        return f"{path.name} is no file"
+        return f"{path.name} is not a file"
     return (
         ""
         if status.st_size == facts.bytes

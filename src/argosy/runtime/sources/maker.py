@@ -61,7 +61,9 @@ class StageMaker:
             raise InputError(
                 [
                     Problem(
-                        path="trainer", found="a cut of its own", expected="a plan that has its cut"
+                        path="trainer",
+                        found="a cut that is not the plan's",
+                        expected="a plan with its own cut",
                     )
                 ]
             )

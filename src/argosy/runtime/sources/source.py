@@ -88,7 +88,7 @@ class LayerSource:
         if not experts:
             path, expected = (
                 f"stages[{stage}].expert",
-                "a module with num_experts, as many entries in its parameters",
+                "a module with num_experts, and that many entries in its parameters",
             )
             raise InputError(
                 [Problem(path=path, found="layers without experts", expected=expected)]

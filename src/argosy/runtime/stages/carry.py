@@ -93,7 +93,7 @@ def _written(part: object, where: str) -> object:
             [
                 Problem(
                     path=where,
-                    found=f"{type(part).__name__} among what is handed on",
+                    found=f"{type(part).__name__} in the output",
                     expected=expected,
                 )
             ]
@@ -123,7 +123,7 @@ def describe(carry: Carry, samples: int, *, where: str) -> tuple[CarryForm, list
     tensors = [value for value in values if isinstance(value, Tensor)]
     for tensor in tensors:
         if tensor.dim() == 0 or tensor.shape[0] != samples:
-            found = f"a tensor of shape {tuple(tensor.shape)} among what is handed on"
+            found = f"a tensor of shape {tuple(tensor.shape)} in the output"
             raise InputError(
                 [Problem(path=where, found=found, expected=f"a first dim of the {samples} samples")]
             )
