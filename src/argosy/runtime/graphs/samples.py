@@ -211,8 +211,8 @@ class _Divider:
         return None
 
     def _of_readers(self, value: int) -> SampleDim | None:
-        """Find the samples of a value made from a shape alone: they are where the samples of the
-        values are that it is combined with."""
+        """Return the dim of the samples of a value made from a shape alone: the dim of the values
+        that it is combined with."""
         shape, todo, seen = self.graph.values[value].shape, [value], {value}
         while todo:
             for reader in self.graph.consumers[todo.pop(0)]:

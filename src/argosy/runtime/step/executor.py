@@ -76,7 +76,7 @@ class Hosted:
     arriving: dict[tuple[bool, int], Arrival] = field(default_factory=dict)
     """Tensors that are being received, by whether they are gradients, and by micro-batch."""
     handed: dict[tuple[bool, int], list[Tensor]] = field(default_factory=dict)
-    """Tensors of a neighbouring stage on this rank, or to be sent, with the same keys."""
+    """Tensors for a neighbouring stage on this rank, or to be sent, with the same keys."""
     debts: dict[int, list[Debt]] = field(default_factory=dict)
 
 
