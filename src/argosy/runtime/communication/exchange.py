@@ -31,7 +31,7 @@ from argosy.space.operations.delivery import Conversion
 from argosy.space.operations.sharding import Segments, State, local_shape, unit_counts
 
 GATHERS = {CollectiveMethod.PADDED: GatherBy.PADDED, CollectiveMethod.GROUPED: GatherBy.BROADCASTS}
-"""How parts are gathered by each method of a plan; by an all-to-all for any other."""
+"""Ways to gather parts, by the method that a plan names; any other method uses an all-to-all."""
 
 
 class GroupExchange:

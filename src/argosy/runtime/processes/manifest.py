@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 _WHOLE = "a whole checkpoint"
-"""What messages about torn checkpoints expect."""
+"""The expectation in messages about torn checkpoints."""
 
 
 def check_whole(folder: Path) -> None:

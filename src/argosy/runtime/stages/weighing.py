@@ -50,7 +50,7 @@ _SAME = {
 }
 """Functions that leave the value of a scalar unchanged."""
 _PAIR = "return (loss, weight), with the weight that its parts are averaged by, such as mask.sum()"
-"""What messages suggest to do in ``loss_fn``."""
+"""The suggestion in messages about ``loss_fn``."""
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class DataReader(FileSystemReader):
 
 
 _TABLE = "a table of tensors, as torch.distributed.checkpoint writes it"
-"""What messages about a bad table of contents expect."""
+"""The expectation in messages about a bad table of contents."""
 
 
 def _refused(folder: Path, found: str, expected: str) -> InputError:

@@ -83,7 +83,7 @@ class Nodes:
     """The group of all holders."""
     ranks: tuple[int, ...]
     nodes: tuple[tuple[int, ...], ...]
-    """The same ranks, node by node."""
+    """All ranks, grouped by node."""
     groups: Groups
     """The groups of every node and of the nodes' first members, if they have two or more ranks."""
     rank: int
