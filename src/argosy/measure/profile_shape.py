@@ -24,6 +24,7 @@ from argosy.workload.profile import Profile, ProfileRow
 LAYERS = ("embedding", "block", "head")
 """Kinds of layers that are measured."""
 _DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+"""The dtype of weights and activations, by the dtype of a profile."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from argosy.cost.regions import Region, overlap
 from argosy.space.operations.sharding import State, unit_counts
 
 Shape = tuple[int, ...]
+"""Sizes or positions by dim."""
 Boxes = tuple[tuple["TensorBox", ...], ...]
 """For each of several tensors, the boxes of its part."""
 

@@ -23,6 +23,7 @@ from io import BufferedRWPair
 from typing import Any
 
 Message = dict[str, Any]
+"""A message as a JSON object."""
 _LONGEST = 2**28
 """Bytes that a line may have."""
 _MOST_STRANGERS = 128

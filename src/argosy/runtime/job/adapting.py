@@ -57,10 +57,12 @@ _COMPUTATION = (
     SpanKind.INPUT_GRADIENT,
     SpanKind.WEIGHT_GRADIENT,
 )
+"""Kinds of marks that measure the speed of a device."""
 _AROUND = 3
 """Steps before and after a change whose median seconds are logged; three exclude an outlier."""
 
 Event = dict[str, Any]
+"""A line of ``decisions.jsonl``."""
 
 
 class Adapter:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 Facts = Mapping[str, str]
+"""Facts by name: values, or hashes of contents."""
 
 _OPTIONS = ("save_every", "clip", "seed", "adapt", "horizon", "min_gain")
 """Options of a run that must be equal on all ranks."""

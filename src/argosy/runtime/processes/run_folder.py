@@ -29,6 +29,7 @@ _CHECKPOINT = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
 """Matches the name of a checkpoint's folder, or of one that was about to be replaced."""
 
 Line = dict[str, Any]
+"""A line of a log as a JSON object."""
 
 
 def keep_private() -> None:

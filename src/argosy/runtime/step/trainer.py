@@ -191,7 +191,7 @@ class Trainer:
         self.tally: tuple[float, ...] = ()
         """Sums of the ``votes`` of all ranks in the last step."""
         self.making: Making | None = None
-        """The objects that the trainer was made from, if it can be made again under another plan."""
+        """The objects that it was made from, if it can be made again under another plan."""
         self.scheduler_factory = scheduler
         self.callbacks: list[Callback] = []
         """Functions that are called after every step, on every rank, with its metrics."""

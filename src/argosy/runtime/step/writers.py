@@ -51,6 +51,7 @@ class StepMetrics(NamedTuple):
 
 
 Callback = Callable[[StepMetrics], None]
+"""A function that is called after every step, on every rank."""
 
 
 class CsvWriter:
