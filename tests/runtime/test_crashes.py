@@ -91,10 +91,10 @@ def test_what_is_missing_or_cut_off_is_named(tmp_path: Path) -> None:
     (folder / "__1_0.distcp").unlink()
     assert tear_in(folder) == "__1_0.distcp: No such file or directory"
     (folder / "__1_0.distcp").symlink_to("/dev/zero")
-    assert tear_in(folder) == "__1_0.distcp is no file"
+    assert tear_in(folder) == "__1_0.distcp is not a file"
     with pytest.raises(
         InputError,
-        match=r"step-00000004: found __1_0\.distcp is no file, expected a whole checkpoint",
+        match=r"step-00000004: found __1_0\.distcp is not a file, expected a whole checkpoint",
     ):
         read_state_dict(folder)
     (folder / "argosy.json").unlink()

@@ -345,7 +345,7 @@ def test_whoever_reaches_fewest_is_left_out_and_never_the_leader() -> None:
 def test_a_job_that_gets_nowhere_ends_with_its_reason() -> None:
     found = leader({"a": ["a"]})
     outcome = asyncio.run(found._form())
-    assert outcome.message == "no plan fits on the hosts that are there, and nobody came for 0 s"
+    assert outcome.message == "no plan fits on the present hosts, and no host joined for 0 s"
     assert outcome.exit_code == 3
 
     class Barren:

@@ -38,7 +38,7 @@ def test_what_no_other_process_could_read_is_not_handed_on(part: Any) -> None:
     kind = type(part).__name__
     with pytest.raises(
         InputError,
-        match=rf"stage 1: found {kind} among what is handed on, expected tensors, tuples",
+        match=rf"stage 1: found {kind} in the output, expected tensors, tuples",
     ):
         form.dumps(where="stage 1")
 
@@ -71,7 +71,7 @@ def test_every_micro_batch_hands_on_the_same(other: Any) -> None:
         ([torch.zeros(2)] * 65, "stage 1: found 65 tensors handed on, expected at most 64"),
         (
             {"hidden": torch.zeros(3)},
-            r"stage 1: found a tensor of shape \(3,\) among what is handed on",
+            r"stage 1: found a tensor of shape \(3,\) in the output",
         ),
     ],
 )

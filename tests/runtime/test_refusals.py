@@ -249,7 +249,7 @@ def test_where_no_rank_speaks_torchrun_s_last_words_count(tmp_path: Path) -> Non
         "torchrun failed: no such option",
         RunError.exit_code,
     )
-    assert verdict(tmp_path, "", [])[0] == "torchrun failed and said nothing"
+    assert verdict(tmp_path, "", [])[0] == "torchrun failed without a message"
     leave_note(tmp_path, rank=1, device="n0.1", message="no", exit_code=2, first_hand=True)
     assert verdict(tmp_path, "", ["n0.0", "n0.1"]) == ("rank 1 (n0.1): no", 2)
     clear_notes(tmp_path)
@@ -268,7 +268,7 @@ def test_a_shape_of_which_nothing_fits_into_memory_is_told(monkeypatch: pytest.M
         InputError, match="--samples: expected at least one size that fits into memory"
     ):
         profile_shape.profile_shape("gpt2-xl", small, shapes, kind="x", report=heard.append)
-    assert "block with 1 x 8 tokens, width 1, fp32: does not fit into memory, left out" in heard
+    assert "block with 1 x 8 tokens, width 1, fp32: does not fit into memory, skipped" in heard
 
 
 @pytest.mark.parametrize("samples", [(), (0, 2), (1, 5)])

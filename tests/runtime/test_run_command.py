@@ -171,7 +171,7 @@ def test_a_plan_for_other_hardware_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "n0." in done.stderr
     assert (
-        "expected A100-80GB, which the plan was made for; --any-device runs it all the same"
+        "expected A100-80GB, which the plan was made for; --any-device runs it anyway"
         in done.stderr
     )
 

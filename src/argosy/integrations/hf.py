@@ -1,5 +1,5 @@
-"""``transformers.Trainer`` by a plan: the same script, its model and batches divided among unequal
-devices.
+"""Run ``transformers.Trainer`` by a plan: the same script, with its model and batches divided among
+unequal devices.
 
     from argosy.integrations.hf import Trainer          # in place of transformers.Trainer
     trainer = Trainer(model=model, args=args, ..., plan="plan.json")
@@ -17,8 +17,8 @@ checkpoints and callbacks are those of one process:
     (3)  learning rates are those of the Trainer's own scheduler, whose optimizer has no weights;
          the optimizers of ranks follow it
     (4)  outputs that metrics and predictions need are gathered on every rank
-    (5)  a checkpoint holds the model as ``from_pretrained`` reads it, and under ``argosy`` what any
-         plan goes on from
+    (5)  a checkpoint contains the model as ``from_pretrained`` reads it, and under ``argosy`` the
+         state from which any plan continues
 
 Dropout draws other masks than torch's generator would: they are a function of the seed, the step
 and the sample.
@@ -63,12 +63,12 @@ if not hasattr(transformers.Trainer, "_clip_grad_norm"):
     )
 _VARIABLES = hidden_variables()
 _FOLDER = "argosy"
-"""Of a checkpoint: what a plan goes on from."""
+"""The folder in a checkpoint that contains the state from which a plan continues."""
 _ITEMS = "num_items_in_batch"
 _ROWS = "argosy_rows"
-"""In a batch whose outputs are kept: the numbers of its rows."""
+"""The key in a batch whose outputs are kept, with the numbers of its rows."""
 _SAMPLES = 64
-"""Numbers of each tensor that ranks compare, about."""
+"""The approximate number of elements of each tensor that ranks compare."""
 _NO_LOGITS = (
     "none for a model that is captured: its program computes the loss alone; eval_loss is there"
 )
@@ -92,9 +92,9 @@ class Trainer(transformers.Trainer):
         self.plan = load_plan(plan) if isinstance(plan, str | Path) else plan
         self.roster = devices_by_rank(self.plan)
         self.engine: PlanTrainer | None = None
-        """This rank's part of the training, from when it is needed on."""
+        """This rank's part of the training, made when it is first needed."""
         self.compared = False
-        """Whether ranks have compared a batch since the start."""
+        """True if ranks have compared a batch since the start."""
         self.parts: list[Part] = []
         """Outputs of parts of the batch that is predicted."""
         self.ignored: set[str] = set()
@@ -110,8 +110,8 @@ class Trainer(transformers.Trainer):
         self._check(keywords)
 
     def _take_place(self, args: Any) -> None:
-        """Be the only process, but one that writes and logs on rank 0 alone, on the device of this
-        rank."""
+        """Set up accelerate as a single process on the device of this rank that writes and logs on
+        rank 0 alone."""
         device = device_of(self.roster, dist.get_rank())
         args.distributed_state.process_index = dist.get_rank()
         args.distributed_state.local_process_index = dist.get_rank()
@@ -121,8 +121,8 @@ class Trainer(transformers.Trainer):
         args._n_gpu = min(1, args._n_gpu)
 
     def _check(self, keywords: dict[str, Any]) -> None:
-        """Raise an ``InputError`` with all that would be trained otherwise than one process trains
-        it."""
+        """Raise an ``InputError`` with every setting under which training would differ from one
+        process."""
         args, plan, problems = self.args, self.plan, []
 
         def refuse(path: str, found: object, expected: str) -> None:
@@ -152,7 +152,7 @@ class Trainer(transformers.Trainer):
             raise InputError(problems)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Leave the model where it is: ranks take their parts of it."""
+        """Leave the model in place, since ranks take their parts of it."""
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Divide the model, and make the optimizer that the scheduler drives (3)."""
@@ -196,8 +196,8 @@ class Trainer(transformers.Trainer):
         return self.optimizer
 
     def _compare_values(self) -> None:
-        """Raise an ``InputError`` if ranks have built models with other values, such as without
-        ``set_seed``."""
+        """Raise an ``InputError`` if ranks have built models with different values, for example
+        without ``set_seed``."""
         state = self.model.state_dict()
         samples = {
             name: value.detach().flatten()[:: max(1, value.numel() // _SAMPLES)].double().cpu()
@@ -209,21 +209,22 @@ class Trainer(transformers.Trainer):
 
     @property
     def is_captured(self) -> bool:
-        """Whether stages are made of operations, with sizes that a batch gives, and not of
+        """Return whether stages are made of operations, with sizes that a batch gives, instead of
         layers."""
         shared = any(replica.width > 1 for stage in self.plan.stages for replica in stage.replicas)
         return shared or self.plan.cut is not None or not has_layers(self.model)
 
     def _example(self) -> Any:
-        """A batch to capture a model by; what is drawn for it is drawn again."""
+        """Return a batch to capture a model with; random numbers drawn for it are drawn again
+        later."""
         if not self.is_captured:
             return {"rows": torch.zeros(self.plan.global_batch)}
         with torch.random.fork_rng(devices=[]):
             return dict(next(iter(self.get_train_dataloader())))
 
     def _loss_of(self, model: Any, batch: dict[str, Any]) -> Any:
-        """``compute_loss`` of the Trainer, as a mean over a part of the batch, or as the part's
-        share of the whole loss if the number of items in the whole batch is known."""
+        """Return the loss of the Trainer's ``compute_loss``: a mean over a part of the batch, or
+        the part's share of the whole loss if the number of items in the whole batch is known."""
         inputs = dict(batch)
         rows = inputs.pop(_ROWS, None)
         if rows is not None and not self._has_labels(inputs):
@@ -259,15 +260,15 @@ class Trainer(transformers.Trainer):
         self.parts.append((rows, kept(values)))
 
     def _counted(self, inputs: dict[str, Any], items: Any) -> dict[str, Any]:
-        """A batch with the number of items in the whole batch, which a captured model cannot
-        take."""
+        """Add the number of items in the whole batch to a batch, unless the model is captured and
+        cannot take it."""
         known = {} if items is None or self.is_captured else {_ITEMS: int(items)}
         return {**inputs, **known}
 
     def _wrap_model(
         self, model: nn.Module, training: bool = True, dataloader: Any = None
     ) -> nn.Module:
-        """A wrapper, so that accelerate leaves the model alone."""
+        """Wrap the model, so that accelerate does not change it."""
         del training, dataloader
         return model if isinstance(model, _Divided) else _Divided(model)
 
@@ -280,7 +281,7 @@ class Trainer(transformers.Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
-        """A batch by the plan; the update with it if it is the last that is accumulated."""
+        """Train on a batch by the plan, and update if it is the last one that is accumulated."""
         engine, batch = self._divided(), self._counted(inputs, num_items_in_batch)
         self._compare(batch)
         model.train()
@@ -295,7 +296,7 @@ class Trainer(transformers.Trainer):
         return torch.tensor(engine.step(batch), device=self.args.device)
 
     def _compare(self, batch: dict[str, Any]) -> None:
-        """Raise an ``InputError`` if ranks have read other batches, the first time."""
+        """Raise an ``InputError`` if ranks have read different batches; compare only the first."""
         if not self.compared:
             self.compared = True
             check_agreed(
@@ -303,7 +304,7 @@ class Trainer(transformers.Trainer):
             )
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Of the step just done, whose update was clipped."""
+        """Return the gradient norm of the last step, whose update has already been clipped."""
         return self._get_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
@@ -317,8 +318,8 @@ class Trainer(transformers.Trainer):
         prediction_loss_only: bool,
         ignore_keys: Any = None,
     ) -> tuple[Tensor | None, Any, Any]:
-        """The loss of a batch, and unless only that is asked for, its outputs and labels on every
-        rank."""
+        """Return the loss of a batch and, unless only that is requested, its outputs and labels on
+        every rank."""
         del model
         engine, has_labels = self._divided(), self._has_labels(inputs)
         items = self._get_num_items_in_batch([inputs], self.args.device) if has_labels else None
@@ -362,7 +363,7 @@ class Trainer(transformers.Trainer):
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """All ranks draw the same."""
+        """Save the generators' state on one rank, since all ranks draw the same numbers."""
         if self.args.should_save:
             super()._save_rng_state(output_dir)
 
@@ -388,12 +389,12 @@ class Trainer(transformers.Trainer):
 
 
 def _single(values: tuple[Any, ...] | None) -> Any:
-    """The only one of several values by itself, as the Trainer has it."""
+    """Return a single value by itself instead of a tuple, as the Trainer expects."""
     return values[0] if values is not None and len(values) == 1 else values
 
 
 class _Divided(nn.Module):
-    """A model whose parts are on many ranks; accelerate takes it for a wrapper of its own kind."""
+    """A model whose parts are on many ranks; accelerate treats it as one of its own wrappers."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Outputs of a model that ranks of the last stage computed in parts, put together on every rank.
+"""Assemble on every rank the outputs of a model that ranks of the last stage computed in parts.
 
-A part is some rows of the batch, by their numbers, and a pytree of tensors with these rows. Every
-rank that has parts broadcasts them: first their form, as JSON (``runtime.stages.carry``), then bare
-tensors.
+A part consists of the numbers of some rows of the batch and a pytree of tensors with these rows.
+Every rank that has parts broadcasts them: first their form, as JSON (``runtime.stages.carry``),
+then tensors.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from argosy.runtime.processes.failure import in_contact
 from argosy.runtime.stages.carry import describe, loads_form
 
 Part = tuple[Tensor, Any]
-"""Numbers of rows, and outputs for them."""
+"""The numbers of rows, and the outputs for them."""
 
 
 def assembled(
     parts: Sequence[Part], count: int, sources: Sequence[int], device: torch.device
 ) -> Any:
-    """Put together the outputs of ``count`` rows from the parts of all ranks in ``sources``; every
-    rank calls this."""
+    """Assemble the outputs of ``count`` rows from the parts of all ranks in ``sources``; every rank
+    calls this."""
     mine = _together(parts) if dist.get_rank() in sources else None
     with in_contact("while predictions were exchanged"):
         arrived = [_broadcast(mine, source, device) for source in sources]
@@ -39,7 +39,7 @@ def assembled(
 
 
 def _together(parts: Sequence[Part]) -> Part:
-    """One part of all that this rank has."""
+    """Join all parts of this rank into one."""
     flat = [tree_flatten(part) for part in parts]
     joined = [
         torch.cat(leaves).contiguous()
@@ -53,9 +53,8 @@ def _broadcast(mine: Part | None, source: int, device: torch.device) -> Part:
     if dist.get_rank() == source:
         assert mine is not None, "a source has parts"
         form, tensors = describe(mine, len(mine[0]), where="predictions")
-        text = torch.frombuffer(bytearray(form.dumps(where="predictions")), dtype=torch.uint8).to(
-            device
-        )
+        data = bytearray(form.dumps(where="predictions"))
+        text = torch.frombuffer(data, dtype=torch.uint8).to(device)
         sizes = torch.tensor([len(text), len(mine[0])], device=device)
     else:
         sizes = torch.zeros(2, dtype=torch.int64, device=device)

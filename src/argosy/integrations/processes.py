@@ -1,10 +1,10 @@
-"""The processes that torchrun started, out of sight of a library that would divide the work among
-them itself.
+"""Hide the processes that torchrun started from a library that would divide the work among them
+itself.
 
 A plan divides the model and every batch. A library such as accelerate that finds torchrun's
-variables in the environment would divide the data as well. So they are taken out of the
-environment, and given back only while Argosy joins the processes: to the library, every process is
-the only one.
+variables in the environment would divide the data as well. So they are removed from the
+environment, and restored only while Argosy joins the processes: the library behaves as if every
+process were the only one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _NAMES = (
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
 )
+"""Variables by which libraries find that torchrun started them."""
 
 
 def hidden_variables() -> dict[str, str]:
-    """Take torchrun's variables out of the environment; what they were."""
+    """Remove torchrun's variables from the environment, and return them."""
     return {name: os.environ.pop(name) for name in _NAMES if name in os.environ}
 
 
 @contextlib.contextmanager
 def visible(variables: dict[str, str]) -> Iterator[None]:
-    """With these variables in the environment."""
+    """Restore these variables in the environment for the context."""
     os.environ.update(variables)
     try:
         yield

@@ -1,5 +1,8 @@
-"""An emulated motley cluster on one Linux machine: a network namespace for every node, shaped links
-that follow their traces while a job runs, and a share of a core for every device."""
+"""Emulate a cluster of unequal devices on one Linux machine.
+
+A lab has a network namespace for every node, shaped links that follow their traces while a job
+runs, and a share of a core for every device.
+"""
 
 from argosy.lab.lab import Lab
 

@@ -1,10 +1,10 @@
-"""One NVIDIA card as several unequal devices: every rank gets a share of its multiprocessors
-through CUDA MPS.
+"""Divide one NVIDIA card into several unequal devices: every rank gets a share of its
+multiprocessors through CUDA MPS.
 
     (1)  share_d = floor(100 speed_d / sum of speeds) percent,     all shares together at most 100
 
 Ranks on one card still share its memory bandwidth, so a rank is slower beside the others than
-alone: devices are measured while all work (``argosy probe``), never taken from the shares.
+alone: devices are measured while all work (``argosy probe``), never derived from the shares.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from argosy.errors import RunError, bad_input
 from argosy.lab.job import LabJob, WorkerCommand, free_port
 
 _CONTROL = "nvidia-cuda-mps-control"
+"""The command that starts and controls the daemon of CUDA MPS."""
 _PATIENCE = 10.0
+"""Seconds to wait for an answer of the daemon, and for its end."""
 
 
 def why_no_card() -> str | None:
-    """Why a card cannot be shared on this machine; None where it can."""
+    """Return why a card cannot be shared on this machine; None if it can."""
     if shutil.which("nvidia-smi") is None:
         return "no NVIDIA driver on this machine"
     if shutil.which(_CONTROL) is None:
@@ -37,8 +39,11 @@ def why_no_card() -> str | None:
 
 
 def shares_of(cluster: Cluster) -> dict[str, int]:
-    """(1) by device, in percent."""
-    rates = {d.name: max(rate for _, rate in d.kind.flops) * d.efficiency for d in cluster.devices}
+    """Return the share of each device (1), in percent."""
+    rates = {
+        device.name: max(rate for _, rate in device.kind.flops) * device.efficiency
+        for device in cluster.devices
+    }
     shares = {name: int(100 * rate / sum(rates.values()) + 1e-9) for name, rate in rates.items()}
     too_small = [name for name, share in shares.items() if share < 1]
     if too_small:
@@ -49,8 +54,7 @@ def shares_of(cluster: Cluster) -> dict[str, int]:
 
 
 class SharedCard:
-    """The daemon that shares a card, from its start to its end; ``run`` starts a command once per
-    share."""
+    """A card that a daemon shares in the context; ``run`` starts a command once per share."""
 
     def __init__(self, shares: Mapping[str, int]) -> None:
         if sum(shares.values()) > 100 or min(shares.values(), default=0) < 1:
@@ -109,7 +113,7 @@ class SharedCard:
     def start(
         self, command: Sequence[str], *, environment: Mapping[str, str] | None = None
     ) -> LabJob:
-        """A command once per share, with the environment that torchrun gives."""
+        """Start a command once per share, with the environment that torchrun provides."""
         port = str(free_port())
         workers = []
         for rank, (device, share) in enumerate(self.shares.items()):
@@ -140,7 +144,7 @@ class SharedCard:
         environment: Mapping[str, str] | None = None,
         timeout: float = 3600.0,
     ) -> LabJob:
-        """To the end on every share; a ``RunError`` where one fails."""
+        """Run a command to its end on every share; raise a ``RunError`` if one fails."""
         with self.start(command, environment=environment) as job:
             job.wait(timeout)
         return job

@@ -1,4 +1,4 @@
-"""Processes that belong together: one per device, started together, ended together."""
+"""Run processes that belong together: one per device, started together, ended together."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from argosy.errors import RunError
 from argosy.runtime.processes.failure import how_it_ended
 
 _POLL = 0.02
+"""Seconds between two looks at the processes."""
 _PATIENCE = 3.0
-"""Seconds that the others get to say what they saw after one has failed, and to end when asked
-to."""
+"""Seconds for processes to end after a signal; a tenth of it lets the others report after one has
+failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerCommand:
-    """One process to be: its name for people, its command and its environment."""
+    """A process that is to be started: its label, its command and its environment."""
 
     label: str
     command: tuple[str, ...]
@@ -34,7 +35,7 @@ class WorkerCommand:
 
 
 class LabJob:
-    """Workers as processes; leaving it ends whatever still runs."""
+    """A set of workers that run as processes; leaving the context ends those that still run."""
 
     def __init__(self, workers: Sequence[WorkerCommand]) -> None:
         self.workers = tuple(workers)
@@ -42,7 +43,7 @@ class LabJob:
         self.output: dict[str, list[str]] = {worker.label: [] for worker in workers}
         """Lines of standard output and error, per worker."""
         self.echo: IO[str] | None = None
-        """Where lines are shown as they come, each after its worker's name."""
+        """The stream to which lines are copied as they come, each after its worker's label."""
         self._readers: list[threading.Thread] = []
 
     def __enter__(self) -> LabJob:
@@ -54,7 +55,7 @@ class LabJob:
             raise RunError(
                 f"{worker.label} cannot be started: {worker.command[0]}: {error.strerror}"
             ) from None
-        except BaseException:  # they are in sessions of their own, where no interrupt reaches them
+        except BaseException:  # they are in sessions of their own, which no interrupt reaches
             self._end()
             raise
         return self
@@ -81,7 +82,8 @@ class LabJob:
                 self.echo.write(f"{label}: {line}")
 
     def wait(self, timeout: float = math.inf) -> None:
-        """Until all have ended well; a ``RunError`` that names the first that did not."""
+        """Wait until all have ended well; raise a ``RunError`` that names the first that did
+        not."""
         deadline = time.monotonic() + timeout
         while True:
             codes = [process.poll() for process in self.processes]
@@ -94,7 +96,9 @@ class LabJob:
                 return
             if time.monotonic() > deadline:
                 waiting = [
-                    w.label for w, code in zip(self.workers, codes, strict=True) if code is None
+                    worker.label
+                    for worker, code in zip(self.workers, codes, strict=True)
+                    if code is None
                 ]
                 raise RunError(f"{', '.join(waiting)} did not end within {timeout:g} s")
             time.sleep(_POLL)
@@ -102,8 +106,8 @@ class LabJob:
     def _why(self, index: int, code: int | None) -> str:
         label = self.workers[index].label
         assert code is not None
-        said = [line for line in self.output[label] if line.strip()][-12:]
-        return "\n".join([f"{label} {how_it_ended(code)}", *(f"  {line}" for line in said)])
+        last_lines = [line for line in self.output[label] if line.strip()][-12:]
+        return "\n".join([f"{label} {how_it_ended(code)}", *(f"  {line}" for line in last_lines)])
 
     def _finish_reading(self) -> None:
         for reader in self._readers:
@@ -118,7 +122,7 @@ class LabJob:
         self._end()
 
     def _end(self) -> None:
-        """Whatever still runs."""
+        """End all processes that still run."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes:
                 if process.poll() is None:
@@ -137,7 +141,7 @@ class LabJob:
 
 
 def free_port() -> int:
-    """A port that nothing listens on in this process's own network; a fresh host has them all
+    """Return a port that nothing listens on in this process's own network; on a new host all are
     free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,10 +1,10 @@
-"""A lab from its building to its removal.
+"""Build a lab, run commands in it, and remove it.
 
     with Lab(cluster) as lab:
         lab.run([sys.executable, "train.py"])
 
 builds one host per node and runs the command once per device, with the environment that torchrun
-would give it. The links follow the cluster's traces while the command runs.
+would provide. The links follow the cluster's traces while the command runs.
 
 Device speeds are shares of a core. The fastest device gets s_max, the others in proportion to
 FLOP/s times efficiency,
@@ -12,7 +12,7 @@ FLOP/s times efficiency,
     (1)  s_d = s_max speed_d / max speed,     s_max = min(0.8, 0.8 cores max speed / sum of speeds),
 
 so that all together leave the machine a fifth of its time. Only threads that call
-``runtime.processes.emulated.join_device`` are held to it.
+``runtime.processes.emulated.join_device`` are limited to it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,19 @@ from argosy.lab.layout import INTERFACE, LabLayout, Port, lay_out
 from argosy.lab.record import FOLDER, Record, myself, prefix_of, records
 
 _SPARE = 0.8
+"""The part of the cores that devices may use together; the rest is for the machine itself."""
 _POLL = 0.01
+"""Seconds between two looks for the program's ready mark."""
 _NAME_LENGTH = 20
+"""Letters of a cluster's name in the name of a lab."""
 
 
 class LabClock(StrEnum):
-    """When a lab's traces begin."""
+    """The event at which a lab's traces begin."""
 
     LAUNCH = "launch"
     READY = "ready"
-    """When the program calls ``runtime.processes.emulated.say_ready``: imports and set-up do not
+    """When the program calls ``runtime.processes.emulated.say_ready``; imports and set-up do not
     count."""
 
 
@@ -55,11 +58,11 @@ class LabClock(StrEnum):
 class _Speed:
     share: system.CoreShare
     full: float
-    """Of a core, at speed 1."""
+    """The share of a core at speed 1."""
 
 
 class Lab:
-    """An emulated cluster on this machine; built on entering, removed on leaving."""
+    """An emulated cluster on this machine; it is built on entering and removed on leaving."""
 
     def __init__(self, cluster: Cluster, *, name: str | None = None, shares: bool = True) -> None:
         self.cluster = cluster
@@ -84,8 +87,8 @@ class Lab:
         down(self.name)
 
     def up(self, *, owner: tuple[int, str] | None = None) -> None:
-        """Build everything; what a crash in the middle leaves is removed by ``down`` and by the
-        next ``up``."""
+        """Build everything; what an interrupted build leaves is removed by ``down`` and by the next
+        ``up``."""
         reason = system.why_not()
         if reason is not None:
             raise RunError(f"no lab here: {reason}")
@@ -114,41 +117,25 @@ class Lab:
         system.add_namespaces([self.prefix + name for name in self.layout.namespaces])
         switch = self.prefix + "switch"
         for index, _ in enumerate(self.layout.bridges):
-            system.run(
-                "ip",
-                "-n",
-                switch,
-                "link",
-                "add",
-                f"bridge{index}",
-                "type",
-                "bridge",
-                "forward_delay",
-                "0",
-            )
-            system.run("ip", "-n", switch, "link", "set", f"bridge{index}", "up")
+            link = ("ip", "-n", switch, "link")
+            kind = ("type", "bridge", "forward_delay", "0")
+            system.run(*link, "add", f"bridge{index}", *kind)
+            system.run(*link, "set", f"bridge{index}", "up")
         for cable in self.layout.cables:
             ends = [
                 (self.prefix + port.namespace, port.interface) for port in (cable.one, cable.other)
             ]
-            system.run("ip", "link", "add", "name", ends[0][1], "netns", ends[0][0], "type", "veth",
-                       "peer", "name", ends[1][1], "netns", ends[1][0])  # fmt: skip
+            near = ("name", ends[0][1], "netns", ends[0][0])
+            far = ("name", ends[1][1], "netns", ends[1][0])
+            system.run("ip", "link", "add", *near, "type", "veth", "peer", *far)
             for (namespace, interface), bridge in zip(ends, cable.bridges, strict=True):
                 if bridge is not None:
                     master = f"bridge{self.layout.bridges.index(bridge)}"
                     system.run("ip", "-n", namespace, "link", "set", interface, "master", master)
                 system.connect(namespace, interface)
         for host in self.layout.hosts:
-            system.run(
-                "ip",
-                "-n",
-                self.prefix + host.name,
-                "address",
-                "add",
-                f"{host.address}/16",
-                "dev",
-                INTERFACE,
-            )
+            network = ("ip", "-n", self.prefix + host.name)
+            system.run(*network, "address", "add", f"{host.address}/16", "dev", INTERFACE)
         for speed in self._speeds.values():
             speed.share.create()
             speed.share.set(speed.full)
@@ -156,12 +143,12 @@ class Lab:
 
     @cached_property
     def _speeds(self) -> dict[str, _Speed]:
-        """(1) by device."""
+        """Return the speed of each device (1)."""
         if not self.with_shares:
             return {}
         rates = {
-            d.name: max(rate for _, rate in d.kind.flops) * d.efficiency
-            for d in self.cluster.devices
+            device.name: max(rate for _, rate in device.kind.flops) * device.efficiency
+            for device in self.cluster.devices
         }
         fastest = max(rates.values())
         most = min(_SPARE, _SPARE * (os.cpu_count() or 1) * fastest / sum(rates.values()))
@@ -171,7 +158,7 @@ class Lab:
         }
 
     def share_of(self, device: str) -> float:
-        """Of a core, at full speed."""
+        """Return the share of a core that a device has at full speed."""
         return self._speeds[device].full
 
     def change(self, what: str, value: float) -> None:
@@ -202,7 +189,7 @@ class Lab:
         system.shape(self.prefix + port.namespace, port.interface, rate)
 
     def _set_speed(self, device: str, speed: float) -> None:
-        """A device at speed 0 is lost: its processes are killed."""
+        """Set the speed of a device; at speed 0 it is lost, and its processes are killed."""
         if speed <= 0:
             for pid in self._processes(device):
                 system.kill(pid)
@@ -216,7 +203,8 @@ class Lab:
         return [pid for pid in pids if mark in system.environment(pid).split(b"\0")]
 
     def _set_time(self, now: float) -> float:
-        """Everything as the traces say for ``now``; when the next change is due."""
+        """Set everything as the traces have it at ``now`` (seconds); return when the next change is
+        due."""
         following = math.inf
         for link in self.cluster.links:
             if link.name in self._ports and (
@@ -234,7 +222,7 @@ class Lab:
         return following
 
     _last = 0.0
-    """When the links and devices were set to their traces."""
+    """The time to which links and devices were last set, in seconds of the traces."""
 
     def start(
         self,
@@ -243,8 +231,8 @@ class Lab:
         devices: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> LabJob:
-        """Start a command once per device, in its host; ``devices`` in the order of their ranks, by
-        default all."""
+        """Start a command once per device, in its host; ``devices`` are in the order of their
+        ranks, by default all."""
         names = list(self.cluster.device_index) if devices is None else list(devices)
         hosts = {name: host for host in self.layout.hosts for name in host.devices}
         port = str(free_port())
@@ -285,17 +273,17 @@ class Lab:
         clock: LabClock = LabClock.LAUNCH,
         echo: IO[str] | None = None,
     ) -> LabJob:
-        """Run a command to its end on every device, under the cluster's changes; a ``RunError``
-        where one fails, or where links and devices did not follow the changes."""
+        """Run a command to its end on every device, under the cluster's changes; raise a
+        ``RunError`` if one fails, or if links and devices did not follow the changes."""
         mark = FOLDER / f"{self.name}.ready"
         mark.unlink(missing_ok=True)
         ready = {"ARGOSY_LAB_READY": str(mark)}
         job = self.start(command, devices=devices, environment={**(environment or {}), **ready})
         job.echo = echo
         with job:
-            done, astray = threading.Event(), list[Exception]()
+            done, errors = threading.Event(), list[Exception]()
             follower = threading.Thread(
-                target=self._follow, args=(done, mark, clock, astray), daemon=True
+                target=self._follow, args=(done, mark, clock, errors), daemon=True
             )
             follower.start()
             try:
@@ -304,21 +292,21 @@ class Lab:
                 done.set()
                 follower.join()
                 mark.unlink(missing_ok=True)
-        if astray:
-            raise RunError(f"the lab stopped following the cluster's changes: {astray[0]}")
+        if errors:
+            raise RunError(f"the lab stopped following the cluster's changes: {errors[0]}")
         return job
 
     def _follow(
-        self, done: threading.Event, mark: Path, clock: LabClock, astray: list[Exception]
+        self, done: threading.Event, mark: Path, clock: LabClock, errors: list[Exception]
     ) -> None:
-        """Play the traces; what keeps the kernel from it goes ``astray``."""
+        """Apply the traces, and add errors of the kernel to ``errors``."""
         try:
             self._play(done, mark, clock)
         except (RunError, OSError) as error:
-            astray.append(error)
+            errors.append(error)
 
     def _play(self, done: threading.Event, mark: Path, clock: LabClock) -> None:
-        """From the launch on, or from when the program says that it is ready."""
+        """Apply the traces from the launch on, or from when the program is ready."""
         following = self._set_time(0.0)
         while clock is LabClock.READY and not mark.exists():
             if done.wait(_POLL):
@@ -331,7 +319,7 @@ class Lab:
 
 
 def open_lab(name: str) -> Lab:
-    """A lab that is up, by its name."""
+    """Return a lab that is up, by its name."""
     known = {record.name: record for record in records()}
     if name not in known:
         expected = f"a lab that is up ({', '.join(known) or 'none is'})"
@@ -341,14 +329,14 @@ def open_lab(name: str) -> Lab:
 
 
 def down(name: str) -> None:
-    """Remove a lab with all that runs in it."""
+    """Remove a lab with everything that runs in it."""
     for record in list(records()):
         if record.name == name:
             remove(record)
 
 
 def sweep() -> list[str]:
-    """Remove the labs whose owners have ended without doing so; returns their names."""
+    """Remove the labs whose owners have ended without removing them; return their names."""
     orphans = [record for record in records() if record.is_orphan]
     for record in orphans:
         remove(record)
@@ -356,7 +344,7 @@ def sweep() -> list[str]:
 
 
 def remove(record: Record) -> None:
-    """The record goes last, so that a removal that is cut short can be repeated."""
+    """Remove a lab; its record is removed last, so that an interrupted removal can be repeated."""
     for namespace in system.namespaces(record.prefix):
         system.remove_namespace(namespace)
     for share in record.shares:

@@ -1,5 +1,4 @@
-"""What a lab builds for a cluster file: hosts, bridges and the interfaces on which each link is
-shaped.
+"""Plan a lab for a cluster file: hosts, bridges and the interfaces on which each link is shaped.
 
     (1)  A node is a host: a network namespace with one interface, plugged into a bridge.
     (2)  A switch is a bridge; its uplink is a cable to the bridge above it.
@@ -7,8 +6,8 @@ shaped.
     (4)  Every directed link of the cluster is the sending end of one cable, where a token bucket
          limits it.
 
-Devices of one node talk over its loopback at whatever speed the machine has. What cannot be built
-this way (parallel links, links around a NIC, a capacity shared by several edges) is refused by
+Devices of one node communicate over its loopback at the machine's own speed. Parallel links, links
+around a NIC and a capacity shared by several edges cannot be built this way and are refused by
 name.
 """
 
@@ -21,27 +20,28 @@ from argosy.cluster.topology import Cluster, Node
 from argosy.errors import InputError, Problem
 
 SWITCH = "switch"
-"""The namespace that holds all bridges."""
+"""The namespace that contains all bridges."""
 INTERFACE = "eth0"
 """A host's only interface beside its loopback."""
 _MOST_HOSTS = 64
+"""The most nodes that a lab accepts."""
 _CORE = "core"
 """The bridge of hosts that are under no switch."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """One end of a cable: where it is, and the link that it shapes on sending."""
+    """One end of a cable, with the link that it shapes on sending."""
 
     namespace: str
     interface: str
     link: str | None
-    """A directed link's name; an end that nothing limits has none."""
+    """A directed link's name; None for an end that is not limited."""
 
 
 @dataclass(frozen=True)
 class Cable:
-    """Two ports; an end in the switch's namespace belongs to a bridge."""
+    """A cable that connects two ports; an end in the switch's namespace belongs to a bridge."""
 
     one: Port
     other: Port
@@ -50,7 +50,7 @@ class Cable:
 
 @dataclass(frozen=True, kw_only=True)
 class LabHost:
-    """A node of the cluster inside the lab."""
+    """A host that represents a node of the cluster."""
 
     name: str
     address: str
@@ -59,7 +59,7 @@ class LabHost:
 
 @dataclass(frozen=True, kw_only=True)
 class LabLayout:
-    """Everything that a lab builds, as values."""
+    """A description of everything that a lab builds."""
 
     hosts: tuple[LabHost, ...]
     bridges: tuple[str, ...]
@@ -67,7 +67,7 @@ class LabLayout:
 
     @property
     def ports(self) -> dict[str, Port]:
-        """By the link that each shapes."""
+        """Return ports by the link that each shapes."""
         return {
             port.link: port
             for cable in self.cables
@@ -81,13 +81,15 @@ class LabLayout:
 
 
 def lay_out(cluster: Cluster) -> LabLayout:
-    """(1) to (4); raises an ``InputError`` that names every edge which cannot be emulated."""
+    """Return the layout by (1) to (4); raise an ``InputError`` that names every edge that cannot be
+    emulated."""
     problems = [*_refusals(cluster)]
     islands = _islands(cluster)
     for wire in cluster.wires:
-        sides = {islands[node] for node in wire.one}, {islands[node] for node in wire.other}
-        whole = all({node for node, at in islands.items() if at in side} == set(group)
-                    for side, group in zip(sides, (wire.one, wire.other), strict=True))  # fmt: skip
+        groups = (wire.one, wire.other)
+        sides = [{islands[node] for node in group} for group in groups]
+        reached = [{node for node, at in islands.items() if at in side} for side in sides]
+        whole = all(nodes == set(group) for nodes, group in zip(reached, groups, strict=True))
         if not whole or any(len(side) != 1 for side in sides):
             problems.append(
                 _problem(wire.name, "a link between two groups that nothing else connects")
@@ -113,7 +115,7 @@ def lay_out(cluster: Cluster) -> LabLayout:
 
 
 def not_emulated(cluster: Cluster) -> tuple[str, ...]:
-    """What a lab leaves out of a cluster that it can build otherwise, for people."""
+    """Return, as sentences, what a lab does not emulate of a cluster that it can build."""
     notes = []
     latency = max((link.latency.at(0) for link in cluster.links), default=0.0)
     if latency >= 1e-3:
@@ -155,21 +157,21 @@ def _problem(where: str, expected: str, found: str | None = None) -> Problem:
 
 
 def _islands(cluster: Cluster) -> dict[str, int]:
-    """Per node, the number of its side of the network: two nodes that no [[links]] entry separates
-    share one."""
+    """Return, per node, the number of its side of the network: two nodes that no [[links]] entry
+    separates share one."""
     islands: dict[str, int] = {}
     for node in cluster.nodes:
         apart = {
-            other
+            peer
             for wire in cluster.wires
             for here, there in ((wire.one, wire.other), (wire.other, wire.one))
             if node.name in here
-            for other in there
+            for peer in there
         }
         near = [
-            islands[other.name]
-            for other in cluster.nodes
-            if other.name in islands and other.name not in apart
+            islands[peer.name]
+            for peer in cluster.nodes
+            if peer.name in islands and peer.name not in apart
         ]
         islands[node.name] = near[0] if near else max(islands.values(), default=-1) + 1
     return islands
@@ -193,7 +195,7 @@ def _host_cables(cluster: Cluster, bridges: Mapping[str, str]) -> list[Cable]:
 
 
 def _uplinks(cluster: Cluster, islands: Mapping[str, int]) -> list[Cable]:
-    """Every switch's cable to the one above it, or to the core of its side."""
+    """Return every switch's cable to the one above it, or to the core of its side."""
     cables: dict[str, Cable] = {}
     for node in cluster.nodes:
         for at, (out, into) in enumerate(node.uplinks):

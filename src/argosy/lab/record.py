@@ -1,5 +1,5 @@
-"""What labs exist on this machine: one small file each, written before anything is built, so that
-whatever a crash leaves behind can be found and removed."""
+"""Record the labs of this machine in one small file each, which is written before anything is
+built, so that everything that a crash leaves can be found and removed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FOLDER = Path("/run/argosy-lab")
+"""The folder of the records, which a restart of the machine empties."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A lab as its file tells it."""
+    """A lab as its file describes it."""
 
     name: str
     cluster: str
@@ -44,17 +45,17 @@ class Record:
 
 
 def prefix_of(lab: str) -> str:
-    """Of whatever a lab makes. A lab's name has no dot: what belongs to ``trial-2`` is none of
-    ``trial``'s."""
+    """Return the prefix of all names that a lab uses. A lab's name has no dot, so names of
+    ``trial-2`` never begin with the prefix of ``trial``."""
     return f"argosy-{lab}."
 
 
 def records() -> Iterator[Record]:
-    """Every lab of this machine, by name."""
+    """Yield every lab of this machine, by name."""
     for path in sorted(FOLDER.glob("*.json")) if FOLDER.is_dir() else []:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:  # somebody has removed it meanwhile
+        except FileNotFoundError:  # it was removed meanwhile
             continue
         owner = content.pop("owner")
         shares = tuple(content.pop("shares"))
@@ -66,14 +67,14 @@ def records() -> Iterator[Record]:
 
 
 def myself() -> tuple[int, str]:
-    """This process as an owner."""
+    """Return this process as an owner."""
     started = start_time(os.getpid())
     assert started is not None
     return os.getpid(), started
 
 
 def start_time(pid: int) -> str | None:
-    """When a process began, in the kernel's own words; None where there is none."""
+    """Return when a process began, as the kernel writes it; None if there is no such process."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

@@ -1,10 +1,10 @@
-"""The few things a lab asks of the kernel: namespaces and cables (ip), token buckets (tc), shares
-of a core (cgroups).
+"""Call the kernel for a lab: namespaces and cables (ip), token buckets (tc), shares of a core
+(cgroups).
 
 A token bucket holds about 2 ms of traffic: with more, whole activations pass at full speed; with
-less, the bucket caps the rate below what was asked for. No packet may be larger than the smallest
-bucket: one that was queued before the bucket shrank would block it for ever. Core time is given out
-in periods of 10 ms.
+less, the bucket limits the rate below the requested one. No packet may be larger than the smallest
+bucket: one that was queued before the bucket shrank would block it permanently. Core time is given
+out in periods of 10 ms.
 """
 
 from __future__ import annotations
@@ -21,22 +21,30 @@ from pathlib import Path
 from argosy.errors import RunError
 
 _BURST_SECONDS = 2e-3
+"""Seconds of traffic that a token bucket holds."""
 _LEAST_BURST = 16 * 1024
+"""Bytes of the smallest bucket, which must hold the largest packet."""
 _LARGEST_PACKET = 15_000
-"""Before it is cut into frames, whose headers come on top."""
+"""Bytes of a packet before it is cut into frames, whose headers are added."""
 _QUEUE = "200ms"
+"""The longest time that a packet waits for its bucket before it is dropped."""
 _PERIOD = 10_000
-"""Microseconds."""
+"""Microseconds of a period in which core time is given out."""
 _LEAST_QUOTA = 1_000
+"""Microseconds of core time per period, the least that the kernel accepts."""
 _NAMESPACES = Path("/run/netns")
+"""The folder in which ``ip`` lists named namespaces."""
 _CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
-"""The cpu controller of version 1, then the root of version 2."""
+"""The folders of the cpu controller of version 1 and of the root of version 2."""
 
 
 def why_not() -> str | None:
-    """Why a lab cannot run on this machine; None where it can."""
+    """Return why a lab cannot run on this machine; None if it can."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        return "network namespaces need root; run it as root, in a container with its own network if you like"
+        return (
+            "network namespaces need root; run it as root, "
+            "in a container with its own network if you like"
+        )
     missing = [tool for tool in ("ip", "tc", "nsenter") if shutil.which(tool) is None]
     if missing:
         return (
@@ -56,8 +64,8 @@ def why_not() -> str | None:
 
 
 def run(*command: str, text: str | None = None) -> str:
-    """Run a command of the system and return what it prints; raises with what it complained
-    about."""
+    """Run a command of the system and return its output; raise a ``RunError`` with the first line
+    of its error message."""
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         complaint = (done.stderr or done.stdout).strip().splitlines()
@@ -84,7 +92,7 @@ def processes(namespace: str) -> list[int]:
 
 
 def remove_namespace(name: str) -> None:
-    """With every process in it: asked to end first, then made to."""
+    """Remove a namespace with every process in it, first by SIGTERM, then by SIGKILL."""
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         deadline = time.monotonic() + patience
         for pid in (pids := processes(name)):
@@ -100,12 +108,12 @@ def _signal(pid: int, number: int) -> None:
 
 
 def kill(pid: int) -> None:
-    """As a machine that loses its power."""
+    """Kill a process without notice, as when a machine loses its power."""
     _signal(pid, signal.SIGKILL)
 
 
 def environment(pid: int) -> bytes:
-    """Of a process, its variables one after the other; nothing where it has ended."""
+    """Return the environment of a process, as the kernel stores it; empty if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/environ").read_bytes()
     return b""
@@ -143,7 +151,7 @@ class CoreShare:
 
     @property
     def threads(self) -> Path:
-        """Where a thread writes its number to come under the share."""
+        """Return the file to which a thread writes its number to be limited by the share."""
         return self.folder / ("tasks" if self.is_first else "cgroup.threads")
 
     def create(self) -> None:
@@ -161,7 +169,7 @@ class CoreShare:
         (self.folder / "cpu.cfs_quota_us").write_text(str(quota))
 
     def remove(self) -> None:
-        """Once its threads have ended."""
+        """Remove the group once its threads have ended."""
         deadline = time.monotonic() + 5
         while self.folder.is_dir():
             try:
@@ -173,7 +181,7 @@ class CoreShare:
 
 
 def why_no_core_share() -> str | None:
-    """Why devices cannot get shares of a core on this machine; None where they can."""
+    """Return why devices cannot get shares of a core on this machine; None if they can."""
     share = CoreShare(f"argosy-probe-{os.getpid()}")
     try:
         share.create()

@@ -1,8 +1,8 @@
-"""How much memory torch takes while something runs.
+"""Measure the memory that torch allocates while code runs.
 
-A card's allocator counts by itself. On a CPU torch's profiler writes down what the calling thread
-allocates and frees; what libraries take for themselves (gloo's sockets, a product's workspace) is
-not among it, nor what was there before.
+A card's allocator counts by itself. On a CPU torch's profiler records what the calling thread
+allocates and frees; memory that libraries allocate for themselves (gloo's sockets, a product's
+workspace) is not included, nor what was allocated before.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 _MARK = 12_347
-"""Bytes of an allocation that nothing else makes, which separates two segments."""
+"""Bytes of an allocation that no other code makes, which separates two segments."""
 
 
 @dataclass(frozen=True)
 class MeasuredSegment:
-    """A part of a program, in bytes above what was held before all of it."""
+    """A part of a program with its bytes, counted above what was held before the whole program."""
 
     start: float
     peak: float
@@ -32,7 +32,7 @@ class Allocations:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.segments: list[MeasuredSegment] = []
-        """Known after the context."""
+        """The segments, known after the context."""
 
     def __enter__(self) -> Allocations:
         if self.device.type == "cuda":
@@ -62,9 +62,9 @@ class Allocations:
         self.profiler.__exit__(kind, error, trace)
         results: Any = self.profiler.profiler
         events = [
-            (e.start_ns(), e.nbytes())
-            for e in results.kineto_results.events()
-            if e.name() == "[memory]"
+            (event.start_ns(), event.nbytes())
+            for event in results.kineto_results.events()
+            if event.name() == "[memory]"
         ]
         level = start = peak = 0.0
         for _, change in sorted(events, key=lambda event: event[0]):

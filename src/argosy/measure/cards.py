@@ -1,5 +1,5 @@
-"""What NVIDIA's management library says about a card, where its Python module is installed
-(nvidia-ml-py)."""
+"""Read facts about a card from NVIDIA's management library, if its Python module (nvidia-ml-py) is
+installed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 def card_facts(index: int) -> str:
-    """Driver, bus, links and power limit in a line; empty without the module, or where it does not
-    answer."""
+    """Return driver, bus, links and power limit in a line; empty without the module, or if it
+    fails."""
     try:
         import pynvml  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
@@ -55,5 +55,5 @@ def _active_links(library: Any, handle: Any) -> int:
 
 
 def _text(value: str | bytes) -> str:
-    """Older versions answer in bytes."""
+    """Return text that older versions of the library return as bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -4,7 +4,8 @@
     (2)  memory        2 N over the mean time of copying N bytes
     (3)  latency       half of the least round trip of a small message
     (4)  bandwidth     N over the time of N bytes, less (3)
-    (5)  of a host     when it sends to all other hosts at once, or they to it, b_f bytes in flow f until t_f:
+    (5)  of a host     if it sends to all other hosts at once, or they to it, b_f bytes in flow f
+                       until t_f:
                        max over flows g of (sum of b_f - sum of r_f (t_f - t_g) over the flows that
                        end after g) / t_g, r_f being (4) of the flow alone: no more than the mean of
                        all flows together until t_g
@@ -36,16 +37,19 @@ from argosy.measure.cards import card_facts
 from argosy.runtime.processes.world import gather_texts
 
 _DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+"""Dtypes of products that are measured."""
 _SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
+"""Sizes n of products by type of device; the best rate of all counts."""
 _SMALL = 8
 """Elements of a message whose time is all latency."""
 _MOST_BYTES = 64 * 2**20
+"""Bytes of the largest message, which bounds the memory of a probe."""
 Report = Callable[[str], None]
-"""Told what is measured next."""
+"""A function that is called with what is measured next."""
 
 
 def probe_device(*, seconds: float = 0.3, rank: int = 0) -> ProbedDevice:
-    """(1) and (2) on this process's device."""
+    """Measure (1) and (2) on this process's device."""
     device = (
         torch.device("cuda", torch.cuda.current_device())
         if torch.cuda.is_available()
@@ -57,7 +61,10 @@ def probe_device(*, seconds: float = 0.3, rank: int = 0) -> ProbedDevice:
         if device.type == "cuda" or dtype is not Dtype.FP16
         for size in _SIZES[device.type]
     ]
-    best = {dtype: max(rate for other, _, rate in rows if other is dtype) for dtype, _, _ in rows}
+    best = {
+        dtype: max(rate for measured_dtype, _, rate in rows if measured_dtype is dtype)
+        for dtype, _, _ in rows
+    }
     return ProbedDevice(
         rank=rank,
         host=_host_name(),
@@ -71,13 +78,13 @@ def probe_device(*, seconds: float = 0.3, rank: int = 0) -> ProbedDevice:
 
 
 def _host_name() -> str:
-    """The emulated one, in a lab."""
+    """Return this host's name; in a lab, the emulated host's."""
     emulated = os.environ.get("ARGOSY_DEVICE")
     return socket.gethostname() if emulated is None else emulated.split(".")[0]
 
 
 def _memory(device: torch.device) -> float:
-    """Bytes that this rank may use: its card's, or its part of what the host has."""
+    """Return the bytes that this rank may use: its card's, or its share of the host's."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -85,8 +92,8 @@ def _memory(device: torch.device) -> float:
 
 
 def _product_rate(size: int, dtype: torch.dtype, device: torch.device, seconds: float) -> float:
-    one = torch.randn(size, size, dtype=dtype, device=device)
-    return 2 * size**3 / _sustained_seconds(lambda: one @ one, device, seconds)
+    matrix = torch.randn(size, size, dtype=dtype, device=device)
+    return 2 * size**3 / _sustained_seconds(lambda: matrix @ matrix, device, seconds)
 
 
 def _copy_rate(device: torch.device, seconds: float) -> float:
@@ -98,7 +105,8 @@ def _copy_rate(device: torch.device, seconds: float) -> float:
 
 
 def _sustained_seconds(work: Callable[[], Tensor], device: torch.device, seconds: float) -> float:
-    """Mean and not median: a device that is throttled does nothing for part of every period."""
+    """Return the mean seconds of a call. The mean is used, not the median, because a throttled
+    device does nothing for part of every period."""
 
     def finish() -> None:
         if device.type == "cuda":
@@ -115,8 +123,8 @@ def _sustained_seconds(work: Callable[[], Tensor], device: torch.device, seconds
 
 
 def probe_links(notes: ProbeNotes, *, seconds: float, report: Report) -> Iterator[ProbedLink]:
-    """(3) and (4) for every ordered pair of ranks that is not in the notes, each alone; every rank
-    must iterate."""
+    """Yield (3) and (4) for every ordered pair of ranks that is not in the notes, each measured
+    alone; every rank must iterate."""
     rank, world = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
     for source in range(world):
@@ -137,7 +145,8 @@ def probe_links(notes: ProbeNotes, *, seconds: float, report: Report) -> Iterato
 
 
 def _measure_as_source(target: int, device: torch.device, seconds: float) -> tuple[float, float]:
-    """Tells the target how long each message is, sends it, and waits for its answer."""
+    """Return bandwidth and latency to a target: announce the size of each message, send it, and
+    wait for the answer."""
     small = min(_exchange(target, _SMALL, device) for _ in range(6))
     count = 16 * 1024
     taken = _exchange(target, count, device)
@@ -177,13 +186,12 @@ def _answer_as_target(source: int, device: torch.device) -> None:
 
 
 def probe_hosts(notes: ProbeNotes, *, seconds: float, report: Report) -> Iterator[ProbedHost]:
-    """(5) for every host that is not in the notes; every rank must iterate. With two hosts it is
-    (4), and not measured again."""
+    """Yield (5) for every host that is not in the notes; every rank must iterate. With two hosts it
+    equals (4), and is not measured again."""
     devices = notes.devices
-    ranks = {
-        host: [d.rank for d in devices if d.host == host]
-        for host in dict.fromkeys(d.host for d in devices)
-    }
+    ranks: dict[str, list[int]] = {}
+    for device in devices:
+        ranks.setdefault(device.host, []).append(device.rank)
     rates = {(link.source, link.target): link.bandwidth for link in notes.links}
     for host, mine in ranks.items() if len(ranks) > 2 else ():
         if notes.host(host) is not None:
@@ -198,7 +206,7 @@ def probe_hosts(notes: ProbeNotes, *, seconds: float, report: Report) -> Iterato
 
 
 def _together(rates: Mapping[tuple[int, int], float], seconds: float) -> float:
-    """(5), each flow as long as it would take ``seconds`` alone."""
+    """Measure (5), each flow with as many bytes as take ``seconds`` alone."""
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
     rank = dist.get_rank()
     counts = [max(_SMALL, int(min(_MOST_BYTES, rate * seconds)) // 4) for rate in rates.values()]
@@ -215,14 +223,13 @@ def _together(rates: Mapping[tuple[int, int], float], seconds: float) -> float:
     works = dist.batch_isend_irecv(transfers) if transfers else []
 
     def wait(at: int, place: int) -> None:
-        works[min(place, len(works) - 1)].wait()  # NCCL has one for all
+        works[min(place, len(works) - 1)].wait()  # NCCL has one handle for all
         if device.type == "cuda":
             torch.cuda.synchronize()
         ends[at] = time.perf_counter() - began
 
-    waiting = [
-        threading.Thread(target=wait, args=pair) for pair in coming
-    ]  # who comes first is not known
+    # Flows end in an unknown order, so each has a thread that waits for it.
+    waiting = [threading.Thread(target=wait, args=pair) for pair in coming]
     for thread in waiting:
         thread.start()
     for thread in waiting:
@@ -235,10 +242,12 @@ def _together(rates: Mapping[tuple[int, int], float], seconds: float) -> float:
 
 
 def _total(sizes: Sequence[float], rates: Sequence[float], ends: Sequence[float]) -> float:
-    """(5).
+    """Return the rate (5) in bytes/s.
 
-    >>> _total([40, 40], [40, 40], [1.0, 1.0]), _total([40, 40], [40, 40], [1.2, 1.5]), _total([1, 1], [1, 1], [2, 2])
-    (80.0, 56.66666666666667, 1.0)
+    >>> _total([40, 40], [40, 40], [1.0, 1.0]), _total([40, 40], [40, 40], [1.2, 1.5])
+    (80.0, 56.66666666666667)
+    >>> _total([1, 1], [1, 1], [2, 2])
+    1.0
     """
     flows = list(zip(rates, ends, strict=True))
     return max((sum(sizes) - sum(r * (t - end) for r, t in flows if t > end)) / end for end in ends)
@@ -247,8 +256,8 @@ def _total(sizes: Sequence[float], rates: Sequence[float], ends: Sequence[float]
 def probe_all(
     notes: ProbeNotes, *, seconds: float = 0.3, report: Report = lambda what: None
 ) -> None:
-    """Every rank's device, all at the same time, then every link, then every host's links, into
-    ``notes``, the same on all ranks; what they have already is not measured again."""
+    """Measure every rank's device, all at the same time, then every link, then every host's links,
+    into ``notes``, equally on all ranks; what they already contain is not measured again."""
     if not dist.is_initialized():
         notes.keep_if_made_by([_host_name()])
         if not notes.devices:

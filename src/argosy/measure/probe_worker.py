@@ -1,5 +1,5 @@
-"""One rank of ``argosy probe``: joins the others where there are any, measures, and rank 0 writes
-the cluster file."""
+"""Run one rank of ``argosy probe``: join the other ranks, if there are any, and measure; rank 0
+writes the cluster file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from argosy.runtime.processes.meeting import meet
 def measure(
     name: str, notes: ProbeNotes, *, seconds: float, report: Report = lambda what: None
 ) -> str | None:
-    """The cluster file's text on rank 0, nothing on the others; measurements go into the notes,
-    which rank 0 keeps."""
+    """Return the cluster file's text on rank 0, None on the others; measurements are added to the
+    notes, which rank 0 keeps."""
     if not is_first():
         notes, report = ProbeNotes(), lambda what: None
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
@@ -42,12 +42,15 @@ def measure(
             dist.destroy_process_group()
     if not is_first():
         return None
-    when = f"Measured on {time.strftime('%Y-%m-%d')} with torch {torch.__version__}, {len(notes.devices)} processes."
+    when = (
+        f"Measured on {time.strftime('%Y-%m-%d')} with torch {torch.__version__}, "
+        f"{len(notes.devices)} processes."
+    )
     return cluster_toml(name, notes.devices, notes.links, notes.hosts, measured=when)
 
 
 def is_first() -> bool:
-    """Whether this is the rank that keeps and writes what was measured."""
+    """Return whether this is the rank that keeps and writes the measurements."""
     return int(os.environ.get("RANK", "0")) == 0
 
 

@@ -1,19 +1,19 @@
-"""Measure a model's layers one by one: seconds, bytes and FLOP, as a profile that can be planned
-with.
+"""Measure a model's layers one by one: seconds, bytes and FLOP, as a profile to plan with.
 
-    (1)  forward, backward   mean seconds over repeated runs of one layer, for each number of samples
-    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights, and its input; not
-                             what it hands on, which is the next layer's input
-    (3)  output bytes        of what the layer hands on
+    (1)  forward, backward   mean seconds over repeated runs of one layer, for each number of
+                             samples
+    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights,
+                             and its input; not its output, which is the next layer's input
+    (3)  output bytes        of what the layer sends on
     (4)  FLOP                of its matrix products and attention, counted by torch
-    (5)  working bytes       that its backward holds beyond (2) and the gradient it is given, at most, gradients of its
-                             weights being there already
+    (5)  working bytes       the most that its backward holds beyond (2) and the gradient of its
+                             output, with the gradients of its weights already allocated
 
-Each layer runs as a stage of its own (``stage.LayerStage``), on what the layer before it returned,
-so that loss, labels and whatever else a model does around its layers is in the figures. Layers of
-one class with the same weights and position (first, last, between) are measured once. Of compiled
-layers (1) is measured; (2) to (5) are those of the eager ones, of which compiled stages keep no
-more.
+Each layer runs as a stage of its own (``stage.LayerStage``), on the output of the previous layer,
+so that the figures include loss, labels and everything else that a model computes around its
+layers. Layers of one class with the same weights and position (first, last, between) are measured
+once. Of compiled layers (1) is measured; (2) to (5) are those of the eager ones, of which compiled
+stages keep no more.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from argosy.workload.chain import Frozen, Layer
 from argosy.workload.profile import Profile, ProfileRow
 
 Report = Callable[[str], None]
-"""Told what is measured next."""
+"""A function that is called with what is measured next."""
 Save = Callable[[Profile], None]
-"""Given the profile as far as it is, after every measurement."""
+"""A function that is called with the profile so far, after every measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class _Amounts:
     output_bytes: float
     working_bytes: float
     forward_bytes: float = 0.0
-    """Held for a moment in a forward that keeps nothing, its input and its output among it."""
+    """Bytes held for a moment in a forward that keeps nothing, including its input and output."""
 
 
 def profile_program(
@@ -72,7 +72,7 @@ def profile_program(
     known: Sequence[ProfileRow] = (),
     is_compiled: bool = False,
 ) -> Profile:
-    """The profile of a user's ``file.py:build`` on this process's card, or its CPU; rows in
+    """Return the profile of a user's ``file.py:build`` on this process's card, or its CPU; rows in
     ``known`` are not measured again."""
     path, _ = split_name(program)
     model, loss_fn, batch = load_program(program).build()
@@ -96,12 +96,12 @@ def profile_program(
 
 
 def own_kind() -> str:
-    """What this process's device is called."""
+    """Return the name of this process's device."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU-core"
 
 
 def software() -> str:
-    """When and with what: for ``Profile.measured``."""
+    """Return date, device and versions of a measurement, for ``Profile.measured``."""
     cuda = f", CUDA {torch.version.cuda}" if torch.cuda.is_available() else ""
     return f"{time.strftime('%Y-%m-%d')} on {own_kind()} with torch {torch.__version__}{cuda}"
 
@@ -123,7 +123,8 @@ def profile_model(
     known: Sequence[ProfileRow] = (),
     is_compiled: bool = False,
 ) -> Profile:
-    """(1) to (5) of every layer on this process's device, which the profile calls ``kind``."""
+    """Measure (1) to (5) of every layer on this process's device, which the profile calls
+    ``kind``."""
     device = device or torch.device("cpu")
     layers = find_layers(model)
     model.to(device)
@@ -182,13 +183,13 @@ def _check_samples(samples: Sequence[int], batch: Any) -> None:
 
 
 def _kinds(layers: Sequence[nn.Module]) -> list[str]:
-    """A name for every layer that equal ones share: ``Block``, or ``Block-2`` for the second kind
-    of that class."""
+    """Return a name for every layer that equal ones share: ``Block``, or ``Block-2`` for the second
+    kind of that class."""
     known: dict[tuple[object, ...], str] = {}
     names = []
     needed = _trains_all(
         layers
-    )  # whether the input of a layer needs a gradient, which matters if some are frozen
+    )  # True if the input of a layer needs a gradient, as behind a trained layer
     for index, layer in enumerate(layers):
         shapes = tuple(
             (tuple(parameter.shape), parameter.requires_grad) for parameter in layer.parameters()
@@ -200,7 +201,7 @@ def _kinds(layers: Sequence[nn.Module]) -> list[str]:
             place,
             needed,
             0 if shapes else index,
-        )  # without weights, shapes say nothing
+        )  # without weights, shapes do not distinguish layers
         needed = needed or any(is_trained for _, is_trained in shapes)
         if key not in known:
             number = 1 + sum(other[0] is type(layer) for other in known)
@@ -223,8 +224,8 @@ def _row(
     device: torch.device,
     seconds: float,
 ) -> ProfileRow:
-    """(1), after some runs to warm up; memory where the device counts it."""
-    for _ in range(3 if stage.is_compiled else 1):  # the first is eager, the second compiles
+    """Measure (1), after runs to warm up; also memory if the device counts it."""
+    for _ in range(3 if stage.is_compiled else 1):  # the first run is eager, the second compiles
         _once(stage, carry, part, device)
     before = _memory(device, reset=True)
     forward = backward = 0.0
@@ -259,12 +260,12 @@ def _moment(part: Any) -> Moment:
 
 
 def _run(stage: LayerStage, carry: Any, part: Any) -> Any:
-    """What a stage hands on, or its loss."""
+    """Run a stage, and return its output or its loss."""
     return made.loss if isinstance(made := stage(carry, part, _moment(part)), PartLoss) else made
 
 
 def _once(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> tuple[float, float]:
-    """Seconds of one forward and one backward, the gradients thrown away."""
+    """Return the seconds of one forward and one backward; the gradients are discarded."""
     inputs = _detached(carry)
     begin = _clock(device)
     result = _run(stage, inputs, part)
@@ -296,7 +297,7 @@ def _detached(carry: Any) -> Any:
 
 
 def _working(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> float:
-    """(5) for all samples."""
+    """Return (5) in bytes for all samples."""
 
     def run(allocations: Allocations | None) -> None:
         result = _run(stage, _detached(carry), part)
@@ -312,7 +313,7 @@ def _working(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> 
         if outputs:
             torch.autograd.backward(outputs, given)
 
-    run(None)  # leaves gradients of the weights
+    run(None)  # allocates the gradients of the weights
     with Allocations(device) as allocations:
         run(allocations)
     for module in stage.layers:
@@ -322,7 +323,7 @@ def _working(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> 
 
 
 def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: float) -> _Amounts:
-    """(2) to (4), per sample."""
+    """Return (2) to (4) per sample."""
     weights = {p.untyped_storage().data_ptr() for layer in stage.layers for p in layer.parameters()}
     kept: dict[int, int] = {}
 
@@ -350,7 +351,7 @@ def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: floa
     handed = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
     for leaf in (
         handed if not stage.is_last else ()
-    ):  # counted as the next layer's input, or as handed on
+    ):  # counted as the next layer's input or as output
         if leaf.untyped_storage().data_ptr() not in given:
             kept.pop(leaf.untyped_storage().data_ptr(), None)
     return _Amounts(
@@ -370,8 +371,8 @@ def _needs_backward(result: Any) -> bool:
 
 
 def _forward_bytes(stage: LayerStage, carry: Any, part: Any, count: int) -> float:
-    """Per sample, the most that a forward which keeps nothing holds, its input and its output among
-    it."""
+    """Return the most bytes per sample that a forward which keeps nothing holds, including its
+    input and output."""
     inputs = _detached(carry)
     size = sum(
         leaf.untyped_storage().nbytes()
@@ -384,7 +385,7 @@ def _forward_bytes(stage: LayerStage, carry: Any, part: Any, count: int) -> floa
 
 
 def _backward_flop(stage: LayerStage, result: Any) -> float:
-    """FLOP of the backward of a layer with frozen weights."""
+    """Return the FLOP of the backward of a layer with frozen weights."""
     outputs = [
         leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
@@ -401,7 +402,7 @@ def _backward_flop(stage: LayerStage, result: Any) -> float:
 def _layers(
     layers: Sequence[nn.Module], kinds: Sequence[str], amounts: Sequence[_Amounts]
 ) -> list[Layer]:
-    """The chain's layers; a weight that an earlier layer has already is tied to it."""
+    """Return the chain's layers; a weight that an earlier layer already has is tied to it."""
     home: dict[int, int] = {}
     built = []
     has_backward = _trains_all(layers)

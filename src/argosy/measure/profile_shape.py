@@ -3,7 +3,7 @@ dtype.
 
 Its embedding, one of its blocks and its head are built with random weights, whole or as the slice
 that one device of a tensor-parallel group has (``slices``), and timed (``stack``). Nothing is
-downloaded, no data is needed.
+downloaded, and no data is needed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from argosy.workload.architecture import Architecture
 from argosy.workload.profile import Profile, ProfileRow
 
 LAYERS = ("embedding", "block", "head")
+"""Kinds of layers that are measured."""
 _DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+"""The dtype of weights and activations, by the dtype of a profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """What to measure of a model."""
+    """The numbers of samples, widths and dtypes that are measured of a model."""
 
     samples: tuple[int, ...]
     widths: tuple[int, ...]
     dtypes: tuple[Dtype, ...]
     tokens: int
-    """Per sample."""
+    """Tokens per sample."""
 
 
 def profile_shape(
@@ -48,8 +50,11 @@ def profile_shape(
     known: Sequence[ProfileRow] = (),
     is_compiled: bool = False,
 ) -> Profile:
-    """On this process's card, or its CPU; rows in ``known`` are not measured again, widths that the
-    model does not divide by are left out and said, and so is what does not fit into memory."""
+    """Return the profile of a model on this process's card, or its CPU.
+
+    Rows in ``known`` are not measured again. Widths that do not divide the model, and sizes that do
+    not fit into memory, are reported and skipped.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = list(known)
     done = {(row.layer, row.micro_batch, row.tensor_width, row.dtype) for row in rows}
@@ -70,12 +75,18 @@ def profile_shape(
         report(f"{what}, {number} of {len(todo)}")
         try:
             stack = Stack(
-                architecture=architecture, kind=layer, samples=samples, tokens=shapes.tokens, width=width,
-                dtype=_DTYPES[dtype], device=device, is_compiled=is_compiled,
-            )  # fmt: skip
+                architecture=architecture,
+                kind=layer,
+                samples=samples,
+                tokens=shapes.tokens,
+                width=width,
+                dtype=_DTYPES[dtype],
+                device=device,
+                is_compiled=is_compiled,
+            )
             row = measure_stack(stack, seconds=seconds)
         except torch.OutOfMemoryError:
-            report(f"{what}: does not fit into memory, left out")
+            report(f"{what}: does not fit into memory, skipped")
             continue
         rows.append(
             ProfileRow(

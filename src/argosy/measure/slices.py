@@ -1,20 +1,20 @@
-"""A transformer's layers as one device of a tensor-parallel group sees them, built from a shape to
-be timed.
+"""Build a transformer's layers from its shape, as one device of a tensor-parallel group runs them,
+so that they can be timed.
 
 The device has 1 / w of the heads, of the inner width and of the table's rows, and 1 / w of the
 tokens between them:
 
-    (1)  what a projection reads is gathered from all devices, and let go after: its backward
+    (1)  the input of a projection is gathered from all devices, and freed afterwards: its backward
          gathers it again
-    (2)  what a projection returns is a partial sum, of which the device keeps its own tokens
+    (2)  the output of a projection is a partial sum, of which the device keeps its own tokens
 
-Neither sends anything: (1) repeats the device's own tokens and (2) takes the first, because times
-of links are the network's affair. Weights are random, so are the results; what is computed, kept
-and moved is as in training. A gated feed-forward keeps its two projections and their product, and
-no activation function's result.
+Neither sends anything: (1) repeats the device's own tokens and (2) takes the first, because the
+network model predicts the times of links. Weights are random, and so are the results; the
+computation, the kept memory and the copies are as in training. A gated feed-forward keeps its two
+projections and their product, and no activation function's result.
 
-Not built, and refused by name: experts, cross attention, patches of images, windows shorter than
-the sequence, tables of relative positions, norms over all heads.
+Experts, cross attention, patches of images, windows shorter than the sequence, tables of relative
+positions and norms over all heads are not built, and refused by name.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from argosy.workload.architecture import (
 )
 
 _DROPOUT = 0.1
+"""The probability of dropout, a usual value."""
 
 
 def check_sliceable(architecture: Architecture, *, tokens: int, width: int, name: str) -> None:
@@ -78,7 +79,7 @@ def _problems(architecture: Architecture, tokens: int, width: int) -> Iterator[t
 
 
 def build_layer(architecture: Architecture, kind: str, *, width: int) -> nn.Module:
-    """The ``embedding``, a ``block`` or the ``head`` of an architecture that passed
+    """Return the ``embedding``, a ``block`` or the ``head`` of an architecture that passed
     ``check_sliceable``."""
     hidden, block = architecture.hidden, architecture.blocks[0]
     embedding, head = architecture.embedding, architecture.head
@@ -94,7 +95,7 @@ def build_layer(architecture: Architecture, kind: str, *, width: int) -> nn.Modu
 
 
 class _Gathered(torch.autograd.Function):
-    """(1) and the product with a weight."""
+    """A product of gathered tokens (1) with a weight that gathers again in its backward."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, weight: Tensor, width: int) -> Tensor:
@@ -112,12 +113,12 @@ class _Gathered(torch.autograd.Function):
 
 
 def _own_tokens(whole: Tensor, width: int) -> Tensor:
-    """(2)"""
+    """Return the device's own tokens of a partial sum (2)."""
     return whole if width == 1 else whole[:, : whole.shape[1] // width].contiguous()
 
 
 class _GatedUnit(torch.autograd.Function):
-    """SiLU of one half of a tensor times the other half, keeping only the tensor."""
+    """SiLU of one half of a tensor times the other half, which keeps only the tensor."""
 
     @staticmethod
     def forward(ctx: Any, both: Tensor) -> Tensor:
@@ -136,7 +137,8 @@ class _GatedUnit(torch.autograd.Function):
 
 
 class _Columns(nn.Module):
-    """A projection whose columns are split: reads all tokens, returns its columns of all tokens."""
+    """A projection whose columns are split: it reads all tokens and returns its columns of all
+    tokens."""
 
     def __init__(self, read: int, written: int, width: int, *, bias: bool) -> None:
         super().__init__()
@@ -152,7 +154,7 @@ class _Columns(nn.Module):
 
 
 class _Rows(nn.Module):
-    """A projection whose rows are split: reads its rows, returns the device's own tokens."""
+    """A projection whose rows are split: it reads its rows and returns the device's own tokens."""
 
     def __init__(self, read: int, written: int, width: int, *, bias: bool) -> None:
         super().__init__()
@@ -172,7 +174,7 @@ def _norm(kind: NormKind, hidden: int) -> nn.Module:
 
 
 class EmbeddingSlice(nn.Module):
-    """Rows of the table of tokens, and what surrounds it; from ids to the residual stream."""
+    """A part of the token table, with the layers around it, that maps ids to hidden states."""
 
     def __init__(self, embedding: TokenEmbedding, hidden: int, width: int) -> None:
         super().__init__()
@@ -197,7 +199,7 @@ class EmbeddingSlice(nn.Module):
 
 
 class AttentionSlice(nn.Module):
-    """Some of the heads."""
+    """An attention that has some of the heads."""
 
     def __init__(
         self, shape: Attention, hidden: int, width: int, *, rotary: bool, causal: bool
@@ -231,9 +233,13 @@ class AttentionSlice(nn.Module):
             turn = _turns(q.shape[1], self.head_dim, q.device, q.dtype)
             q, k = _turned(q, turn), _turned(k, turn)
         mixed = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-            dropout_p=self.dropout, is_causal=self.causal, enable_gqa=self.heads != self.kv_heads,
-        )  # fmt: skip
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            dropout_p=self.dropout,
+            is_causal=self.causal,
+            enable_gqa=self.heads != self.kv_heads,
+        )
         result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -242,19 +248,19 @@ class AttentionSlice(nn.Module):
 def _turns(
     tokens: int, head_dim: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine per token and element of a head."""
+    """Return cosine and sine of the rotary angles, per token and element of a head."""
     rates = 1e4 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
     angles = torch.outer(torch.arange(tokens, device=device), rates).repeat(1, 2)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    one, other = x.chunk(2, -1)
-    return x * turn[0] + torch.cat((-other, one), -1) * turn[1]
+    front, back = x.chunk(2, -1)
+    return x * turn[0] + torch.cat((-back, front), -1) * turn[1]
 
 
 class FeedForwardSlice(nn.Module):
-    """Some of the inner columns."""
+    """A feed-forward that has some of the inner columns."""
 
     def __init__(self, shape: FeedForward, hidden: int, width: int) -> None:
         super().__init__()
@@ -270,8 +276,8 @@ class FeedForwardSlice(nn.Module):
 
 
 class BlockSlice(nn.Module):
-    """Attention and feed-forward, with norms before or after, one after the other or side by
-    side."""
+    """A block that runs attention and feed-forward, with norms before or after, one after the other
+    or in parallel."""
 
     def __init__(
         self, block: Block, hidden: int, width: int, *, rotary: bool, causal: bool
@@ -306,7 +312,7 @@ class BlockSlice(nn.Module):
 
 
 class HeadSlice(nn.Module):
-    """Some of the logits of every token, and the loss over them."""
+    """A head that computes some of the logits of every token, and the loss over them."""
 
     def __init__(self, head: Head, hidden: int, width: int) -> None:
         super().__init__()

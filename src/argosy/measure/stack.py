@@ -1,15 +1,18 @@
-"""Time and weigh one layer of a transformer as a device of a tensor-parallel group would run it.
+"""Measure time and memory of one layer of a transformer as a device of a tensor-parallel group
+would run it.
 
 A block is measured in a stack of several, because neighbours hide each other's launches; all
 figures are per layer, except the peak, which is the stack's:
 
-    (1)  forward, backward   median seconds as they come, a host launching kernels one by one
-    (2)  on the device       the same with the device kept waiting until the host has launched everything; on a CPU (1)
+    (1)  forward, backward   median seconds as they come, with a host that launches kernels one by
+                             one
+    (2)  on the device       seconds if the device waits until the host has launched everything; on
+                             a CPU (1)
     (3)  kept                bytes that the forward leaves for the backward
-    (4)  peak                highest memory of the stack in a step that adds to gradients that are there already:
-                             weights, gradients, (3), and what comes and goes
+    (4)  peak                highest memory of the stack in a step that adds to existing gradients:
+                             weights, gradients, (3), and temporary memory
 
-Links are no part of it (``slices``). Memory is counted on a GPU only.
+Links are not included (``slices``). Memory is counted on a GPU only.
 """
 
 from __future__ import annotations
@@ -28,25 +31,25 @@ from argosy.runtime.stages.compiling import compiled
 from argosy.workload.architecture import Architecture, TokenEmbedding
 
 BLOCKS = 4
-"""Blocks in a stack; embeddings and heads stand alone."""
+"""The number of blocks in a stack; embeddings and heads are measured alone."""
 _FEWEST, _MOST = 5, 100
-"""Repeats of a measurement."""
+"""The least and most repeats of a measurement."""
 _CYCLES_PER_SECOND = 2e9
-"""About a GPU's clock: how long to keep it waiting for the host."""
+"""Cycles per second of a GPU's clock, approximately, to set how long it waits for the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What to measure."""
+    """A description of the layer that is measured."""
 
     architecture: Architecture
     kind: str
     """``embedding``, ``block`` or ``head``."""
     samples: int
-    """Of a micro-batch."""
+    """Samples of a micro-batch."""
     tokens: int
     width: int
-    """Of the tensor-parallel group, of which one device is measured."""
+    """The width of the tensor-parallel group, of which one device is measured."""
     dtype: torch.dtype
     device: torch.device
     is_compiled: bool = False
@@ -54,25 +57,25 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class StackRow:
-    """What was measured of one layer."""
+    """The figures that were measured of one layer."""
 
     layers: int
-    """In the stack."""
+    """The number of layers in the stack."""
     forward_seconds: float
     backward_seconds: float
     forward_device_seconds: float
-    """With every launch made ahead: what the device alone needs."""
+    """Seconds with every launch made ahead, which the device alone needs."""
     backward_device_seconds: float
     weight_bytes: int
-    """Of one layer's slice."""
+    """Bytes of one layer's slice."""
     kept_bytes: float | None
-    """Of one layer; None: not counted on this device."""
+    """Bytes of one layer; None if they are not counted on this device."""
     peak_bytes: float | None
-    """Of the whole stack."""
+    """Bytes of the whole stack."""
 
 
 def measure_stack(stack: Stack, *, seconds: float = 0.25) -> StackRow:
-    """(1) to (4)."""
+    """Measure (1) to (4) of a stack."""
     device = stack.device
     _empty(device, stack.dtype)
     before = _memory(device)
@@ -98,16 +101,19 @@ def measure_stack(stack: Stack, *, seconds: float = 0.25) -> StackRow:
 
 
 def stack_seconds(stack: Stack, *, seconds: float = 0.25) -> tuple[float, float]:
-    """(1) alone, forward and backward of one layer: a host's pace drifts, and a row measured again
-    at another time tells by how much."""
+    """Return (1) alone, the seconds of forward and backward of one layer.
+
+    A host's speed drifts, and measuring a row again at another time shows by how much.
+    """
     return _median_seconds(_Step(stack), stack.device, seconds, wait=0.0)
 
 
 class _Step:
-    """One forward and backward; gradients add up, as they do over micro-batches."""
+    """A forward and backward that runs repeatedly; gradients add up, as they do over
+    micro-batches."""
 
     def __init__(self, stack: Stack) -> None:
-        """Of a stack that has run a few times already."""
+        """Build a stack and run it a few times."""
         self.layers = BLOCKS if stack.kind == "block" else 1
         with stack.device:
             layers = [
@@ -131,7 +137,7 @@ class _Step:
 
 
 def _given(stack: Stack) -> Tensor:
-    """What the first layer of the stack reads."""
+    """Return the input of the first layer of the stack."""
     architecture = stack.architecture
     if stack.kind == "embedding":
         assert isinstance(architecture.embedding, TokenEmbedding)
@@ -143,7 +149,7 @@ def _given(stack: Stack) -> Tensor:
 def _bytes(
     step: _Step, device: torch.device, before: float | None
 ) -> tuple[float | None, float | None]:
-    """(3) and (4); the result that is handed on is not kept."""
+    """Return (3) and (4) in bytes; the result that is sent on is not kept."""
     if before is None:
         return None, None
     torch.cuda.synchronize(device)
@@ -160,8 +166,10 @@ def _bytes(
 def _median_seconds(
     step: _Step, device: torch.device, seconds: float, *, wait: float
 ) -> tuple[float, float]:
-    """(1) of one layer, or (2) where the device is kept waiting for ``wait`` seconds before each
-    step. No garbage is collected meanwhile: a collection takes as long as several layers."""
+    """Return (1) of one layer, or (2) if the device waits for ``wait`` seconds before each step.
+
+    No garbage is collected meanwhile, since a collection takes as long as several layers.
+    """
     times: list[tuple[float, float]] = []
     collecting = gc.isenabled()
     gc.disable()
@@ -197,8 +205,8 @@ def _on_host(step: _Step) -> tuple[float, float]:
 
 
 def _empty(device: torch.device, dtype: torch.dtype) -> None:
-    """Let go what earlier measurements left, and have the libraries take their workspace before
-    anything is weighed."""
+    """Free what earlier measurements left, and make the libraries allocate their workspace before
+    memory is measured."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

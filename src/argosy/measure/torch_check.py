@@ -1,5 +1,4 @@
-"""What of torch works on this machine: its cards, and each backend that ranks could talk
-through."""
+"""Check which torch devices and backends work on this machine."""
 
 from __future__ import annotations
 
@@ -8,17 +7,17 @@ import torch.distributed as dist
 
 
 def cards() -> list[str]:
-    """Names of the GPUs that torch can use; using one is tried, because a driver may be there and
-    broken."""
-    found = []
+    """Return the names of the GPUs that torch can use; each is tried, because a driver may be
+    installed and broken."""
+    names = []
     for index in range(torch.cuda.device_count()):
         (torch.ones(8, device=f"cuda:{index}") * 2).sum().item()
-        found.append(torch.cuda.get_device_name(index))
-    return found
+        names.append(torch.cuda.get_device_name(index))
+    return names
 
 
 def why_backend_fails(backend: str) -> str | None:
-    """None where a process can sum a tensor over itself through a backend; else why not."""
+    """Return why a process cannot sum a tensor over itself through a backend; None if it can."""
     if not dist.is_backend_available(backend):
         return "not in this build of torch"
     if backend == "nccl" and not torch.cuda.is_available():

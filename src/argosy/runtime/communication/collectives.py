@@ -1,4 +1,4 @@
-"""Collectives whose parts are of unequal size, on whatever backend carries the group.
+"""Run collectives whose parts have unequal sizes, on any backend.
 
 A vector of N elements is cut into parts of ``sizes`` elements, part i on member i of a group.
 Backends refuse unequal parts in most of their collectives, some of them only after other members
@@ -6,7 +6,8 @@ have begun; so everything here rests on ``all_to_all_single`` with split sizes, 
 padding, and sizes are checked before anything is sent.
 
     (1)  gather    every member gets the concatenation of all parts
-    (2)  scatter   member i gets part i of the sum over members, added in the order of members: the same bits anywhere
+    (2)  scatter   member i gets part i of the sum over members, added in the order of members, so
+                   that it has the same bits on any backend
     (3)  sum       (2), then (1)
 """
 
@@ -23,24 +24,24 @@ from torch import Tensor
 from argosy.errors import InputError, Problem
 
 Group = dist.ProcessGroup | None
-"""None: every rank."""
+"""A process group; None is the group of all ranks."""
 
 
 class GatherBy(StrEnum):
-    """How unequal parts are gathered."""
+    """A method by which unequal parts are gathered."""
 
     ALL_TO_ALL = "all-to-all"
     """Every member sends its part to every other: least traffic."""
     BROADCASTS = "broadcasts"
     """One broadcast per part, straight into place: least memory."""
     PADDED = "padded"
-    """Parts grown to the largest, then an equal gather: one call, most traffic."""
+    """Parts are padded to the largest, then gathered equally: one call, most traffic."""
 
 
 def gather_uneven(
     part: Tensor, sizes: Sequence[int], *, group: Group = None, by: GatherBy = GatherBy.ALL_TO_ALL
 ) -> Tensor:
-    """(1): the concatenation of every member's part; ``part`` is the caller's own,
+    """Return the concatenation of every member's part (1); ``part`` is the caller's own,
     one-dimensional."""
     rank = dist.get_rank(group)
     _check_part(part, sizes[rank], len(sizes), group)
@@ -87,7 +88,7 @@ def _gather_padded(whole: Tensor, part: Tensor, sizes: Sequence[int], group: Gro
 
 
 def scatter_sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> Tensor:
-    """(2): the caller's part of the sum over the members' vectors, one-dimensional."""
+    """Return the caller's part of the sum over the members' vectors, one-dimensional (2)."""
     _check_part(whole, sum(sizes), len(sizes), group)
     if len(sizes) == 1:
         return whole.clone()
@@ -107,8 +108,8 @@ def scatter_sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = No
 def swap_uneven(
     sent: Tensor, receiving: Sequence[int], sending: Sequence[int], *, group: Group = None
 ) -> Tensor:
-    """What the members sent to the caller, in their order; ``sending`` elements of ``sent`` go to
-    each of them."""
+    """Return the elements that the members sent to the caller, in the order of members; ``sending``
+    lists how many elements of ``sent`` each of them gets."""
     if is_foreign(sent, group):
         return swap_uneven(sent.cpu(), receiving, sending, group=group).to(sent.device)
     received = sent.new_empty(sum(receiving))
@@ -117,13 +118,13 @@ def swap_uneven(
 
 
 def sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> Tensor:
-    """(3): the sum over the members' vectors, everywhere."""
+    """Return the sum over the members' vectors on every member (3)."""
     return gather_uneven(scatter_sum_uneven(whole, sizes, group=group), sizes, group=group)
 
 
 def split_by(count: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """``count`` things in proportion to ``weights``, none lost: largest remainders first, ties to
-    the front.
+    """Split ``count`` into integers in proportion to ``weights`` with the same sum: largest
+    remainders are rounded up first, ties from the front.
 
     >>> split_by(10, [2, 1, 1])
     (5, 3, 2)
@@ -138,7 +139,7 @@ def split_by(count: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Where each part begins.
+    """Return the index at which each part begins.
 
     >>> offsets((5, 3, 2))
     (0, 5, 8)
@@ -147,12 +148,14 @@ def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_foreign(tensor: Tensor, group: Group) -> bool:
-    """Whether a tensor must pass through host memory: gloo carries no unequal parts from a GPU."""
+    """Return whether a tensor must pass through host memory: gloo cannot send unequal parts from a
+    GPU."""
     return tensor.device.type != "cpu" and dist.get_backend(group) == "gloo"
 
 
 def _check_part(tensor: Tensor, expected: int, num_parts: int, group: Group) -> None:
-    """A backend that refuses a size leaves its members out of step, so it must not come to that."""
+    """Raise an ``InputError`` if sizes do not match. A backend that refuses a size itself leaves
+    its members out of step."""
     members = dist.get_world_size(group)
     if num_parts != members:
         wanted = f"one size for each of the {members} members of the group"

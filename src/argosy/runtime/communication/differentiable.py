@@ -1,9 +1,10 @@
-"""Collectives that torch differentiates, for a forward whose devices share every tensor.
+"""Run collectives that torch differentiates, for a forward whose devices share every tensor.
 
 A gradient is in the state that is dual to its tensor's:
 
-    (1)  sharded     sharded alike
-    (2)  whole       a partial sum: what the devices have of it adds up to it
+    tensor           gradient
+    (1)  sharded     sharded equally
+    (2)  whole       a partial sum: the devices' parts add up to it
     (3)  partial     whole
 
 With (1) to (3) the backward of an operation on one device's parts, as torch derives it, is that
@@ -11,11 +12,10 @@ device's part of the backward of the whole operation, for every row of ``space.o
 Between states, the backward of a collective is
 
     (4)  all-gather      reduce-scatter          (5)  reduce-scatter  all-gather
-    (6)  all-reduce      all-reduce              (7)  all-to-all      all-to-all, back
+    (6)  all-reduce      all-reduce              (7)  all-to-all      all-to-all, reversed
 
-and that of a slice fills up with zeros. All devices of a group run the same calls in the same
-order, in the backward too: nothing may drop out of one device's graph because it has no part in a
-value.
+and that of a slice pads with zeros. All devices of a group run the same calls in the same order, in
+the backward too: a device without a part of a value must still keep the value in its graph.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def converted(
     step: Conversion,
     way: CollectiveMethod,
 ) -> Tensor:
-    """A tensor of a whole shape, from one state to another by a collective; ``taken`` is for
-    slices."""
+    """Convert a tensor of a whole shape from one state to another by a collective; ``taken`` does
+    it for slices."""
     if not part.is_floating_point():
         with exchange.exchanging():
             return exchange.convert(part, shape, step, way)
@@ -51,7 +51,7 @@ def converted(
 
 
 def taken(exchange: GroupExchange, whole: Tensor, state: State) -> Tensor:
-    """This device's part of a whole tensor."""
+    """Return this device's part of a whole tensor."""
     if state == PARTIAL:
         first: Tensor = _OnFirst.apply(whole, exchange.rank == 0)  # type: ignore[no-untyped-call]
         return first
@@ -59,7 +59,7 @@ def taken(exchange: GroupExchange, whole: Tensor, state: State) -> Tensor:
 
 
 class _Converted(torch.autograd.Function):
-    """(4) to (7)."""
+    """A collective whose backward is given by (4) to (7)."""
 
     @staticmethod
     def forward(
@@ -106,7 +106,8 @@ def _backward(
 
 
 class _OnFirst(torch.autograd.Function):
-    """A whole tensor as a partial sum: the first device has it, the others zeros."""
+    """A function that makes a partial sum of a whole tensor: the first device has it, the others
+    have zeros."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, is_first: bool) -> Tensor:

@@ -1,8 +1,9 @@
-"""Collectives between states of a tensor on one group: what a ``Conversion`` of a program runs.
+"""Run the collectives that convert a tensor between states on one group, as a ``Conversion`` of a
+program describes them.
 
 A shard of a dim seen as (outer, units, inner) is sent with its units in front, so that every rank's
-part is one run of elements: strided and plain cuts take the same path, and the uneven collectives
-of ``collectives`` see vectors only.
+part is contiguous: strided and plain cuts use the same code, and the uneven collectives of
+``collectives`` get vectors only.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from argosy.space.operations.delivery import Conversion
 from argosy.space.operations.sharding import Segments, State, local_shape, unit_counts
 
 GATHERS = {CollectiveMethod.PADDED: GatherBy.PADDED, CollectiveMethod.GROUPED: GatherBy.BROADCASTS}
+"""Ways to gather parts, by the method that a plan names; any other method uses an all-to-all."""
 
 
 class GroupExchange:
-    """The collectives of one rank of one group at given ratios."""
+    """The collectives that one rank of a group runs at given ratios."""
 
     def __init__(
         self, segments: Segments, group: Group = None, exchanging: Exchanging = untold
@@ -43,17 +45,17 @@ class GroupExchange:
         self.rank = dist.get_rank(group) if self.count > 1 else 0
 
     def take(self, whole: Tensor, state: State) -> Tensor:
-        """This rank's part."""
+        """Return this rank's part of a whole tensor."""
         return take(whole, state, self.segments.of(state), self.rank)
 
     def counts(self, state: State) -> tuple[int, ...]:
-        """Units per rank."""
+        """Return the number of units per rank."""
         return unit_counts(state.units, self.segments.of(state))
 
     def convert(
         self, part: Tensor, shape: tuple[int, ...], step: Conversion, way: CollectiveMethod
     ) -> Tensor:
-        """A tensor of a whole shape, from one state to another."""
+        """Convert a tensor of a whole shape from one state to another."""
         if self.count == 1:
             return part
         match step.kind:
@@ -81,25 +83,25 @@ class GroupExchange:
     ) -> Tensor:
         sent = _as_bytes(part)
         flat = _units_first(sent, state, self.counts(state)[self.rank])
-        each = prod(shape) // state.units
-        sizes = [count * each for count in self.counts(state)]
+        unit_size = prod(shape) // state.units
+        sizes = [count * unit_size for count in self.counts(state)]
         whole = gather_uneven(flat.flatten(), sizes, group=self.group, by=by)
         return _units_back(whole, shape, state, state.units).to(part.dtype)
 
     def reduce_scatter(self, part: Tensor, state: State) -> Tensor:
         counts = self.counts(state)
         flat = _units_first(part, state, state.units)
-        each = part.numel() // state.units
+        unit_size = part.numel() // state.units
         own = scatter_sum_uneven(
-            flat.flatten(), [count * each for count in counts], group=self.group
+            flat.flatten(), [count * unit_size for count in counts], group=self.group
         )
         return _units_back(own, tuple(part.shape), state, counts[self.rank])
 
     def all_to_all(
         self, part: Tensor, shape: tuple[int, ...], before: State, after: State
     ) -> Tensor:
-        """Between cuts of different dims: every rank sends to each what the other will hold of its
-        own part."""
+        """Convert between cuts of different dims: every rank sends to each other rank what that
+        rank will hold of its own part."""
         sent = _as_bytes(part)
         ranks, old, new = range(self.count), self.segments.of(before), self.segments.of(after)
         pieces = [take(sent, after, new, rank).flatten() for rank in ranks]
@@ -107,35 +109,37 @@ class GroupExchange:
         shapes = [local_shape(own, before, old, rank) for rank in ranks]
         sizes = [prod(shape) for shape in shapes], [piece.numel() for piece in pieces]
         received = swap_uneven(torch.cat(pieces), *sizes, group=self.group)
-        parts = [piece.view(s) for piece, s in zip(received.split(sizes[0]), shapes, strict=True)]
-        counts = self.counts(before)
+        parts = [
+            piece.view(piece_shape)
+            for piece, piece_shape in zip(received.split(sizes[0]), shapes, strict=True)
+        ]
         opened = [
-            p.unflatten(before.dim, (before.outer, c, -1))
-            for p, c in zip(parts, counts, strict=True)
+            piece.unflatten(before.dim, (before.outer, count, -1))
+            for piece, count in zip(parts, self.counts(before), strict=True)
         ]
         whole = torch.cat(opened, before.dim + 1).flatten(before.dim, before.dim + 2)
         return whole.to(part.dtype)
 
     def reshard(self, part: Tensor, shape: tuple[int, ...], before: State, after: State) -> Tensor:
-        """The same cut by other ratios: every rank sends to each the units that lie in both their
-        pieces."""
+        """Convert to the same cut by other ratios: every rank sends to each the units that lie in
+        both their pieces."""
         old, new = self.counts(before), self.counts(after)
         sent = _units_first(_as_bytes(part), before, old[self.rank])
-        each = prod(shape) // before.units
-        sending = [each * _overlap(old, self.rank, new, rank) for rank in range(self.count)]
-        receiving = [each * _overlap(old, rank, new, self.rank) for rank in range(self.count)]
+        unit_size = prod(shape) // before.units
+        sending = [unit_size * _overlap(old, self.rank, new, rank) for rank in range(self.count)]
+        receiving = [unit_size * _overlap(old, rank, new, self.rank) for rank in range(self.count)]
         received = swap_uneven(sent.flatten(), receiving, sending, group=self.group)
         return _units_back(received, shape, after, new[self.rank]).to(part.dtype)
 
 
-def _overlap(old: Sequence[int], one: int, new: Sequence[int], other: int) -> int:
-    """Units that a rank had and another will have."""
-    begin, start = sum(old[:one]), sum(new[:other])
-    return max(min(begin + old[one], start + new[other]) - max(begin, start), 0)
+def _overlap(old: Sequence[int], sender: int, new: Sequence[int], receiver: int) -> int:
+    """Return the number of units that the sender had and the receiver will have."""
+    begin, start = sum(old[:sender]), sum(new[:receiver])
+    return max(min(begin + old[sender], start + new[receiver]) - max(begin, start), 0)
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """Truth values travel as bytes."""
+    """Return booleans as bytes, since backends cannot send booleans; other tensors as they are."""
     return tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
 
 

@@ -1,25 +1,24 @@
-"""What a rank does in which order, and what it holds in memory while it does. Needs no torch.
+"""Replay the actions of a rank and the bytes that it holds meanwhile. Needs no torch.
 
-A rank runs its row of the schedule one action after the other, so what it holds does not depend on
-time. With n samples of a micro-batch, and layers first..end of its stage:
+A rank runs its row of the schedule one action after the other, so the bytes that it holds do not
+depend on time. With n samples of a micro-batch, and layers first..end of its stage:
 
-    (1)  a posted receive holds its buffer: n x what the layer before hands on, or n x what the
-         stage itself does
-    (2)  a forward keeps n x the layers' activations, the received input among them, and what it
-         hands on
-    (3)  a backward holds ``cost.memory.passing_bytes`` for a moment, gives (2) and its buffer back,
-         and leaves the gradient of its input, which is held until it has surely left: until a
-         forward arrives that the stage before ran after it had used the gradient (``answered``),
+    (1)  a posted receive holds its buffer: n x the output of the layer before, or, for a gradient,
+         n x the output of the stage itself
+    (2)  a forward keeps n x the layers' activations, including the received input, and the output
+         that it sends
+    (3)  a backward holds ``cost.memory.passing_bytes`` for a moment, frees (2) and its buffer, and
+         leaves the gradient of its input. That is held until it has certainly been sent: until a
+         forward arrives that the previous stage ran after it had used the gradient (``answered``),
          until many more were sent, or until the end of the step
     (4)  gradients are summed over the replicas, or scattered (ZeRO 1), in buckets, a few of which
          are copies at a time
-
     (5)  an update holds the moments of two layers for a moment, if they are offloaded; a forward
          and a backward that offload activations hold what is copied at a time (``cost.memory``,
          (11)), and (2) is the stage's input
 
-``peak_bytes`` adds the state of the weights. It replays the executor and the sum of gradients; a
-split sequence is not in it.
+``peak_bytes`` adds the state of the weights. It replays the executor and the sum of gradients; it
+does not cover a divided sequence.
 """
 
 from __future__ import annotations
@@ -47,42 +46,41 @@ from argosy.schedule import (
 from argosy.workload.chain import Chain
 
 MOST_GRADIENTS = 16
-"""Micro-batches whose gradients may be on their way at once."""
+"""Micro-batches whose gradients may be in flight at once, which bounds their memory."""
 BUCKET_BYTES = 32 * 2**20
-"""Of gradients that travel together: large enough to be fast, small enough to need little memory
-beside them."""
+"""Bytes of gradients that are summed together: large enough to be fast, small enough to need little
+additional memory."""
 MOST_BUCKETS = 4
-"""Under way at once."""
+"""Buckets in flight at once."""
 
 
 def lookahead(plan: Plan) -> int:
-    """How many computations ahead receives are posted: k of each direction, and never fewer than
-    two."""
+    """Return how many computations ahead receives are posted: k of each direction, at least two."""
     return 2 * max(2, plan.schedule.k if plan.schedule.kind is ScheduleKind.KFKB else 1)
 
 
 def answered(schedule: Schedule) -> Mapping[tuple[int, int], tuple[int, ...]]:
-    """Per stage and micro-batch: the micro-batches whose gradients, which the stage has sent, the
-    stage before had used when it ran the forward of that micro-batch.
+    """Return, per stage and micro-batch, the micro-batches whose gradients, sent by the stage, the
+    previous stage had used when it ran the forward of that micro-batch.
 
     >>> from argosy.schedule import ScheduleSpec
     >>> answered(build_schedule(ScheduleSpec(), 2, 4))
     {(1, 0): (), (1, 1): (), (1, 2): (0,), (1, 3): (1,)}
     """
-    found: dict[tuple[int, int], tuple[int, ...]] = {}
+    proofs: dict[tuple[int, int], tuple[int, ...]] = {}
     used: dict[int, list[int]] = defaultdict(list)
     for row in schedule.rows:
         for action in row:
             if action.kind.is_gradient:
                 used[action.stage].append(action.micro_batch)
             elif action.kind is ActionKind.FORWARD and action.stage + 1 < schedule.num_stages:
-                found[action.stage + 1, action.micro_batch] = tuple(used.pop(action.stage, ()))
-    return found
+                proofs[action.stage + 1, action.micro_batch] = tuple(used.pop(action.stage, ()))
+    return proofs
 
 
 def peak_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
-    """The most that every device holds at any moment of a step, as the runtime carries the plan
-    out."""
+    """Return the most bytes that every device holds at any moment of a step, as the runtime
+    executes the plan."""
     schedule = build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches)
     ahead = with_communication(schedule, lookahead=lookahead(plan))
     proofs = answered(schedule)
@@ -98,7 +96,7 @@ def peak_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
 
 
 class _Ledger:
-    """What one rank holds, action by action."""
+    """A replay of the bytes that one rank holds, action by action."""
 
     def __init__(
         self,
@@ -108,7 +106,8 @@ class _Ledger:
         proofs: Mapping[tuple[int, int], tuple[int, ...]],
         share: float,
     ) -> None:
-        """``share``: of the work of a tensor-parallel group."""
+        """Prepare a replay; ``share`` is the device's share of the work of a tensor-parallel
+        group."""
         stages = plan.stages
         self.proofs = proofs
         self.given = {
@@ -149,7 +148,7 @@ class _Ledger:
         self.sent: dict[tuple[int, int], float] = {}
 
     def replay(self, row: tuple[Action, ...]) -> float:
-        """(1) to (4); the most at any time."""
+        """Replay a row by (1) to (4), and return the most bytes at any time."""
         held, peak = 0.0, self.copies
         for action in row:
             stage, index = action.stage, action.micro_batch
@@ -160,10 +159,8 @@ class _Ledger:
                     held += self.returned[stage]
                 case ActionKind.FORWARD:
                     peak = max(peak, held + self.ahead[stage])
-                    held -= sum(
-                        self.sent.pop((stage, one), 0.0)
-                        for one in self.proofs.get((stage, index), ())
-                    )
+                    used = self.proofs.get((stage, index), ())
+                    held -= sum(self.sent.pop((stage, earlier), 0.0) for earlier in used)
                     held += self.kept[stage] - self.given[stage] + self.handed[stage]
                 case ActionKind.BACKWARD | ActionKind.INPUT_GRADIENT:
                     peak = max(peak, held + self.passing[stage])

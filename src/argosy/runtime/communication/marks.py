@@ -1,14 +1,14 @@
-"""What a rank did and when, written down as it happens.
+"""Record what a rank does and when.
 
-A mark costs two readings of a clock and an append. On a GPU, where work is only queued, computation
-is marked by events on its stream, which are read after the step. Times are seconds of the rank's
-own clock; ``measured`` aligns the ranks.
+A mark costs two readings of a clock and an append. On a GPU, which only queues work, computation is
+marked by events on its stream, which are read after the step. Times are seconds of the rank's own
+clock; ``measured`` aligns the ranks.
 
 Ranks of a stage may exchange tensors while they compute: parts between members of a tensor-parallel
-group, weights and gradients between replicas (ZeRO 2 and 3). Who is done first waits there for who
-is not, so these seconds are summed up beside the mark of the computation: what is left of it is the
-rank's own. On a GPU they are events on the same stream, which waits for a collective where its
-result is used: there the two are told apart as on a CPU.
+group, weights and gradients between replicas (ZeRO 2 and 3). The first to finish waits for the
+others there, so these seconds are summed separately beside the mark of the computation; the rest of
+the mark is the rank's own. On a GPU they are events on the same stream, which waits for a
+collective before its result is used, so the two are separated as on a CPU.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ SPAN_KIND = {
     ActionKind.INPUT_GRADIENT: SpanKind.INPUT_GRADIENT,
     ActionKind.WEIGHT_GRADIENT: SpanKind.WEIGHT_GRADIENT,
 }
+"""The kind of span that an action is recorded as."""
 STEP = "step"
-"""The mark of a whole step; all others are kinds of spans or of contacts."""
+"""The kind of the mark of a whole step; all others are kinds of spans or of contacts."""
 
 _CONTACTS = frozenset(ContactKind)
 _COMPUTATION = frozenset(kind for kind in SpanKind if not kind.is_communication)
+"""Kinds of spans in which a rank computes."""
 
 
 class Mark(NamedTuple):
-    """One thing on this rank."""
+    """A record of one thing that this rank did."""
 
     what: str
     """A kind of span or of contact, or ``STEP``."""
     stage: int | None
     micro_batch: int | None
     gradient: bool
-    """Whether what is waited for or sent is one."""
+    """True if the message that is sent or awaited carries a gradient."""
     step: int
     start: float
     end: float
     together: float = 0.0
-    """Seconds of it that were spent with other ranks of the stage, waiting for them included."""
+    """Seconds of it that were spent exchanging with other ranks of the stage, including waiting."""
 
 
 class _Marking:
@@ -83,7 +85,7 @@ class _Marking:
 
 
 class _Exchanging:
-    """A context inside a computation whose seconds are told apart from it."""
+    """A context inside a computation whose seconds are recorded separately."""
 
     __slots__ = ("begin", "exchanges", "now")
 
@@ -99,7 +101,7 @@ class _Exchanging:
 
 
 class _Nothing:
-    """A context in which nothing is written down."""
+    """A context that records nothing."""
 
     def __enter__(self) -> None: ...
 
@@ -109,16 +111,16 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 Exchanging = Callable[[], _Exchanging | _Nothing]
-"""What a context is had from for every exchange with other ranks of a stage."""
+"""A function that returns a context for every exchange with other ranks of a stage."""
 
 
 def untold() -> _Nothing:
-    """Exchanges that nobody asks about."""
+    """Return a context that does not record an exchange."""
     return _NOTHING
 
 
 class Recorder:
-    """The marks of one rank, of as many steps as are kept."""
+    """The marks that one rank records, for the steps that are kept."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -127,10 +129,10 @@ class Recorder:
         self.raw: list[Any] = []
         self.marks: list[Mark] = []
         self.exchanges: list[tuple[Any, Any]] | None = None
-        """When those of the computation under way began and ended; None: nothing is computed."""
+        """Begin and end of the exchanges in the current computation; None outside of
+        computations."""
         self.contacts_on_device = False
-        """Whether messages are waited for on the device's stream, as those of NCCL are, and not by
-        the host."""
+        """True if the device's stream waits for messages, as with NCCL, instead of the host."""
         self.now: Any = time.perf_counter if device.type == "cpu" else self._event
 
     def _event(self) -> torch.cuda.Event:
@@ -163,7 +165,7 @@ class Recorder:
         return self._marking(ContactKind.SENDING, stage, micro_batch, gradient)
 
     def received(self, action: Action, posted: float) -> None:
-        """A message is here that room was offered for at ``posted``."""
+        """Record that a message has arrived for which a receive was posted at ``posted``."""
         if self.enabled:
             gradient = action.kind is not ActionKind.FORWARD
             what = (ContactKind.RECEIVING, action.stage, action.micro_batch, gradient, self.step)
@@ -171,7 +173,7 @@ class Recorder:
             self.raw.append((*what, posted, now(), ()))
 
     def exchanging(self) -> _Exchanging | _Nothing:
-        """Around what ranks of a stage do with each other, wherever that is; it counts inside a
+        """Return a context for an exchange between ranks of a stage; it is recorded only inside a
         computation."""
         return _NOTHING if self.exchanges is None else _Exchanging(self.exchanges, self.now)
 
@@ -182,7 +184,7 @@ class Recorder:
         return self._marking(SpanKind.UPDATE, None, None, False)
 
     def end_step(self, start: float) -> None:
-        """After a step: turn events into times of the host's clock, and keep the step itself."""
+        """Turn the events of a step into times of the host's clock, and record the step itself."""
         end = time.perf_counter()
         if self.enabled:
             clock: Any = float if self.device.type == "cpu" else self._event_clock()
@@ -193,7 +195,7 @@ class Recorder:
         self.raw.clear()
 
     def _event_clock(self) -> Any:
-        """Seconds of the host's clock at which an event of the device happened."""
+        """Return a function that converts an event of the device to seconds of the host's clock."""
         now = self._event()
         now.synchronize()
         host = time.perf_counter()

@@ -1,16 +1,15 @@
-"""From every rank's marks to one measured ``Timeline``, on one clock.
+"""Build one measured ``Timeline`` on one clock from the marks of all ranks.
 
 Clocks of different hosts differ. Rank 0 and rank r exchange pings: rank 0 reads t0, rank r answers
 with its own reading c, rank 0 reads t1. With the exchange of the least round trip t1 - t0 of
 several,
 
-    (1)  offset of r = c - (t0 + t1) / 2     and it is wrong by at most (t1 - t0) / 2
+    (1)  offset of r = c - (t0 + t1) / 2     with an error of at most (t1 - t0) / 2
 
-A message is seen to leave on the sender's side and to be there on the receiver's, once it has
-waited for it:
+The sender records when a message leaves, and the receiver when it has stopped waiting for it:
 
-    (2)  a transfer lasts from the call that sends to the end of the wait; that is exact where the
-         receiver had to wait, and an upper bound where the message had come before anybody looked
+    (2)  a transfer lasts from the call that sends to the end of the wait; that is exact if the
+         receiver had to wait, and an upper bound if the message had arrived before
 """
 
 from __future__ import annotations
@@ -31,15 +30,17 @@ from argosy.runtime.processes.world import gather_texts
 from argosy.timeline import Contact, ContactKind, Span, SpanKind, Timeline
 
 _PINGS = 12
+"""Pings per rank, of which the one with the least round trip counts."""
 _COMPUTATION = frozenset(kind for kind in SpanKind if not kind.is_communication)
+"""Kinds of spans in which a rank computes."""
 _Known = tuple[Span, int | None]
-"""A span and, of a transfer, the stage that it is for."""
+"""A span and, for a transfer, the stage that receives it."""
 _SPANS, _CONTACTS = frozenset(SpanKind), frozenset(ContactKind)
 
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How far a rank's clock is ahead of rank 0's, in seconds."""
+    """The seconds by which a rank's clock is ahead of rank 0's."""
 
     seconds: float
     uncertainty: float
@@ -48,29 +49,28 @@ class ClockOffset:
 def clock_offsets(
     device: torch.device, *, clock: Callable[[], float] = time.perf_counter, pings: int = _PINGS
 ) -> list[ClockOffset]:
-    """(1) for every rank, on every rank; all call this at the same point."""
+    """Return the offset of every rank by (1), on every rank; all call this at the same point."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    where = (
-        device if dist.get_backend() == "nccl" else torch.device("cpu")
-    )  # gloo's messages live in host memory
+    # gloo sends from host memory.
+    where = device if dist.get_backend() == "nccl" else torch.device("cpu")
     offsets = torch.zeros(world, 2, dtype=torch.float64, device=where)
     reading = torch.zeros(1, dtype=torch.float64, device=where)
-    for other in range(1, world):
+    for peer in range(1, world):
         dist.barrier()
         best = float("inf")
         for _ in range(pings):
-            if rank == other:
+            if rank == peer:
                 dist.recv(reading, 0)
                 reading[0] = clock()
                 dist.send(reading, 0)
             elif rank == 0:
                 begin = clock()
-                dist.send(reading, other)
-                dist.recv(reading, other)
+                dist.send(reading, peer)
+                dist.recv(reading, peer)
                 end = clock()
                 if end - begin < best:
                     best = end - begin
-                    offsets[other] = torch.tensor([reading.item() - (begin + end) / 2, best / 2])
+                    offsets[peer] = torch.tensor([reading.item() - (begin + end) / 2, best / 2])
     dist.broadcast(offsets, 0)
     return [ClockOffset(seconds, uncertainty) for seconds, uncertainty in offsets.tolist()]
 
@@ -82,16 +82,18 @@ def gather_timeline(
     device: torch.device,
     roster: Sequence[str] | None = None,
 ) -> Timeline | None:
-    """The timeline of a run on rank 0, None elsewhere; every rank calls this. ``bytes_per_sample``
-    is what the rank's stages hand on; ``roster`` the devices by rank, the plan's own unless
-    given."""
+    """Return the timeline of a run on rank 0, None on other ranks; every rank calls this.
+
+    ``bytes_per_sample`` holds the bytes that the rank's stages send on per sample; ``roster`` lists
+    devices by rank and is the plan's own unless given.
+    """
     offset = clock_offsets(device)[dist.get_rank()].seconds
     aligned = [mark._replace(start=mark.start - offset, end=mark.end - offset) for mark in marks]
     texts = gather_texts(json.dumps([aligned, list(bytes_per_sample.items())]), device)
     if dist.get_rank() != 0:
         return None
     gathered = [json.loads(text) for text in texts]
-    sizes = {stage: size for _, found in gathered for stage, size in found}
+    sizes = {stage: size for _, stage_sizes in gathered for stage, size in stage_sizes}
     return assemble([[Mark(*mark) for mark in marks] for marks, _ in gathered], plan, sizes, roster)
 
 
@@ -101,13 +103,14 @@ def assemble(
     bytes_per_sample: dict[int, float],
     roster: Sequence[str] | None = None,
 ) -> Timeline:
-    """A timeline from the aligned marks of all ranks; its clock starts with the first step."""
+    """Build a timeline from the aligned marks of all ranks; its clock starts with the first
+    step."""
     devices = tuple(roster or devices_by_rank(plan))
-    steps = [mark for found in marks for mark in found if mark.what == STEP]
+    steps = [mark for rank_marks in marks for mark in rank_marks if mark.what == STEP]
     zero = min((mark.start for mark in steps), default=0.0)
     known: list[_Known] = [(span, None) for span in _computation(marks, devices, zero)]
     known += _transfers(marks, plan, bytes_per_sample, zero, devices)
-    known.sort(key=lambda one: (one[0].start, one[0].end, one[0].where))
+    known.sort(key=lambda entry: (entry[0].start, entry[0].end, entry[0].where))
     ends: dict[int, float] = defaultdict(float)
     for mark in steps:
         ends[mark.step] = max(ends[mark.step], mark.end - zero)
@@ -128,7 +131,7 @@ def assemble(
 def _computation(
     marks: Sequence[Sequence[Mark]], devices: Sequence[str], zero: float
 ) -> list[Span]:
-    first = min((mark.step for found in marks for mark in found), default=0)
+    first = min((mark.step for rank_marks in marks for mark in rank_marks), default=0)
     return [
         Span(
             where=device,
@@ -140,8 +143,8 @@ def _computation(
             iteration=mark.step - first,
             together=mark.together,
         )
-        for device, found in zip(devices, marks, strict=True)
-        for mark in found
+        for device, rank_marks in zip(devices, marks, strict=True)
+        for mark in rank_marks
         if mark.what in _SPANS
     ]
 
@@ -149,10 +152,10 @@ def _computation(
 def _contacts(
     marks: Sequence[Sequence[Mark]], devices: Sequence[str], zero: float
 ) -> tuple[Contact, ...]:
-    first = min((mark.step for found in marks for mark in found), default=0)
+    first = min((mark.step for rank_marks in marks for mark in rank_marks), default=0)
     contacts = []
-    for device, found in zip(devices, marks, strict=True):
-        for mark in found:
+    for device, rank_marks in zip(devices, marks, strict=True):
+        for mark in rank_marks:
             if mark.what in _CONTACTS:
                 assert mark.stage is not None
                 assert mark.micro_batch is not None
@@ -178,18 +181,18 @@ def _transfers(
     zero: float,
     devices: Sequence[str],
 ) -> list[_Known]:
-    """(2)."""
+    """Return the transfers between ranks by (2)."""
     seats = seats_of(plan, devices)
-    first = min((mark.step for found in marks for mark in found), default=0)
+    first = min((mark.step for rank_marks in marks for mark in rank_marks), default=0)
     sent = {
         (rank, mark.stage, mark.micro_batch, mark.gradient, mark.step): mark.start
-        for rank, found in enumerate(marks)
-        for mark in found
+        for rank, rank_marks in enumerate(marks)
+        for mark in rank_marks
         if mark.what == ContactKind.SENDING
     }
     spans: list[_Known] = []
-    for rank, found in enumerate(marks):
-        for mark in found:
+    for rank, rank_marks in enumerate(marks):
+        for mark in rank_marks:
             if mark.what != ContactKind.WAITING or mark.stage is None:
                 continue
             source = mark.stage + (1 if mark.gradient else -1)
@@ -213,8 +216,8 @@ def _transfers(
 
 
 def _with_causes(known: Sequence[_Known]) -> tuple[Span, ...]:
-    """Each computation waits for what ended last among the message it needs and the one before it
-    on its device."""
+    """Add to each span the index of its cause: for a computation, whichever ended last of the
+    message it needs and the previous computation on its device."""
     spans = [span for span, _ in known]
     arrived: dict[tuple[str, int, int | None, int, bool], int] = {}
     for index, (span, target) in enumerate(known):

@@ -1,4 +1,4 @@
-"""Shards of tensors: what a device holds of a whole, and the whole from what all hold."""
+"""Cut tensors into the shards that devices hold, and join shards to whole tensors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from argosy.space.operations.sharding import PARTIAL, State, unit_counts
 
 
 def take(whole: Tensor, state: State, ratios: Sequence[float], rank: int) -> Tensor:
-    """A device's part of a whole tensor; of a partial sum the first device has all, the others
-    zero."""
+    """Return a device's part of a whole tensor; of a partial sum the first device has all, the
+    others zeros."""
     if state == PARTIAL:
         return whole if rank == 0 else torch.zeros_like(whole)
     if not state.is_sharded:
@@ -20,13 +20,12 @@ def take(whole: Tensor, state: State, ratios: Sequence[float], rank: int) -> Ten
     counts = unit_counts(state.units, ratios)
     opened: Tensor = whole.unflatten(state.dim, (state.outer, state.units, -1))
     part = opened.narrow(state.dim + 1, sum(counts[:rank]), counts[rank])
-    return part.flatten(
-        state.dim, state.dim + 2
-    ).contiguous()  # some kernels misread strided shards
+    # Some kernels misread strided shards, so the shard is made contiguous.
+    return part.flatten(state.dim, state.dim + 2).contiguous()
 
 
 def join(parts: Sequence[Tensor], state: State, ratios: Sequence[float]) -> Tensor:
-    """The whole tensor from every device's part."""
+    """Return the whole tensor from every device's part."""
     if state == PARTIAL:
         return torch.stack(list(parts)).sum(0)
     if not state.is_sharded:
@@ -40,6 +39,6 @@ def join(parts: Sequence[Tensor], state: State, ratios: Sequence[float]) -> Tens
 
 
 def positions(shape: Sequence[int], state: State, ratios: Sequence[float], rank: int) -> Tensor:
-    """Where in the whole tensor, in flat order, each element of a device's part stands."""
-    every = torch.arange(torch.Size(shape).numel()).view(*shape)
-    return take(every, state, ratios, rank)
+    """Return the flat index in the whole tensor of each element of a device's part."""
+    indices = torch.arange(torch.Size(shape).numel()).view(*shape)
+    return take(indices, state, ratios, rank)

@@ -1,12 +1,12 @@
-"""Tensors from rank to rank: sends that do not wait, receives that are posted long before they are
-needed.
+"""Send tensors from rank to rank without waiting, into receives that are posted long before they
+are needed.
 
-A backend that knows tags (gloo) keeps messages apart by them. NCCL matches messages by their order,
-and runs the calls of a communicator one after the other. So there every channel (sender, receiver,
+A backend with tags (gloo) keeps messages apart by them. NCCL matches messages by their order, and
+runs the calls of a communicator one after the other. So every channel of NCCL (sender, receiver,
 activations or gradients) has a communicator with a stream of its own: the schedule's order is the
-same on both sides of a channel, and a receive that waits holds nothing up but later receives of its
-channel. Communicators are opened before training, all ranks in the same order, because opening one
-blocks until both sides are there. All tensors of a message are one batch.
+same on both sides of a channel, and a waiting receive blocks only later receives of its channel.
+Communicators are opened before training, by all ranks in the same order, because opening one blocks
+until both sides have joined. All tensors of a message are one batch.
 
 If ranks share a GPU and NCCL cannot, messages pass through pinned host memory and gloo.
 """
@@ -28,28 +28,28 @@ from argosy.runtime.processes.ranks import Channel
 from argosy.runtime.processes.world import patience_of_all
 
 Key = tuple[int, int, bool]
-"""Sending stage, micro-batch, whether it is a gradient."""
+"""Sending stage, micro-batch, and whether the message is a gradient."""
 
 
 class AsyncWork(Protocol):
-    """What an asynchronous call of torch.distributed returns."""
+    """The handle that an asynchronous call of torch.distributed returns."""
 
     def wait(self) -> bool: ...
 
 
 @dataclass
 class Arrival:
-    """Tensors on their way here, in buffers of their own."""
+    """Tensors that are being received, in buffers of their own."""
 
     layers: list[list[Tensor]]
-    """Buffers per tensor; several lists of them add up."""
+    """Lists of one buffer per tensor; if there are several lists, they are summed."""
     works: list[AsyncWork]
     device: torch.device
     posted: float = field(default_factory=time.perf_counter)
-    """When room for them was offered."""
+    """The time at which the receive was posted, in seconds of the host's clock."""
 
     def wait(self) -> list[Tensor]:
-        """The tensors, on the device that computes."""
+        """Wait, and return the tensors on the device that computes."""
         for work in self.works:
             work.wait()
         buffers, *others = self.layers
@@ -63,19 +63,19 @@ class Arrival:
 
 @dataclass
 class Transport:
-    """Point-to-point messages of one rank."""
+    """The point-to-point messages that one rank sends and receives."""
 
     device: torch.device
-    """Where the tensors are that are sent and received."""
+    """The device of the tensors that are sent and received."""
     staged: bool
-    """Through host memory."""
+    """True if messages pass through host memory."""
     in_order: bool = False
-    """Whether messages are matched by their order, not by tags."""
+    """True if messages are matched by their order instead of by tags."""
     channels: dict[Channel, dist.ProcessGroup | None] = field(default_factory=dict)
     """Communicators; None for channels of other ranks, and empty if messages have tags."""
     departures: dict[Key, list[tuple[list[Tensor], AsyncWork]]] = field(default_factory=dict)
-    """Tensors that may not have left yet, oldest first. gloo only tells who waits, so they go when
-    they must have."""
+    """Tensors that may not have been sent yet, oldest first. gloo reports completion only to a call
+    that waits, so they are freed when they must have been sent."""
 
     @classmethod
     def open(cls, device: torch.device) -> Transport:
@@ -83,8 +83,7 @@ class Transport:
         return cls(device, staged=device.type != "cpu" and not in_order, in_order=in_order)
 
     def connect(self, channels: Iterable[Channel]) -> None:
-        """Open what is not open yet; every rank calls this at the same point with the same
-        channels."""
+        """Open new channels; every rank calls this at the same point with the same channels."""
         if not self.in_order:
             return
         new = sorted(set(channels) - self.channels.keys())
@@ -105,7 +104,7 @@ class Transport:
         self.finish()
 
     def send(self, tensors: Sequence[tuple[Tensor, int]], peer: int, key: Key) -> None:
-        """Begin to send tensors, each with its tag; they are kept until they have left."""
+        """Begin to send tensors, each with its tag; they are kept until they have been sent."""
         own = [(self._outgoing(tensor), tag) for tensor, tag in tensors]
         works = self._begin(dist.isend, own, peer, (dist.get_rank(), peer, key[2]))
         kept = [tensor for tensor, _ in own]
@@ -137,7 +136,7 @@ class Transport:
         return host
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory that a message may arrive in."""
+        """Return memory that a message may arrive in."""
         if self.staged:
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
@@ -149,13 +148,13 @@ class Transport:
         return self._begin(dist.irecv, buffers, peer, (peer, dist.get_rank(), gradient))
 
     def send_bytes(self, data: bytes, peer: int, tag: int, stage: int) -> None:
-        """A message of unknown length: its length, then itself."""
+        """Send a message of unknown length: its length, then its content."""
         content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         for tensor in (torch.tensor([len(data)]), content):
             self.send([(tensor.to(self.device), tag)], peer, (stage, 0, False))
 
     def receive_bytes(self, peer: int, tag: int) -> bytes:
-        """Wait for what ``send_bytes`` sent."""
+        """Wait for a message that ``send_bytes`` sent."""
         length = self._received((1,), torch.int64, peer, tag)
         content = self._received((int(length.item()),), torch.uint8, peer, tag)
         return bytes(content.numpy())
@@ -167,17 +166,17 @@ class Transport:
         return buffer.cpu()
 
     def departed(self, key: Key) -> None:
-        """Let go of what has left: the answer to a forward shows that it has arrived."""
+        """Free a message that has been sent: the answer to a forward shows that it has arrived."""
         for _, work in self.departures.pop(key, ()):
             work.wait()
 
     def limit_gradients(self) -> None:
-        """Nobody answers a gradient, so the oldest of many are waited for."""
+        """Wait for the oldest gradients if many are in flight, since gradients are not answered."""
         waiting = [key for key in self.departures if key[2]]
         for key in waiting[:-MOST_GRADIENTS]:
             self.departed(key)
 
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until everything has been sent."""
         for key in list(self.departures):
             self.departed(key)

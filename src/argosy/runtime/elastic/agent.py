@@ -1,10 +1,9 @@
-"""One agent per host: ``python -m argosy.runtime.elastic.agent RUN.json NODE ADDRESS``.
+"""Run one agent per host: ``python -m argosy.runtime.elastic.agent RUN.json NODE ADDRESS``.
 
 It starts the workers of its devices, holds copies of training state for its own workers and for
-those of the host before it, and does as the leader says. Where nobody leads, the first host (in the
-cluster's order) that can be reached does. An agent ends with the job, when it is told to go
-(SIGTERM: it says so and has ``grace`` seconds), or when it is killed; its workers never outlive it.
-Needs no torch itself.
+those of the previous host, and follows the leader. If no host leads, the first reachable host (in
+the cluster's order) does. An agent ends with the job, ``grace`` seconds after SIGTERM, which it
+reports to the leader, or when it is killed; its workers never outlive it. Needs no torch itself.
 """
 
 from __future__ import annotations
@@ -36,15 +35,16 @@ from argosy.runtime.processes.run_folder import keep_private
 from argosy.runtime.processes.run_spec import RunSpec, dumps_run_spec, read_run_spec
 from argosy.workload.chain import Chain
 
-LEFT = RunOutcome(message="this host has left the job, as it was told to", exit_code=0)
+LEFT = RunOutcome(message="this host has left the job, as requested", exit_code=0)
+"""The outcome of an agent whose host has left."""
 
 
 class Agent:
-    """A host's part of an elastic job."""
+    """An agent that runs a host's part of an elastic job."""
 
     def __init__(self, spec: RunSpec, node: str, address: str) -> None:
-        """``node`` is the host's name in the plan's cluster, ``address`` where other hosts reach
-        it."""
+        """Prepare an agent; ``node`` is the host's name in the plan's cluster, ``address`` the one
+        at which other hosts reach it."""
         self.spec, self.node, self.address = spec, node, address
         plan = load_plan(spec.plan)
         self.facts = given_facts(spec, plan, elastic=True)
@@ -61,7 +61,7 @@ class Agent:
         self.workers = Workers(self._report)
         self.leader: Leader | None = None
         self.upward: Line | None = None
-        """To the leader."""
+        """The connection to the leader."""
         self.generation = 0
         self.remembered: Claim | None = None
         """The newest generation that this host was in, in case the run's folder is lost."""
@@ -69,12 +69,12 @@ class Agent:
         self.is_leaving = False
 
     async def run(self) -> RunOutcome:
-        """Until the job is over, or this host has left it."""
+        """Take part until the job is over, or this host has left it."""
         server = await self.listen()
         self.here = AgentAddress(
             name=self.node, address=self.address, port=server.sockets[0].getsockname()[1]
         )
-        with contextlib.suppress(OSError):  # a full disk: it is written later
+        with contextlib.suppress(OSError):  # on a full disk it is written later
             self.claims.register(self.here)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
         await self.workers.prepare()
@@ -91,7 +91,8 @@ class Agent:
             await self.workers.kill()
             server.close()
             if self.claims.outcome():
-                self.claims.clear()  # an agent that came late may have written what the last leader had removed
+                # An agent that came late may have written files after the last leader cleared them.
+                self.claims.clear()
             else:
                 self.claims.unregister(self.node)
 
@@ -101,7 +102,7 @@ class Agent:
         return await asyncio.start_server(self._serve, self.address, 0)
 
     async def _stay_registered(self) -> None:
-        """Write again where this host is reached, if somebody has removed that."""
+        """Write this host's address again if its file was removed."""
         while True:
             await asyncio.sleep(self.spec.lost_after)
             if self.claims.outcome() is None and self.node not in self.claims.hosts():
@@ -109,7 +110,7 @@ class Agent:
                     self.claims.register(self.here)
 
     def _leave(self) -> None:
-        """The notice that this host will be taken away."""
+        """Handle the notice that this host will be taken away."""
         self.is_leaving = True
         asyncio.get_running_loop().call_later(self.spec.grace, self.left.set)
         if self.upward is not None:
@@ -118,7 +119,7 @@ class Agent:
             self.left.set()
 
     async def _take_part(self) -> RunOutcome:
-        """Follow whoever leads, or lead, until the job is over."""
+        """Follow the leader, or lead, until the job is over."""
         while True:
             outcome = self.claims.outcome()
             if outcome is None:
@@ -134,8 +135,11 @@ class Agent:
             await asyncio.sleep(self.spec.interval)
 
     async def _find_leader(self) -> Line | None:
-        """A connection to whoever leads: the last who claimed, or where that is long ago any host
-        that can be reached: one that was there first leads, and may have claimed nothing yet."""
+        """Return a connection to the leader, or None.
+
+        The leader is the host of the newest claim. If that host is silent, any host that can be
+        reached is tried: one that started earlier may lead without having claimed a generation yet.
+        """
         claim, hosts = self.claims.newest(), self.claims.hosts()
         candidates = [claim.leader] if claim is not None else []
         if self._is_vacant():
@@ -149,21 +153,21 @@ class Agent:
         return None
 
     def _is_vacant(self) -> bool:
-        """Whether nobody leads as far as the run's folder tells."""
+        """Return whether no host leads according to the run's folder."""
         return self.claims.newest() is None or self.claims.silence() > self.spec.lost_after
 
     def _earlier(self) -> list[str]:
         return self.replanner.order[: self.replanner.order.index(self.node)]
 
     async def _is_first(self) -> bool:
-        """Whether it is for this host to lead: nobody does, and no earlier host can be reached."""
+        """Return whether this host must lead: no other does, and no earlier host can be reached."""
         hosts = self.claims.hosts()
         return self._is_vacant() and not await self._reaches(
             [hosts[name] for name in self._earlier() if name in hosts]
         )
 
     async def _join(self, host: AgentAddress) -> Line | None:
-        """None where that host cannot be reached or does not lead."""
+        """Join a host as a follower; return None if it cannot be reached or does not lead."""
         about = {"devices": self.devices, "leaving": self.is_leaving, "facts": self.facts}
         hello = {"kind": "join", "host": vars(self.here), **about}
         try:
@@ -180,7 +184,7 @@ class Agent:
         return line
 
     async def _reaches(self, hosts: list[AgentAddress]) -> list[str]:
-        """Those that answer."""
+        """Return the names of the hosts that answer."""
         answers = await asyncio.gather(*map(self._ping, hosts))
         return [host.name for host, answer in zip(hosts, answers, strict=True) if answer]
 
@@ -197,7 +201,7 @@ class Agent:
         return True
 
     async def _lead(self) -> RunOutcome | None:
-        """Lead, and follow ourselves; None where somebody else is to lead."""
+        """Lead, and follow ourselves; return None if another host must lead."""
         self.leader = Leader(self.spec, self.node, self.claims, self.replanner, self.remembered)
         leading = asyncio.create_task(self.leader.lead())
         line = await self._join(self.here)
@@ -217,7 +221,7 @@ class Agent:
             await asyncio.gather(leading, following, return_exceptions=True)
 
     async def _follow(self, line: Line) -> RunOutcome | None:
-        """Do as the leader says until the job is over; None where the leader is lost."""
+        """Follow the leader's messages until the job is over; return None if the leader is lost."""
         self.upward = line
         beating = asyncio.create_task(line.beat(self.spec.interval))
         try:
@@ -262,7 +266,7 @@ class Agent:
         return None
 
     async def _start(self, message: Message) -> None:
-        """This host's workers of a generation."""
+        """Start this host's workers of a generation."""
         self.generation = message["generation"]
         self.remembered = Claim(
             **{**message["claim"], "members": tuple(message["claim"]["members"])}
@@ -310,7 +314,8 @@ class Agent:
             self.upward.send({**message, "device": device, "generation": self.generation})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Whoever connects: a host that joins, a worker with a copy, a worker that wants one."""
+        """Serve a connection: a host that joins, a worker that sends a copy, or one that reads a
+        copy."""
         line = Line(reader, writer)
         try:
             with self.strangers.among(writer):
@@ -346,7 +351,7 @@ class Agent:
                         block = self.store.get(moment, hello["rank"], begin, end)
                         await line.send_block(block, patience=self.spec.lost_after)
         except (LostError, KeyError, asyncio.CancelledError):
-            pass  # whoever asked has gone, or asks for what is no longer held, or we end: the connection ends
+            pass  # the peer has gone, or the block is no longer held, or this agent ends
         finally:
             await line.end(patience=self.spec.lost_after)
 
@@ -364,7 +369,7 @@ def replanner_of(spec: RunSpec, plan: Plan) -> Replanner:
 
 
 def _chain(spec: RunSpec, model: ModelRef) -> Chain | None:
-    """The model's costs, if they can be found."""
+    """Return the model's costs, or None if they cannot be found."""
     try:
         return spec.chain(model)
     except ArgosyError:

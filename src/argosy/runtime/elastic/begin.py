@@ -1,4 +1,4 @@
-"""Where a worker's process begins. Needs no torch, so that an agent can name it."""
+"""Start a worker's process. Needs no torch, so that an agent can import it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def end_with_agent() -> None:
-    """A thread that ends this process when its agent has ended, however and whenever that was."""
+    """Start a thread that ends this process when its agent has ended for any reason."""
     agent = multiprocessing.parent_process()
     assert agent is not None
 
@@ -35,7 +35,7 @@ def _log_file(path: Path) -> io.FileIO:
 
 
 def begin(task: dict[str, Any], pipe: Connection) -> None:
-    """Become the worker: its environment, its log, its end with its agent; then train."""
+    """Run the worker: set its environment and log, end with its agent, and train."""
     end_with_agent()
     os.environ.update(task["environment"])
     with _log_file(Path(task["log"])) as file:
@@ -43,7 +43,7 @@ def begin(task: dict[str, Any], pipe: Connection) -> None:
         os.dup2(file.fileno(), 2)
     from argosy.runtime.elastic.training import work
 
-    with contextlib.suppress(OSError):  # the agent has gone, and we go with it
+    with contextlib.suppress(OSError):  # the agent has ended, and so does this process
         pipe.send(work(task, pipe))
     sys.stdout.flush()
     os._exit(0)

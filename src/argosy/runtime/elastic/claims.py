@@ -1,11 +1,11 @@
-"""Who may go on: what agents write into the run's folder, which all hosts see.
+"""Decide which hosts may continue, by files in the run's folder that all hosts see.
 
 A *generation* is a set of hosts and a plan for them. Before a leader starts one it *claims* its
-number by creating a file, which only one can; so of two parts of a divided cluster only one goes
-on. While it leads it writes a *beat* every now and then: a leader that cannot be reached but still
-beats is left alone, and one that finds a newer claim than its own gives up. When the job is over
-the *outcome* is left, and all else removed. If the folder is removed during the job, the leader
-writes its own claim and the token again, and every agent its place. Needs no torch.
+number by creating a file, which only one host can; so of two parts of a divided cluster only one
+continues. While it leads it writes a *beat* regularly: a leader that cannot be reached but still
+beats is not replaced, and one that finds a newer claim than its own stops leading. When the job is
+over the *outcome* stays, and all other files are removed. If the folder is removed during the job,
+the leader writes its own claim and the token again, and every agent its address. Needs no torch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "elastic"
+"""The name of this folder in the run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentAddress:
-    """Where an agent listens."""
+    """The address at which an agent listens."""
 
     name: str
     address: str
@@ -35,7 +36,7 @@ class AgentAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One generation."""
+    """A generation that a leader has claimed."""
 
     generation: int
     leader: str
@@ -46,14 +47,14 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """How the job ended."""
+    """The message and exit code that a job ended with."""
 
     message: str
     exit_code: int
 
 
 class Claims:
-    """The files of one run, as one agent sees them."""
+    """Files in the run's folder that are shared by the agents, as one agent uses them."""
 
     def __init__(self, run: Path) -> None:
         self.folder = run / FOLDER
@@ -61,7 +62,7 @@ class Claims:
         self._token = ""
 
     def token(self) -> str:
-        """A secret of this run, made by whoever comes first."""
+        """Return a secret of this run, which the first agent creates."""
         path = self.folder / "token"
         if not path.exists():
             self._create(path, {"token": secrets.token_hex(16)})
@@ -75,11 +76,11 @@ class Claims:
         (self.folder / "hosts" / f"{name}.json").unlink(missing_ok=True)
 
     def hosts(self) -> dict[str, AgentAddress]:
-        found = [_read(path) for path in (self.folder / "hosts").glob("*.json")]
-        return {content["name"]: AgentAddress(**content) for content in found if content}
+        contents = [_read(path) for path in (self.folder / "hosts").glob("*.json")]
+        return {content["name"]: AgentAddress(**content) for content in contents if content}
 
     def newest(self) -> Claim | None:
-        """The generation that counts."""
+        """Return the newest generation, which is the valid one; None if there is none."""
         for path in sorted(self.folder.glob("generation-*.json"), reverse=True):
             content = _read(path)
             if content:
@@ -87,12 +88,11 @@ class Claims:
         return None
 
     def claim(self, claim: Claim) -> bool:
-        """Whether the generation is ours."""
+        """Claim a generation; return whether this host got it."""
         return self._create(self.folder / f"generation-{claim.generation:06d}.json", asdict(claim))
 
     def restore(self, claim: Claim | None) -> None:
-        """Write again what somebody has removed: the token, and the claim of this agent, which
-        leads."""
+        """Write the token, and the claim of this agent, which leads, again if they were removed."""
         path = self.folder / "token"
         content = _read(path)
         if not content or content["token"] != self._token:
@@ -106,14 +106,14 @@ class Claims:
         self._replace(self.folder / "beat.json", {"beat": secrets.token_hex(8)})
 
     def release(self) -> None:
-        """Lead no longer, so that nobody need wait; on a full disk they wait until the last beat is
-        old."""
+        """Stop leading, so that other hosts need not wait; on a full disk they wait until the last
+        beat is old."""
         with contextlib.suppress(OSError):
             self._replace(self.folder / "beat.json", {"beat": None})
 
     def silence(self) -> float:
-        """Seconds for which no beat has been seen, by this host's clock; infinite after a
-        release."""
+        """Return the seconds for which no beat has been seen, by this host's clock; infinite after
+        a release."""
         content = _read(self.folder / "beat.json")
         beat = content["beat"] if content else ""
         if beat is None:
@@ -123,7 +123,7 @@ class Claims:
         return time.monotonic() - self._seen[1]
 
     def end(self, outcome: RunOutcome) -> None:
-        """Say how it ended, and remove everything else."""
+        """Write the outcome of the job, and remove everything else."""
         self._replace(self.folder / "outcome.json", asdict(outcome))
         self.clear()
 
@@ -140,11 +140,11 @@ class Claims:
         return RunOutcome(**content) if content else None
 
     def begin_again(self) -> None:
-        """Forget how an earlier run in this folder ended."""
+        """Remove the outcome of an earlier run in this folder."""
         (self.folder / "outcome.json").unlink(missing_ok=True)
 
     def _create(self, path: Path, content: Any) -> bool:
-        """Write a file that was not there, whole or not at all; False where somebody else did."""
+        """Write a new file atomically; return False if another process has created it."""
         draft = self._draft(path, content)
         try:
             os.link(draft, path)
@@ -160,7 +160,7 @@ class Claims:
     def _draft(self, path: Path, content: Any) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        draft.touch(mode=0o600)  # the token is for those who run the job
+        draft.touch(mode=0o600)  # other users must not read the token
         try:
             draft.write_text(json.dumps(content, sort_keys=True))
         except OSError:
@@ -170,7 +170,8 @@ class Claims:
 
 
 def _read(path: Path) -> Any:
-    """None if there is no such file, or only what a power cut has left of it."""
+    """Return the content of a file; None if it does not exist, or is incomplete after a power
+    cut."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

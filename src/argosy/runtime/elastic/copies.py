@@ -1,10 +1,9 @@
-"""Copies of training state in the agents' memory: what a rank has put there, and what can be
-restored from it.
+"""Keep copies of training state in the agents' memory, and find what can be restored from them.
 
 A rank's copy is one block of bytes and a header that lists its pieces: regions of a weight, of
-optimizer state, of a buffer. Copies of one generation and step belong together. They are *whole*
-where their pieces cover every element that the ranks had then, which they counted together; so a
-copy that lacks what a lost host alone held is known to be lacking. Needs no torch.
+optimizer state, of a buffer. Copies of one generation and step belong together. They are *whole* if
+their pieces cover every element that the ranks had at that time, which they counted together; so a
+missing part that only a lost host held is detected. Needs no torch.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from typing import Any
 from argosy.cost.regions import Region, volume
 
 Moment = tuple[int, int]
-"""Generation and steps done: a copy of a later generation is newer, whatever its step."""
+"""Generation and steps done; a copy of a later generation is newer, no matter its step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRegion:
-    """A region of one tensor, row by row within a block of bytes."""
+    """A region of one tensor, stored row by row within a block of bytes."""
 
     entry: str
     """``model.NAME`` or ``optimizer.NAME.WHAT``."""
     first: tuple[int, ...]
-    """The first element."""
+    """The index of its first element."""
     sizes: tuple[int, ...]
     whole: tuple[int, ...]
-    """Shape of the whole tensor; empty for a scalar."""
+    """The shape of the whole tensor; empty for a scalar."""
     dtype: str
     begin: int
-    """Byte of the block."""
+    """The index of its first byte in the block."""
     end: int
 
     @property
@@ -42,7 +41,8 @@ class BlockRegion:
         )
 
     def rows(self, begin: int, end: int) -> BlockRegion:
-        """Some of its rows, counted in the whole tensor; they follow one another in the block."""
+        """Return some of its rows, counted in the whole tensor; they are consecutive in the
+        block."""
         if not self.sizes:
             return self
         size = (self.end - self.begin) // self.sizes[0]
@@ -53,7 +53,7 @@ class BlockRegion:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockHeader:
-    """What a block holds."""
+    """A header that lists the content of a block."""
 
     generation: int
     step: int
@@ -62,11 +62,11 @@ class BlockHeader:
     scale: float
     """The loss scale."""
     calm: int = 0
-    """Steps for which it has not changed (``LossScale``)."""
+    """Steps for which the loss scale has not changed (``LossScale``)."""
     entries: int
-    """Distinct tensors that all ranks held together."""
+    """The number of distinct tensors that all ranks held together."""
     elements: int
-    """Elements of them, each counted once."""
+    """The number of their elements, each counted once."""
     pieces: tuple[BlockRegion, ...]
 
     @property
@@ -100,11 +100,10 @@ class Store:
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, int, int], tuple[BlockHeader, bytes]] = {}
-        """By generation, step and rank."""
+        """Headers and blocks by generation, step and rank."""
 
     def put(self, header: BlockHeader, block: bytes, *, keep_from: Moment) -> None:
-        """Take a block; whatever is older than ``keep_from``, which is known to be whole, is let
-        go."""
+        """Store a block; blocks older than ``keep_from``, which is known to be whole, are freed."""
         self.blocks = {key: held for key, held in self.blocks.items() if key[:2] >= keep_from}
         self.blocks[header.generation, header.step, header.rank] = header, block
 
@@ -112,7 +111,7 @@ class Store:
         return memoryview(self.blocks[*moment, rank][1])[begin:end]
 
     def keep_only(self, moment: Moment | None) -> None:
-        """What a new generation does not go on from is let go."""
+        """Free all blocks but those that a new generation continues from."""
         self.blocks = {key: held for key, held in self.blocks.items() if key[:2] == moment}
 
     def headers(self) -> list[BlockHeader]:
@@ -120,15 +119,18 @@ class Store:
 
 
 def newest_whole(headers: Iterable[BlockHeader]) -> Moment | None:
-    """The newest moment of which every element is there."""
+    """Return the newest moment of which every element is held; None if there is none."""
     by_moment: dict[Moment, list[BlockHeader]] = {}
     for header in headers:
         by_moment.setdefault(header.moment, []).append(header)
-    return max((moment for moment, found in by_moment.items() if is_whole(found)), default=None)
+    return max(
+        (moment for moment, moment_headers in by_moment.items() if is_whole(moment_headers)),
+        default=None,
+    )
 
 
 def is_whole(headers: Iterable[BlockHeader]) -> bool:
-    """Whether the headers of one moment cover every element that the ranks had then."""
+    """Return whether the headers of one moment cover every element that the ranks had then."""
     covered: dict[str, set[Region]] = {}
     counts = (0, 0)
     for header in headers:

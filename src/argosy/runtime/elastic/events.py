@@ -1,4 +1,4 @@
-"""What happens to an elastic run, as lines of JSON beside it. Needs no torch."""
+"""Log what happens to an elastic run, as lines of JSON. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from argosy.runtime.processes.run_folder import EVENTS, Log
 
 
 class Events:
-    """What the leaders of a run decided and saw, one line of JSON each."""
+    """A log of decisions and observations that is written by leaders, one line of JSON each."""
 
     def __init__(self, folder: Path, host: str) -> None:
         self.log, self.host = Log(folder / EVENTS), host

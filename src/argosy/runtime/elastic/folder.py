@@ -1,4 +1,4 @@
-"""Whether a run may begin, or go on, in a folder. Needs no torch."""
+"""Check whether a run may begin, or continue, in a folder. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from argosy.runtime.processes.run_spec import RunSpec
 
 
 def check_folder(spec: RunSpec) -> None:
-    """Raise an ``InputError`` where an earlier run's checkpoints would be taken for this one's."""
+    """Raise an ``InputError`` if checkpoints of an earlier run would be used as this run's."""
     claims = Claims(spec.folder)
     outcome = claims.outcome()
     if spec.resume:
         claims.begin_again()
-        if claims.newest() is None:  # here, before anybody reads what is added
+        if claims.newest() is None:  # before any process reads lines that are added
             forget_after(spec.folder, steps_saved(spec.folder))
     elif outcome is not None:
         found, expected = (
@@ -23,7 +23,7 @@ def check_folder(spec: RunSpec) -> None:
         )
         raise InputError([Problem(path="--out", found=found, expected=expected)])
     elif claims.newest() is None and checkpoints(spec.folder / CHECKPOINTS):
-        expected = "another folder, or --resume to go on from them"
+        expected = "another folder, or --resume to continue from them"
         raise InputError(
             [Problem(path="--out", found="checkpoints of an earlier run", expected=expected)]
         )

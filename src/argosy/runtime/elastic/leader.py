@@ -1,14 +1,15 @@
-"""The agent that leads: it forms a generation of who is there, watches it, and forms the next when
-something happens.
+"""Lead an elastic run: form a generation of the hosts that are present, watch it, and form the next
+when something happens.
 
-    (1)  stop      every worker that still runs is ended; each host says which copies it holds
+    (1)  stop      every worker that still runs is ended; each host reports which copies it holds
     (2)  connect   hosts that do not all reach one another are reduced to a set that does
-    (3)  take up   the newest copies that are whole, or else the newest checkpoint, or else the beginning
-    (4)  plan      for the devices that are left (``replan``); where nothing fits, wait for hosts
+    (3)  take up   the newest copies that are whole, or else the newest checkpoint, or else the
+                   beginning
+    (4)  plan      for the remaining devices (``replan``); if nothing fits, wait for hosts
     (5)  claim     the generation's number (``claims``), start its workers, and watch them
 
-A worker or host that is lost ends a generation at once. A host that comes, or is told to go, ends
-it at the next step, after copies were made: then nothing is trained twice. Needs no torch.
+A lost worker or host ends a generation at once. A host that joins or leaves ends it at the next
+step, after copies were made: then nothing is trained twice. Needs no torch.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ from argosy.runtime.processes.run_folder import forget_after
 from argosy.runtime.processes.run_spec import RunSpec
 
 _MOST_BARREN = 5
-"""Generations in a row that end before their first step."""
+"""Generations in a row that may end before their first step; after them the job fails."""
 _MOST_CRASHES = 2
-"""Of one device's worker in a row, before its first step: then the device is left out."""
+"""Crashes of one device's worker in a row, before its first step, after which the device is not
+used any more."""
 
 
 class DeposedError(Exception):
-    """Somebody else leads, or should."""
+    """An error that is raised if another host leads, or must lead."""
 
 
 @dataclass
 class HostMember:
-    """A host as its leader knows it."""
+    """A host that takes part, as its leader sees it."""
 
     host: AgentAddress
     devices: tuple[str, ...]
@@ -53,14 +55,14 @@ class HostMember:
     answers: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     is_leaving: bool = False
     is_stopped: bool = False
-    """Whether it has answered (1) for the generation that is being formed; what follows is known
-    only then."""
+    """True if it has answered (1) for the generation that is being formed; the fields below are
+    valid only then."""
     headers: tuple[BlockHeader, ...] = ()
     free_port: int = 0
 
 
 class Leader:
-    """Leads until the job is over."""
+    """A leader that forms generations until the job is over."""
 
     def __init__(
         self,
@@ -70,19 +72,16 @@ class Leader:
         replanner: Replanner,
         remembered: Claim | None = None,
     ) -> None:
-        """``node`` is the host that leads; ``remembered``: the newest generation that it has been
-        in."""
+        """Prepare to lead from host ``node``; ``remembered`` is the newest generation that it has
+        been in."""
         self.spec, self.node, self.claims, self.replanner = spec, node, claims, replanner
         self.events = Events(spec.folder, node)
         self.members: dict[str, HostMember] = {}
         self.inbox: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
-        claim = max(
-            filter(None, (claims.newest(), remembered)),
-            key=lambda one: one.generation,
-            default=None,
-        )
+        known = filter(None, (claims.newest(), remembered))
+        claim = max(known, key=lambda candidate: candidate.generation, default=None)
         self.claim: Claim | None = None
-        """Of the generation that this leader formed last."""
+        """The claim of the generation that this leader formed last."""
         self.number = claim.generation if claim else 0
         self.last = claim.last if claim else None
         """Steps after which the job is done; known once the first generation has been formed."""
@@ -91,13 +90,14 @@ class Leader:
         )
         self.is_first = claim is None
         self.is_settled = True
-        """Whether who is here may go on, because those who are not have had their time."""
+        """True if the present hosts may continue, because the absent ones have had their time to
+        join."""
         self.crashes: dict[str, int] = {}
         self.barren = 0
         self.why = "start" if claim is None else f"{claim.leader} no longer leads"
 
     async def admit(self, line: Line, hello: Message) -> None:
-        """Take a host in, and listen to it until it is lost."""
+        """Admit a host, and receive its messages until it is lost."""
         host = AgentAddress(**hello["host"])
         member = HostMember(host, tuple(hello["devices"]), line, is_leaving=hello["leaving"])
         replaced = self.members.pop(host.name, None)
@@ -124,7 +124,7 @@ class Leader:
             beating.cancel()
 
     async def lead(self) -> RunOutcome:
-        """Form generations until one is done; a ``DeposedError`` where somebody else has taken
+        """Form generations until one is done; raise a ``DeposedError`` if another host has taken
         over."""
         await self._gather()
         guard = asyncio.create_task(self._guard())
@@ -142,8 +142,8 @@ class Leader:
             guard.cancel()
 
     async def _end(self, outcome: RunOutcome) -> RunOutcome:
-        """Leave the outcome, as soon as the folder can be written; hosts that are there learn it in
-        any case."""
+        """Write the outcome as soon as the folder can be written; present hosts get it in any
+        case."""
         self.events.write("ended", message=outcome.message, exit_code=outcome.exit_code)
         deadline = time.monotonic() + self.spec.patience
         while True:
@@ -158,20 +158,20 @@ class Leader:
         return outcome
 
     async def _guard(self) -> None:
-        """Say that we lead, and notice where we no longer do."""
+        """Write beats, and notice if this host no longer leads."""
         while True:
             newest = self.claims.newest()
             if self.claims.outcome() or (newest and newest.generation > self.number):
                 self.inbox.put_nowait((self.node, {"kind": "deposed"}))
                 return
-            with contextlib.suppress(OSError):  # a full disk: nobody else can claim there, either
+            with contextlib.suppress(OSError):  # on a full disk no other host can claim either
                 self.claims.restore(self.claim)
                 self.claims.beat()
             await asyncio.sleep(self.spec.interval)
 
     async def _gather(self) -> None:
-        """Wait for this host, and those of the plan or of the generation before; a part of less
-        than half gives others time."""
+        """Wait for this host and those of the plan or of the previous generation; less than half of
+        them wait longer, so that a larger part can lead."""
         expected = (set(self.replanner.hosts) if self.is_first else self.previous) | {self.node}
         patience = self.spec.gather if self.is_first else self.spec.lost_after
         begin = time.monotonic()
@@ -182,13 +182,13 @@ class Leader:
             await asyncio.sleep(0.05)
 
     def _is_enough(self) -> bool:
-        """At least half of the generation before; on the other side of a cut link there may be the
-        rest."""
+        """Return whether at least half of the previous generation is present; the rest may be on
+        the other side of a cut link."""
         return 2 * len(self.previous & self.members.keys()) >= len(self.previous)
 
     async def _form(self) -> Generation | RunOutcome:
-        """(1) to (5)."""
-        began, told = time.monotonic(), False
+        """Form a generation by (1) to (5)."""
+        began, is_waiting_logged = time.monotonic(), False
         while time.monotonic() - began < self.spec.wait:
             await self._stop()
             members = await self._connected()
@@ -200,9 +200,9 @@ class Leader:
                 raise DeposedError("this is the smaller part of the hosts")
             devices = self.devices(members)
             plan = await asyncio.to_thread(self.replanner.plan, devices) if devices else None
-            if plan is None and not told:
+            if plan is None and not is_waiting_logged:
                 self.events.write("waiting", hosts=members, why="no plan fits on these hosts")
-                told = True
+                is_waiting_logged = True
             if plan is None:
                 await asyncio.sleep(self.spec.interval)
                 continue
@@ -220,13 +220,11 @@ class Leader:
                         "waiting", hosts=members, why=f"the run's folder cannot be written: {error}"
                     )
                     await asyncio.sleep(self.spec.interval)
-        message = (
-            f"no plan fits on the hosts that are there, and nobody came for {self.spec.wait:g} s"
-        )
+        message = f"no plan fits on the present hosts, and no host joined for {self.spec.wait:g} s"
         return RunOutcome(message=message, exit_code=InfeasibleError.exit_code)
 
     async def _stop(self) -> None:
-        """(1). What was said before is about a generation that has ended."""
+        """Stop all workers (1). Messages that arrived before are about the ended generation."""
         for member in self.members.values():
             member.is_stopped = False
         answers = await self._ask_all({"kind": "stop"})
@@ -240,12 +238,12 @@ class Leader:
             self.note(name, message)
 
     def _has_unstopped(self) -> bool:
-        """Whether a host joined, or its agent was started again, after the others had been
+        """Return whether a host joined, or its agent was started again, after the others had been
         stopped."""
         return not all(member.is_stopped for member in self.members.values())
 
     async def _connected(self) -> list[str]:
-        """(2), without those who were told to go."""
+        """Return the hosts of (2) after dismissing those that leave."""
         for member in [member for member in self.members.values() if member.is_leaving]:
             member.line.send({"kind": "dismissed"})
             self.previous.discard(member.host.name)
@@ -259,20 +257,19 @@ class Leader:
         return names
 
     async def connected(self) -> list[str]:
-        """Hosts that all reach one another, in the order of the cluster: whoever misses most others
-        is left out first, never the leader."""
-        places = [
-            (host.name, host.address, host.port) for host in (m.host for m in self.members.values())
-        ]
+        """Return hosts that all reach one another, in the order of the cluster: the host that
+        misses most others is removed first, but never the leader."""
+        hosts = [member.host for member in self.members.values()]
+        places = [(host.name, host.address, host.port) for host in hosts]
         answers = await self._ask_all({"kind": "reach", "places": places})
         reached = {name: set(answer["reached"]) for name, answer in answers.items()}
         names = [name for name in self.replanner.order if name in reached]
         while True:
             missing = {
                 name: sum(
-                    other not in reached[name] or name not in reached[other]
-                    for other in names
-                    if other != name
+                    peer not in reached[name] or name not in reached[peer]
+                    for peer in names
+                    if peer != name
                 )
                 for name in names
             }
@@ -292,7 +289,7 @@ class Leader:
         ]
 
     def _held(self, members: list[str]) -> list[BlockSource]:
-        """The copies that these hosts hold."""
+        """Return the copies that these hosts hold."""
         hosts = {name: self.members[name].host for name in members if name in self.members}
         return [
             BlockSource(address=host.address, port=host.port, header=header)
@@ -301,7 +298,7 @@ class Leader:
         ]
 
     def _start(self, plan: Plan, members: list[str], base: Base) -> Generation:
-        """(5), with what (3) found."""
+        """Start a generation (5) from the base that (3) found."""
         hosts = {name: self.members[name].host for name in members}
         last = self.spec.steps if self.last is None else self.last
         claim = Claim(
@@ -312,7 +309,7 @@ class Leader:
         self.claim, self.number, self.last = claim, claim.generation, last
         for path, tear in base.skipped:
             self.events.write("skipped", checkpoint=path.name, why=tear)
-        if self.number == 1:  # an earlier run in this folder may have left its own
+        if self.number == 1:  # an earlier run in this folder may have left lines
             forget_after(self.spec.folder, base.step)
         ranks = devices_by_rank(plan)
         by_rank = [self.replanner.host_of(device) for device in ranks]
@@ -351,8 +348,8 @@ class Leader:
                 member.line.send(message)
 
     async def _ask_all(self, message: Message) -> Mapping[str, Message]:
-        """Return the answer of every host that is still the member that was asked; one without an
-        answer is lost."""
+        """Send a message to all hosts; return the answer of every host that is still the same
+        member. A host without an answer is lost."""
         asked = dict(self.members)
         serial = time.monotonic_ns()
         self.tell_all({**message, "serial": serial})
@@ -378,7 +375,7 @@ class Leader:
             return None
 
     def note(self, name: str, message: Message) -> None:
-        """What is worth telling whenever it is heard."""
+        """Log events that are reported at any time."""
         match message["kind"]:
             case "joined":
                 self.events.write("joined", host=name)
@@ -392,12 +389,15 @@ class Leader:
                 raise DeposedError("another leads")
 
     async def _watch(self, generation: Generation) -> RunOutcome | None:
-        """Until the generation ends; how the job ended, where it has."""
+        """Watch the generation until it ends; return the outcome of the job if it has ended."""
         watch = GenerationWatch(self, generation)
         outcome = await watch.run()
         self.barren = 0 if watch.has_stepped else self.barren + 1
         self.why = watch.why
         if outcome is None and self.barren >= _MOST_BARREN:
-            message = f"{self.barren} generations in a row ended before their first step, the last because {self.why}"
+            message = (
+                f"{self.barren} generations in a row ended before their first step, "
+                f"the last because {self.why}"
+            )
             return RunOutcome(message=message, exit_code=RunError.exit_code)
         return outcome

@@ -1,5 +1,5 @@
-"""What a generation goes on from: the newest copies that are whole, or a newer checkpoint, or the
-beginning. Needs no torch."""
+"""Find what a generation continues from: the newest copies that are whole, or a newer checkpoint,
+or the beginning. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from argosy.runtime.processes.run_folder import (
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """Where training is taken up."""
+    """The state from which training continues."""
 
     kind: Literal["start", "checkpoint", "copies"]
     step: int = 0
@@ -30,11 +30,11 @@ class Base:
     moment: Moment | None = None
     sources: tuple[BlockSource, ...] = ()
     skipped: tuple[tuple[Path, str], ...] = ()
-    """Newer checkpoints that are torn, and what is wrong with each."""
+    """Newer checkpoints that are torn, each with the reason."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether there were checkpoints, and none of them is whole."""
+        """Return whether there were checkpoints, and none of them is whole."""
         return self.kind == "start" and bool(self.skipped)
 
     @property
@@ -50,8 +50,8 @@ class Base:
 
 
 def newest_base(run: Path, sources: Iterable[BlockSource]) -> Base:
-    """Return the newest of what is whole; copies if they are as far as a checkpoint, because they
-    need no reading.
+    """Return the newest whole state; copies if they are as far as a checkpoint, because they need
+    no reading.
 
     This reads every byte of a checkpoint before it returns it.
     """
@@ -74,6 +74,6 @@ def newest_base(run: Path, sources: Iterable[BlockSource]) -> Base:
 
 
 def steps_told(run: Path) -> int:
-    """Steps done, as far as the run's progress says."""
+    """Return the number of steps done according to the run's progress."""
     lines = read_lines(run / PROGRESS)
     return int(lines[-1]["step"]) + 1 if lines else 0

@@ -1,10 +1,10 @@
-"""A plan for who is left. Needs no torch.
+"""Plan for the remaining devices. Needs no torch.
 
-Where the model's costs are known the planner searches again (level 1) on the cluster without the
-devices that are not there. Where they are not, the first plan is kept as far as it goes: a stage
-that has lost replicas gives their samples to the others, and the layers of a stage that has lost
-them all go to the stage before it (or after, for the first). A tensor-parallel group that has lost
-members goes on with the others.
+If the model's costs are known, the planner searches again (level 1) on the cluster without the
+missing devices. Otherwise the first plan is kept as far as possible: a stage that has lost replicas
+gives their samples to the others, and the layers of a stage that has lost them all go to the stage
+before it (or after, for the first). A tensor-parallel group that has lost members continues with
+the others.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from argosy.workload.chain import Chain
 
 @dataclass(frozen=True, kw_only=True)
 class Replanner:
-    """Finds plans for parts of a cluster."""
+    """A planner that finds plans for parts of a cluster."""
 
     first: Plan
-    """What the user asked for; taken as it is while all of its devices are there."""
+    """The plan that the user gave, which is used unchanged while all of its devices are present."""
     cluster: Cluster
     chain: Chain | None = None
     model: ComputeModel | None = None
-    """Predicts times; None for the default one."""
+    """The model that predicts times; None for the default one."""
     is_compiled: bool = False
-    """Whether stages are compiled."""
+    """True if stages are compiled."""
 
     @property
     def order(self) -> list[str]:
-        """All hosts, as the cluster names them."""
+        """Return the names of all hosts, in the order of the cluster."""
         return [node.name for node in self.cluster.nodes]
 
     @property
     def hosts(self) -> set[str]:
-        """Those of the first plan."""
+        """Return the hosts of the first plan."""
         return {self.host_of(device) for device in self.first.devices}
 
     def host_of(self, device: str) -> str:
         return self.cluster.device(device).node
 
     def plan(self, devices: Collection[str]) -> Plan | None:
-        """The best plan on these devices; None where none fits."""
+        """Return the best plan on these devices; None if none fits."""
         if set(self.first.devices) <= set(devices):
             return self.first
         if self.chain is None:
@@ -68,7 +68,7 @@ class Replanner:
 
 
 def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
-    """The plan on those of its devices that are there."""
+    """Return the plan on its present devices; None if there are none."""
     if plan.schedule.kind.is_chunked:
         plan = _one_stage_per_worker(plan)
     stages: list[Stage] = []
@@ -93,7 +93,7 @@ def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
 
 
 def _one_stage_per_worker(plan: Plan) -> Plan:
-    """One stage for each worker of a pipeline whose workers have several, layers cut evenly."""
+    """Return a plan with one stage for each worker, in place of several, and layers cut evenly."""
     layers = plan.stages[-1].end
     count = len(plan.stages) // plan.schedule.stages_per_worker
     ends = [layers * at // count for at in range(count + 1)]
@@ -104,8 +104,8 @@ def _one_stage_per_worker(plan: Plan) -> Plan:
 
 
 def _left_of(stage: Stage, devices: Collection[str]) -> tuple[Replica, ...]:
-    """The replicas of a stage that are whole; if none is, what is left of their tensor-parallel
-    groups."""
+    """Return the replicas of a stage that are whole; if none is, the remaining parts of their
+    tensor-parallel groups."""
     whole = tuple(replica for replica in stage.replicas if set(replica.devices) <= set(devices))
     if whole or stage.context > 1:
         return whole
@@ -115,7 +115,7 @@ def _left_of(stage: Stage, devices: Collection[str]) -> tuple[Replica, ...]:
 
 
 def _shrunk(replica: Replica, devices: Collection[str]) -> Replica | None:
-    """A group without the members that are gone; the others do their work in proportion."""
+    """Return a group without its missing members; the others do their work in proportion."""
     left = [
         (name, share)
         for name, share in zip(replica.devices, replica.shares, strict=True)
@@ -129,7 +129,7 @@ def _shrunk(replica: Replica, devices: Collection[str]) -> Replica | None:
 
 
 def _shared(replicas: tuple[Replica, ...], samples: int) -> tuple[Replica, ...]:
-    """Every micro-batch divided as the replicas had it, no replica without a sample where there are
+    """Divide every micro-batch as the replicas had it; no replica is without a sample if there are
     enough."""
     wanted = [replica.samples for replica in replicas]
     counts = [samples * want // sum(wanted) for want in wanted]
@@ -137,5 +137,7 @@ def _shared(replicas: tuple[Replica, ...], samples: int) -> tuple[Replica, ...]:
         at = min(range(len(counts)), key=lambda index: (counts[index] / wanted[index], index))
         counts[at] += 1
     return tuple(
-        replace(r, samples=count) for r, count in zip(replicas, counts, strict=True) if count
+        replace(replica, samples=count)
+        for replica, count in zip(replicas, counts, strict=True)
+        if count
     )

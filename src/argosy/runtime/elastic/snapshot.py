@@ -1,8 +1,9 @@
-"""A rank's training state as blocks of bytes for the agents' memory, and back, under any plan.
+"""Turn a rank's training state into blocks of bytes for the agents' memory, and back, under any
+plan.
 
-Of a piece that several ranks hold, the first on each host gives a copy to the host's own agent.
-Where all of its holders are on one host, that one also gives it to the agent of the next host; so
-the loss of any one host loses nothing. Blocks leave in a thread while training goes on.
+Of a piece that several ranks hold, the first on each host sends a copy to the host's own agent. If
+all of its holders are on one host, that rank also sends it to the agent of the next host; so the
+loss of any one host loses nothing. Blocks are sent in a thread while training continues.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from argosy.runtime.step.trainer import Trainer
 
 
 class AgentPlace(NamedTuple):
-    """An agent."""
+    """The address at which an agent is reached."""
 
     address: str
     port: int
 
 
 class SnapshotPart(NamedTuple):
-    """A piece as a rank holds it: as many elements of an entry in every dim, from the first on."""
+    """A piece as a rank holds it: a block of an entry's elements, given by its first element and
+    its size in every dim."""
 
     entry: str
     first: tuple[int, ...]
@@ -46,26 +48,26 @@ class SnapshotPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Duties:
-    """Which of its parts a rank gives to whom, and how much all ranks hold together."""
+    """A list of the parts that a rank sends to agents, and of how much all ranks hold together."""
 
     near: frozenset[SnapshotPart]
-    """To the agent of its own host."""
+    """Parts that are sent to the agent of its own host."""
     far: frozenset[SnapshotPart]
-    """To the agent of the next host."""
+    """Parts that are sent to the agent of the next host."""
     entries: int
     elements: int
 
 
 def divide_duties(held: Sequence[tuple[str, Sequence[SnapshotPart]]], rank: int) -> Duties:
-    """``held``: by rank, its host and its parts."""
+    """Return the duties of a rank; ``held`` gives, by rank, its host and its parts."""
     holders: dict[SnapshotPart, list[int]] = {}
-    for other, (_, parts) in enumerate(held):
+    for holder, (_, parts) in enumerate(held):
         for part in parts:
-            holders.setdefault(part, []).append(other)
+            holders.setdefault(part, []).append(holder)
     host = held[rank][0]
     near, far = set(), set()
     for part in held[rank][1]:
-        here = [other for other in holders[part] if held[other][0] == host]
+        here = [holder for holder in holders[part] if held[holder][0] == host]
         if here[0] == rank:
             near.add(part)
             if len(here) == len(holders[part]):
@@ -77,7 +79,7 @@ def divide_duties(held: Sequence[tuple[str, Sequence[SnapshotPart]]], rank: int)
 
 
 class Copier:
-    """Keeps copies of this rank's state in the agents' memory."""
+    """An object that keeps copies of this rank's state in the agents' memory."""
 
     def __init__(
         self,
@@ -105,13 +107,13 @@ class Copier:
         return self.thread is not None and self.thread.is_alive()
 
     def learn(self, *, busy: bool, failed: bool) -> None:
-        """What the ranks say of the copy that was sent last."""
+        """Update which copies are whole, from what the ranks report of the last copy."""
         if self.sent is not None and not busy:
             self.whole = self.whole if failed else self.sent
             self.sent = None
 
     def begin(self) -> None:
-        """Copy, and send what was copied in the background. Every rank calls this at the same
+        """Copy the state, and send the copy in the background. Every rank calls this at the same
         step."""
         self.wait()
         state = {
@@ -139,8 +141,8 @@ class Copier:
             self.thread = None
 
     def _duties(self, parts: list[SnapshotPart]) -> Duties:
-        """Asked again where some rank has other parts than before, as after an optimizer's first
-        step."""
+        """Return the duties of this rank, which are divided again if some rank has other parts than
+        before, as after an optimizer's first step."""
         with in_contact("while copies were divided"):
             changed = torch.tensor(float(parts != self.parts), device=self.trainer.device)
             dist.all_reduce(changed)
@@ -189,7 +191,7 @@ class Copier:
                     file.write(block.numpy().data)
                     file.flush()
                     hear(file)
-        except (OSError, ValueError):  # the agent went away, be it within its answer
+        except (OSError, ValueError):  # the agent went away, perhaps within its answer
             self.failed = True
 
 
@@ -199,7 +201,7 @@ def _loaded(part: list[Any]) -> SnapshotPart:
 
 
 def _parts(entry: str, held: Tensor) -> Iterator[tuple[SnapshotPart, Tensor]]:
-    """What a rank holds of an entry, region by region, as views."""
+    """Yield what a rank holds of an entry, region by region, as views."""
     whole = tuple(getattr(held, "whole", held.shape))
     for tensor, boxes in parts_of(held):
         for box in boxes:
@@ -215,7 +217,7 @@ def restore(
     token: str,
     patience: float,
 ) -> None:
-    """Go on from copies of one moment, which any plan may have made."""
+    """Continue from copies of one moment, which any plan may have made."""
     places: dict[str, list[tuple[BlockSource, BlockRegion]]] = {}
     for source in sorted(sources, key=lambda source: (source.address, source.port) != near):
         for piece in source.header.pieces:
@@ -224,14 +226,14 @@ def restore(
         entry: Stored(held[0][1].whole, getattr(torch, held[0][1].dtype))
         for entry, held in places.items()
     }
-    told = sources[0].header
-    trainer.begin_at(told.step)
+    header = sources[0].header
+    trainer.begin_at(header.step)
     take_state(trainer, stored, Reading(places, token=token, patience=patience).fill)
-    trainer.scale.value, trainer.scale.calm = told.scale, told.calm
+    trainer.scale.value, trainer.scale.calm = header.scale, header.calm
 
 
 class _Request(NamedTuple):
-    """Rows of a piece, and the region of them that goes into a tensor."""
+    """Rows of a piece, and the region of them that is copied into a tensor."""
 
     piece: BlockRegion
     region: Region
@@ -243,8 +245,8 @@ def _first(holders: list[int], _: int) -> int | None:
 
 
 class Reading:
-    """Regions from wherever they are: each wanted element once, from the first source that has it,
-    one request per source."""
+    """A reader that fetches regions from agents: each wanted element is read once, from
+    the first source that has it, with one request per source."""
 
     def __init__(
         self,
@@ -256,7 +258,7 @@ class Reading:
         self.places, self.token, self.patience = places, token, patience
 
     def fill(self, wanted: Mapping[str, Tensor]) -> None:
-        """``wanted``: by entry, the tensor that takes its part."""
+        """Read the wanted part of each entry into its tensor."""
         requests: dict[int, list[_Request]] = {}
         sources: dict[int, BlockSource] = {}
         for entry, tensor in wanted.items():
@@ -268,23 +270,23 @@ class Reading:
                     )
                     source, piece = self.places[entry][at]
                     sources[id(source)] = source
-                    asked = piece.rows(*map(int, region[0])) if region else piece
+                    rows = piece.rows(*map(int, region[0])) if region else piece
                     requests.setdefault(id(source), []).append(
-                        _Request(asked, region, part.at(region))
+                        _Request(rows, region, part.at(region))
                     )
-        for key, asked_for in requests.items():
-            self._fetch(sources[key], asked_for)
+        for key, source_requests in requests.items():
+            self._fetch(sources[key], source_requests)
 
-    def _fetch(self, source: BlockSource, asked_for: list[_Request]) -> None:
-        ranges = [(request.piece.begin, request.piece.end) for request in asked_for]
+    def _fetch(self, source: BlockSource, requests: list[_Request]) -> None:
+        ranges = [(request.piece.begin, request.piece.end) for request in requests]
         header, place = source.header, (source.address, source.port)
         greeting = {"kind": "get", "moment": header.moment, "rank": header.rank, "ranges": ranges}
         with asking(*place, self.token, greeting, patience=self.patience) as file:
-            for piece, region, part in asked_for:
+            for piece, region, part in requests:
                 data = bytearray(file.read(piece.end - piece.begin))
                 if len(data) < piece.end - piece.begin:
                     raise ConnectionError(
-                        f"{source.address}:{source.port} went away while it was asked for a copy"
+                        f"{source.address}:{source.port} closed the connection within a copy"
                     )
                 rows = torch.frombuffer(data, dtype=getattr(torch, piece.dtype)).view(piece.sizes)
                 box = TensorBox(piece.first, (0,) * len(piece.sizes), piece.sizes)

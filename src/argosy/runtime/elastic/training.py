@@ -1,13 +1,13 @@
-"""One worker of an elastic job: joins its generation, takes up where the job was, trains until told
-otherwise.
+"""Run one worker of an elastic job: join its generation, restore the state of the job, and train
+until the leader pauses it.
 
-After every step the ranks know together whether to pause and whether the last copies have arrived,
-because they say so with the loss (``Trainer.votes``): so they pause and copy at the same step
-without a message more.
+After every step all ranks know whether to pause and whether the last copies have arrived, because
+they exchange this with the loss (``Trainer.votes``): so they pause and copy at the same step
+without another message.
 
-Where the job adapts, every generation has a controller of its own, which begins with the
-generation's plan and knows nothing of earlier ones. What it moves the copies follow: they are of
-what each rank holds when they are made.
+If the job adapts, every generation has a controller of its own, which begins with the generation's
+plan and has no data of earlier ones. Copies follow its migrations: they contain what each rank
+holds when they are made.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from argosy.runtime.step.trainer import Trainer
 
 
 def work(task: dict[str, Any], pipe: Connection) -> dict[str, Any]:
-    """Train; what the agent is told at the end."""
+    """Train, and return the last message to the agent."""
     try:
         step, paused = _Worker(task, pipe).train()
     except ElsewhereError as error:
@@ -85,9 +85,9 @@ class _Worker:
             Log(self.spec.folder / EVENTS),
         )
         self.pausing = self.saving = False
-        """Whether this rank was told to pause, and to save before it does."""
+        """True if this rank was asked to pause, and to save before it does."""
         self.seconds = 0.0
-        """Of the last step."""
+        """Seconds of the last step."""
         plan, rank = loads_plan(task["plan"]), task["rank"]
         join_device()
         check_supported(plan)
@@ -100,9 +100,9 @@ class _Worker:
             self.trainer, self.data = prepare(program, plan, self._own_spec())
             self._take_up()
             self.saver = Saver(self.spec.folder / CHECKPOINTS, self._warn)
-        except (RuntimeError, OSError) as error:  # contact lost while everything is made ready
+        except (RuntimeError, OSError) as error:  # contact was lost during preparation
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ElsewhereError(f"the generation did not come about: {reason}") from error
+            raise ElsewhereError(f"the generation could not start: {reason}") from error
         self.copier = self._copier()
         self.adapter = self._adapter() if self.spec.adapt != AdaptationLevel.OFF else None
         pipe.send({"kind": "ready"})
@@ -116,20 +116,21 @@ class _Worker:
             raise ElsewhereError(str(error)) from error
 
     def _own_spec(self) -> RunSpec:
-        """The run's options, of which those about its beginning count only in a generation that
+        """Return the run's options; those about its beginning are kept only in a generation that
         begins there."""
         init = self.spec.init if self.task["base"]["kind"] == "start" else None
         return replace(self.spec, init=init, resume=False)
 
     def _take_up(self) -> None:
-        """From copies in memory, from a checkpoint, or from the beginning."""
+        """Restore the state from copies in memory or from a checkpoint, unless this is the
+        beginning."""
         base = self.task["base"]
         if base["kind"] == "checkpoint":
             load_checked(self.trainer, Path(base["path"]))
         elif base["kind"] == "copies":
             sources = [
-                BlockSource(address=a, port=p, header=BlockHeader.of(header))
-                for a, p, header in base["sources"]
+                BlockSource(address=address, port=port, header=BlockHeader.of(header))
+                for address, port, header in base["sources"]
             ]
             near = AgentPlace(*self.task["near"])
             restore(
@@ -163,10 +164,11 @@ class _Worker:
         return adapter_of(self.trainer, self.spec, tell)
 
     def train(self) -> tuple[int, bool]:
-        """Steps done, and whether it was asked to pause before the end."""
+        """Train; return the steps done, and whether the run was paused before its end."""
         trainer, last = self.trainer, self.task["last"]
         begun = copied = trainer.steps
-        if self.spec.copy_every and begun:  # what was restored may have been the last of its kind
+        # the restored copies may be the only ones of their state
+        if self.spec.copy_every and begun:
             self.copier.begin()
         while trainer.steps < last:
             self._step()
@@ -205,9 +207,8 @@ class _Worker:
         trainer = self.trainer
         begin = time.perf_counter()
         batch = self.data(trainer.steps)
-        if (
-            self.pipe.poll()
-        ):  # after the data, which may take long: what was asked for meanwhile counts
+        # Read after the data, which may take long, so that a request meanwhile is seen.
+        if self.pipe.poll():
             self.pausing, self.saving = True, self.pipe.recv()["save"]
         facts = (
             self.pausing,
@@ -221,10 +222,10 @@ class _Worker:
             loss = trainer.step(batch)
         self.seconds = time.perf_counter() - begin
         if trainer.rank == 0:
-            self._tell(trainer, loss)
+            self._log_step(trainer, loss)
         self.pipe.send({"kind": "step", "step": trainer.steps})
 
-    def _tell(self, trainer: Trainer, loss: float) -> None:
+    def _log_step(self, trainer: Trainer, loss: float) -> None:
         line = {
             "step": trainer.steps - 1,
             "loss": loss,

@@ -1,4 +1,4 @@
-"""One generation from its start to its end, as its leader watches it. Needs no torch."""
+"""Watch one generation from its start to its end, for its leader. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ if TYPE_CHECKING:
     from argosy.runtime.elastic.leader import Leader
 
 _AFTERMATH = 1.0
-"""Seconds in which others may say that it was their own fault, after one has failed."""
+"""Seconds in which other workers may report that they caused a failure."""
 _ASIDE = 5
-"""Silences (``RunSpec.lost_after``) after which hosts that are there but not used are considered
-again."""
+"""Multiples of ``RunSpec.lost_after`` after which present but unused hosts are considered again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What runs."""
+    """A generation that runs."""
 
     number: int
     plan: Plan
     members: tuple[str, ...]
-    """Hosts, whether or not the plan uses them."""
+    """Hosts, including those that the plan does not use."""
 
 
 class GenerationWatch:
-    """Hears what happens, and decides when the generation ends and why."""
+    """A watch that receives events and decides when the generation ends and why."""
 
     def __init__(self, leader: Leader, generation: Generation) -> None:
         self.leader, self.generation, self.spec = leader, generation, leader.spec
@@ -40,14 +39,15 @@ class GenerationWatch:
         self.hosts = {leader.replanner.host_of(device) for device in generation.plan.devices}
         self.has_stepped = False
         self.why = ""
-        """The generation ended."""
+        """The reason why the generation ended."""
         self.is_pausing = False
         self.deadline = time.monotonic() + self._longest
         self.planning: set[asyncio.Task[None]] = set()
 
     @property
     def _longest(self) -> float:
-        """Seconds without a sign of progress, above what a worker itself waits for another."""
+        """Return the longest seconds without progress: more than a worker itself waits for
+        another."""
         return self.spec.patience + 2 * self.spec.lost_after
 
     async def run(self) -> RunOutcome | None:
@@ -81,7 +81,7 @@ class GenerationWatch:
                 self._break(f"{name} was lost: {message['why']}")
             case "lost" if name in self.generation.members:
                 self._pause(f"{name}, which held copies, was lost")
-            case "leaving":  # others may be told at the same time
+            case "leaving":  # other hosts may get notice at the same time
                 asyncio.get_running_loop().call_later(
                     self.spec.interval, self._pause, f"{name} leaves"
                 )
@@ -114,12 +114,14 @@ class GenerationWatch:
         return None
 
     def _break(self, why: str) -> None:
-        """End it at once, or as good as: others may say that it was their fault."""
+        """End the generation almost at once, after others had time to report that they caused
+        it."""
         self.why = self.why if self.why and not self.is_pausing else why
         self.deadline = min(self.deadline, time.monotonic() + _AFTERMATH)
 
     def _pause(self, why: str) -> None:
-        """End it at the next step; with a checkpoint where no host would hold copies any longer."""
+        """End the generation at the next step; with a checkpoint if no host would hold copies any
+        longer."""
         if not self.why:
             self.why, self.is_pausing = why, True
             self.deadline = time.monotonic() + self._longest
@@ -130,7 +132,7 @@ class GenerationWatch:
             )
 
     def _consider(self) -> None:
-        """Plan with hosts that are not used, beside the training."""
+        """Plan with hosts that are not used, while training continues."""
         task = asyncio.create_task(self._plan_wider())
         self.planning.add(task)
         task.add_done_callback(self.planning.discard)
@@ -156,7 +158,8 @@ class GenerationWatch:
 
 
 def _is_faster(plan: Plan, other: Plan) -> bool:
-    """Where one has no prediction, more devices are taken to be better."""
+    """Return whether a plan is faster; without predictions more devices are assumed to be
+    better."""
     if plan.predicted is None or other.predicted is None:
         return True
     return plan.predicted.iteration_seconds < other.predicted.iteration_seconds

@@ -1,12 +1,11 @@
-"""What agents and workers say to one another over TCP: a line of JSON, sometimes with a block of
-bytes after it.
+"""Exchange messages between agents and workers over TCP: a line of JSON, sometimes followed by a
+block of bytes.
 
-An agent opens every connection with a number that it has drawn, and the other side answers with a
-hash (HMAC) of that number and of the run's token, a secret that only those have who can read the
-run's folder. So the token itself is never sent, and an answer that somebody overheard opens no
-other connection. Of a side that does not answer so, no more is kept than that line may have. Agents
-wait for many things at once (asyncio); workers ask for one thing at a time (plain sockets). Needs
-no torch.
+An agent opens every connection with a random number, and the other side answers with a hash (HMAC)
+of that number and of the run's token, a secret that only processes have that can read the run's
+folder. So the token itself is never sent, and an answer that was overheard opens no other
+connection. From a side that has not answered so, at most that one line is buffered. Agents wait for
+many things at once (asyncio); workers make one request at a time (plain sockets). Needs no torch.
 """
 
 from __future__ import annotations
@@ -24,30 +23,31 @@ from io import BufferedRWPair
 from typing import Any
 
 Message = dict[str, Any]
+"""A message as a JSON object."""
 _LONGEST = 2**28
-"""Bytes of a line."""
+"""Bytes that a line may have."""
 _MOST_STRANGERS = 128
-"""Connections without the token at a time."""
+"""Connections without proof of the token that are open at a time."""
 _LONGEST_OPENING = 2**10
-"""Bytes of the line with the token."""
+"""Bytes that the line with the proof may have."""
 _CHUNK = 2**20
 """Bytes of a block that are sent before waiting for the peer to take them."""
 
 
 class LostError(Exception):
-    """The other side has gone away or says nothing."""
+    """An error that is raised if the other side has gone away or sends nothing."""
 
 
 def proof(token: str, challenge: str) -> str:
-    """What only a side with the token can answer to a challenge."""
+    """Return the answer to a challenge, which only a side with the token can compute."""
     return hmac.new(token.encode(), challenge.encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 class Strangers:
-    """Connections that have not shown the run's token yet: the newest few. Older ones are ended.
+    """The newest connections that have not proved the run's token yet; older ones are closed.
 
-    A host of the run shows the token at once, so that a flood of other connections neither keeps it
-    out nor takes all of the agent's files.
+    A host of the run proves the token at once, so that a flood of other connections neither keeps
+    it out nor uses up the agent's file descriptors.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Strangers:
 
     @contextlib.contextmanager
     def among(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """While a connection is a stranger's."""
+        """Count a connection as unproved in the context."""
         while len(self.writers) >= _MOST_STRANGERS:
             oldest = next(iter(self.writers))
             del self.writers[oldest]
@@ -68,8 +68,8 @@ class Strangers:
 
 
 def report_in_a_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle an exception of an event loop: one that others cause, by connecting too often, is one
-    line."""
+    """Handle an exception of an event loop; one that others cause, by connecting too often, is
+    written as one line."""
     if str(context.get("message")).startswith("socket.accept()"):
         sys.stderr.write(f"cannot accept connections: {context.get('exception')}\n")
     else:
@@ -77,7 +77,7 @@ def report_in_a_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
 
 
 class Line:
-    """One end of a connection between agents.
+    """One end of a connection that is open between agents.
 
     A line that raises ``LostError`` is aborted, so that a frozen or unreachable peer leaves no open
     file behind.
@@ -103,13 +103,13 @@ class Line:
         return line
 
     async def beat(self, interval: float) -> None:
-        """Say every so many seconds that this side is there, for ever."""
+        """Send a heartbeat every ``interval`` seconds, permanently."""
         while True:
             self.send({"kind": "beat"})
             await asyncio.sleep(interval)
 
     async def opens_with(self, token: str, *, patience: float) -> bool:
-        """Whether the other side has the run's token."""
+        """Return whether the other side has the run's token."""
         challenge = secrets.token_hex(16)
         self.send({"challenge": challenge})
         opening = await self.receive(patience=patience, longest=_LONGEST_OPENING)
@@ -117,7 +117,7 @@ class Line:
         return hmac.compare_digest(given, proof(token, challenge).encode())
 
     def send(self, message: Message) -> None:
-        """Without waiting; what cannot be sent shows when something is to be received."""
+        """Send without waiting; a failure shows when a message is to be received."""
         if not self.writer.is_closing():
             self.writer.write(json.dumps(message).encode() + b"\n")
 
@@ -126,7 +126,7 @@ class Line:
             async with asyncio.timeout(patience):
                 data = await self._line(longest)
         except (OSError, TimeoutError) as error:
-            raise self._lost(str(error) or f"nothing heard for {patience:g} s") from None
+            raise self._lost(str(error) or f"nothing received for {patience:g} s") from None
         except asyncio.IncompleteReadError:
             raise self._lost("the connection was closed") from None
         try:
@@ -138,13 +138,13 @@ class Line:
         return message
 
     def _lost(self, reason: str) -> LostError:
-        """Abort the connection, and return the error to raise."""
+        """Close the connection at once, and return the error to raise."""
         self.abort()
         return LostError(reason)
 
     async def _line(self, longest: int) -> bytearray:
-        """Taken from the reader part by part, which holds little (64 KiB) before it lets the other
-        side wait."""
+        """Read a line from the reader part by part; the reader buffers little (64 KiB) before it
+        makes the other side wait."""
         line = bytearray()
         while not line.endswith(b"\n"):
             try:
@@ -193,7 +193,7 @@ class Line:
 def asking(
     address: str, port: int, token: str, greeting: Message, *, patience: float
 ) -> Iterator[BufferedRWPair]:
-    """A worker's connection to an agent, as a file."""
+    """Open a worker's connection to an agent, as a file."""
     with (
         socket.create_connection((address, port), patience) as connection,
         connection.makefile("rwb") as file,
@@ -201,7 +201,7 @@ def asking(
         try:
             challenge = str(hear(file)["challenge"])
         except (KeyError, TypeError, ValueError):
-            raise ConnectionError("what listens there is no agent") from None
+            raise ConnectionError("the process that listens there is not an agent") from None
         say(file, {"proof": proof(token, challenge)})
         say(file, greeting)
         yield file

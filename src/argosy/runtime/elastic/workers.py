@@ -1,8 +1,8 @@
-"""The workers of one host: processes that come from one that has torch loaded already, so that they
-start at once.
+"""Start and watch the workers of one host, forked from a process that has already loaded torch, so
+that they start at once.
 
-A worker tells its agent how far it is through a pipe, and is asked to pause through it. Needs no
-torch itself.
+A worker reports its progress to its agent through a pipe, and receives the request to pause through
+it. Needs no torch itself.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from typing import Any
 from argosy.runtime.processes.failure import how_it_ended
 
 Report = Callable[[str, dict[str, Any]], None]
-"""Called with a device and what its worker says; last of all ``{"kind": "ended", ...}``."""
+"""A function that is called with a device and a message of its worker; the last message is
+``{"kind": "ending", ...}``."""
 
 
 @dataclass
 class WorkerProcess:
-    """One process."""
+    """A worker's process with the pipe that connects to it."""
 
     process: ForkServerProcess
     pipe: Connection
     last: dict[str, Any] | None = None
-    """What it said about its end."""
+    """The message with which it announced its end."""
 
 
 class Workers:
-    """Those that run on this host now."""
+    """The set of workers that this host runs."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -52,11 +53,11 @@ class Workers:
         process.join()
 
     async def start(self, device: str, task: Mapping[str, Any]) -> None:
-        """A worker for a device."""
+        """Start a worker for a device."""
         await asyncio.to_thread(self._start, device, task)
         worker = self.running[device]
         loop = asyncio.get_running_loop()
-        loop.add_reader(worker.pipe.fileno(), self._hear, device, worker)
+        loop.add_reader(worker.pipe.fileno(), self._receive, device, worker)
 
     def _start(self, device: str, task: Mapping[str, Any]) -> None:
         from argosy.runtime.elastic.begin import begin
@@ -67,8 +68,8 @@ class Workers:
         theirs.close()
         self.running[device] = WorkerProcess(process, ours)
 
-    def _hear(self, device: str, worker: WorkerProcess) -> None:
-        """Something has come through the pipe, or it has been closed by the process's end."""
+    def _receive(self, device: str, worker: WorkerProcess) -> None:
+        """Handle a message from the pipe, or its end, which is the process's end."""
         try:
             message = worker.pipe.recv()
         except (EOFError, OSError):
@@ -93,14 +94,14 @@ class Workers:
             )
 
     def pause(self, *, save: bool) -> None:
-        """Ask every worker to leave at the end of a step, which they agree on, and to write a
-        checkpoint before."""
+        """Make every worker leave at the end of a step, on which they agree, after writing a
+        checkpoint if ``save``."""
         for worker in self.running.values():
             with contextlib.suppress(OSError):
                 worker.pipe.send({"save": save})
 
     async def kill(self) -> None:
-        """End all at once."""
+        """End all workers at once."""
         ended, self.running = self.running, {}
         loop = asyncio.get_running_loop()
         # Kill all before waiting for any, so that no message of a dying worker is read.

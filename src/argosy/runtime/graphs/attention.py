@@ -1,8 +1,8 @@
-"""Attention as a capture on CPU writes it, for devices that lack that kernel: same arguments, same
-results.
+"""Compute attention as a capture on CPU writes it, on devices that lack that kernel, with the same
+arguments and results.
 
-(1)  s = scale q k^T + mask,  l = log sum exp s,  p = exp(s - l),  o = p v
-(2)  dv = p^T do,  ds = p (do v^T - sum(do o)),  dq = scale ds k,  dk = scale ds^T q
+    (1)  s = scale q k^T + mask,  l = log sum exp s,  p = exp(s - l),  o = p v
+    (2)  dv = p^T do,  ds = p (do v^T - sum(do o)),  dq = scale ds k,  dk = scale ds^T q
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ aten = torch.ops.aten
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
-    found = q @ k.transpose(-2, -1) * scale
+    scores = q @ k.transpose(-2, -1) * scale
     if mask is not None:
-        found = found + mask
+        scores = scores + mask
     if causal:
         later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-        found = found.masked_fill(later, float("-inf"))
-    return found
+        scores = scores.masked_fill(later, float("-inf"))
+    return scores
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
@@ -40,7 +40,7 @@ def forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """(1): output and l; on a CPU its own kernel."""
+    """Return output and l of (1); use the CPU's own kernel on a CPU."""
     if q.is_cpu:
         return aten._scaled_dot_product_flash_attention_for_cpu.default(
             q, k, v, dropout, causal, attn_mask=attn_mask, scale=scale
@@ -51,14 +51,14 @@ def forward(
 def math_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """(1) on any device."""
+    """Return output and l of (1) on any device."""
     scores = _scores(q, k, causal, mask, _scale(q, scale))
     total = torch.logsumexp(scores if scores.dtype is torch.float64 else scores.float(), -1)
     return _shares(scores, total).to(v.dtype) @ v, total
 
 
 def _shares(scores: Tensor, total: Tensor) -> Tensor:
-    """p of (1); zeros in rows of which nothing counts, where l is minus infinity."""
+    """Return p of (1); zeros in rows that are fully masked, where l is minus infinity."""
     return torch.exp(scores - total.masked_fill(total == float("-inf"), 0.0).unsqueeze(-1))
 
 
@@ -75,7 +75,7 @@ def backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """(2)."""
+    """Return the gradients of (2); use the CPU's own kernel on a CPU."""
     if q.is_cpu:
         return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
             grad, q, k, v, out, total, dropout, causal, attn_mask=attn_mask, scale=scale
@@ -94,7 +94,7 @@ def math_backward(
     mask: Tensor | None,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(2) on any device."""
+    """Return the gradients of (2) on any device."""
     factor = _scale(q, scale)
     share = _shares(_scores(q, k, causal, mask, factor), total).to(q.dtype)
     inner = share * (grad @ v.transpose(-2, -1) - (grad * out).sum(-1, keepdim=True))
@@ -109,3 +109,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": forward,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": backward,
 }
+"""Replacements of CPU kernels, by the name of the captured operation."""

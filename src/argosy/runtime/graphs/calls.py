@@ -1,9 +1,8 @@
-"""Operations of a graph as calls: names back to torch functions, symbols back to torch constants.
+"""Turn operations of a graph into calls: names into torch functions, symbols into constants.
 
-Where a graph says ``aten.view`` a call reshapes, because a shard need not lie in memory as the
-whole did. Random masks are a hash (SplitMix64) of seed, step, place in the program and position of
-the element in the *whole* tensor, so a rank draws its shard alone and every layout draws the same
-mask.
+A call for ``aten.view`` reshapes, because a shard need not have the memory layout of the whole
+tensor. Random masks are a hash (SplitMix64) of seed, step, place in the program and position of the
+element in the *whole* tensor, so a rank draws its shard alone and every layout draws the same mask.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ from argosy.runtime.graphs import attention
 from argosy.workload.graph import Argument, Graph, GraphNode, Ref, Role, Symbol
 
 UNIFORM = "argosy.uniform.default"
+"""The operation that draws uniform random numbers."""
 RANDOM = {"argosy.bernoulli.default", UNIFORM}
+"""Operations that draw random numbers."""
 RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
+"""Operations that are called as ``aten.reshape``."""
 
 
 @cache
 def function(op: str) -> Callable[..., Any]:
-    """What an operation's name calls.
+    """Return the function that an operation's name calls.
 
     >>> function("aten.add.Tensor") is torch.ops.aten.add.Tensor
     True
@@ -41,12 +43,12 @@ def function(op: str) -> Callable[..., Any]:
 
 
 def constant(symbol: Symbol, device: torch.device) -> Any:
-    """The torch constant that a symbol stands for."""
+    """Return the torch constant that a symbol stands for."""
     return device if symbol.text == "device" else getattr(torch, symbol.text.removeprefix("torch."))
 
 
 def filled(argument: Argument, values: Callable[[int], Any], device: torch.device) -> Any:
-    """An argument with values and constants in place of their names."""
+    """Return an argument with values and constants in place of their names."""
     if isinstance(argument, Ref):
         return values(argument.value)
     if isinstance(argument, Symbol):
@@ -57,7 +59,7 @@ def filled(argument: Argument, values: Callable[[int], Any], device: torch.devic
 
 
 def tensor_constants(graph: Graph, device: torch.device) -> dict[int, Tensor]:
-    """The constant values of a graph."""
+    """Return the constant values of a graph as tensors."""
     return {
         index: torch.tensor(
             elements, dtype=getattr(torch, graph.values[index].dtype), device=device
@@ -67,7 +69,7 @@ def tensor_constants(graph: Graph, device: torch.device) -> dict[int, Tensor]:
 
 
 def random_numbers(positions: Tensor, *, key: int, dtype: torch.dtype) -> Tensor:
-    """Numbers between 0 and 1, both excluded, by the hash of each position and the key."""
+    """Return numbers between 0 and 1, both excluded, from the hash of each position and the key."""
     half = 0.5 if dtype is torch.float64 else 2.0**29
     numbers = _hashed(positions, key)
     coarse = numbers if dtype is torch.float64 else (numbers >> 30) << 30
@@ -75,12 +77,13 @@ def random_numbers(positions: Tensor, *, key: int, dtype: torch.dtype) -> Tensor
 
 
 def random_mask(positions: Tensor, keep: float, *, key: int, dtype: torch.dtype) -> Tensor:
-    """Ones with probability ``keep`` by the hash of each position and the key."""
+    """Return ones with probability ``keep``, else zeros, from the hash of each position and the
+    key."""
     return (_hashed(positions, key).double() * 2.0**-53 < keep).to(dtype)
 
 
 def _hashed(positions: Tensor, key: int) -> Tensor:
-    """53 bits for each position."""
+    """Return a hash of 53 bits for each position (SplitMix64)."""
     x = positions * -7046029254386353131 + key
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
@@ -89,7 +92,7 @@ def _hashed(positions: Tensor, key: int) -> Tensor:
 
 
 def drawn(op: str, arguments: Sequence[Any], positions: Tensor, *, seed: int, step: int) -> Tensor:
-    """A random operation of the graph, given where its elements stand in the whole tensor."""
+    """Compute a random operation, given the positions of its elements in the whole tensor."""
     like, *rest = arguments
     key = mask_key(seed, step, rest[-1])
     if op == UNIFORM:
@@ -98,7 +101,7 @@ def drawn(op: str, arguments: Sequence[Any], positions: Tensor, *, seed: int, st
 
 
 def mask_key(seed: int, step: int, place: int) -> int:
-    """A 63-bit key for one mask of one step."""
+    """Return a 63-bit key for one mask of one step."""
     mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + place * 0x94D049BB133111EB) & (
         2**63 - 1
     )
@@ -108,8 +111,8 @@ def mask_key(seed: int, step: int, place: int) -> int:
 def run_whole(
     graph: Graph, tensors: dict[int, Tensor], *, seed: int = 0, step: int = 0
 ) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
-    """The step in one process: loss, gradients and changed buffers by parameter and buffer; the
-    reference for all else.
+    """Run the step in one process; return the loss, the gradients by parameter and the changed
+    buffers. This is the reference for all other ways to run it.
 
     ``tensors`` holds parameters, buffers and inputs by value.
     """
@@ -126,7 +129,7 @@ def run_whole(
 def run_node(
     node: GraphNode, held: dict[int, Any], device: torch.device, *, seed: int = 0, step: int = 0
 ) -> None:
-    """One operation in one process: its results join what is held."""
+    """Run one operation in one process, and add its results to ``held``."""
     args = [filled(part, held.__getitem__, device) for part in node.arguments]
     kwargs = {key: filled(part, held.__getitem__, device) for key, part in node.keywords}
     if node.op in RANDOM:
@@ -142,7 +145,7 @@ def run_node(
 
 
 def whole_tensors(graph: Graph, named: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Parameters, buffers and inputs by value, from tensors by name."""
+    """Return parameters, buffers and inputs by value, from tensors by name."""
     given = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
     return {
         index: named[value.name] for index, value in enumerate(graph.values) if value.role in given

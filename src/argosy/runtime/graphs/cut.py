@@ -1,18 +1,19 @@
-"""A captured forward cut into stages: which operations each runs, what it hands on, what it holds.
+"""Cut a captured forward into stages: the operations that each runs, the values that it sends on,
+and the weights that it holds.
 
-A cut gives every operation a stage, as ``solve.programs.stagecut`` does. From it:
+A cut assigns a stage to every operation, as ``solve.programs.stagecut`` does. From it follow:
 
-    (1)  what depends on the batch runs once, in its stage; a value that a later stage reads is
-         handed on from stage to stage until the last one that reads it
-    (2)  what does not depend on the batch (position biases, masks) is made anew by every stage that
-         reads it; the weights it is made of are held by all of them, as tied weights are
-    (3)  every stage is given its rows of the batch, so inputs are not handed on
-    (4)  what is made of the whole batch (``samples``) is made by every stage that reads it, once in
-         a step
+    (1)  an operation that depends on the batch runs once, in its stage; a value that a later stage
+         reads is sent on from stage to stage until the last one that reads it
+    (2)  a value that does not depend on the batch (position biases, masks) is computed again by
+         every stage that reads it; all of them hold the weights that it needs, as with tied weights
+    (3)  every stage is given its rows of the batch, so inputs are not sent on
+    (4)  a value made of the whole batch (``samples``) is computed by every stage that reads it,
+         once in a step
 
-A stage is a row of segments: the operations of each of its layers. Around them weights are
-gathered, and by them activations are recomputed. As between stages, (2) holds between segments, so
-that no part of a weight outlives them.
+A stage is a list of segments: the operations of each of its layers. Weights are gathered for one
+segment at a time, and activations are recomputed by segment. (2) holds between segments as well as
+between stages, so that no part of a gathered weight outlives its segment.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from argosy.workload.capture.write import DETACH
 from argosy.workload.graph import OWN_GRADIENT, GraphNode, Role, references
 
 _CAST = "aten._to_copy.default"
+"""The operation that casts to another dtype, which autocast inserts."""
 ADDED = (DETACH, OWN_GRADIENT)
-"""Operations that a forward alone has, beside those of the captured step."""
+"""Operations that only a captured forward has, in addition to those of the captured step."""
 
 
 @dataclass(frozen=True)
 class StagePart:
-    """One stage of a cut forward; operations by their index, values by number."""
+    """A stage of a cut forward; it lists operations by index and values by number."""
 
     operations: tuple[int, ...]
     receives: tuple[int, ...]
@@ -44,11 +46,11 @@ class StagePart:
     buffers: tuple[int, ...]
     inputs: tuple[int, ...]
     updates: tuple[tuple[int, int], ...]
-    """(Buffer or frozen weight, what it is afterwards)."""
+    """Pairs of a buffer or frozen weight and the value that it has after the step."""
     whole: tuple[int, ...]
-    """Values that are made of the whole batch."""
+    """Values that are computed from the whole batch."""
     whole_operations: tuple[int, ...]
-    """What makes them."""
+    """The operations that compute these values."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,19 @@ class StageSegment:
 
     operations: tuple[int, ...]
     reads: frozenset[int]
-    """Values that it does not make."""
+    """Values that it reads and does not compute."""
     leaves: tuple[int, ...]
-    """Values that others read after it."""
+    """Values that are read after it."""
 
 
 def _passed_on(node: GraphNode) -> Iterable[int]:
-    """What an operation passes gradients on to; one with a backward of its own, to some of what it
-    reads only."""
+    """Return the values to which an operation passes gradients; with a backward of its own, these
+    are only some of its inputs."""
     return references(node.arguments[1]) if node.op == OWN_GRADIENT else node.inputs
 
 
 class GraphCut:
-    """A forward and the stage of each of its operations."""
+    """A forward with the stage that each of its operations belongs to."""
 
     def __init__(
         self,
@@ -78,8 +80,8 @@ class GraphCut:
         num_stages: int,
         layers: Sequence[int] | None = None,
     ) -> None:
-        """``layers``: of each operation, where the stages consist of layers; else a stage is one
-        segment."""
+        """Cut a forward. ``layers`` holds the layer of each operation if stages consist of layers;
+        otherwise a stage is one segment."""
         self.forward, self.num_stages = forward, num_stages
         self.layers = layers
         self.graph = forward.graph
@@ -90,8 +92,8 @@ class GraphCut:
         self._check_order()
 
     def _with_loss_last(self, stages: Sequence[int]) -> tuple[int, ...]:
-        """The loss in the last stage; what has no samples any more, such as its sums, with whoever
-        reads it first."""
+        """Return the stages with the loss in the last one; values that have no samples any more,
+        such as its sums, move to the first stage that reads them."""
         assert self.graph.loss is not None
         moved = list(stages)
         moved[self.graph.producer[self.graph.loss]] = self.num_stages - 1
@@ -119,39 +121,42 @@ class GraphCut:
                     and self.stages[maker] > self.stages[index]
                 )
                 if late and maker is not None and maker not in self.division.whole:
-                    found = f"{node.name} in stage {self.stages[index]}, which reads {self.graph.nodes[maker].name}"
+                    source = self.graph.nodes[maker].name
+                    found = f"{node.name} in stage {self.stages[index]}, which reads {source}"
                     expected = f"stage {self.stages[maker]} or a later one"
                     raise InputError([Problem(path="cut", found=found, expected=expected)])
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
-        """Values that the loss passes gradients on to.
+        """Return the values to which the loss passes gradients.
 
-        What others are made of gets none, as in one process: zeros are not the same, because AdamW
-        would decay a weight whose gradient is zero.
+        The inputs of all other values get no gradient, as in one process. Zeros would not be the
+        same, because AdamW would decay a weight whose gradient is zero.
         """
         assert self.graph.loss is not None
-        found = {self.graph.loss}
+        reached = {self.graph.loss}
         for node in reversed(self.graph.nodes):
-            if node.op != DETACH and found.intersection(node.outputs):
-                found.update(_passed_on(node))
-        return frozenset(found)
+            if node.op != DETACH and reached.intersection(node.outputs):
+                reached.update(_passed_on(node))
+        return frozenset(reached)
 
     @cached_property
     def parts(self) -> tuple[StagePart, ...]:
         return tuple(self._part(stage) for stage in range(self.num_stages))
 
     def _part(self, stage: int) -> StagePart:
-        """(1) to (4)."""
+        """Return what a stage runs, sends and holds by (1) to (4)."""
         graph, whole = self.graph, self.division.whole
         mine = [
-            i
-            for i, at in enumerate(self.stages)
-            if at == stage and i not in whole and self._runs_once(i)
+            index
+            for index, at in enumerate(self.stages)
+            if at == stage and index not in whole and self._runs_once(index)
         ]
         early = {value for index in self._with_free(mine) for value in graph.nodes[index].inputs}
         mine += [
-            graph.producer[a] for b, a in graph.updates if b in early and a not in self.of_batch
+            graph.producer[after]
+            for before, after in graph.updates
+            if before in early and after not in self.of_batch
         ]
         made = {
             value for index in mine for value in graph.nodes[index].outputs if value is not None
@@ -181,7 +186,7 @@ class GraphCut:
 
     @cached_property
     def segments(self) -> tuple[tuple[StageSegment, ...], ...]:
-        """Of every stage."""
+        """Return the segments of every stage."""
         return tuple(tuple(self._segments(stage)) for stage in range(self.num_stages))
 
     def _segments(self, stage: int) -> Iterator[StageSegment]:
@@ -208,11 +213,11 @@ class GraphCut:
                 if value is not None
             }
             once = {
-                v
+                value
                 for index in group
                 if self._runs_once(index)
-                for v in graph.nodes[index].outputs
-                if v is not None
+                for value in graph.nodes[index].outputs
+                if value is not None
             }
             read = {value for index in group for value in graph.nodes[index].inputs}
             read |= {before for before, after in part.updates if after in made}
@@ -222,14 +227,14 @@ class GraphCut:
             yield StageSegment(operations=group, reads=frozenset(read - made), leaves=tuple(leaves))
 
     def _layer(self, index: int, stage: int) -> int:
-        """The layer of an operation, or the first of its stage where it was moved there from an
-        earlier one."""
+        """Return the layer of an operation, or the first layer of its stage if it was moved there
+        from an earlier stage."""
         assert self.layers is not None
         return max(self.layers[index], self._first_layers.get(stage, 0))
 
     @cached_property
     def _first_layers(self) -> dict[int, int]:
-        """By stage."""
+        """Return the first layer of each stage."""
         assert self.layers is not None
         return {
             stage: layer
@@ -237,7 +242,7 @@ class GraphCut:
         }
 
     def _runs_once(self, index: int) -> bool:
-        """What depends on the batch, and what counts its steps."""
+        """Return whether an operation depends on the batch or counts steps."""
         return any(
             value in self.of_batch or value in self._counted
             for value in self.graph.nodes[index].outputs
@@ -248,18 +253,18 @@ class GraphCut:
         return frozenset(after for _, after in self.graph.updates)
 
     def _ancestors(self, values: Sequence[int]) -> tuple[int, ...]:
-        """Every operation that some values are made by."""
-        found: set[int] = set()
+        """Return all operations that given values are computed by."""
+        ancestors: set[int] = set()
         todo = list(values)
         while todo:
             maker = self.graph.producer.get(todo.pop())
-            if maker is not None and maker not in found:
-                found.add(maker)
+            if maker is not None and maker not in ancestors:
+                ancestors.add(maker)
                 todo += self.graph.nodes[maker].inputs
-        return tuple(sorted(found))
+        return tuple(sorted(ancestors))
 
     def _with_free(self, mine: Sequence[int]) -> tuple[int, ...]:
-        """(2): and the operations that make what these read and no batch is needed for."""
+        """Add to some operations those that compute their inputs and need no batch (2)."""
         wanted, todo = set(mine), list(mine)
         while todo:
             for value in self.graph.nodes[todo.pop()].inputs:
@@ -271,19 +276,19 @@ class GraphCut:
         return tuple(sorted(wanted))
 
     def _crossing(self, boundary: int) -> tuple[int, ...]:
-        """Values that stage ``boundary`` hands to the next."""
-        found = []
+        """Return the values that stage ``boundary`` sends to the next."""
+        crossing = []
         for value, maker in self.graph.producer.items():
             if value not in self.of_batch or maker in self.division.whole:
                 continue
             readers = [self.stages[reader] for reader in self.graph.consumers[value]]
             if self.stages[maker] <= boundary < max(readers, default=-1):
-                found.append(value)
-        return tuple(sorted(found))
+                crossing.append(value)
+        return tuple(sorted(crossing))
 
     def check_divided(self, replicas: Sequence[int], num_micro_batches: int) -> None:
         """Raise an ``InputError`` for the first operation whose result would depend on how samples
-        are divided, and for values handed on whose samples are in no known order."""
+        are divided, and for values sent on whose samples are in no known order."""
         problem = next(
             itertools.chain(self._mixing(replicas, num_micro_batches), self._unordered()), None
         )
@@ -295,7 +300,10 @@ class GraphCut:
             if value not in self.places:
                 node = self.graph.nodes[self.graph.producer[value]]
                 stage = self.stages[self.graph.producer[value]]
-                found = f"a value handed on whose samples are in no known order ({node.op}, {node.source})"
+                found = (
+                    "a value handed on whose samples are in no known order "
+                    f"({node.op}, {node.source})"
+                )
                 yield Problem(
                     path=f"stage {stage}", found=found, expected="one dim with the samples in order"
                 )
@@ -307,7 +315,7 @@ class GraphCut:
         for _, after in self.graph.updates:
             if kinds[after] not in (SampleDependence.FREE, SampleDependence.WHOLE):
                 mixing.setdefault(
-                    self.graph.producer[after], "changes a buffer by what it finds in the samples"
+                    self.graph.producer[after], "changes a buffer depending on the samples"
                 )
         if loss in self.graph.producer and kinds[loss] is SampleDependence.SAMPLES:
             mixing.setdefault(
@@ -322,7 +330,10 @@ class GraphCut:
             else:
                 continue
             found = f"{node.op} in {node.module or 'the loss'}, which {how}"
-            expected = f"samples that are computed each by itself and a loss that is a mean or a sum, because {why}"
+            expected = (
+                "samples that are computed each by itself and a loss that is a mean or a sum, "
+                f"because {why}"
+            )
             suggestion = "a plan by `argosy plan --program` does not divide such a program"
             yield Problem(
                 path=node.source or node.name, found=found, expected=expected, suggestion=suggestion
@@ -330,17 +341,19 @@ class GraphCut:
 
 
 def _is_same(op: str, other: str) -> bool:
-    """Whether two operations do the same; torch has several kernels of attention, by dtype and
-    device."""
+    """Return whether two operations compute the same; torch has several kernels of attention, by
+    dtype and device."""
     return op == other or all(name.startswith("aten._scaled_dot_product_") for name in (op, other))
 
 
 def aligned(
     forward: Forward, stages: Sequence[int], plain: Forward | None = None
 ) -> tuple[int, ...]:
-    """The stage of each operation of a forward from those of a captured step, which has no
-    detachments, no backwards of its own and, unlike one that was traced under ``autocast``, no
-    casts: these go with what they read."""
+    """Return the stage of each operation of a forward, given the stages of a captured step.
+
+    The step has no detachments, no backwards of its own and, unlike a forward traced under
+    ``autocast``, no casts: these operations get the latest stage of their inputs.
+    """
     expected = [node.op for node in (plain or forward).graph.nodes if node.op not in ADDED]
     if len(expected) != len(stages):
         found = f"{len(stages)} operations"

@@ -1,8 +1,8 @@
-"""One operation on one device's shards: the call that a row of the sharding rules means.
+"""Run one operation on one device's shards, by a row of the sharding rules.
 
-Mostly it is the operation itself; what changes is an argument that spells out a size, which must be
-the shard's. A table that is cut by rows is looked up in full by nobody: ids that belong to others
-give zeros, and the partial sums add up to the rows that were asked for.
+Usually the operation itself is called; only arguments that contain a size change, to the size of
+the shard. No device looks up all rows of a table that is cut by rows: ids of other devices' rows
+give zeros, and the partial sums add up to the rows that were looked up.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from argosy.space.operations.sharding import local_shape, unit_counts
 from argosy.workload.graph import Argument, Graph, GraphNode
 
 SPLITS = {"aten.split.Tensor", "aten.split_with_sizes.default"}
+"""Operations whose sizes change if their dim is cut."""
 GROUP_NORMS = {"aten.native_group_norm.default": 3, "aten.native_group_norm_backward.default": 5}
-"""The argument that holds the number of samples."""
+"""The index of the argument that holds the number of samples, by operation."""
 
 
 @dataclass
 class MaskClock:
-    """What random masks depend on besides their place: changed between steps."""
+    """The seed and step that random masks depend on, besides their position; changed between
+    steps."""
 
     seed: int = 0
     step: int = 0
@@ -37,7 +39,7 @@ class MaskClock:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalCall:
-    """How one device does one node by one row."""
+    """A call that computes one node on one device by one row of the sharding rules."""
 
     graph: Graph
     node: GraphNode
@@ -55,11 +57,11 @@ class LocalCall:
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
-        """The node's arguments with sizes of the shard."""
-        node, found = self.node, list(self.node.arguments)
+        """Return the node's arguments with the sizes of the shard."""
+        node, arguments = self.node, list(self.node.arguments)
         sizes = table().get(node.op, {}).get("sizes")
         if sizes is not None:
-            found[sizes] = self.shape(0)
+            arguments[sizes] = self.shape(0)
         elif node.op in SPLITS:
             dim = node.arguments[2] if len(node.arguments) > 2 else 0
             assert isinstance(dim, int)
@@ -68,16 +70,16 @@ class LocalCall:
                 self.shape(made)
             ):
                 length = self.shape(made)[dim]
-                found[1] = (
+                arguments[1] = (
                     length if node.op == "aten.split.Tensor" else (length,) * len(node.outputs)
                 )
         elif node.op in GROUP_NORMS and self.row.units:
             value = node.inputs[0]
-            found[GROUP_NORMS[node.op]] = self.input_shape(0, value)[0]
+            arguments[GROUP_NORMS[node.op]] = self.input_shape(0, value)[0]
         elif node.op == "aten.convolution_backward.default" and node.arguments[3] is not None:
             transposed = bool(node.arguments[7])
-            found[3] = (self.input_shape(2, node.inputs[2])[1 if transposed else 0],)
-        return tuple(found)
+            arguments[3] = (self.input_shape(2, node.inputs[2])[1 if transposed else 0],)
+        return tuple(arguments)
 
     def input_shape(self, place: int, value: int) -> tuple[int, ...]:
         return local_shape(
@@ -86,7 +88,7 @@ class LocalCall:
 
     @cached_property
     def run(self) -> Callable[..., Any]:
-        """What to call with ``arguments`` and the node's keywords."""
+        """Return the function to call with ``arguments`` and the node's keywords."""
         if self.row.local == BY_ROWS:
             return (
                 self._lookup if self.node.op == "aten.embedding.default" else self._lookup_backward
@@ -97,7 +99,7 @@ class LocalCall:
 
     @cached_property
     def rows(self) -> tuple[int, int]:
-        """First row and number of rows that this device holds."""
+        """Return the first row and the number of rows that this device holds."""
         state = (
             self.row.inputs[0] if self.node.op == "aten.embedding.default" else self.row.outputs[0]
         )
@@ -107,8 +109,8 @@ class LocalCall:
     def _lookup(self, weight: Tensor, ids: Tensor, *_: Any) -> Tensor:
         first, count = self.rows
         own = (ids >= first) & (ids < first + count)
-        found = torch.nn.functional.embedding((ids - first).clamp(0, count - 1), weight)
-        return found * own.unsqueeze(-1)
+        rows = torch.nn.functional.embedding((ids - first).clamp(0, count - 1), weight)
+        return rows * own.unsqueeze(-1)
 
     def _lookup_backward(
         self, grad: Tensor, ids: Tensor, _: int, padding: int, by_frequency: bool

@@ -1,19 +1,22 @@
-"""How the values of a captured forward depend on samples: what a division of the batch may compute
-part by part.
+"""Find how the values of a captured forward depend on samples, that is, which operations may run on
+parts of the batch.
 
 A loss over n samples is computed on parts of k of them, and the parts are summed with weights k /
 n. That gives the loss and the gradients of one process if every value is one of
 
     (1)  free       depends on no sample
-    (2)  samples    has a dim of size outer * n * inner, whose i-th row depends on the i-th sample alone
-    (3)  whole      is made of the batch without weights: it is computed from all n samples, and a part takes its rows
-    (4)  total      an affine function of sums over samples. A sum over a part is multiplied by n / k, so that weighted
-                    parts add up to the sum; so do affine functions of it, with all numbers those for n samples
+    (2)  samples    has a dim of size outer * n * inner, whose i-th row depends on the i-th sample
+                    alone
+    (3)  whole      is made of the batch without weights: it is computed from all n samples, and a
+                    part takes its rows
+    (4)  total      is an affine function of sums over samples. A sum over a part is multiplied by
+                    n / k, so that weighted parts add up to the sum; so do affine functions of it,
+                    with all constants those for n samples
 
-and the loss is free, whole or a total. Any other operation mixes samples; it may run where the
-samples are not divided. Which dims an operation keeps apart is known from the rules of sharding
-(``space.operations.calls``). An operation that these do not know is tried: on random numbers, whole
-and in two parts.
+and the loss is free, whole or a total. Any other operation mixes samples; it may run only if the
+samples are not divided. The rules of sharding (``space.operations.calls``) state which dims an
+operation keeps apart. An operation without a rule is tested on random numbers, on the whole and in
+two parts.
 """
 
 from __future__ import annotations
@@ -36,15 +39,17 @@ from argosy.workload.graph import OWN_GRADIENT, Graph, GraphNode, Role
 _AFFINE = {
     f"aten.{name}.{kind}" for name in ("add", "sub", "rsub") for kind in ("Tensor", "Scalar")
 }
+"""Operations that are affine in each of their operands."""
 _SAME = {"aten.detach.default", "aten.clone.default"}
+"""Operations that return their operand."""
 _FILLED = {"aten.full.default", "aten.expand.default", "aten.repeat.default"}
-"""Operations whose results are equal for all samples, where what they read is."""
+"""Operations whose results are equal for all samples if their operands are."""
 _MOST_TRIED = 2**22
-"""Elements of an operation that is tried."""
+"""The most elements of an operation that is tested, which bounds the time of a test."""
 
 
 class SampleDependence(StrEnum):
-    """(1) to (4), or none of them."""
+    """A value's dependence on samples, which is one of (1) to (4) or mixed."""
 
     FREE = "free"
     SAMPLES = "samples"
@@ -55,14 +60,14 @@ class SampleDependence(StrEnum):
 
 @dataclass(frozen=True)
 class SampleDim:
-    """The dim of the samples, and what is outside and inside of them in it."""
+    """The dim that holds the samples, with the factors outside and inside of them."""
 
     dim: int
     outer: int
     inner: int
 
     def to_front(self, tensor: Tensor) -> Tensor:
-        """The samples as the first dim."""
+        """Return the tensor with the samples as its first dim."""
         if self == FRONT:
             return tensor
         opened: Tensor = tensor.unflatten(self.dim, (self.outer, -1, self.inner))
@@ -75,38 +80,39 @@ class SampleDim:
         return tensor.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
 
     def rows(self, tensor: Tensor, first: int, count: int) -> Tensor:
-        """The part that belongs to some samples."""
+        """Return the part that belongs to ``count`` samples from ``first`` on."""
         return self.back(self.to_front(tensor)[first : first + count])
 
 
 FRONT = SampleDim(0, 1, 1)
+"""The samples are the first dim and nothing else is in it."""
 
 
 @dataclass
 class SampleDivision:
-    """What a forward's values are, and what its operations do to samples."""
+    """A record of how values depend on samples, and of what operations do to samples."""
 
     kinds: dict[int, SampleDependence] = field(default_factory=dict)
     places: dict[int, SampleDim] = field(default_factory=dict)
-    """Of values that have samples in a known order."""
+    """The dim of the samples, for values whose samples are in a known order."""
     of_batch: set[int] = field(default_factory=set)
     """Values that depend on the batch."""
     mixing: dict[int, str] = field(default_factory=dict)
-    """Per operation that mixes samples, how."""
+    """For each operation that mixes samples, a phrase that describes how."""
     totals: set[int] = field(default_factory=set)
-    """Operations that sum over samples: what they make is multiplied by n / k."""
+    """Operations that sum over samples, whose results are multiplied by n / k."""
     whole: set[int] = field(default_factory=set)
     """Operations that run on the whole batch."""
 
 
 def divide(forward: Forward) -> SampleDivision:
-    """(1) to (4) for every value and operation."""
+    """Return the kind of every value and operation by (1) to (4)."""
     return _Divider(forward).found()
 
 
 class _Divider:
-    """Goes through a forward at its largest number of samples, which is a prime: other sizes seldom
-    look like it."""
+    """A pass over a forward at its largest number of samples, which is a prime, so that other sizes
+    are seldom multiples of it."""
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
@@ -114,7 +120,7 @@ class _Divider:
         self.count = COUNTS[-1]
         self.result = SampleDivision()
         self.bare: set[int] = set()
-        """Values that no weight or buffer is needed for."""
+        """Values that depend on no weight and no buffer."""
 
     def found(self) -> SampleDivision:
         result = self.result
@@ -153,8 +159,8 @@ class _Divider:
             self._mixed(index, node, mixes, bare)
 
     def _mixed(self, index: int, node: GraphNode, how: str, bare: bool) -> None:
-        """Where the samples are after an operation that mixes them, by sizes alone; (3) where it
-        needs no weights."""
+        """Record where the samples are after an operation that mixes them, by sizes alone; (3)
+        applies if it needs no weights."""
         result = self.result
         for value in node.outputs:
             if value is None:
@@ -172,10 +178,11 @@ class _Divider:
             result.mixing[index] = how
 
     def _kinds(self, node: GraphNode) -> str | None:
-        """Give the results of an operation their kinds; how it mixes samples, where it does."""
+        """Set the kinds of an operation's results; return how it mixes samples, or None if it does
+        not."""
         kinds = [self.result.kinds[value] for value in node.inputs]
         if SampleDependence.MIXED in kinds:
-            return "reads what depends on all samples"
+            return "reads a value that depends on all samples"
         if SampleDependence.TOTAL in kinds:
             return self._of_totals(node, kinds)
         if SampleDependence.SAMPLES in kinds:
@@ -204,8 +211,8 @@ class _Divider:
         return None
 
     def _of_readers(self, value: int) -> SampleDim | None:
-        """The samples of what is made of nothing but a shape are where those of what it is combined
-        with are."""
+        """Return the dim of the samples of a value made from a shape alone: the dim of the values
+        that it is combined with."""
         shape, todo, seen = self.graph.values[value].shape, [value], {value}
         while todo:
             for reader in self.graph.consumers[todo.pop(0)]:
@@ -213,21 +220,23 @@ class _Divider:
                 for other in node.inputs:
                     if other in self.result.places and self.graph.values[other].shape == shape:
                         return self.result.places[other]
-                made = [v for v in node.outputs if v is not None and v not in seen]
-                same = [v for v in made if self.graph.values[v].shape == shape]
+                made = [
+                    output for output in node.outputs if output is not None and output not in seen
+                ]
+                same = [output for output in made if self.graph.values[output].shape == shape]
                 seen.update(same)
                 todo += same
         return None
 
     def _of_totals(self, node: GraphNode, kinds: Sequence[SampleDependence]) -> str | None:
-        """(4)."""
+        """Apply (4) to an operation that reads totals."""
         totals = {at for at, kind in enumerate(kinds) if kind is SampleDependence.TOTAL}
         sets = self._pattern(node).linear if is_known(node.op) else ()
         affine = node.op in _AFFINE or node.op in _SAME or any(totals <= chosen for chosen in sets)
         made = [value for value in node.outputs if value is not None]
         numbers = all(self.graph.values[value].has_gradients for value in made)
         if SampleDependence.SAMPLES in kinds or not affine or not numbers:
-            return "uses a mean or a sum over the samples otherwise than in sums and multiples"
+            return "uses a mean or a sum over the samples in other ways than sums and multiples"
         self.result.kinds.update(dict.fromkeys(made, SampleDependence.TOTAL))
         return None
 
@@ -238,7 +247,7 @@ class _Divider:
         return pattern_of(call)
 
     def _of_samples(self, node: GraphNode) -> str | None:
-        """(2), and the sums of (4)."""
+        """Apply (2), and (4) for sums, to an operation that reads samples."""
         if node.op in _SAME:
             self._same(node, node.inputs[0])
             return None
@@ -267,9 +276,9 @@ class _Divider:
         return None
 
     def _index(self, node: GraphNode, pattern: Pattern) -> tuple[str, int] | None:
-        """The index of an operation that is the samples, and what is outside of them; None where
-        there is not one."""
-        found = set()
+        """Return the index label of an operation that runs over the samples, and the factor outside
+        of them; None if there is not exactly one."""
+        indices = set()
         if len(pattern.inputs) != len(node.inputs):
             return None
         for at, (value, labels) in enumerate(zip(node.inputs, pattern.inputs, strict=True)):
@@ -280,10 +289,10 @@ class _Divider:
             outer, rest = divmod(place.outer, (pattern.stretched or {}).get((at, label), 1))
             if not label or rest or label == pattern.by_rows:
                 return None
-            found.add((label, outer))
-        if len(found) != 1:
+            indices.add((label, outer))
+        if len(indices) != 1:
             return None
-        ((label, outer),) = found
+        ((label, outer),) = indices
         others = [
             value
             for value, labels in zip(node.inputs, pattern.inputs, strict=True)
@@ -292,7 +301,8 @@ class _Divider:
         return None if others else (label, outer)
 
     def _adds(self, node: GraphNode, pattern: Pattern, label: str, sums: Sequence[int]) -> bool:
-        """Whether results without the samples are sums over them, and nothing else is added."""
+        """Return whether results without the samples are sums over them, and nothing else is
+        added."""
         if any((label, at) in pattern.whole for at in sums):
             return False
         used = [value for at in sums if (value := node.outputs[at]) is not None]
@@ -331,7 +341,8 @@ class _Divider:
         return None
 
     def _own_gradient(self, node: GraphNode) -> str | None:
-        """The results of a ``torch.autograd.Function``, and what its backward does to samples."""
+        """Set the kinds of the results of a ``torch.autograd.Function``; return how it or its
+        backward mixes samples."""
         number = node.arguments[3]
         assert isinstance(number, int)
         own = self.graph.own_gradients[number]
@@ -354,10 +365,10 @@ class _Divider:
         return None
 
     def _tried(self, node: GraphNode) -> str | None:
-        """An operation without a rule, on random numbers."""
+        """Test an operation without a rule on random numbers."""
         try:
             apart = _keeps_samples_apart(self.forward, node, self.graph, self.result.places)
-        except Exception:  # whatever an operation that nobody knows may raise
+        except Exception:  # an operation without a rule may raise anything
             apart = None
         if apart is None:
             return "is not known to keep samples apart"
@@ -368,8 +379,8 @@ class _Divider:
 
 
 def _grown(forward: Forward, value: int, most: int | None = 1) -> SampleDim | None:
-    """The dim whose size is ``most`` times the number of samples or less, if one is and no other
-    depends on it."""
+    """Return the dim whose size is at most ``most`` times the number of samples; None if there is
+    none or several dims depend on that number."""
     slopes, shape = forward.slopes(value), forward.graph.values[value].shape
     growing = [dim for dim, slope in enumerate(slopes) if slope]
     slope = slopes[growing[0]] if len(growing) == 1 else 0
@@ -381,8 +392,8 @@ def _grown(forward: Forward, value: int, most: int | None = 1) -> SampleDim | No
 def _keeps_samples_apart(
     forward: Forward, node: GraphNode, graph: Graph, places: dict[int, SampleDim]
 ) -> dict[int, SampleDim] | None:
-    """Where the samples of an operation's results are, if parts of its operands give parts of its
-    results."""
+    """Return where the samples of an operation's results are, if parts of its operands give parts
+    of its results; else None."""
     first, second, whole = COUNTS
     result_places = {value: _grown(forward, value) for value in node.outputs if value is not None}
     sizes = sum(graph.values[value].elements for value in (*node.inputs, *result_places))
@@ -409,8 +420,8 @@ def _keeps_samples_apart(
         )
         return list(made) if isinstance(made, (tuple, list)) else [made]
 
-    full, one, other = run(whole, 0), run(first, 0), run(second, first)
-    for output, all_rows, some, rest in zip(node.outputs, full, one, other, strict=True):
+    full, front, back = run(whole, 0), run(first, 0), run(second, first)
+    for output, all_rows, some, rest in zip(node.outputs, full, front, back, strict=True):
         if output is not None:
             place = result_places[output]
             assert place is not None

@@ -1,4 +1,4 @@
-"""The numbers in which islands exchange differences, as bytes (``plan.islands.Compression``)."""
+"""Encode the differences that islands exchange as bytes (``plan.islands.Compression``)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from torch import Tensor
 from argosy.plan.islands import INT8_BLOCK, Compression
 
 _LARGEST = 127
+"""The largest 8-bit integer that is used; -128 is not, so that the range is symmetric."""
 
 
 def encoded_size(count: int, dtype: torch.dtype, compression: Compression) -> int:
-    """Bytes of ``count`` encoded values."""
+    """Return the bytes of ``count`` encoded values."""
     match compression:
         case Compression.NONE:
             return count * dtype.itemsize
@@ -22,8 +23,8 @@ def encoded_size(count: int, dtype: torch.dtype, compression: Compression) -> in
 
 
 def encode(values: Tensor, compression: Compression) -> Tensor:
-    """A vector as bytes; in 8-bit integers each block is rounded to multiples of a 127th of its
-    largest value."""
+    """Return a vector as bytes; for 8-bit integers each block is rounded to multiples of 1/127 of
+    its largest value."""
     match compression:
         case Compression.NONE:
             return values.contiguous().view(torch.uint8)
@@ -44,7 +45,8 @@ def encode(values: Tensor, compression: Compression) -> Tensor:
 
 
 def decode(data: Tensor, count: int, dtype: torch.dtype, compression: Compression) -> Tensor:
-    """The vector of ``count`` values that ``encode`` made bytes of, as exactly as they say."""
+    """Return the vector of ``count`` values that ``encode`` turned into bytes, to their
+    precision."""
     match compression:
         case Compression.NONE:
             return data.view(dtype)
@@ -62,6 +64,6 @@ def _blocks(count: int) -> int:
 
 
 def _in_blocks(values: Tensor) -> Tensor:
-    """Rows of one block each, the last filled up with zeros."""
+    """Return rows of one block each, the last filled up with zeros."""
     missing = _blocks(values.numel()) * INT8_BLOCK - values.numel()
     return torch.nn.functional.pad(values, (0, missing)).view(-1, INT8_BLOCK)

@@ -1,9 +1,10 @@
-"""Weights of an island between its processes and its lead, which is rank 0, in fragments.
+"""Gather the weights of an island from its processes on its lead, which is rank 0, in fragments,
+and scatter them again.
 
-Weights are listed by name, and cut into fragments of about equal size between weights: the same on
-every island, however its plan divides them. A part of a weight that several processes hold is sent
-by the lead itself or else by the first of them, and given back to all of them. What is not trained
-is not exchanged.
+Weights are listed by name, and cut into fragments of about equal size between weights: the
+fragments are the same on every island, no matter how its plan divides weights. A part of a weight
+that several processes hold is sent by the lead itself or else by the first of them, and returned to
+all of them. Weights that are not trained are not exchanged.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from argosy.runtime.step.trainer import Trainer
 
 _TAG = 11
+"""The tag of these messages; their process group carries no other point-to-point messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +47,15 @@ class IslandPiece:
 
 
 class Gathering:
-    """How the processes of one island bring their weights to its lead and get others back. Every
-    rank has one."""
+    """An object with which the processes of one island send their weights to its lead and receive
+    others. Every rank makes one."""
 
     def __init__(self, trainer: Trainer, fragments: int) -> None:
         self.group = dist.new_group(backend="gloo")
         self.rank = dist.get_rank()
         self.device = trainer.device
         self.parameters: dict[tuple[object, ...], Tensor] = {}
-        """What this rank holds, by piece."""
+        """The parameters that this rank holds, by piece."""
         own = []
         dtype = torch.float32
         for held in trainer.held():
@@ -79,25 +81,26 @@ class Gathering:
         shapes = {name: tuple(shape) for _, pieces in held_by for name, shape, *_ in pieces}
         self.fragment_of = _cut(shapes, fragments)
         self.shapes = [
-            {n: shapes[n] for n in sorted(shapes) if self.fragment_of[n] == at}
+            {name: shapes[name] for name in sorted(shapes) if self.fragment_of[name] == at}
             for at in range(fragments)
         ]
         self.kept = [
             [
-                IslandPiece(name=n, box=TensorBox(tuple(w), tuple(m), tuple(s)))
-                for n, _, w, m, s in p
+                IslandPiece(name=name, box=TensorBox(tuple(whole), tuple(local), tuple(sizes)))
+                for name, _, whole, local, sizes in pieces
             ]
-            for _, p in held_by
+            for _, pieces in held_by
         ]
-        """By rank, the pieces that it holds."""
+        """The pieces that each rank holds, by rank."""
         sender: dict[tuple[object, ...], int] = {}
         for rank, pieces in enumerate(self.kept):
             for piece in pieces:
                 sender.setdefault(piece.key, rank)
         self.sent = [
-            [p for p in pieces if sender[p.key] == rank] for rank, pieces in enumerate(self.kept)
+            [piece for piece in pieces if sender[piece.key] == rank]
+            for rank, pieces in enumerate(self.kept)
         ]
-        """By rank, the pieces that it sends."""
+        """The pieces that each rank sends, by rank."""
         self._check_whole(shapes)
 
     def _check_whole(self, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -112,12 +115,12 @@ class Gathering:
                 )
 
     def size(self, fragment: int) -> int:
-        """Values of a fragment."""
+        """Return the number of values of a fragment."""
         return sum(math.prod(shape) for shape in self.shapes[fragment].values())
 
     def gather(self, fragment: int) -> Tensor | None:
-        """A fragment as one vector in host memory, on the lead; None elsewhere. Every rank calls
-        this."""
+        """Return a fragment as one vector in host memory on the lead, None on other ranks. Every
+        rank calls this."""
         own = self._of(self.sent[self.rank], fragment)
         flat = self._packed(own)
         if self.rank:
@@ -138,8 +141,11 @@ class Gathering:
         return whole
 
     def scatter(self, fragment: int, whole: Tensor | None, *, mixing: float) -> None:
-        """Give every rank its part of a vector of the lead's, mixed with this share of what it has.
-        Every rank calls this, and the trainer's ``gradients.after_update`` afterwards."""
+        """Give every rank its part of the lead's vector, mixed with the share ``mixing`` of its
+        present values.
+
+        Every rank calls this, and the trainer's ``gradients.after_update`` afterwards.
+        """
         chosen = self._of(self.kept[self.rank], fragment)
         data = torch.empty(sum(piece.count for piece in chosen), dtype=self.dtype)
         if self.rank == 0:
@@ -162,7 +168,8 @@ class Gathering:
             begin += piece.count
 
     def tell(self, numbers: Sequence[int]) -> list[int]:
-        """The lead's numbers, on every rank; every rank calls this with as many."""
+        """Return the lead's numbers on every rank; every rank calls this with the same number of
+        them."""
         row = torch.tensor(list(numbers), dtype=torch.int64)
         dist.broadcast(row, 0, group=self.group)
         return [int(number) for number in row.tolist()]
@@ -183,7 +190,7 @@ class Gathering:
         *,
         outward: bool,
     ) -> None:
-        """Copy pieces between a fragment's vector and one that has them one after the other."""
+        """Copy pieces between a fragment's vector and one in which they follow one another."""
         offsets, at = {}, 0
         for name, shape in self.shapes[fragment].items():
             offsets[name] = at
@@ -202,12 +209,12 @@ class Gathering:
 
 
 def _cut(shapes: dict[str, tuple[int, ...]], fragments: int) -> dict[str, int]:
-    """The fragment of every weight: as many values in each as whole weights allow, in the order of
-    names."""
+    """Return the fragment of every weight, in the order of names, with about equal numbers of
+    values in each."""
     total = sum(math.prod(shape) for shape in shapes.values())
-    found, seen = {}, 0
+    fragment_of, seen = {}, 0
     for name in sorted(shapes):
         middle = seen + math.prod(shapes[name]) / 2
-        found[name] = min(fragments - 1, int(fragments * middle / total))
+        fragment_of[name] = min(fragments - 1, int(fragments * middle / total))
         seen += math.prod(shapes[name])
-    return found
+    return fragment_of

@@ -1,5 +1,5 @@
-"""Checkpoints of an island: those of its trainer, with the shared parameters and their momentum
-beside."""
+"""Save and load checkpoints of an island: those of its trainer, with the shared parameters and
+their momentum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from argosy.runtime.state.state import trainer_state
 
 
 def save_island(training: IslandTrainer, folder: Path) -> Path:
-    """Write a checkpoint; every rank of the island calls this, while no exchange is under way."""
+    """Write a checkpoint; every rank of the island calls this while no exchange is in flight."""
     assert not training.is_waiting, "an exchange that is under way is not in a checkpoint"
     state: dict[str, Any] = dict(trainer_state(training.trainer))
     about = checkpoint.facts(training.trainer)
@@ -29,8 +29,8 @@ def save_island(training: IslandTrainer, folder: Path) -> Path:
 
 
 def load_island(training: IslandTrainer, outer: OuterState | None, path: Path) -> None:
-    """Take up what a checkpoint says of exchanges; the trainer has loaded the rest. Every rank
-    calls this."""
+    """Load what a checkpoint contains about exchanges, after the trainer has loaded the rest. Every
+    rank calls this."""
     known = checkpoint.outer_facts(path)
     if known is None or len(known.shared_since) != training.plan.fragments:
         found = "no exchanges" if known is None else f"{len(known.shared_since)} fragments"

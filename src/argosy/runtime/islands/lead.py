@@ -1,4 +1,5 @@
-"""The lead of an island: exchanges with the leads of others, through losses and returns."""
+"""Lead an island: exchange parameters with the leads of other islands, through losses and
+returns."""
 
 from __future__ import annotations
 
@@ -19,24 +20,26 @@ from argosy.runtime.islands.membership import STALE, LostIslandError, Membership
 from argosy.runtime.islands.outer import OuterState
 
 _MEASURED = 3
-"""Exchanges by which H adapts: one that is slow for another reason than the link is outvoted."""
+"""The number of exchanges from which H adapts; their median ignores one that is slow for another
+reason than the link."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeReport:
-    """What an island tells the others before an exchange, as numbers."""
+    """A report that an island sends to the others before an exchange, as numbers."""
 
     number: int
     step: int
     samples: int
-    """Trained on by this island since its parameters of this fragment were the shared ones."""
+    """Samples that this island has trained on since its parameters of this fragment were the shared
+    ones."""
     step_seconds: float
-    """Of one step, the median over the last exchanges."""
+    """Seconds of one step, the median over the last exchanges."""
     exchange_seconds: float
-    """The median of the last exchanges, so that a single slow one changes nothing; 0 before the
-    first."""
+    """The median seconds of the last exchanges, so that a single slow one changes nothing; 0 before
+    the first."""
     joining: int
-    """Islands that wait to take part."""
+    """The number of islands that wait to take part."""
 
     def row(self) -> list[float]:
         return [float(value) for value in vars(self).values()]
@@ -55,7 +58,7 @@ class ExchangeReport:
 
 
 class Lead:
-    """Exchanges of one island; in its process of rank 0."""
+    """A lead that exchanges parameters for one island, in its process of rank 0."""
 
     def __init__(
         self,
@@ -68,20 +71,21 @@ class Lead:
     ) -> None:
         self.plan, self.outer, self.membership = plan, outer, membership
         self.limits = limits
-        """Within which H adapts; None: it stays."""
+        """The limits within which H adapts; None if it is fixed."""
         self.note = note
-        """Called with what is worth writing down."""
+        """A function that is called with lines for the log."""
         self.exchange_seconds: deque[float] = deque(maxlen=_MEASURED)
-        """Of the last exchanges."""
+        """Seconds of the last exchanges."""
         self.step_seconds: deque[float] = deque(maxlen=_MEASURED)
-        """Of a step, on average between the last exchanges."""
+        """Mean seconds of a step between the last exchanges."""
         self.is_settled = True
-        """Whether all members of the generation have the same shared parameters."""
+        """True if all members of the generation have the same shared parameters."""
         self.caught_up = False
-        """Whether this island took over another one's shared parameters since it last looked."""
+        """True if this island took over another one's shared parameters since ``IslandTrainer``
+        last read this."""
 
     def begin(self, facts: str) -> bool:
-        """Join the others and take over what they have done; False if the run is over."""
+        """Join the other islands and take over their state; return False if the run is over."""
         if not self.membership.start(self._info(facts=facts, digest=self.outer.digest())):
             return False
         self.is_settled = False
@@ -89,14 +93,15 @@ class Lead:
         for at, info in self.membership.infos.items():
             if info.get("facts") not in (None, "", facts):
                 raise RunError(
-                    f"island {at} has another program, plan or option than island {self.membership.island}"
+                    f"island {at} has another program, plan or option than island "
+                    f"{self.membership.island}"
                 )
         return True
 
     def exchange(
         self, fragment: int, local: Tensor, samples: int, step_seconds: float, step: int
     ) -> None:
-        """Exchange one fragment, with whoever is there, and make the outer step."""
+        """Exchange one fragment with the present islands, and make the outer step."""
         number = self.outer.exchanges
         while True:
             try:
@@ -157,7 +162,7 @@ class Lead:
             self._until_settled()
 
     def _go_on(self, reports: list[ExchangeReport], step: int) -> None:
-        """Count an exchange, and choose when the next one is."""
+        """Count an exchange, and choose the step of the next one."""
         outer, plan = self.outer, self.plan
         outer.exchanges += 1
         outer.step = step
@@ -173,13 +178,13 @@ class Lead:
         outer.next_step = step + outer.sync_every // plan.fragments
 
     def close(self) -> None:
-        """Wait until the others have all they need from this island, and end."""
+        """Wait until the others have received everything from this island, and end."""
         group = self.membership.group
         try:
             if group is not None:
                 self.membership.guarded(lambda: gather_numbers(group, [1.0]))
         except LostIslandError:
-            pass  # they have gone already
+            pass  # they have ended already
         self.membership.over()
         self.membership.close()
 
@@ -190,8 +195,15 @@ class Lead:
         before = list(self.membership.members)
         self.membership.regroup(self._info())
         self.is_settled = False
-        self.note({"generation": self.membership.generation, "islands": self.membership.members,
-                   "before": before, "why": why, "step": self.outer.step})  # fmt: skip
+        self.note(
+            {
+                "generation": self.membership.generation,
+                "islands": self.membership.members,
+                "before": before,
+                "why": why,
+                "step": self.outer.step,
+            }
+        )
 
     def _until_settled(self) -> None:
         while not self.is_settled:
@@ -201,8 +213,8 @@ class Lead:
                 self._regroup(str(error))
 
     def _settle(self) -> None:
-        """Members that have done fewer exchanges, or began with other values, take over what the
-        first of those with most has."""
+        """Copy the state of the first member with most exchanges to those that have done fewer, or
+        began with other values."""
         if self.is_settled:
             return
         members, group = self.membership, self.membership.group
@@ -232,8 +244,8 @@ class Lead:
 
 
 def _differs(info: dict[str, Any], source: dict[str, Any]) -> bool:
-    """Whether an island has, or may have, other values than the source: it began with others, or
-    was out of reach."""
+    """Return whether an island has, or may have, other values than the source: it began with
+    others, or could not be reached."""
     return bool(info.get(STALE)) or bool(
         info.get("digest") and source.get("digest") and info["digest"] != source["digest"]
     )

@@ -1,10 +1,10 @@
-"""The weighted mean of vectors over the leads of islands, exchanged as the plan compresses it.
+"""Compute the weighted mean of vectors over the leads of islands, compressed as the plan states.
 
     (1)  lead i sends slice j of its vector to lead j
-    (2)  lead j adds up what it got, in the order of leads, and sends the sum to all others
+    (2)  lead j adds up the slices in the order of leads, and sends the sum to all others
 
-A sum is decoded from the same bytes everywhere, also by the lead that made it, so that all leads
-get equal vectors.
+A sum is decoded from the same bytes everywhere, also by the lead that computed it, so that all
+leads get equal vectors.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from argosy.plan.islands import Compression
 from argosy.runtime.islands.codec import decode, encode, encoded_size
 
 _TO_OWNER, _FROM_OWNER, _STATE = 1, 2, 3
-"""Tags of messages."""
+"""Tags of messages to the owner of a slice, from it, and of handed-over state."""
 
 
 def weighted_mean(
     group: Any, weights: Sequence[float], own: Tensor, compression: Compression
 ) -> Tensor:
-    """The sum over leads of weight times vector, divided by the sum of weights."""
+    """Return the sum over leads of weight times vector, divided by the sum of weights."""
     me, count = group.rank(), group.size()
     total = sum(weights)
     shares = [weight / total for weight in weights]
@@ -60,15 +60,15 @@ def _swap(group: Any, outgoing: dict[int, Tensor], incoming: dict[int, Tensor], 
 
 
 def gather_numbers(group: Any, own: Sequence[float]) -> list[list[float]]:
-    """A row of numbers from every lead."""
+    """Return a row of numbers from every lead."""
     row = torch.tensor(own, dtype=torch.float64)
     rows = [torch.empty_like(row) for _ in range(group.size())]
     group.allgather([rows], [row]).wait()
-    return [one.tolist() for one in rows]
+    return [row_of_lead.tolist() for row_of_lead in rows]
 
 
 def hand_over(group: Any, vectors: Sequence[Tensor], source: int, receivers: Sequence[int]) -> None:
-    """Copy vectors from one lead to some others; every lead of the group calls this."""
+    """Copy vectors from one lead to others; every lead of the group calls this."""
     for vector in vectors:
         if group.rank() == source:
             for receiver in receivers:

@@ -1,8 +1,9 @@
-"""Where the leads of islands meet: ``python -m argosy.runtime.islands.meeting HOST:PORT FILE``.
+"""Serve the store where the leads of islands meet: ``python -m argosy.runtime.islands.meeting
+HOST:PORT FILE``.
 
-A store in a process of its own, so that it outlives every island. It ends with the process that
-started it. On the loopback address only this machine reaches it; otherwise it listens on all
-interfaces. Port 0 is any that is free; the port is written into FILE.
+The store runs in a process of its own, so that it outlives every island. It ends with the process
+that started it. On the loopback address only this machine reaches it; otherwise it listens on all
+interfaces. Port 0 takes any free port; the port is written into FILE.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from argosy.runtime.processes.meeting import listening_store
 from argosy.runtime.processes.orphan import end_with_parent
 
 _PATIENCE = datetime.timedelta(minutes=10)
+"""The timeout of the store."""
 
 
 def main(values: list[str]) -> None:

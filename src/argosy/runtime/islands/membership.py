@@ -1,14 +1,14 @@
-"""Which islands take part: generations of members, agreed on through a store that all leads reach.
+"""Agree on which islands take part, in generations, through a store that all leads reach.
 
-    (1)  A lead writes a sign of life every interval; one that has not changed for ``lost_after``
+    (1)  A lead writes a heartbeat every interval; one that has not changed for ``lost_after``
          seconds is lost.
-    (2)  A generation begins when every member of the one before has announced itself or is lost.
-         The first that is there, by number, writes down who is a member; a lead that comes later
+    (2)  A generation begins when every member of the previous one has announced itself or is lost.
+         The first present lead, by number, writes the list of members; a lead that comes later
          announces itself for the next one.
     (3)  Members of a generation form a process group of their own.
-    (4)  A lead that finds a later generation without it was taken for lost while it could not be
-         reached. It joins again, and takes over what the others have, whatever it got from the
-         group that they have left.
+    (4)  A lead that finds a later generation without it was considered lost while it could not be
+         reached. It joins again and takes over the state of the others, no matter what it received
+         from the group that they have left.
 
 Keys: ``alive/I`` (1), ``next/G/I`` an announcement with what island I has done, ``members/G`` (2),
 ``generation``, ``joining/I`` the generation that an island from outside waits for, ``over`` once
@@ -30,16 +30,18 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: igno
 from argosy.errors import RunError
 
 _POLL = 0.02
+"""Seconds between two looks at the store."""
 STALE = "stale"
-"""Announced by an island whose shared parameters may not be those of the others (4)."""
+"""A key in the announcement of an island whose shared parameters may differ from the others'
+(4)."""
 
 
 class LostIslandError(RunError):
-    """Another island went away during an exchange."""
+    """An error that is raised if another island went away during an exchange."""
 
 
 class Membership:
-    """One lead's view of the islands."""
+    """The islands that take part, as one lead sees them."""
 
     def __init__(
         self,
@@ -57,15 +59,15 @@ class Membership:
         self.lost_after, self.first_wait = lost_after, gather
         self.patience = datetime.timedelta(seconds=patience)
         self.interface = interface
-        """The network interface of groups; None: as gloo finds it."""
+        """The network interface of groups; None lets gloo choose."""
         self.generation = -1
         self.members: list[int] = []
         self.infos: dict[int, dict[str, Any]] = {}
-        """What members of this generation announced."""
+        """The announcements of the members of this generation."""
         self.group: Any = None
         self._connect = connect
         self._seen: dict[int, float] = {}
-        """When an island's sign of life last changed, by this lead's clock."""
+        """The time at which an island's heartbeat last changed, by this lead's clock."""
         self._signs: dict[int, bytes] = {}
         self._latest = -1
         """The last generation that began, with or without this island."""
@@ -79,7 +81,7 @@ class Membership:
         self._thread.join(self.lost_after)
 
     def start(self, info: dict[str, Any]) -> bool:
-        """Take part, from the first generation on or from the next one; False if the run is
+        """Take part from the first generation or from the next one; return False if the run is
         over."""
         if self.store.check(["generation"]):
             return self.join(info)
@@ -88,7 +90,8 @@ class Membership:
         return self.join(info)
 
     def join(self, info: dict[str, Any]) -> bool:
-        """Announce this island until a generation has it; False if the run is over before."""
+        """Announce this island until a generation includes it; return False if the run ends
+        before."""
         while True:
             following = int(self.store.get("generation")) + 1
             self.store.set(f"joining/{self.island}", str(following))
@@ -98,14 +101,14 @@ class Membership:
                 return False
 
     def joiners(self) -> list[int]:
-        """Islands that wait for the next generation."""
+        """Return the islands that wait for the next generation."""
         wanted = str(self.generation + 1).encode()
         keys = [(at, f"joining/{at}") for at in range(self.count) if at != self.island]
         return [at for at, key in keys if self.store.check([key]) and self.store.get(key) == wanted]
 
     def regroup(self, info: dict[str, Any]) -> None:
-        """The next generation, of this one's members that are left and of those that wait for it; a
-        later one if the others have formed that without this island (4)."""
+        """Form the next generation of this one's remaining members and of the islands that wait for
+        it; join a later one if the others have formed it without this island (4)."""
         expected = sorted({*self.members, *self.joiners()})
         if self._form(self.generation + 1, expected, info):
             return
@@ -113,11 +116,11 @@ class Membership:
             raise RunError(f"the run ended while the others could not reach island {self.island}")
 
     def over(self) -> None:
-        """Write down that the run has ended."""
+        """Write that the run has ended."""
         self.store.set("over", "1")
 
     def lost(self) -> list[int]:
-        """Members without a sign of life (1)."""
+        """Return the members whose heartbeat has stopped (1)."""
         if self._broken is not None:
             raise RunError(
                 f"island {self.island} lost contact with the meeting point: {self._broken}"
@@ -127,15 +130,15 @@ class Membership:
         return [at for at in others if now - self._seen.get(at, now) > self.lost_after]
 
     def guarded(self, call: Callable[[], Any]) -> Any:
-        """What a call that waits for other members returns; raise ``LostIslandError`` if one of
-        them is lost."""
+        """Return the result of a call that waits for other members; raise ``LostIslandError`` if
+        one of them is lost."""
         result: list[Any] = []
         failure: list[Exception] = []
 
         def run() -> None:
             try:
                 result.append(call())
-            except Exception as error:  # gloo's own errors, told below
+            except Exception as error:  # errors of gloo, raised again below
                 failure.append(error)
 
         thread = threading.Thread(target=run, name="exchange", daemon=True)
@@ -145,7 +148,7 @@ class Membership:
             if thread.is_alive() and (lost := self.lost()):
                 raise LostIslandError(f"no sign of life from island {', '.join(map(str, lost))}")
             if thread.is_alive() and self._latest > self.generation:
-                raise LostIslandError("the others went on without this island")
+                raise LostIslandError("the others continued without this island")
         if failure:
             if not isinstance(failure[0], RuntimeError):
                 raise failure[0]
@@ -153,8 +156,8 @@ class Membership:
         return result[0]
 
     def _form(self, generation: int, expected: list[int], info: dict[str, Any]) -> bool:
-        """Announce this island for a generation and join its group; False if it began without this
-        island, or if the run ended."""
+        """Offer this island for a generation and join its group; return False if it began
+        without this island, or if the run ended."""
         self.store.set(f"next/{generation}/{self.island}", json.dumps(info))
         key, began = f"members/{generation}", time.monotonic()
         while not self.store.check([key]):
@@ -176,8 +179,8 @@ class Membership:
         return True
 
     def _decide(self, generation: int, expected: list[int], began: float) -> None:
-        """Write down the members if this lead is the first that is there, and nobody is waited for
-        (2)."""
+        """Write the list of members if this lead is the first present one, and no island is waited
+        for (2)."""
         there = [at for at in range(self.count) if self.store.check([f"next/{generation}/{at}"])]
         now = time.monotonic()
         grace = self.first_wait if generation == 0 else self.lost_after
@@ -189,7 +192,7 @@ class Membership:
             self.store.set("generation", str(generation))
 
     def _open(self) -> None:
-        """The group of this generation (3)."""
+        """Open the group of this generation (3)."""
         name = "GLOO_SOCKET_IFNAME"
         before = os.environ.pop(name, None)
         if self.interface is not None:
@@ -199,14 +202,14 @@ class Membership:
         try:
             self.group = self.guarded(lambda: ProcessGroupGloo(store, rank, size, timeout=patience))
         except LostIslandError:
-            self.group = None  # the first exchange will find out, and regroup
+            self.group = None  # the first exchange fails and regroups
         finally:
             os.environ.pop(name, None)
             if before is not None:
                 os.environ[name] = before
 
     def _live(self) -> None:
-        """Write and read signs of life (1)."""
+        """Write and read heartbeats (1)."""
         try:
             store, beat = self._connect(), 0
             while not self._stop.wait(self.lost_after / 10 if beat else 0.0):
@@ -219,5 +222,5 @@ class Membership:
                         sign = bytes(store.get(f"alive/{at}"))
                         if self._signs.get(at) != sign:
                             self._signs[at], self._seen[at] = sign, time.monotonic()
-        except Exception as error:  # told by the thread that waits
+        except Exception as error:  # raised by the thread that waits
             self._broken = error

@@ -1,4 +1,4 @@
-"""The shared parameters of all islands and their optimizer, as the lead of every island holds them.
+"""Hold the shared parameters of all islands and their optimizer on the lead of every island.
 
 Leads start from the same values and apply the same means, so that their copies stay equal bit by
 bit.
@@ -17,18 +17,19 @@ from argosy.plan.islands import OuterOptimizer
 
 @dataclass(kw_only=True)
 class OuterState:
-    """Equations (3) and (4) of ``plan.islands``, fragment by fragment."""
+    """The shared parameters and momentum, which follow equations (3) and (4) of ``plan.islands``,
+    fragment by fragment."""
 
     optimizer: OuterOptimizer
     theta: list[Tensor]
     """Shared parameters, one vector per fragment."""
     momentum: list[Tensor] = field(default_factory=list)
     exchanges: int = 0
-    """Done so far, over all fragments."""
+    """Exchanges done so far, over all fragments."""
     step: int = 0
-    """After which the last one began."""
+    """The step after which the last exchange began."""
     next_step: int = 0
-    """After which the next one begins."""
+    """The step after which the next exchange begins."""
     sync_every: int = 1
 
     def __post_init__(self) -> None:
@@ -45,11 +46,11 @@ class OuterState:
         theta.sub_(delta, alpha=rule.learning_rate)
 
     def vectors(self) -> list[Tensor]:
-        """All that another island needs in order to catch up."""
+        """Return all vectors that another island needs in order to catch up."""
         return [*self.theta, *self.momentum]
 
     def digest(self) -> str:
-        """A hash of the shared parameters."""
+        """Return a hash of the shared parameters."""
         hashed = hashlib.sha256()
         for vector in self.theta:
             hashed.update(vector.numpy().tobytes())

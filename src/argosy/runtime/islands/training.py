@@ -1,4 +1,4 @@
-"""A rank's part of an island's training: steps of its trainer, and exchanges when they are due."""
+"""Train a rank's part of an island: steps of its trainer, and exchanges when they are due."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ class _Pending:
     due: int
     """Steps after which it is used."""
     thread: threading.Thread | None = None
-    """On the lead, if other steps go on meanwhile."""
+    """The thread of the exchange on the lead, if steps continue meanwhile."""
     error: Exception | None = None
 
 
 class IslandTrainer:
-    """One rank of an island. Every rank of the island makes one and calls the same methods at the
-    same steps.
+    """A trainer that runs one rank of an island.
 
-    ``lead`` is set on rank 0 before ``begin``; ``gathering`` and ``initial_state`` are there to
-    make it.
+    Every rank of the island makes one and calls the same methods at the same steps. ``lead`` is set
+    on rank 0 before ``begin``; it is made with ``gathering`` and ``initial_state``.
     """
 
     def __init__(self, trainer: Trainer, plan: IslandPlan, island: int) -> None:
@@ -53,8 +52,8 @@ class IslandTrainer:
         self._steps = 0
 
     def initial_state(self) -> OuterState | None:
-        """The shared parameters as this island has them now, on rank 0; None elsewhere. Every rank
-        calls this."""
+        """Return the shared parameters as this island has them now on rank 0, None on other ranks.
+        Every rank calls this."""
         vectors = [self.gathering.gather(at) for at in range(self.plan.fragments)]
         if self.trainer.rank:
             return None
@@ -69,7 +68,7 @@ class IslandTrainer:
         )
 
     def begin(self, facts: str = "") -> bool:
-        """Join the other islands; False if the run is over."""
+        """Join the other islands; return False if the run is over."""
         joined = self.lead is None or self.lead.begin(facts)
         (goes_on,) = self.gathering.tell([int(joined)])
         if goes_on:
@@ -78,8 +77,8 @@ class IslandTrainer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the result of an exchange is still to be used, so that no checkpoint can be
-        made."""
+        """Return whether the result of an exchange is still to be used, so that no checkpoint can
+        be made."""
         return self._pending is not None
 
     def step(self, batch: Any) -> float:
@@ -95,7 +94,7 @@ class IslandTrainer:
         return loss
 
     def end(self) -> None:
-        """After the last step: exchange everything once more, so that all islands end with the same
+        """Exchange everything once more after the last step, so that all islands end with the same
         parameters."""
         if self._pending is not None:
             self._finish()
@@ -106,7 +105,7 @@ class IslandTrainer:
             self.lead.close()
 
     def _exchange(self, overlap: int) -> None:
-        """Begin an exchange, and finish it if no steps go on meanwhile."""
+        """Begin an exchange, and finish it if no steps overlap with it."""
         fragment = self.exchanges % self.plan.fragments
         local = self.gathering.gather(fragment)
         step = self.trainer.steps
@@ -126,7 +125,7 @@ class IslandTrainer:
         self._seconds, self._steps = 0.0, 0
         self.shared_since[fragment] = step
         self.last_exchange = step
-        self.next_step = step + self.plan.period  # until the result says otherwise
+        self.next_step = step + self.plan.period  # until the result sets another step
         if not overlap:
             self._finish()
 
@@ -136,7 +135,7 @@ class IslandTrainer:
         assert self.lead is not None
         try:
             self.lead.exchange(pending.fragment, local, samples, seconds, step)
-        except Exception as error:  # raised where the result is used
+        except Exception as error:  # raised again when the result is used
             pending.error = error
 
     def _finish(self) -> None:
@@ -152,8 +151,8 @@ class IslandTrainer:
         self._take_up([pending.fragment], mixing=self.plan.mixing if late else 0.0)
 
     def _take_up(self, fragments: Sequence[int], *, mixing: float) -> None:
-        """Give the ranks of this island shared parameters: of these fragments, or all if it has
-        caught up."""
+        """Give the ranks of this island the shared parameters of these fragments, or of all if it
+        has caught up."""
         outer = None if self.lead is None else self.lead.outer
         numbers = [0] * 4
         if self.lead is not None:
@@ -170,8 +169,8 @@ class IslandTrainer:
         self.trainer.gradients.after_update()
 
     def _go_to(self, step: int) -> None:
-        """Count from another step on: learning rates are those of that step, the optimizer's state
-        stays."""
+        """Continue counting from another step: learning rates are those of that step, the
+        optimizer's state stays."""
         optimizer = self.trainer.optimizer
         state = {} if optimizer is None else dict(optimizer.state)
         self.trainer.begin_at(step)

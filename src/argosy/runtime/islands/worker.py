@@ -1,8 +1,8 @@
-"""One process of an island: ``python -m argosy.runtime.islands.worker RUN.json``.
+"""Run one process of an island: ``python -m argosy.runtime.islands.worker RUN.json``.
 
-torchrun starts the processes of each island on their own, and the leads meet where ``run.json``
-says. In a lab all islands are started at once; ranks then count the devices of one island after the
-other.
+torchrun starts the processes of each island on their own, and the leads meet at the address in
+``run.json``. In a lab all islands are started at once; ranks then count the devices of one island
+after the other.
 
 The lead appends a line to ``progress.jsonl`` in its island's folder after every step, and one to
 ``exchanges.jsonl`` for every exchange, loss and return of islands.
@@ -57,19 +57,21 @@ from argosy.runtime.processes.world import check_supported, join
 from argosy.runtime.state.checkpoint import UnsavedError
 
 _LOOPBACK = ("127.0.0.1", "localhost")
+"""Hosts of a meeting address that only this machine reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where a process stands."""
+    """The island and rank of a process, and the store that its lead uses."""
 
     island: int
     rank: int
-    """In the island."""
+    """The rank in the island."""
     connect: Callable[[], Store]
-    """A connection of its own to the store where leads meet."""
+    """A function that opens a new connection to the store where leads meet."""
     finish: Callable[[], None] = lambda: None
-    """Called at the end: a process that serves the store waits for the others."""
+    """A function that is called at the end: a process that serves the store waits for the
+    others."""
 
 
 def main(values: list[str]) -> int:
@@ -110,11 +112,11 @@ def main(values: list[str]) -> int:
 
 
 def _place(spec: RunSpec, plan: IslandPlan, patience: datetime.timedelta) -> _Place:
-    """This process's island and rank, and the way to the store; joins the island's group in a
-    lab."""
+    """Return this process's island and rank, and a function that connects to the store; in a lab
+    also join the island's group."""
     rank = int(os.environ["RANK"])
     if spec.island is not None:
-        assert spec.meeting is not None, "whoever starts an island says where leads meet"
+        assert spec.meeting is not None, "an island is started with the address where leads meet"
         host, _, port = spec.meeting.rpartition(":")
 
         def connect() -> Store:
@@ -146,7 +148,7 @@ def _place(spec: RunSpec, plan: IslandPlan, patience: datetime.timedelta) -> _Pl
 
 
 def work(spec: RunSpec, plan: IslandPlan, place: _Place, interface: str | None) -> None:
-    """Build, join, train, write down."""
+    """Join the process groups, build the trainer, and train."""
     join_device()
     own = plan.islands[place.island]
     check_supported(own)
@@ -165,7 +167,7 @@ def work(spec: RunSpec, plan: IslandPlan, place: _Place, interface: str | None) 
     saved = [
         path for path in checkpoints(spec.folder / CHECKPOINTS) if step_of(path) == trainer.steps
     ]
-    if spec.resume and saved:  # the one that the trainer has loaded
+    if spec.resume and saved:  # the trainer has loaded this one
         load_island(training, outer, saved[-1])
     if outer is not None:
         spec.folder.mkdir(parents=True, exist_ok=True)
@@ -192,15 +194,16 @@ def work(spec: RunSpec, plan: IslandPlan, place: _Place, interface: str | None) 
 
 
 def _common(facts: dict[str, str], plan: IslandPlan) -> str:
-    """A hash of what all islands must have in common; whether a run is resumed may differ."""
+    """Return a hash of what all islands must have in common; whether a run is resumed may
+    differ."""
     chosen = {name: text for name, text in facts.items() if name not in ("plan", "--resume")}
     text = repr(sorted(chosen.items())) + dumps_island_plan(plan)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def rows(batch: Any, begin: int, plan: Plan, whole: int) -> Any:
-    """The samples of an island in a global batch; one of another size is left as it is, for the
-    trainer to refuse."""
+    """Return the samples of an island in a global batch; a tensor of another size is unchanged, and
+    the trainer refuses it."""
 
     def of(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == whole:
@@ -211,7 +214,7 @@ def rows(batch: Any, begin: int, plan: Plan, whole: int) -> Any:
 
 
 def train(training: IslandTrainer, data: Callable[[int], Any], spec: RunSpec) -> None:
-    """Steps until the last one of the run, checkpoints between exchanges."""
+    """Train until the last step of the run, with checkpoints between exchanges."""
     trainer, lead, last = training.trainer, training.lead, spec.steps
     progress = Log(spec.folder / PROGRESS)
     if lead is not None:
@@ -220,9 +223,8 @@ def train(training: IslandTrainer, data: Callable[[int], Any], spec: RunSpec) ->
     while trainer.steps < last:
         step, began = trainer.steps, time.perf_counter()
         loss = training.step(data(step))
-        if (
-            lead is not None and trainer.steps <= step
-        ):  # it has caught up with others, from an earlier step on
+        # After catching up with the others the trainer may be at an earlier step.
+        if lead is not None and trainer.steps <= step:
             forget_after(spec.folder, trainer.steps)
         elif lead is not None:
             line = {
@@ -236,7 +238,8 @@ def train(training: IslandTrainer, data: Callable[[int], Any], spec: RunSpec) ->
         if wants_save and not training.is_waiting and trainer.steps < last:
             try:
                 save_island(training, spec.folder / CHECKPOINTS)
-            except UnsavedError as error:  # raised on every rank of the island: all of them go on
+            # raised on every rank of the island, so that all continue
+            except UnsavedError as error:
                 sys.stderr.write(f"warning: {error}; training goes on\n")
             wants_save = False
     training.end()

@@ -1,18 +1,17 @@
-"""A job that watches itself and changes its schedule, shares or plan between two steps.
+"""Let a job measure itself and change its schedule, shares or plan between two steps.
 
-After every step all ranks exchange one small message of the same size, and nothing else is sent for
-it:
+After every step all ranks exchange one small message of fixed size. Adapting sends nothing else.
 
-    (1)  each tells when its messages left and when it stopped waiting for those that came, on a
-         common clock, how long a micro-batch took it, and how long it exchanged parts of one with
-         other ranks of its stage
-    (2)  rank 0 turns that into bandwidths and speeds (``adapt.signals``) and hands them to the
-         controller, which thinks in a process of its own (``adapt.advisor``) while steps go on
-    (3)  what it has decided meanwhile rank 0 announces in its next message, so that all ranks apply
-         it before the same step
+    (1)  each rank reports, on a common clock, when its messages left and when it stopped waiting
+         for those that arrived; the seconds of one micro-batch; and the seconds that it exchanged
+         parts of a micro-batch with other ranks of its stage
+    (2)  rank 0 turns these into bandwidths and speeds (``adapt.signals``) and passes them to the
+         controller, which runs in a process of its own (``adapt.advisor``) while steps go on
+    (3)  rank 0 announces a decision that has arrived meanwhile in its next message, so that all
+         ranks apply it before the same step
 
-A step that follows the start or a migration also tells stages what will come; it is not taken for a
-measurement.
+In the first step after the start or a migration, stages also learn which messages will come, so
+that step is not used as a measurement.
 """
 
 from __future__ import annotations
@@ -47,44 +46,50 @@ from argosy.runtime.step.trainer import Trainer
 from argosy.timeline import ContactKind, SpanKind
 
 _SENT, _WAITED, _WORKED, _SIZE, _NEWS = 1, 2, 3, 4, 5
-"""Kinds of rows of a message; 0 is none."""
+"""Kinds of rows of a message; kind 0 marks a row that is not used."""
 _COLUMNS = 6
+"""Numbers in a row: its kind and five values."""
 _AGAIN = 200
-"""Steps after which clocks are compared again."""
+"""Steps after which clocks are compared again, because they drift apart."""
 _COMPUTATION = (
     SpanKind.FORWARD,
     SpanKind.BACKWARD,
     SpanKind.INPUT_GRADIENT,
     SpanKind.WEIGHT_GRADIENT,
 )
+"""Kinds of marks that measure the speed of a device."""
 _AROUND = 3
-"""Steps before and after a change whose median is told."""
+"""Steps before and after a change whose median seconds are logged; three exclude an outlier."""
 
 Event = dict[str, Any]
+"""A line of ``decisions.jsonl``."""
 
 
 class Adapter:
-    """What every rank calls after its steps. ``brief`` and ``tell`` are used on rank 0."""
+    """An object that every rank calls after each step; ``brief`` and ``tell`` are used on rank
+    0."""
 
     def __init__(
         self, trainer: Trainer, brief: Brief, tell: Callable[[Event], None] = lambda event: None
     ) -> None:
         self.trainer, self.brief, self.tell = trainer, brief, tell
         self.keeps_marks = True
-        """Whether marks stay for a timeline; else they go when they have been read."""
+        """True if marks are kept for a timeline; otherwise they are dropped once they have been
+        read."""
         self.advisor = Advisor(brief) if trainer.rank == 0 else None
         self.believed = {link.name: link.bandwidth.at(0) for link in brief.cluster.links}
         self.speeds = {device.name: device.speed.at(0) for device in brief.cluster.devices}
         self.seen: dict[str, float] = {}
-        """What the last step said of links (bytes/s) and devices (relative speeds); on rank 0."""
+        """Bandwidths of links (bytes/s) and relative speeds of devices that the last step showed;
+        on rank 0."""
         self.is_fresh = True
-        """Whether the next step is none to measure by."""
+        """True if the next step must not be used as a measurement."""
         self.last_move: Moved | None = None
         self.waiting: Decision | None = None
-        """Decided and not announced yet; on rank 0."""
+        """A decision that has not been announced yet; on rank 0."""
         self.seconds: list[float] = []
         self.open: tuple[Event, int] | None = None
-        """A change whose outcome is still to be told, and the steps that were done before it."""
+        """A change whose outcome is not logged yet, and the number of steps done before it."""
         self._compare_clocks()
 
     def _compare_clocks(self) -> None:
@@ -92,7 +97,8 @@ class Adapter:
         self.compared = self.trainer.steps
 
     def after_step(self, seconds: float, steps_left: int) -> None:
-        """Tell, learn, and apply what was decided; every rank calls this after the same step."""
+        """Exchange measurements and apply a decision, if there is one; every rank calls this after
+        the same step."""
         if self.trainer.steps - self.compared >= _AGAIN:
             self._compare_clocks()
         self.seconds.append(seconds)
@@ -112,7 +118,7 @@ class Adapter:
             self.advisor.close()
 
     def _news(self) -> bytes:
-        """(3): the newest decision, if there is one."""
+        """Return the newest decision as JSON, empty if there is none (3)."""
         assert self.advisor is not None
         for advice in self.advisor.answers():
             self._believe(advice.world)
@@ -129,21 +135,21 @@ class Adapter:
         self.speeds |= dict(world.speeds)
 
     def _exchange(self, length: int) -> list[Any]:
-        """(1): every rank's rows."""
+        """Exchange rows with all ranks and return the rows of every rank (1)."""
         trainer = self.trainer
-        stages = [sum(seat.rank == rank for stage in seats_of(trainer.plan, trainer.roster) for seat in stage)
-                  for rank in range(len(trainer.roster))]  # fmt: skip
+        seats = [seat for stage in seats_of(trainer.plan, trainer.roster) for seat in stage]
+        stages = [sum(seat.rank == rank for seat in seats) for rank in range(len(trainer.roster))]
         most = 1 + max(stages) * (4 * trainer.plan.num_micro_batches + 2)
         rows = [(_NEWS, length, 0, 0, 0, 0), *self._rows()]
         where = trainer.device if dist.get_backend() == "nccl" else torch.device("cpu")
         own = torch.zeros(most, _COLUMNS, dtype=torch.float64)
         own[: len(rows)] = torch.tensor(rows, dtype=torch.float64)
-        every = [
+        gathered = [
             torch.empty(most, _COLUMNS, dtype=torch.float64, device=where) for _ in trainer.roster
         ]
-        with in_contact("while ranks told each other what they saw"):
-            dist.all_gather(every, own.to(where))
-        return [found.tolist() for found in every]
+        with in_contact("while ranks exchanged measurements"):
+            dist.all_gather(gathered, own.to(where))
+        return [rows_of_rank.tolist() for rows_of_rank in gathered]
 
     def _rows(self) -> Iterator[tuple[float, ...]]:
         last, marks = self.trainer.steps - 1, self.trainer.recorder.marks
@@ -169,7 +175,7 @@ class Adapter:
             marks.clear()
 
     def _observation(self, gathered: Sequence[Any], seconds: float, steps_left: int) -> Observation:
-        """(2)."""
+        """Build an observation for the controller from the rows of all ranks (2)."""
         trainer, brief = self.trainer, self.brief
         works = {
             (int(row[1]), trainer.roster[rank]): ObservedWork(*row[4:])
@@ -199,29 +205,33 @@ class Adapter:
     def _broadcast(self, text: bytes, length: int) -> Any:
         where = self.trainer.device if dist.get_backend() == "nccl" else torch.device("cpu")
         data = torch.frombuffer(bytearray(text or bytes(length)), dtype=torch.uint8).to(where)
-        with in_contact("while a decision was told"):
+        with in_contact("while a decision was broadcast"):
             dist.broadcast(data, 0)
         return json.loads(bytes(data.cpu().numpy()))
 
-    def _apply(self, told: Mapping[str, Any]) -> None:
-        plan = loads_plan(told["plan"])
+    def _apply(self, announced: Mapping[str, Any]) -> None:
+        plan = loads_plan(announced["plan"])
         try:
             moved = change_to(self.trainer, plan)
-        except InputError as error:  # before anything has changed, and alike on all ranks
+        except InputError as error:  # raised before any change, and equally on all ranks
             if self.trainer.rank == 0:
-                self.tell({"event": "refused", **told["decision"], "why": str(error)})
+                self.tell({"event": "refused", **announced["decision"], "why": str(error)})
             return
         self.is_fresh, self.last_move = moved is not None, moved
         if self.trainer.rank == 0:
-            event = {"event": "decision", **told["decision"], "applied_before": self.trainer.steps}
+            event = {
+                "event": "decision",
+                **announced["decision"],
+                "applied_before": self.trainer.steps,
+            }
             if moved is not None:
                 event |= {"moved_bytes": moved.total, "moved_seconds": moved.seconds}
             self.tell(event)
             self.open = (event, len(self.seconds))
 
     def _report_outcome(self) -> None:
-        """Once a few steps have been done since a change: what they took, beside those before
-        it."""
+        """Log the median seconds of the steps after a change, beside those of the steps before it,
+        once enough steps have been done."""
         if self.open is None:
             return
         event, done = self.open
@@ -236,7 +246,7 @@ class Adapter:
 def messages_in(
     gathered: Sequence[Any], plan: Plan, roster: Sequence[str]
 ) -> Iterator[ObservedTransfer]:
-    """The messages of a step, from what senders and receivers tell."""
+    """Yield the messages of a step, from the rows of their senders and receivers."""
     seats = seats_of(plan, roster)
     sizes = {int(row[1]): row[4] for rows in gathered for row in rows if row[0] == _SIZE}
     sent = {
@@ -262,13 +272,13 @@ def messages_in(
 
 
 def change_to(trainer: Trainer, plan: Plan) -> Moved | None:
-    """The cheapest way to go on by a plan: another schedule, other shares, or a migration, of which
-    what it took."""
+    """Continue with another plan in the cheapest way: another schedule, other shares, or a
+    migration, whose bytes and seconds are returned."""
     before = trainer.plan
-    alike = plan.micro_batch_size == before.micro_batch_size and tuple(
+    is_same_division = plan.micro_batch_size == before.micro_batch_size and tuple(
         map(_without_shares, plan.stages)
     ) == tuple(map(_without_shares, before.stages))
-    if not alike:
+    if not is_same_division:
         return trainer.move(plan)
     for index, (old, new) in enumerate(zip(before.stages, plan.stages, strict=True)):
         if old != new:
@@ -284,7 +294,7 @@ def _without_shares(stage: Stage) -> tuple[object, ...]:
 
 
 def described(decision: Decision, brief: Brief) -> Event:
-    """A decision and the numbers behind it, for the log."""
+    """Return a decision and the numbers behind it as an entry of the log."""
     own = {link.name: link.bandwidth.at(0) for link in brief.cluster.links}
     return {
         "step": decision.step,

@@ -1,12 +1,13 @@
-"""What all ranks of a run must have in common, compared before the first step: else they would
-train something else.
+"""Compare what all ranks of a run must have in common before the first step, so that they train the
+same model on the same data.
 
-    (1)  given    options, plan, the program's file, Argosy's own source, Python: known before torch is loaded
+    (1)  given    options, plan, the program's file, Argosy's own source, Python: available before
+                  torch is loaded
     (2)  loaded   files of the program beside that one, and versions of the packages that it uses
-    (3)  built    what decides the initial values, and the data of the first batch
+    (3)  built    what determines the initial values, and the data of the first batch
 
-A fact is a name with a text: a value, or the hash of a content. Needs no torch, but for comparing
-between ranks.
+A fact is a name with a text: a value, or the hash of a content. The module needs torch only to
+compare facts between ranks.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ if TYPE_CHECKING:
     import torch
 
 Facts = Mapping[str, str]
+"""Facts by name: values, or hashes of contents."""
 
 _OPTIONS = ("save_every", "clip", "seed", "adapt", "horizon", "min_gain")
+"""Options of a run that must be equal on all ranks."""
 _OF_PLAIN_RUNS, _OF_ELASTIC_RUNS = ("steps", "resume"), ("copy_every",)
+"""Further such options that only plain runs, or only elastic runs, have."""
 _SHOWN = 12
-"""Digits of a hash that are shown."""
+"""Hexadecimal digits of a hash that a message shows; twelve are unlikely to collide."""
 
 
 def given_facts(spec: RunSpec, plan: Plan, *, elastic: bool = False) -> dict[str, str]:
-    """Return (1). Paths, and how long to wait, may differ between hosts."""
+    """Return the facts (1). Paths and timeouts are omitted, since they may differ between hosts."""
     names = (*_OPTIONS, *(_OF_ELASTIC_RUNS if elastic else _OF_PLAIN_RUNS))
     facts = {f"--{name.replace('_', '-')}": spec.shown(name) for name in names}
     program, function = split_name(spec.program)
@@ -50,7 +54,8 @@ def given_facts(spec: RunSpec, plan: Plan, *, elastic: bool = False) -> dict[str
 
 
 def _files(path: Path) -> list[Path]:
-    """A file of weights; of a checkpoint, which all hosts see, what describes it."""
+    """Return a file of weights itself, or the files that describe a checkpoint, which all hosts can
+    read."""
     return (
         [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob(".metadata"))
     )
@@ -63,18 +68,16 @@ def _own_source() -> str:
 
 
 def loaded_facts(program: str) -> dict[str, str]:
-    """Return (2), of what this process has loaded by now."""
+    """Return the facts (2) of the modules that this process has loaded so far."""
     folder = split_name(program)[0].resolve().parent
     facts = {}
     for name, module in sorted(sys.modules.items()):
-        known = getattr(
-            module, "__dict__", {}
-        )  # modules may make up attributes that they are asked for
+        # A module may compute an attribute when it is looked up, so its dict is read instead.
+        known = getattr(module, "__dict__", {})
         version, file = known.get("__version__"), known.get("__file__")
         if "." not in name and isinstance(version, str):
-            facts[f"package {name}"] = version.partition("+")[
-                0
-            ]  # builds for other devices are called so
+            # What follows "+" names a build for another device.
+            facts[f"package {name}"] = version.partition("+")[0]
         path = Path(file) if isinstance(file, str) else Path()
         is_installed = any(map(path.is_relative_to, (sys.prefix, sys.base_prefix)))
         if path.suffix == ".py" and path.is_relative_to(folder) and not is_installed:
@@ -83,7 +86,7 @@ def loaded_facts(program: str) -> dict[str, str]:
 
 
 def batch_digest(batch: Any) -> str:
-    """A hash of all tensors and numbers of a batch."""
+    """Return a hash of all tensors and numbers of a batch."""
     from torch.utils._pytree import tree_flatten
 
     leaves, structure = tree_flatten(batch)
@@ -100,11 +103,15 @@ def _hash(contents: Iterable[bytes]) -> str:
 
 
 def differences(facts: Sequence[Facts], names: Sequence[str]) -> list[Problem]:
-    """What differs from the first, and who has it so; a fact that one of both lacks is not
-    compared."""
+    """Return the facts that differ from those of the first process that has them, with the name of
+    one process that differs. A fact that a process lacks is not compared for it."""
     problems = []
-    for fact in sorted({name for each in facts for name in each}):
-        known = [(who, each[fact]) for who, each in zip(names, facts, strict=True) if fact in each]
+    for fact in sorted({name for process_facts in facts for name in process_facts}):
+        known = [
+            (who, process_facts[fact])
+            for who, process_facts in zip(names, facts, strict=True)
+            if fact in process_facts
+        ]
         (first, expected), *others = known
         for who, found in others:
             if found != expected:
@@ -125,7 +132,7 @@ def check_agreed(own: Facts, roster: Sequence[str], device: torch.device) -> Non
     from argosy.runtime.processes.failure import in_contact
     from argosy.runtime.processes.world import gather_texts
 
-    with in_contact("while the ranks compared what they were given"):
+    with in_contact("while the ranks compared their inputs"):
         gathered = [json.loads(text) for text in gather_texts(json.dumps(own), device)]
     names = [f"rank {rank} ({device_name})" for rank, device_name in enumerate(roster)]
     problems = differences(gathered, names)
@@ -136,7 +143,7 @@ def check_agreed(own: Facts, roster: Sequence[str], device: torch.device) -> Non
 def with_first_compared(
     data: Callable[[int], Any], compare: Callable[[Facts], None]
 ) -> Callable[[int], Any]:
-    """``data(step)``, whose first batch is compared between ranks."""
+    """Return ``data`` with the first batch that it returns compared between ranks."""
     is_first = True
 
     def compared(step: int) -> Any:

@@ -1,7 +1,7 @@
-"""From a plan to the processes that carry it out: command lines for torchrun, one per node. Needs
-no torch.
+"""Build the command lines for torchrun that start the processes of a plan, one per node. Needs no
+torch.
 
-``launch_script`` and ``slurm`` make scripts of them.
+``launch_script`` and ``slurm`` write scripts around these commands.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from argosy.runtime.processes.ranks import NodeRanks, devices_by_rank, nodes_of
 from argosy.runtime.processes.run_spec import RUN, RunSpec
 
 DEFAULT_PORT = 29500
+"""TCP port of rank 0's store unless given; torchrun's default master port is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A run to be started, and where its processes are to be."""
+    """A run that is to be started, and the hosts that its processes run on."""
 
     plan: Plan
     spec: RunSpec
     here: bool = False
-    """Every node's processes on this machine."""
+    """True if the processes of all nodes run on this machine."""
     lab: str | None = None
-    """A lab that is up, whose hosts are the plan's nodes."""
+    """The name of a lab that is up and whose hosts are the nodes of the plan."""
     address: str | None = None
-    """Where rank 0 can be reached; as the cluster file says unless given."""
+    """The address at which rank 0 can be reached; the cluster file's unless given."""
     port: int | None = None
 
     @property
     def worker(self) -> str:
-        """The module that a process runs."""
+        """Return the name of the module that a process runs."""
         return (
             "argosy.runtime.job.worker"
             if self.spec.island is None
@@ -48,7 +49,7 @@ class Launch:
         )
 
     def nodes(self) -> tuple[NodeRanks, ...]:
-        """The hosts to start processes on."""
+        """Return the nodes to start processes on."""
         nodes = nodes_of(self.plan)
         if not self.here and self.lab is None:
             return nodes
@@ -60,34 +61,36 @@ class Launch:
 
     @cached_property
     def cluster_nodes(self) -> dict[str, ClusterNode]:
-        """The nodes of the plan's cluster by name."""
+        """Return the nodes of the plan's cluster by name."""
         return {node.name: node for node in cluster_from_content(self.plan.cluster.content).nodes}
 
     def machine(self, node: NodeRanks) -> Machine:
-        """The machine that a node is; one of the node's own name where the cluster file names
-        none."""
+        """Return the machine of a node; if the cluster file names none, one with the node's own
+        name."""
         known = self.cluster_nodes.get(node.name)
         return (known and known.machine) or Machine(name=node.name)
 
     @property
     def names_hosts(self) -> bool:
-        """Whether the cluster file names the machine of every node in use."""
+        """Return whether the cluster file names the machine of every node in use."""
         known = [self.cluster_nodes.get(node.name) for node in self.nodes()]
         return all(node is not None and node.machine is not None for node in known)
 
     @property
     def meeting_address(self) -> str:
-        """Where rank 0's store is reached."""
+        """Return the address at which rank 0's store is reached."""
         first = self.machine(self.nodes()[0])
         return self.address or first.address or first.name
 
     @property
     def meeting_port(self) -> int | None:
-        """The port of rank 0's store, if somebody chose one."""
+        """Return the port of rank 0's store, or None if neither option nor cluster file names
+        one."""
         return self.port or self.machine(self.nodes()[0]).port
 
     def own_rank(self) -> int:
-        """The node rank of this machine, by its name; 0 where the cluster file names no hosts."""
+        """Return the node rank of this machine, by its host name; 0 if the cluster file names no
+        hosts."""
         nodes = self.nodes()
         if len(nodes) == 1 or not self.names_hosts:
             return 0
@@ -100,8 +103,8 @@ class Launch:
 
 
 def own_host(names: list[str]) -> str | None:
-    """Which of some hosts this machine is, by its name with or without its domain; None where it is
-    none of them."""
+    """Return the name that this machine has among given hosts, with or without its domain; None if
+    it is none of them."""
     own, shorter = socket.gethostname(), short_names(names)
     for name in names:
         if own in (name, *shorter.get(name, ())) or own.partition(".")[0] == name:
@@ -110,7 +113,7 @@ def own_host(names: list[str]) -> str | None:
 
 
 def short_names(names: list[str]) -> dict[str, tuple[str, ...]]:
-    """For every host name with a domain, its first label, if no other host has the same.
+    """Return, for every host name with a domain, its first label, if no other host has that label.
 
     >>> short_names(["gpu1.east", "gpu2.east", "gpu2.west", "v1"])
     {'gpu1.east': ('gpu1',)}
@@ -126,10 +129,10 @@ def short_names(names: list[str]) -> dict[str, tuple[str, ...]]:
 def command_line(
     launch: Launch, node_rank: int, spec_file: Path, *, python: str = sys.executable
 ) -> list[str]:
-    """torchrun for one node; on a single node out of the network's reach. A lab starts all
-    processes at once.
+    """Return the torchrun command of one node.
 
-    ``spec_file`` is where the run's options are written.
+    A run on a single node listens on the loopback interface only. A lab starts all processes at
+    once. ``spec_file`` is the file that the options of the run are written to.
     """
     worker = ["-m", launch.worker, str(spec_file)]
     if launch.lab is not None:
@@ -156,7 +159,7 @@ def command_line(
 
 
 def commands(launch: Launch) -> tuple[tuple[NodeRanks, str], ...]:
-    """Every node with its command, once ``run.json`` is written."""
+    """Return every node with its command, which expects that ``run.json`` is written."""
     file = launch.spec.folder / RUN
     return tuple(
         (node, shlex.join(command_line(launch, rank, file, python="python")))
@@ -165,7 +168,7 @@ def commands(launch: Launch) -> tuple[tuple[NodeRanks, str], ...]:
 
 
 def check_port(launch: Launch, node_rank: int) -> None:
-    """Raise an ``InputError`` where rank 0's port is taken, before anything is started."""
+    """Raise an ``InputError`` if rank 0's port is in use, before anything is started."""
     if node_rank != 0 or launch.port is None:
         return
     with socket.socket() as probe:

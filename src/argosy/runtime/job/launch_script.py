@@ -1,5 +1,5 @@
-"""A run as a shell script that is started on every host, and finds out itself which host it is
-on."""
+"""Write a run as one shell script that is started on every host and selects the command of that
+host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from argosy.runtime.processes.run_spec import RUN, RunSpec, dumps_run_spec
 
 
 def dry_run(launch: Launch) -> str:
-    """The script: the command of this host, by its name or by ``ARGOSY_HOST``; ``run.json``; the
-    command started."""
+    """Return the script: it selects this host's command by the host name or ``ARGOSY_HOST``, writes
+    ``run.json`` and starts the command."""
     started = commands(launch)
     lines = ["#!/usr/bin/env bash", "set -euo pipefail"]
     if len(started) == 1:
@@ -32,19 +32,23 @@ def dry_run(launch: Launch) -> str:
 
 
 def writing(spec: RunSpec) -> str:
-    """The shell commands that write ``run.json``, whole at once, though every host may write it
-    into one folder.
+    """Return the shell commands that write ``run.json`` atomically, since every host may write it
+    into a shared folder.
 
-    No line of JSON can be the one that ends it. What a run writes is not for other users.
+    No line of JSON equals the end mark of the here-document. Other users cannot read what a run
+    writes.
     """
     folder, file = (shlex.quote(str(path)) for path in (spec.folder, spec.folder / RUN))
     draft = f'{file}."$(hostname).$$"'
-    return f"umask o=\nmkdir -p {folder}\ncat > {draft} <<'END'\n{dumps_run_spec(spec)}END\nmv -f {draft} {file}"
+    return (
+        f"umask o=\nmkdir -p {folder}\ncat > {draft} <<'END'\n"
+        f"{dumps_run_spec(spec)}END\nmv -f {draft} {file}"
+    )
 
 
 def comment(text: str) -> str:
-    """A line of a script that says something, whatever a file has for names: what follows it is not
-    part of it.
+    """Return a text as one comment line of a script; line breaks in names become spaces, so that
+    nothing after them is executed.
 
     >>> comment("gpt\\nrm -r /")
     '# gpt rm -r /'

@@ -1,5 +1,5 @@
-"""Figures of a run for a Prometheus server on the same machine: http://127.0.0.1:PORT/metrics.
-Needs no torch."""
+"""Serve figures of a run to a Prometheus server on the same machine, at
+http://127.0.0.1:PORT/metrics. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _HELP = {
     "argosy_link_bytes_per_second": "What a link is believed to carry.",
     "argosy_device_speed": "How fast a device is believed to be, relative to its full speed.",
 }
+"""Help texts of the figures, by name."""
 
 
 class Metrics:
-    """The newest figures."""
+    """The newest figures of a run, which the HTTP server reads."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
@@ -51,11 +52,11 @@ class Metrics:
                 self.values["argosy_device_speed", (("device", name),)] = speed
 
     def text(self) -> str:
-        """In Prometheus' text format."""
+        """Return the figures in the text format of Prometheus."""
         with self.lock:
-            found = sorted(self.values.items())
+            values = sorted(self.values.items())
         lines: list[str] = []
-        for (name, labels), value in found:
+        for (name, labels), value in values:
             if not any(line.startswith(f"# HELP {name} ") for line in lines):
                 kind = "counter" if name.endswith("_total") else "gauge"
                 lines += [f"# HELP {name} {_HELP[name]}", f"# TYPE {name} {kind}"]
@@ -69,21 +70,21 @@ def _escaped(text: str) -> str:
 
 
 def serve(metrics: Metrics, port: int) -> ThreadingHTTPServer:
-    """On the loopback interface only, in threads that end with the process; port 0 takes any that
-    is free."""
+    """Serve figures on the loopback interface only, in threads that end with the process; port 0
+    takes any free port."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = self.path == "/metrics"
-            body = metrics.text().encode() if found else b"see /metrics\n"
-            self.send_response(200 if found else 404)
+            is_metrics = self.path == "/metrics"
+            body = metrics.text().encode() if is_metrics else b"see /metrics\n"
+            self.send_response(200 if is_metrics else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Nothing is written about who asked."""
+            """Log nothing about requests."""
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Page)

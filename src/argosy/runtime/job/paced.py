@@ -1,10 +1,10 @@
-"""Layers that take as long as they are told: they compute, and then wait for what is left of their
-time.
+"""Make layers take a given time: they compute, and then wait until that time has passed.
 
-    (1)  a forward of n samples takes n s, the backward 2 n s,     s seconds per sample on this device
+    (1)  the forward of n samples takes n s seconds, the backward 2 n s,
+         s seconds per sample on this device
 
-Processes of one machine stand for devices of unequal speed that way, with real weights, gradients
-and messages. A layer whose computation alone takes longer than its time is not held back further.
+Processes of one machine can represent devices of unequal speed in this way, with real weights,
+gradients and messages. A layer whose computation alone takes longer than its time does not wait.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 @dataclass
 class _Call:
-    """One micro-batch of a layer."""
+    """A micro-batch that is in a layer, with its clock."""
 
     seconds: float
-    """Of its forward."""
+    """The seconds that its forward takes."""
     began: float
 
     def wait(self, seconds: float) -> None:
@@ -30,7 +30,7 @@ class _Call:
 
 
 class _Begin(torch.autograd.Function):
-    """Around what a layer returns: its gradient is where the layer's backward begins."""
+    """An identity on a layer's output, whose backward runs when the layer's backward begins."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, call: _Call) -> Tensor:
@@ -44,7 +44,7 @@ class _Begin(torch.autograd.Function):
 
 
 class _End(torch.autograd.Function):
-    """Around what a layer is given: its gradient is what the layer's backward computes last."""
+    """An identity on a layer's input, whose backward runs when the layer's backward ends."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, call: _Call) -> Tensor:
@@ -58,8 +58,8 @@ class _End(torch.autograd.Function):
 
 
 def pace(layer: nn.Module, seconds: float) -> None:
-    """(1) for a layer that takes one tensor, samples first, and returns one; ``seconds`` per
-    sample."""
+    """Make a layer take ``seconds`` per sample by (1). It takes one tensor, samples first, and
+    returns one."""
     calls: list[_Call] = []
 
     def before(_: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:

@@ -1,13 +1,14 @@
-"""A user's program: a Python file with ``build() -> (model, loss_fn, batch)``. Needs no torch
-before it is called.
+"""Load a user's program: a Python file with ``build() -> (model, loss_fn, batch)``. Needs no torch
+before the file is run.
 
 The file may also define
 
-    optimizer(parameters)       an optimizer, or a pair of one and its scheduler; AdamW unless given.
-                                With ``named_parameters`` as the parameter's name it gets (name, parameter) pairs
-    scheduler(optimizer)        a learning-rate scheduler, which steps once after every training step
-    data(step)                  the global batch of a step; or ``data`` is an iterable of them, such as a DataLoader;
-                                the fixed batch of ``build`` unless given
+    optimizer(parameters)       an optimizer, or a pair of one and its scheduler; AdamW unless
+                                given. If its parameter is called ``named_parameters``, it gets
+                                (name, parameter) pairs
+    scheduler(optimizer)        a learning-rate scheduler, which steps once after every step
+    data(step)                  the global batch of a step; or ``data`` is an iterable of them,
+                                such as a DataLoader; the fixed batch of ``build`` unless given
     callbacks                   functions that are called after every step with a ``StepMetrics``
 """
 
@@ -30,24 +31,26 @@ _USES = {
     "scheduler": "scheduler(optimizer)",
     "data": "data(step)",
 }
-"""What a program may define beside ``build``, and how it is called."""
+"""Names that a program may define beside ``build``, and how a run calls them."""
 _SYNONYMS = {
     "lr_scheduler": "scheduler",
     "optimiser": "optimizer",
     "dataloader": "data",
     "loader": "data",
 }
+"""Other names that users give to these functions, and the names that a run uses."""
 _OBJECTS = {
     "torch.optim.optimizer.Optimizer": "optimizer",
     "torch.optim.lr_scheduler.LRScheduler": "scheduler",
 }
-"""Objects that cannot be used: they hold parameters of a model that is not the divided one."""
+"""Classes whose objects cannot be used, since they hold parameters of the undivided model."""
 _LOADER = "torch.utils.data.dataloader.DataLoader"
+"""The full name of torch's class, which is compared without importing torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserProgram:
-    """What a user's file defines."""
+    """The functions and data that a user's file defines."""
 
     build: Callable[[], Any]
     optimizer: Callable[[Any], Any] | None = None
@@ -57,8 +60,8 @@ class UserProgram:
 
 
 def split_name(text: str) -> tuple[Path, str]:
-    """The file and the function that ``file.py:build`` names; the function is ``build`` unless
-    given."""
+    """Return the file and the function that ``file.py:build`` names; the function is ``build``
+    unless given."""
     file, _, name = text.partition(":")
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
@@ -70,18 +73,20 @@ def split_name(text: str) -> tuple[Path, str]:
 
 
 def check_program(text: str) -> None:
-    """Raise an ``InputError`` if a file cannot be parsed or does not bind the function, without
-    running the file."""
+    """Raise an ``InputError`` if a file cannot be parsed or does not bind the function. The file is
+    not run."""
     path, name = split_name(text)
     with blamed(str(path), expected="a Python file that can be imported"):
         tree = ast.parse(path.read_bytes(), filename=str(path))
     bound = _bound_names(tree)
     if "*" not in bound and name not in bound:
-        raise _no_function(path, name, [one for one in bound if not one.startswith("_")])
+        public = [bound_name for bound_name in bound if not bound_name.startswith("_")]
+        raise _no_function(path, name, public)
 
 
 def _bound_names(tree: ast.Module) -> set[str]:
-    """Names that the statements of a module may bind; ``*`` if they cannot be listed."""
+    """Return the names that the statements of a module may bind; ``*`` is among them if they cannot
+    be listed."""
     bound: set[str] = set()
     statements: list[ast.AST] = list(tree.body)
     while statements:
@@ -111,8 +116,10 @@ def _no_function(path: Path, name: str, known: Iterable[str]) -> InputError:
 
 
 def load_program(text: str, *, trains: bool = False) -> UserProgram:
-    """Run the file, as a module of its own beside whose folder its imports are found. If it is to
-    be trained, what it defines and a run would ignore is refused."""
+    """Run the file as a module whose imports are also found in its own folder.
+
+    With ``trains``, raise an ``InputError`` if the file defines something that a run would ignore.
+    """
     path, name = split_name(text)
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(f"argosy_program_{path.stem}", path)
@@ -144,8 +151,8 @@ def load_program(text: str, *, trains: bool = False) -> UserProgram:
 
 
 def _mistakes(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tuple[str, str]]:
-    """By name, what a program defines that would be ignored or cannot be used: what was found and
-    is expected."""
+    """Return by name what a program defines and a run would ignore or cannot use, as a pair: what
+    was found and what is expected."""
     found: dict[str, tuple[str, str]] = {}
     for key, value in public.items():
         kind = next((use for cls, use in _OBJECTS.items() if _is_a(value, cls)), None)
@@ -174,7 +181,8 @@ def _mistakes(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tu
 
 
 def _is_a(value: object, name: str) -> bool:
-    """Whether a value's class or a base of it has this full name; torch need not be loaded."""
+    """Return whether a value's class or a base of it has this full name; torch need not be
+    loaded."""
     return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(value).__mro__)
 
 
@@ -189,8 +197,8 @@ def _wrong_data(data: object) -> str | None:
 
 
 def _misspelt(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tuple[str, str]]:
-    """Functions of the file that nothing uses and whose names are nearly those that would be
-    used."""
+    """Return the functions of the file that nothing calls and whose names are close to those that a
+    run would call."""
     missing = [name for name in _USES if name not in public]
     loaded = {
         node.id for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Name)

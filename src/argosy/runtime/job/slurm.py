@@ -1,10 +1,11 @@
-"""A run as a batch script for Slurm.
+"""Write a run as a batch script for Slurm.
 
-Nodes that ask for the same are one component of a heterogeneous job; a plan whose nodes all ask for
-the same is an ordinary job. A node asks for the generic resources of its devices (``gres`` in the
-cluster file; else ``gpu``, with the type only where the plan's nodes differ in kind and no host is
-named), for CPUs, and for its host where the cluster file names all hosts. Ranks go by the names of
-the hosts that Slurm gives, so that a host always has the rank of a node of its own component.
+Nodes with equal requests form one component of a heterogeneous job; if all nodes of a plan have
+equal requests, the job is an ordinary one. A node requests the generic resources of its devices
+(``gres`` in the cluster file; otherwise ``gpu``, with the type only if the plan's nodes differ in
+kind and no host is named), CPUs, and its host if the cluster file names all hosts. Ranks are
+assigned by the names of the hosts that Slurm allocates, so that a host always has the rank of a
+node of its own component.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ from argosy.runtime.processes.ranks import NodeRanks
 from argosy.runtime.processes.run_spec import RUN
 
 _NO_CARD = "generic"
-"""Vendor of kinds that are parts of a CPU, which no generic resource stands for."""
+"""The vendor of device kinds that are parts of a CPU, for which Slurm has no generic resource."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a node asks Slurm for."""
+    """The resources that a node requests from Slurm."""
 
     gres: str
-    """``gpu:a100:4``; empty for none."""
+    """The generic resources, as in ``gpu:a100:4``; empty for none."""
     cpus: int
     processes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """Nodes that ask for the same, by their node ranks."""
+    """Nodes with equal requests, given by their node ranks."""
 
     request: Request
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
-    """Names of the hosts; empty where Slurm may choose."""
+    """Names of the hosts; empty if Slurm may choose them."""
 
 
 def components(launch: Launch) -> tuple[Component, ...]:
-    """The components of the job, in the order in which the plan first needs them."""
+    """Return the components of the job, in the order in which the plan first needs them."""
     nodes = launch.nodes()
     devices = {
         device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices
@@ -72,17 +73,17 @@ def components(launch: Launch) -> tuple[Component, ...]:
 def _request(
     launch: Launch, node: NodeRanks, devices: dict[str, Device], *, typed: bool
 ) -> Request:
-    """A process takes the card with its device's number, so that all up to the highest number are
-    asked for."""
+    """Return the request of a node. A process uses the card with its device's number, so all cards
+    up to the highest number are requested."""
     known = launch.cluster_nodes[node.name]
     highest = max(int(name.rpartition(".")[2]) for name in node.devices)
-    asked = Counter(
+    requested = Counter(
         _resource(devices[name], gres, typed=typed)
         for name, gres in list(zip(known.devices, known.gres, strict=True))[: highest + 1]
     )
     share = len(node.devices) / len(known.devices)
     return Request(
-        gres=",".join(f"{gres}:{count}" for gres, count in asked.items() if gres),
+        gres=",".join(f"{gres}:{count}" for gres, count in requested.items() if gres),
         cpus=max(len(node.devices), int((known.cpus or 0) * share)),
         processes=len(node.devices),
     )
@@ -97,19 +98,19 @@ def _resource(device: Device, gres: str | None, *, typed: bool) -> str:
 
 
 def slurm_script(launch: Launch) -> str:
-    """The text of the batch script."""
-    found = components(launch)
+    """Return the text of the batch script."""
+    parts = components(launch)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", launch.plan.model.name)
     lines = ["#!/bin/bash", f"#SBATCH --job-name=argosy-{name}"]
-    for index, component in enumerate(found):
+    for index, component in enumerate(parts):
         lines += ["#SBATCH hetjob"] if index else []
         lines += [f"#SBATCH {option}" for option in _options(component)]
-    lines += ["set -euo pipefail", writing(launch.spec), *_table(launch, found), *_meeting(launch)]
+    lines += ["set -euo pipefail", writing(launch.spec), *_table(launch, parts), *_meeting(launch)]
     lines += [f"start={shlex.quote(_start(launch))}"]
-    steps = [
-        f'{f"--het-group={index} " if len(found) > 1 else ""}--cpus-per-task={component.request.cpus} bash -c "$start"'
-        for index, component in enumerate(found)
-    ]
+    steps = []
+    for index, component in enumerate(parts):
+        group = f"--het-group={index} " if len(parts) > 1 else ""
+        steps.append(f'{group}--cpus-per-task={component.request.cpus} bash -c "$start"')
     lines += [f"srun --kill-on-bad-exit=1 --mpi=none {' : '.join(steps)}"]
     return "\n".join(lines) + "\n"
 
@@ -124,13 +125,13 @@ def _options(component: Component) -> Iterator[str]:
         yield f"--nodelist={','.join(component.hosts)}"
 
 
-def _table(launch: Launch, found: tuple[Component, ...]) -> Iterator[str]:
-    """Lines that fill ``hosts`` with host, node rank, number of processes and interface ("-" for
-    any) of every node."""
+def _table(launch: Launch, parts: tuple[Component, ...]) -> Iterator[str]:
+    """Yield the lines that fill ``hosts`` with host, node rank, number of processes and interface
+    ("-" for any) of every node."""
     nodes = launch.nodes()
     yield comment("The plan's nodes by rank: " + ", ".join(node.name for node in nodes))
     yield "hosts=()"
-    for index, component in enumerate(found):
+    for index, component in enumerate(parts):
         rows = [
             f"{rank} {component.request.processes} {launch.machine(nodes[rank]).interface or '-'}"
             for rank in component.ranks
@@ -140,7 +141,7 @@ def _table(launch: Launch, found: tuple[Component, ...]) -> Iterator[str]:
                 yield f"hosts+=({host} {row})"
             continue
         variable = (
-            f"SLURM_JOB_NODELIST_HET_GROUP_{index}" if len(found) > 1 else "SLURM_JOB_NODELIST"
+            f"SLURM_JOB_NODELIST_HET_GROUP_{index}" if len(parts) > 1 else "SLURM_JOB_NODELIST"
         )
         yield f'mapfile -t names < <(scontrol show hostnames "${variable}")'
         for at, row in enumerate(rows):
@@ -148,8 +149,8 @@ def _table(launch: Launch, found: tuple[Component, ...]) -> Iterator[str]:
 
 
 def _meeting(launch: Launch) -> Iterator[str]:
-    """Lines that set ``address`` and ``port`` of rank 0's store, and export what every host
-    needs."""
+    """Yield the lines that set ``address`` and ``port`` of rank 0's store, and export the variables
+    that every host needs."""
     stated = launch.address or launch.machine(launch.nodes()[0]).address
     if stated:
         yield f"address={shlex.quote(stated)}"
@@ -165,12 +166,14 @@ def _meeting(launch: Launch) -> Iterator[str]:
 
 
 def _start(launch: Launch) -> str:
-    """What every host runs: it looks itself up by the name that Slurm has for it."""
+    """Return the script that every host runs: it finds its row by the name that Slurm has for
+    it."""
     run = shlex.quote(str(launch.spec.folder / RUN))
     return f"""
 set -- $table
 while [ $# -gt 0 ] && [ "$1" != "$SLURMD_NODENAME" ]; do shift 4; done
-if [ $# -eq 0 ]; then echo "$SLURMD_NODENAME is none of the hosts of this job: $table" >&2; exit 2; fi
+if [ $# -eq 0 ]; then \
+echo "$SLURMD_NODENAME is none of the hosts of this job: $table" >&2; exit 2; fi
 settings=rank=$2
 if [ "$4" != - ]; then settings=$settings,interface=$4; fi
 python -m argosy.runtime.processes.meeting --nproc-per-node "$3" --nnodes {len(launch.nodes())} \\

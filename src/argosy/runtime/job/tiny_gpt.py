@@ -1,10 +1,9 @@
-"""The demo's own program: a small GPT on the bytes of this very file, for ``argosy run``; alone, a
-plain loop.
+"""Train a small GPT on the bytes of this file: the demo's program, for ``argosy run`` or alone.
 
-Where a rank is told how fast its device is to be (``emulated``), its blocks take that long.
+If the environment sets the speed of a rank's device (``emulated``), its blocks take that long.
 
-``python -m argosy.runtime.job.tiny_gpt STEPS MICRO_BATCH COUNT`` trains it in one process, without
-argosy, and prints the losses as JSON.
+``python -m argosy.runtime.job.tiny_gpt STEPS MICRO_BATCH COUNT`` trains it in one process by a
+plain loop, without argosy, and prints the losses as JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from argosy.runtime.job.paced import pace
 from argosy.runtime.processes.emulated import seconds_per_sample
 
 WIDTH, LAYERS, HEADS, LENGTH, VOCABULARY, SAMPLES = 64, 8, 4, 32, 128, 16
+"""The sizes of the model, the length of a sample and the samples of a batch; all small."""
 
 
 class TinyBlock(nn.Module):

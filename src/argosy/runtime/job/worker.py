@@ -1,9 +1,9 @@
-"""One process of a run: ``python -m argosy.runtime.job.worker RUN.json``, started by torchrun.
+"""Run one process of a run: ``python -m argosy.runtime.job.worker RUN.json``, started by torchrun.
 
-Rank 0 appends a line of JSON to ``progress.jsonl`` in the run's folder after every step (those of
-steps before the checkpoint with which it begins stay), one to ``decisions.jsonl`` for every change
-that it decides and for what came of it, and writes ``timeline.json`` at the end. A rank that fails
-leaves a note there (``failure``).
+In the run's folder, rank 0 appends a line of JSON to ``progress.jsonl`` after every step (lines of
+steps before the checkpoint that it resumes from stay) and one to ``decisions.jsonl`` for every
+change that it decides and for its outcome, and writes ``timeline.json`` at the end. A rank that
+fails leaves a note there (``failure``).
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ from argosy.workload.capture.digest import initial_digest
 from argosy.workload.capture.initial import Recording, run_build
 
 RECORDED = 50
-"""Steps whose spans are kept, from the beginning of a run or generation."""
+"""Steps whose spans are recorded, from the beginning of a run or generation; this bounds the size
+of the timeline."""
 
 
 def main(values: list[str]) -> int:
@@ -78,7 +79,7 @@ def main(values: list[str]) -> int:
     device = "?"
     try:
         spec = read_run_spec(values[0])
-    except ArgosyError as error:  # without the run's folder there is no place for a note
+    except ArgosyError as error:  # the run's folder is not known, so no note can be left
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     try:
@@ -111,7 +112,7 @@ def _note(
 
 
 def work(spec: RunSpec, plan: Plan, rank: int) -> None:
-    """Build, join, train, write down."""
+    """Join the process group, build the trainer, and train."""
     join_device()
     check_supported(plan)
     if not spec.any_device:
@@ -126,7 +127,7 @@ def work(spec: RunSpec, plan: Plan, rank: int) -> None:
 
 
 def compare(facts: Facts, plan: Plan) -> None:
-    """Raise an ``InputError`` if ranks differ in something. Every rank calls this."""
+    """Raise an ``InputError`` if facts differ between ranks. Every rank calls this."""
     roster = devices_by_rank(plan)
     check_agreed(facts, roster, device_of(roster, dist.get_rank()))
 
@@ -137,9 +138,12 @@ def prepare(
     spec: RunSpec,
     part: Callable[[Any], Any] = lambda batch: batch,
 ) -> tuple[Trainer, Callable[[int], Any]]:
-    """The trainer of this rank, and where its batches come from: ``part`` of those of the program.
-    Raises an ``InputError`` if ranks built other things, and when the first batch is asked for, if
-    they have other data."""
+    """Return the trainer of this rank and the function that returns its batches: ``part`` of those
+    of the program.
+
+    Raise an ``InputError`` if ranks built different models, and, when the first batch is read, if
+    they have different data.
+    """
     torch.manual_seed(spec.seed)
     recording = Recording()
     model, loss_fn, batch = run_build(program.build, recording)
@@ -173,7 +177,7 @@ def prepare(
 
 
 def resume(trainer: Trainer, folder: Path) -> None:
-    """Go on from the newest checkpoint that is whole, and report those that are not; an
+    """Continue from the newest checkpoint that is whole and log those that are not; raise an
     ``InputError`` if none is."""
     saved = checkpoints(folder / CHECKPOINTS)
     problems = []
@@ -237,8 +241,8 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
 
 
 def _watched(trainer: Trainer, spec: RunSpec) -> contextlib.AbstractContextManager[None]:
-    """Around a step over NCCL: the process ends with a note if the step does not, a little after
-    the run's patience."""
+    """Return a context for a step over NCCL that ends the process with a note if the step takes a
+    quarter longer than the run's timeout."""
     if dist.get_backend() != "nccl":
         return contextlib.nullcontext()
     limit = 1.25 * spec.patience
@@ -254,7 +258,7 @@ def _watched(trainer: Trainer, spec: RunSpec) -> contextlib.AbstractContextManag
 
 
 def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[dict[str, Any]], None]) -> Adapter:
-    """What watches a run and changes it."""
+    """Return the adapter that measures a run and changes its plan."""
     plan = trainer.plan
     costs = cost_model_of(plan, spec.profiles)
     brief = Brief(
@@ -273,8 +277,8 @@ def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[dict[str, Any]],
 def write_timeline(
     trainer: Trainer, adapter: Adapter | None, path: Path, warn: Callable[[str], None]
 ) -> None:
-    """Write what was recorded, before clocks drift apart, and record only for the adapter from now
-    on."""
+    """Write the recorded steps before clocks drift apart, and from then on record only for the
+    adapter."""
     timeline = trainer.timeline()
     if timeline is not None:
         try:

@@ -1,4 +1,4 @@
-"""The processes of a run: ranks, where they meet, how they fail, and the folder they share.
+"""Provide the processes of a run with ranks, a rendezvous, a shared folder, and notes of failures.
 
 May import nothing else of ``runtime``. Most modules need no torch. Start reading at ``world``.
 """

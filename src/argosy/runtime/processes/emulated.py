@@ -1,5 +1,5 @@
-"""What a process does where its device and links are emulated (``argosy.lab``); anywhere else these
-do nothing."""
+"""Adapt a process to emulated devices and links (``argosy.lab``); without a lab these functions do
+nothing."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PACES = "ARGOSY_PACES"
-"""Seconds per sample and layer of every rank, separated by commas."""
+"""The environment variable with the seconds per sample and layer of every rank, separated by
+commas."""
 
 
 def join_device(environment: Mapping[str, str] = os.environ) -> None:
-    """Hold the calling thread, and those it starts, to its device's share of a core."""
+    """Limit the calling thread, and the threads it starts, to its device's share of a core."""
     path = environment.get("ARGOSY_LAB_THREADS")
     if path:
         Path(path).write_text(str(threading.get_native_id()), encoding="ascii")
 
 
 def say_ready(environment: Mapping[str, str] = os.environ) -> None:
-    """Begin the lab's time 0, where its clock waits for it."""
+    """Start the lab's clock at time 0, if it waits for this process."""
     path = environment.get("ARGOSY_LAB_READY")
     if path:
         Path(path).touch()
 
 
 def seconds_per_sample(environment: Mapping[str, str] = os.environ) -> float | None:
-    """What a layer takes for one sample on this rank's device, where devices are told
-    (``paced``)."""
+    """Return the seconds that a layer takes for one sample on this rank's device, None if the lab
+    sets no pace (``paced``)."""
     paces = environment.get(PACES)
     return float(paces.split(",")[int(environment.get("RANK", "0"))]) if paces else None

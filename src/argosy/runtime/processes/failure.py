@@ -1,9 +1,8 @@
-"""What went wrong on a rank, written down so that whoever started the ranks can say who saw it
-first. Needs no torch.
+"""Record why a rank failed, so that the launcher can report the first cause. Needs no torch.
 
 A rank that fails leaves a note in the run's folder and ends. The others lose contact and leave
-notes of their own, which are about somebody else and count only where nobody speaks for himself, as
-when a process is killed.
+second-hand notes, which count only if no rank has left a first-hand one, as when a process is
+killed.
 """
 
 from __future__ import annotations
@@ -23,29 +22,31 @@ from pathlib import Path
 from argosy.errors import RunError
 
 _TORCHRUN = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+)")
+"""Matches the rank and exit code of a failed process in the output of torchrun."""
 
 
 class ElsewhereError(RunError):
-    """Trouble on another rank: it went away, stopped answering, or says something worse."""
+    """An error that happened on another rank: it ended, stopped answering, or reported one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What a rank says about its end."""
+    """The note that a rank leaves when it fails."""
 
     rank: int
     device: str
     message: str
     exit_code: int
     first_hand: bool
-    """Whether it is about the rank itself."""
+    """True if the note is about the rank itself, False if it is about another."""
     at: float
-    """Seconds since the epoch."""
+    """The time at which it was written, in seconds since the epoch."""
 
 
 @contextlib.contextmanager
 def in_contact(what: str) -> Iterator[None]:
-    """Turn what torch.distributed raises when a peer goes away into a sentence."""
+    """Raise an ``ElsewhereError`` in place of the errors that torch.distributed raises if a peer
+    goes away."""
     try:
         yield
     except RuntimeError as error:
@@ -54,8 +55,8 @@ def in_contact(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_contact_beside_others(what: str) -> Iterator[None]:
-    """The same around code that may also fail by itself, such as a user's model: only what
-    torch.distributed says."""
+    """Do as ``in_contact`` around code that may also fail by itself, such as a user's model: only
+    errors of torch.distributed are replaced."""
     try:
         yield
     except RuntimeError as error:
@@ -66,8 +67,10 @@ def in_contact_beside_others(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
-    """Call ``end`` in another thread if what is inside takes longer: a rank of NCCL may be stuck
-    anywhere in a call of CUDA, which no signal and no exception ends."""
+    """Call ``end`` in another thread if the body takes longer than ``seconds``.
+
+    A rank may block anywhere in a CUDA call under NCCL, which no signal and no exception ends.
+    """
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
@@ -84,22 +87,23 @@ def _lost(what: str, error: RuntimeError) -> ElsewhereError:
 
 
 def is_of_torch_distributed(error: RuntimeError) -> bool:
-    """By its type, by the function that raised it, or, where that is none of Python's, by gloo's
-    own words."""
+    """Return whether torch.distributed raised an error: by its type, by the function that raised
+    it, or, for errors from C++, by the words of gloo."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     return "DistError" in kinds or "/torch/distributed/" in innermost or "/gloo/" in str(error)
 
 
 def told(error: Exception) -> str:
-    """What a user's own code raised, and where; all of it goes to standard error."""
+    """Write the traceback of an error in a user's code to standard error, and return its message
+    with the place."""
     sys.stderr.write(traceback.format_exc())
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
 
 
 def how_it_ended(code: int) -> str:
-    """Of a process that has not ended well.
+    """Describe how a process with a non-zero exit code ended.
 
     >>> how_it_ended(-9), how_it_ended(-35), how_it_ended(3)
     ('was killed by SIGKILL', 'was killed by signal 35', 'ended with exit code 3')
@@ -125,7 +129,7 @@ def leave_note(
 
 
 def read_notes(folder: Path) -> list[Note]:
-    """First hand first, then by time."""
+    """Return the notes of a run, first-hand notes first, then by time."""
     notes = [Note(**json.loads(path.read_text())) for path in sorted(folder.glob("failure-*.json"))]
     return sorted(notes, key=lambda note: (not note.first_hand, note.at))
 
@@ -136,12 +140,13 @@ def clear_notes(folder: Path) -> None:
 
 
 def verdict(folder: Path, log: str, devices: Sequence[str]) -> tuple[str, int]:
-    """Who failed and why, and the exit code, from the notes and from what torchrun has said."""
+    """Return which rank failed and why, and the exit code, from the notes and the output of
+    torchrun."""
     notes = read_notes(folder)
-    told = {note.rank for note in notes if note.first_hand}
+    first_hand = {note.rank for note in notes if note.first_hand}
     sentences = []
     for rank, code in dict(_TORCHRUN.findall(log)).items():
-        if int(code) < 0 and int(code) != -signal.SIGTERM and int(rank) not in told:
+        if int(code) < 0 and int(code) != -signal.SIGTERM and int(rank) not in first_hand:
             sentences.append(f"rank {rank} ({devices[int(rank)]}) {how_it_ended(int(code))}")
     if notes and (notes[0].first_hand or not sentences):
         sentences.append(f"rank {notes[0].rank} ({notes[0].device}): {notes[0].message}")
@@ -152,7 +157,7 @@ def verdict(folder: Path, log: str, devices: Sequence[str]) -> tuple[str, int]:
     if not sentences:
         last = [line for line in log.splitlines() if line.strip()][-1:]
         sentences = [
-            f"torchrun failed: {last[0].strip()}" if last else "torchrun failed and said nothing"
+            f"torchrun failed: {last[0].strip()}" if last else "torchrun failed without a message"
         ]
     exit_code = notes[0].exit_code if notes and notes[0].first_hand else RunError.exit_code
     return "; ".join(sentences), exit_code

@@ -1,8 +1,8 @@
-"""The network interfaces of this machine, and at which address other machines find it. Needs no
-torch.
+"""List the network interfaces of this machine, and find the address at which other machines reach
+it. Needs no torch.
 
-Addresses of interfaces are asked of the kernel, on Linux; elsewhere none is known, and nothing is
-chosen.
+The kernel reports the addresses of interfaces on Linux; on other systems none is known, and no
+interface is chosen.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import sys
 from argosy.errors import RunError
 
 _GET_ADDRESS = 0x8915
-"""SIOCGIFADDR: the IPv4 address of an interface."""
+"""SIOCGIFADDR, the ioctl request that returns the IPv4 address of an interface."""
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address or name, as it is written, stays on this machine.
+    """Return whether an address or name, as it is written, is that of the loopback interface.
 
     >>> is_loopback("127.0.1.1"), is_loopback("localhost"), is_loopback("gpu01")
     (True, True, False)
@@ -31,12 +31,12 @@ def is_loopback(address: str) -> bool:
 
 
 def loopback_interface() -> str:
-    """``lo`` on Linux, ``lo0`` elsewhere."""
+    """Return the name of the loopback interface: ``lo`` on Linux, ``lo0`` on other systems."""
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 def interface_settings(interface: str | None) -> dict[str, str]:
-    """The environment in which gloo and NCCL use an interface; empty where none is named."""
+    """Return the environment in which gloo and NCCL use an interface; empty if none is named."""
     return (
         {}
         if interface is None
@@ -45,24 +45,24 @@ def interface_settings(interface: str | None) -> dict[str, str]:
 
 
 def interface_addresses() -> dict[str, str]:
-    """The IPv4 address of every interface that has one."""
+    """Return the IPv4 address of every interface that has one."""
     if sys.platform != "linux":
         return {}
     import fcntl
 
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
+            with contextlib.suppress(OSError):  # the interface has no address
                 reply = fcntl.ioctl(
                     probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15])
                 )
-                found[name] = socket.inet_ntoa(reply[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(reply[20:24])
+    return addresses
 
 
 def interface_towards(address: str, port: int) -> str | None:
-    """The interface by which this machine reaches an address; None where that is not known. Nothing
+    """Return the interface through which this machine reaches an address, None if unknown. Nothing
     is sent."""
     try:
         family, _, _, _, target = socket.getaddrinfo(address, port or 9, type=socket.SOCK_DGRAM)[0]
@@ -75,12 +75,13 @@ def interface_towards(address: str, port: int) -> str | None:
 
 
 def listening_address(host: str, interface: str | None = None) -> str:
-    """The address of this machine to listen at, so that other machines that look for ``host`` find
-    it.
+    """Return the address of this machine to listen at, so that other machines that resolve ``host``
+    reach it.
 
-    That is where the name leads. Some systems have a machine's own name lead to its loopback
-    interface, where nobody else comes: then, and if the name leads to no address of this machine,
-    it is the address of ``interface``, or of the only interface to the network.
+    That is the address to which the name resolves. On some systems a machine's own name resolves to
+    its loopback interface, which other machines cannot reach: in that case, and if the name
+    resolves to no address of this machine, return the address of ``interface``, or of the only
+    interface to the network.
     """
     try:
         place = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -98,8 +99,8 @@ def listening_address(host: str, interface: str | None = None) -> str:
         return to_network[0]
     names = ", ".join(name for name, known in addresses.items() if not is_loopback(known)) or "none"
     raise RunError(
-        f"Cannot listen at {host} because it leads to {place}, where other machines do not find this one. "
-        f"Try an interface for this host in the cluster file (of {names}), or --address."
+        f"Cannot listen at {host} because it leads to {place}, where other machines do not find "
+        f"this one. Try an interface for this host in the cluster file (of {names}), or --address."
     )
 
 

@@ -1,10 +1,11 @@
-"""The manifest of a checkpoint: its files with their sizes and hashes. Needs no torch.
+"""Write and check the manifest of a checkpoint: its files with their sizes and hashes. Needs no
+torch.
 
 ``argosy.json`` is written last, when every other file of the checkpoint is on the disk. It holds
 what training needs beside the tensors, size and SHA-256 of every other file, and its own SHA-256. A
 folder that lacks it, or whose files differ from it in one bit, is *torn*: it is never loaded, and
-the newest checkpoint that is whole is taken instead. The hashes find accidents, not forgeries:
-whoever can change a file can change its hash.
+the newest checkpoint that is whole is used instead. The hashes detect accidents, not forgeries: any
+process that can change a file can change its hash.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from argosy.errors import ArgosyError, InputError, Problem
 from argosy.workload.fields import Natural
 
 MANIFEST = "argosy.json"
+"""The name of the manifest in the folder of a checkpoint."""
 _THREADS = 4
-"""Files that are hashed at once by one process."""
+"""Files that one process hashes at once."""
 _Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class FileFacts(Schema):
-    """What a file of a checkpoint held when it was written."""
+    """The size and hash that a file of a checkpoint had when it was written."""
 
     bytes: Natural
     sha256: _Hash
 
 
 class OuterFacts(Schema):
-    """What a checkpoint of an island says about its exchanges."""
+    """The state of exchanges between islands that a checkpoint of an island holds."""
 
     exchanges: Natural
     step: Natural
@@ -48,21 +50,21 @@ class OuterFacts(Schema):
 
 
 class Manifest(Schema):
-    """The content of ``argosy.json``."""
+    """The fields that ``argosy.json`` contains."""
 
     version: Literal[2]
     steps: Natural
-    """Steps done."""
+    """The number of steps done."""
     scale: float
     """The loss scale."""
     calm: Natural = 0
-    """Steps for which it has not changed."""
+    """The number of steps for which the loss scale has not changed."""
     aliases: dict[str, list[str]]
-    """Other names of tied weights."""
+    """The other names of tied weights, by the name under which the weight is saved."""
     outer: OuterFacts | None = None
     files: dict[Annotated[str, Field(pattern=r"^[^/\x00]+$")], FileFacts]
     sha256: _Hash
-    """Of everything else in the manifest."""
+    """The hash of everything else in the manifest."""
 
 
 def facts_of(path: Path) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def write_manifest(
 
 
 def sync(path: Path) -> None:
-    """Put the contents of a file, or the names in a folder, onto the disk."""
+    """Flush the contents of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -101,8 +103,8 @@ def _own_hash(content: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return what the manifest says; an ``InputError`` if it is missing or not as it was
-    written."""
+    """Return the manifest of a checkpoint; raise an ``InputError`` if it is missing or has changed
+    since it was written."""
     path = folder / MANIFEST
     text = read_text(path)
     manifest = validate(parse_json(text, file=str(path)), Manifest)
@@ -114,20 +116,21 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 _WHOLE = "a whole checkpoint"
+"""The expectation in messages about torn checkpoints."""
 
 
 def check_whole(folder: Path) -> None:
     """Raise an ``InputError`` that names the file if a checkpoint is torn."""
-    found = tear_in(folder)
-    if found:
-        raise InputError([Problem(file=str(folder), found=found, expected=_WHOLE)])
+    tear = tear_in(folder)
+    if tear:
+        raise InputError([Problem(file=str(folder), found=tear, expected=_WHOLE)])
 
 
 def tear_in(folder: Path, *, contents: bool = True, part: int = 0, parts: int = 1) -> str:
-    """Return what makes a checkpoint torn, or "" if nothing does.
+    """Return the reason why a checkpoint is torn, or "" if it is whole.
 
     Without ``contents`` only sizes are compared, which reads no file but the manifest. Several
-    processes may divide the files: this one takes those of ``part``.
+    processes may divide the files: this one checks those of ``part``.
     """
     try:
         manifest = read_manifest(folder)
@@ -135,9 +138,9 @@ def tear_in(folder: Path, *, contents: bool = True, part: int = 0, parts: int = 
         return str(error).removeprefix(f"{folder}/")
     own = sorted(manifest.files.items())[part::parts]
     lengths = (_other_length(folder / name, facts) for name, facts in own)
-    found = next(filter(None, lengths), "")
-    if found or not contents:
-        return found
+    tear = next(filter(None, lengths), "")
+    if tear or not contents:
+        return tear
     with ThreadPoolExecutor(_THREADS) as pool:
         return next(
             filter(None, pool.map(lambda item: _other_contents(folder / item[0], item[1]), own)), ""
@@ -150,7 +153,7 @@ def _other_length(path: Path, facts: FileFacts) -> str:
     except OSError as error:
         return f"{path.name}: {error.strerror}"
     if not stat.S_ISREG(status.st_mode):
-        return f"{path.name} is no file"
+        return f"{path.name} is not a file"
     return (
         ""
         if status.st_size == facts.bytes

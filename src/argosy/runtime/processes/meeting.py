@@ -1,18 +1,19 @@
-"""Where the processes of a run meet: torch's store, bound to one address of the first node.
+"""Let the processes of a run meet at torch's store, bound to one address of the first node.
 
-torch's own store listens on every interface of its machine. Given a socket that is bound already,
-it listens there:
+torch's own store listens on every interface of its machine. If it is given a socket that is already
+bound, it listens on that socket only:
 
-    (1)  all ranks on one machine   the loopback interface, and gloo and NCCL stay there, too
-    (2)  several machines           the address at which the other nodes look for the first one (``interfaces``);
-                                    gloo uses the interface that leads there, or the one that the cluster file names
+    (1)  all ranks on one machine   the loopback interface, which gloo and NCCL use as well
+    (2)  several machines           the address at which other nodes connect to the first one
+                                    (``interfaces``); gloo uses the interface that leads to it,
+                                    or the one that the cluster file names
 
 An interface that the user's environment names (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``) is
 kept.
 
 ``python -m argosy.runtime.processes.meeting [--nnodes N --rdzv-endpoint ADDRESS:PORT --rdzv-conf
-rank=R[,interface=NAME]] ARGUMENTS`` is torchrun for one node of a run; without the first three, for
-the only one.
+rank=R[,interface=NAME]] ARGUMENTS`` runs torchrun for one node of a run; without the first three
+options, for the only node.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ from argosy.runtime.processes.interfaces import (
 )
 
 BACKEND = "bound-store"
+"""The name under which torchrun finds ``BoundStore``."""
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096
-"""As many ranks may knock at once."""
+"""Connections that may wait to be accepted, so that this many ranks can connect at once."""
 _JOINING = datetime.timedelta(minutes=10)
-"""How long a node waits for the first one."""
+"""The time for which a node waits for the first node."""
 
 
 def meet(backend: str, *, patience: datetime.timedelta) -> None:
@@ -67,11 +69,11 @@ def meet(backend: str, *, patience: datetime.timedelta) -> None:
 
 
 def choose_interfaces(address: str, port: int, named: str | None = None) -> None:
-    """Have gloo and NCCL use the interface that is named, else (1) or (2); what the environment
-    names is kept."""
+    """Make gloo and NCCL use the named interface, otherwise that of (1) or (2); an interface that
+    the environment names is kept."""
     if named is None and not is_loopback(address):
         towards = interface_towards(address, port)
-        if towards is not None:  # NCCL may use several cards, and is left to choose
+        if towards is not None:  # NCCL may use several cards and chooses itself
             os.environ.setdefault("GLOO_SOCKET_IFNAME", towards)
         return
     for variable, interface in interface_settings(named or loopback_interface()).items():
@@ -79,7 +81,7 @@ def choose_interfaces(address: str, port: int, named: str | None = None) -> None
 
 
 class BoundStore(RendezvousHandler):
-    """The nodes of a job find each other at a store that the first node's torchrun keeps."""
+    """A rendezvous at a store that runs in the torchrun process of the first node."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._rank, self._num_nodes = int(parameters.get("rank", 0)), parameters.max_nodes
@@ -113,7 +115,7 @@ class BoundStore(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """No node joins later."""
+        """Do nothing, since no node joins later."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -132,7 +134,7 @@ def listening_store(
     address: str = _LOOPBACK,
     interface: str | None = None,
 ) -> TCPStore:
-    """A store that is reached at one address; port 0: any that is free."""
+    """Return a store that listens at one address; port 0 takes any free port."""
     place = listening_address(address, interface)
     with socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

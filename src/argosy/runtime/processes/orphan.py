@@ -1,4 +1,4 @@
-"""No process outlives the one that started it. Needs no torch."""
+"""End a process when the process that started it ends. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+"""The number of this operation of ``prctl`` in Linux."""
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, however that ends; on Linux,
-    elsewhere nothing."""
+    """Make the kernel end this process when its parent ends for any reason; on systems other than
+    Linux do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,10 +1,9 @@
-"""Which process is which device of a plan, and which samples it exchanges with whom. Needs no
-torch.
+"""Map the devices of a plan to ranks, and find the samples that ranks exchange. Needs no torch.
 
 Ranks count the devices that a plan uses: nodes in the order in which the plan first names them, the
-devices of a node by their number. That is the order in which torchrun numbers processes when node i
-is started with node rank i. A run keeps the numbers it began with, its *roster*, whatever plans
-follow; a rank whose device a plan leaves out is idle.
+devices of a node by their number. torchrun numbers processes in the same order if node i is started
+with node rank i. A run keeps its first numbering, its *roster*, under all plans that follow; a rank
+whose device a plan does not use is idle.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from argosy.plan.plan import Plan, Replica
 from argosy.schedule.action import worker_of as hosting_worker
 
 Channel = tuple[int, int, bool]
-"""Sending rank, receiving rank, and whether it carries gradients."""
+"""Sending rank, receiving rank, and whether the channel carries gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRanks:
-    """A host, and the devices of it that a plan uses."""
+    """A host with the devices of it that a plan uses."""
 
     name: str
     devices: tuple[str, ...]
@@ -30,8 +29,8 @@ class NodeRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """A rank's place in a stage: a replica, and the samples of every micro-batch that it works
-    on."""
+    """A rank's place in a stage, given by its replica and the samples of every micro-batch that it
+    computes."""
 
     stage: int
     replica: int
@@ -39,9 +38,9 @@ class Seat:
     begin: int
     end: int
     member: int = 0
-    """Its place in the replica's tensor-parallel group, by rank."""
+    """Its index in the replica's tensor-parallel group, by rank."""
     width: int = 1
-    """Of that group."""
+    """The number of members of that group."""
 
     @property
     def samples(self) -> int:
@@ -50,20 +49,20 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerLink:
-    """A peer in a neighbouring stage, and which of the caller's own samples it shares."""
+    """A peer in a neighbouring stage that shares some of the caller's own samples."""
 
     peer: int
     begin: int
     end: int
     is_first: bool
-    """Whether the sender is the first one that the receiver hears from."""
+    """True if the receiver gets its first samples from this sender."""
     turn: int = 0
-    """Gradients of the same samples come back from several members of a wider group, each a part of
-    the sum."""
+    """Several members of a wider group return gradients of the same samples, each a part of the
+    sum; this index counts them."""
 
 
 def nodes_of(plan: Plan) -> tuple[NodeRanks, ...]:
-    """The hosts in use, by node rank.
+    """Return the hosts in use, by node rank.
 
     A device is named after its node and its number in it: ``v1.2``.
     """
@@ -82,8 +81,8 @@ def devices_by_rank(plan: Plan) -> tuple[str, ...]:
 
 
 def seats_of(plan: Plan, roster: Sequence[str] | None = None) -> tuple[tuple[Seat, ...], ...]:
-    """Per stage, the seats of its replicas; the members of a tensor-parallel group work on the same
-    samples. ``roster``: devices by rank, the plan's own unless given."""
+    """Return, per stage, the seats of its replicas; members of a tensor-parallel group have the
+    same samples. ``roster`` lists devices by rank and is the plan's own unless given."""
     stages = []
     for index, stage in enumerate(plan.stages):
         ends = list(accumulate(replica.samples for replica in stage.replicas))
@@ -109,8 +108,8 @@ def seats_of(plan: Plan, roster: Sequence[str] | None = None) -> tuple[tuple[Sea
 def members_of(
     plan: Plan, replica: Replica, roster: Sequence[str] | None = None
 ) -> tuple[tuple[int, float], ...]:
-    """The ranks of a replica's tensor-parallel group, in their order, with the share of the work
-    that each does."""
+    """Return the ranks of a replica's tensor-parallel group in ascending order, with each rank's
+    share of the work."""
     rank = {device: index for index, device in enumerate(roster or devices_by_rank(plan))}
     return tuple(
         sorted(zip((rank[device] for device in replica.devices), replica.shares, strict=True))
@@ -118,14 +117,14 @@ def members_of(
 
 
 def place_of(plan: Plan, seat: Seat) -> int:
-    """A seat's place in its group of replicas that share experts."""
+    """Return a seat's index in its group of replicas that share experts."""
     return seat.replica % plan.stages[seat.stage].expert
 
 
 def expert_ranks(
     plan: Plan, stage: int, roster: Sequence[str] | None = None
 ) -> list[tuple[int, ...]]:
-    """The ranks of each group of replicas that share the experts of a stage."""
+    """Return the ranks of each group of replicas that share the experts of a stage."""
     expert = plan.stages[stage].expert
     seats = seats_of(plan, roster)[stage]
     if expert == 1:
@@ -137,9 +136,12 @@ def expert_ranks(
 
 
 def links_between(seat: Seat, others: tuple[Seat, ...], *, sending: bool) -> tuple[PeerLink, ...]:
-    """The peers among ``others``, seats of a neighbouring stage, that hold some of a seat's
-    samples, in the order of samples. Every member of the later stage's group has one peer in the
-    earlier one's, in turns."""
+    """Return the peers among ``others``, seats of a neighbouring stage, that hold some of a seat's
+    samples, in the order of samples.
+
+    Every member of the later stage's group has one peer in the earlier one's; members of a wider
+    later group take turns.
+    """
     links = []
     for other in others:
         earlier, later = (seat, other) if seat.stage < other.stage else (other, seat)
@@ -161,18 +163,18 @@ def links_between(seat: Seat, others: tuple[Seat, ...], *, sending: bool) -> tup
 
 
 def channels_of(plan: Plan, roster: Sequence[str] | None = None) -> tuple[Channel, ...]:
-    """The channels between ranks of neighbouring stages that a plan uses."""
-    seats, found = seats_of(plan, roster), set()
+    """Return the channels between ranks of neighbouring stages that a plan uses."""
+    seats, channels = seats_of(plan, roster), set()
     for index in range(len(seats) - 1):
         if worker_of(plan, index) == worker_of(plan, index + 1):
             continue
         for seat in seats[index]:
             for link in links_between(seat, seats[index + 1], sending=True):
-                found |= {(seat.rank, link.peer, False), (link.peer, seat.rank, True)}
-    return tuple(sorted(found))
+                channels |= {(seat.rank, link.peer, False), (link.peer, seat.rank, True)}
+    return tuple(sorted(channels))
 
 
 def worker_of(plan: Plan, stage: int) -> int:
-    """The row of the schedule that a stage is in."""
+    """Return the row of the schedule that a stage is in."""
     num_workers = len(plan.stages) // plan.schedule.stages_per_worker
     return hosting_worker(plan.schedule.kind, stage, num_workers)

@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, its files by name, the lines of JSON that are added to them, its
+"""Keep a run's folder: its lock, its files by name, the lines of JSON appended to them, and its
 checkpoints.
 
 Needs no torch.
@@ -22,14 +22,18 @@ from argosy.errors import InputError, Problem
 from argosy.runtime.processes.manifest import tear_in
 
 PROGRESS, DECISIONS, EVENTS = "progress.jsonl", "decisions.jsonl", "events.jsonl"
+"""Files to which a run appends lines of JSON."""
 TIMELINE, CHECKPOINTS = "timeline.json", "checkpoints"
+"""The file of the recorded timeline, and the folder of checkpoints."""
 _CHECKPOINT = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
+"""Matches the name of a checkpoint's folder, or of one that was about to be replaced."""
 
 Line = dict[str, Any]
+"""A line of a log as a JSON object."""
 
 
 def keep_private() -> None:
-    """Have this process, and those that it starts, make files that other users cannot read.
+    """Make this process, and those that it starts, create files that other users cannot read.
 
     The group keeps the rights that the user's umask leaves it.
     """
@@ -38,13 +42,13 @@ def keep_private() -> None:
 
 @contextlib.contextmanager
 def held(folder: Path, node: str, *, elastic: bool = False) -> Iterator[int]:
-    """A node's part of a run's folder, for one run at a time; an ``InputError`` where another has
-    it.
+    """Lock a node's part of a run's folder for one run; raise an ``InputError`` if another run has
+    locked it.
 
-    What is yielded is the descriptor of a locked file. The kernel lifts the lock when the last
-    process that has it ends, however it ends; the file stays. A file system that has no locks is
-    taken as it is. An elastic run and one that is not have nothing in a folder in common: where any
-    node has it for the one, no node gets it for the other.
+    Yield the descriptor of the locked file. The kernel releases the lock when the last process that
+    has it ends for any reason; the file stays. On a file system without locks nothing is locked. An
+    elastic run and a plain one share nothing in a folder: if any node has locked it for one kind,
+    no node can lock it for the other.
     """
     own, other = ("elastic", "run") if elastic else ("run", "elastic")
     with contextlib.ExitStack() as opened:
@@ -81,22 +85,22 @@ def _refused(folder: Path, found: str, expected: str) -> InputError:
 
 
 def forget_after(folder: Path, done: int) -> None:
-    """Of steps that are trained again after the first ``done`` there is nothing left; what is older
-    stays."""
+    """Remove the logged lines of all steps after the first ``done``, since these are trained
+    again."""
     _keep(folder / PROGRESS, lambda line: line["step"] < done)
     _keep(folder / DECISIONS, lambda line: line.get("applied_before", line["step"] + 1) <= done)
 
 
 def _keep(path: Path, stays: Callable[[Line], bool]) -> None:
-    """Only some lines of a file, if there is one; those that stay do so byte for byte.
+    """Keep only some lines of a file, if it exists, byte for byte.
 
-    What a power cut has left of others is none of them.
+    Incomplete lines, which a power cut may leave, are removed.
     """
     if not path.exists():
         return
     before = path.read_bytes()
     whole = before[: before.rfind(b"\n") + 1]
-    after = b"".join(line for line in whole.splitlines(keepends=True) if _is_told(line, stays))
+    after = b"".join(line for line in whole.splitlines(keepends=True) if _stays(line, stays))
     if not after:
         path.unlink()
     elif after != before:
@@ -106,7 +110,8 @@ def _keep(path: Path, stays: Callable[[Line], bool]) -> None:
 
 
 def _read(line: bytes) -> Line | None:
-    """None where it is what a power cut, or a full disk, has left of one."""
+    """Return the content of a line; None if it is incomplete, as after a power cut or on a full
+    disk."""
     try:
         content = json.loads(line)
     except ValueError:
@@ -114,7 +119,7 @@ def _read(line: bytes) -> Line | None:
     return content if isinstance(content, dict) else None
 
 
-def _is_told(line: bytes, stays: Callable[[Line], bool]) -> bool:
+def _stays(line: bytes, stays: Callable[[Line], bool]) -> bool:
     content = _read(line)
     try:
         return content is not None and stays(content)
@@ -123,8 +128,8 @@ def _is_told(line: bytes, stays: Callable[[Line], bool]) -> bool:
 
 
 def append(path: Path, line: Line) -> None:
-    """Whole and on a line of its own, also after one that was cut off; in a folder that was
-    removed, too."""
+    """Append a line as a whole, after a line break if the last line was cut off; create the folder
+    again if it was removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
@@ -136,7 +141,7 @@ def append(path: Path, line: Line) -> None:
 
 
 class Log:
-    """A file to which lines of JSON are added; those that cannot be written now are kept, and
+    """A file to which lines of JSON are appended; lines that cannot be written now are kept and
     written with the next."""
 
     def __init__(self, path: Path) -> None:
@@ -156,32 +161,32 @@ class Log:
                 )
 
     def event(self, event: str, by: str, **facts: Any) -> None:
-        """Add what happened, with the time."""
+        """Append an event, with the time in seconds since the epoch."""
         self.add({"event": event, "at": round(time.time(), 3), "by": by, **facts})
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Those that are whole: any may have been cut off with whoever wrote it, and the last may be on
-    its way."""
+    """Return the complete lines of a file; any may have been cut off when its writer ended, and the
+    last may be incomplete."""
     return Tail(path, skip=False).read()
 
 
 class Tail:
-    """The lines of a file, as they are added; of one that there is already only what comes, unless
-    told otherwise."""
+    """A reader that returns the lines of a file as they are appended; lines that exist already are
+    skipped unless ``skip`` is false."""
 
     def __init__(self, path: Path, *, skip: bool = True) -> None:
         self.path = path
         self.lines: list[Line] = []
-        """All that were read."""
+        """All lines that were read."""
         self._at = self._size() if skip else 0
 
     def _size(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def read(self) -> list[Line]:
-        """What has been added since the last call, in whole lines."""
-        if self._size() < self._at:  # begun anew
+        """Return the complete lines that were appended since the last call."""
+        if self._size() < self._at:  # the file was written again from its start
             self._at, self.lines = 0, []
         if not self._size():
             return []
@@ -190,35 +195,35 @@ class Tail:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._at += len(whole)
-        found = [line for line in map(_read, whole.splitlines()) if line is not None]
-        self.lines += found
-        return found
+        added = [line for line in map(_read, whole.splitlines()) if line is not None]
+        self.lines += added
+        return added
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; whether they are whole, their manifests tell
+    """Return the checkpoints in a folder, oldest first; their manifests show which are whole
     (``manifest``).
 
-    One that was about to be replaced by another of the same step counts if the other did not get
-    its name.
+    A checkpoint that was about to be replaced by another of the same step counts if the other did
+    not get its name.
     """
-    found: dict[int, Path] = {}
-    for path in sorted(folder.glob("*step-*")):  # those with a dot, which were replaced, first
+    by_step: dict[int, Path] = {}
+    for path in sorted(folder.glob("*step-*")):  # replaced ones begin with a dot and come first
         match = _CHECKPOINT.fullmatch(path.name)
         if match:
-            found[int(match[1] or match[2])] = path
-    return [path for _, path in sorted(found.items())]
+            by_step[int(match[1] or match[2])] = path
+    return [path for _, path in sorted(by_step.items())]
 
 
 def step_of(checkpoint: Path) -> int:
-    """Steps after which a checkpoint was made."""
+    """Return the number of steps after which a checkpoint was made."""
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     assert match is not None, checkpoint
     return int(match[1] or match[2])
 
 
 def steps_saved(run: Path) -> int:
-    """Steps after which the newest checkpoint of a run was made whose files are there; 0 if there
-    is none."""
+    """Return the number of steps after which the newest checkpoint was made whose files exist with
+    their sizes; 0 if there is none."""
     saved = [path for path in checkpoints(run / CHECKPOINTS) if not tear_in(path, contents=False)]
     return step_of(saved[-1]) if saved else 0

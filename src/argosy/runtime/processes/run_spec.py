@@ -1,7 +1,7 @@
-"""``run.json``, version 1: what a run was asked to do. Its fields: ``docs/formats.md``.
+"""Read and write ``run.json``, version 1: the options of a run. Its fields: ``docs/formats.md``.
 
-The command writes it into the run's folder; its workers and agents, and batch scripts, read it and
-are told nothing else but which node they are. Paths in it are relative to the folder in which the
+The command writes the file into the run's folder; workers, agents and batch scripts read it and get
+no other input but the number of their node. Paths in it are relative to the folder in which the
 command was started. Needs no torch.
 """
 
@@ -23,6 +23,7 @@ from argosy.workload.chain import Chain
 from argosy.workload.fields import Name
 
 RUN = "run.json"
+"""The file's name in the run's folder."""
 _Whole = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0)]
 _Positive = Annotated[int, Field(ge=1)]
@@ -31,60 +32,60 @@ _Duration = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """The options of a run: the same for all of its processes."""
+    """The options of a run, which are equal for all of its processes."""
 
     plan: Name
-    """The plan's file."""
+    """The path of the plan's file."""
     program: Name
-    """``FILE.py:build``."""
+    """The program and its function, ``FILE.py:build``."""
     out: Name
-    """The run's folder, which all nodes see."""
+    """The run's folder, which all nodes can read and write."""
     steps: _Positive
-    """Steps of the whole run, with those that a resumed run has done before."""
+    """Steps of the whole run, including those that a resumed run has done before."""
     save_every: _Whole = 0
-    """Steps between two checkpoints; 0 for none but the last."""
+    """Steps between two checkpoints; 0 saves only the last step."""
     resume: bool = False
-    """Whether to go on from the newest checkpoint."""
+    """True to continue from the newest checkpoint."""
     init: Name | None = None
-    """Weights to begin with: a checkpoint's folder or a file."""
+    """Initial weights: the folder of a checkpoint, or a file."""
     clip: Annotated[float, Field(ge=0)] | None = None
-    """The largest norm of the whole gradient."""
+    """The largest norm of the whole gradient, to which it is clipped."""
     seed: int = 0
     compile_stages: bool = False
-    """Whether torch.compile makes one graph of each stage."""
+    """True to compile each stage into one graph by torch.compile."""
     patience: _Duration = 600.0
-    """Seconds to wait for a rank that sends nothing, and that a step of an elastic run may take."""
+    """Seconds to wait for a rank that sends nothing, and the longest step of an elastic run."""
     any_device: bool = False
-    """Whether the hardware may be other than the plan's."""
+    """True if the hardware may differ from the plan's."""
     adapt: Annotated[AdaptationLevel, Field(strict=False)] = AdaptationLevel.OFF
-    """How far the run may adapt."""
+    """The changes that the run may make to its plan."""
     model: Name | None = None
     """A preset, config or profile with the model's costs; the plan's name for the model unless
     given."""
     horizon: _Positive = 1000
-    """Steps over which a move must pay."""
+    """Steps within which the time of a migration must be regained."""
     min_gain: Annotated[float, Field(ge=0, le=1)] = 0.02
-    """The least gain that is worth a change."""
+    """The least relative gain that is worth a change."""
     profiles: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Files of measured layers, for predictions."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Where rank 0 serves figures for Prometheus."""
+    """The port at which rank 0 serves figures for Prometheus."""
     copy_every: _Whole = 1
-    """Of elastic runs: steps between two copies in other nodes' memory; 0 for none."""
+    """Steps between two copies into other nodes' memory, 0 for none; elastic runs only."""
     lost_after: _Duration = 10.0
-    """Of elastic runs: seconds of silence after which a node is lost."""
+    """Seconds of silence after which a node is lost; elastic runs only."""
     gather: _Seconds = 60.0
-    """Of elastic runs: seconds that the first generation waits for nodes of the plan."""
+    """Seconds that the first generation waits for nodes of the plan; elastic runs only."""
     wait: _Seconds = 600.0
-    """Of elastic runs: seconds to wait for nodes while nothing fits on those that are there."""
+    """Seconds to wait for more nodes if no plan fits on those present; elastic runs only."""
     grace: _Seconds = 30.0
-    """Of elastic runs: seconds between the notice that a node will be taken away and its end."""
+    """Seconds between the notice that a node will be taken away and its end; elastic runs only."""
     island: _Whole | None = None
-    """Of island plans: the island that these processes are; None if they are all of them."""
+    """The island that these processes belong to, None for all islands; island plans only."""
     meeting: Name | None = None
-    """Of island plans: HOST:PORT where the leads of islands meet."""
+    """HOST:PORT at which the leads of islands meet; island plans only."""
     max_sync_every: _Positive = 500
-    """Of island plans: the most steps between two exchanges that adapting may choose."""
+    """The most steps between two exchanges that adapting may choose; island plans only."""
 
     @property
     def folder(self) -> Path:
@@ -92,22 +93,22 @@ class RunSpec:
 
     @property
     def interval(self) -> float:
-        """Seconds between two signs of life of a node."""
+        """Return the seconds between two heartbeats of a node."""
         return self.lost_after / 5
 
     def shown(self, name: str) -> str:
-        """The value of an option, for people."""
+        """Return the value of an option as text for messages."""
         value = getattr(self, name)
         return "none" if value is None else str(value)
 
     def chain(self, model: ModelRef) -> Chain:
-        """The costs of a plan's model, found as the run's options say."""
+        """Return the costs of a plan's model, from the source that the run's options name."""
         return planned_chain(model, self.model)
 
 
 @cache
 def run_schema() -> type[Schema]:
-    """The fields of ``run.json``: those of ``RunSpec``, and the version."""
+    """Return the schema of ``run.json``: the fields of ``RunSpec``, and the version."""
     types = get_type_hints(RunSpec, include_extras=True)
     described: dict[str, Any] = {"version": (Literal[1], ...)}
     for field in fields(RunSpec):
@@ -124,13 +125,13 @@ def run_spec_to_dict(spec: RunSpec) -> dict[str, Any]:
 
 
 def dumps_run_spec(spec: RunSpec) -> str:
-    """The text of ``run.json``."""
+    """Return the text of ``run.json``."""
     return json.dumps(run_spec_to_dict(spec), indent=2, sort_keys=True) + "\n"
 
 
 def loads_run_spec(text: str, *, file: str = RUN) -> RunSpec:
-    """What ``dumps_run_spec`` wrote; an ``InputError`` with every problem of a text that it did
-    not."""
+    """Return the options that ``dumps_run_spec`` wrote; raise an ``InputError`` with all problems
+    of any other text."""
     content = validate(parse_json(text, file=file), run_schema()).model_dump(exclude={"version"})
     return RunSpec(**content)
 

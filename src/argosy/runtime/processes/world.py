@@ -1,5 +1,4 @@
-"""The processes of a run: joining them, the device of each, and whether they are those that the
-plan was made for."""
+"""Join the processes of a run, choose the device of each, and check that they fit the plan."""
 
 from __future__ import annotations
 
@@ -22,18 +21,20 @@ from argosy.runtime.processes.meeting import meet
 from argosy.runtime.processes.ranks import devices_by_rank
 
 PATIENCE = datetime.timedelta(minutes=10)
-"""How long a rank waits for another that has not gone away but says nothing."""
+"""The time that a rank waits for another that sends nothing and has not ended."""
 _SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Before CUDA starts: a queue of the GPU for each stream. A receive of NCCL that waits holds up all
-streams of its queue, which may be what the sender waits for."""
+"""Settings that must be in the environment before CUDA starts. They give each stream a GPU queue of
+its own: a waiting receive of NCCL blocks all streams of its queue, and the sender may wait for one
+of these."""
 _WATCHDOG = 1.5
-"""torch ends a process of NCCL without a word after this many times the run's patience, after
-``await_device``."""
+"""torch ends a process of NCCL without a message after this multiple of the run's timeout, that is,
+later than ``await_device`` raises an error."""
 _POLL = 1e-4
-"""Seconds between two looks at the GPU."""
+"""Seconds between two queries of the GPU."""
 _ABORTING = 10.0
 """Seconds that aborting communicators may take."""
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""The environment variable that allows several ranks of NCCL on one GPU."""
 _FIRST_SHARING = (2, 30)
 """The first version of NCCL that runs several ranks on one GPU."""
 
@@ -55,10 +56,12 @@ def join(
     *,
     patience: datetime.timedelta = PATIENCE,
 ) -> None:
-    """Join the process group that torchrun prepared, unless the caller has one already; ``roster``:
-    devices by rank."""
+    """Join the process group that torchrun prepared, unless the caller has already joined one.
+
+    ``roster`` lists devices by rank.
+    """
     if roster is None:
-        assert plan is not None, "a plan or a roster says who takes part"
+        assert plan is not None, "a plan or a roster must name the devices"
         roster = devices_by_rank(plan)
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -103,8 +106,8 @@ def check_world_size(roster: Sequence[str], world_size: int) -> None:
 
 
 def device_of(roster: Sequence[str], rank: int) -> torch.device:
-    """The GPU with the number that the rank's device has on its node, shared where there are fewer;
-    or the CPU."""
+    """Return the GPU with the number that the rank's device has on its node, modulo the number of
+    GPUs; without GPUs the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     number = int(roster[rank].rpartition(".")[2])
@@ -114,7 +117,8 @@ def device_of(roster: Sequence[str], rank: int) -> torch.device:
 
 
 def _backend(roster: Sequence[str]) -> str:
-    """NCCL if every rank of every node has a GPU of its own or NCCL can share one; else gloo."""
+    """Return NCCL if every rank of every node has a GPU of its own or NCCL can share one, else
+    gloo."""
     if not torch.cuda.is_available():
         return "gloo"
     largest = max(int(device.rpartition(".")[2]) for device in roster)
@@ -122,7 +126,7 @@ def _backend(roster: Sequence[str]) -> str:
 
 
 def why_unshared() -> str | None:
-    """None if NCCL runs several ranks on one GPU; else why it does not."""
+    """Return why NCCL cannot run several ranks on one GPU, or None if it can."""
     version = nccl_version()
     if tuple(version[:2]) < _FIRST_SHARING:
         found, needed = (".".join(map(str, numbers)) for numbers in (version, _FIRST_SHARING))
@@ -131,7 +135,8 @@ def why_unshared() -> str | None:
 
 
 def nccl_version() -> tuple[int, ...]:
-    """Of the library that is loaded, which may be newer than the one that torch was built with."""
+    """Return the version of the loaded NCCL library, which may be newer than the one that torch was
+    built with."""
     number = ctypes.c_int()
     try:
         ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
@@ -142,9 +147,11 @@ def nccl_version() -> tuple[int, ...]:
 
 
 def await_device(device: torch.device, what: str) -> None:
-    """Wait for what is queued on a GPU, and no longer than the run's patience: the kernels of NCCL
-    wait permanently for a rank that is gone. Raises an ``ElsewhereError`` after aborting all
-    communicators."""
+    """Wait for the work queued on a GPU, but no longer than the run's timeout, since the kernels of
+    NCCL wait permanently for a rank that is gone.
+
+    Raise an ``ElsewhereError`` after aborting all communicators.
+    """
     if device.type != "cuda" or dist.get_backend() != "nccl":
         return
     event = torch.cuda.Event()
@@ -159,8 +166,8 @@ def await_device(device: torch.device, what: str) -> None:
 
 
 def abort() -> None:
-    """End the kernels of NCCL that wait for other ranks, as far as that succeeds within a few
-    seconds."""
+    """End the kernels of NCCL that wait for other ranks, as far as that succeeds within
+    ``_ABORTING`` seconds."""
     thread = threading.Thread(
         target=dist.distributed_c10d._abort_process_group, name="abort", daemon=True
     )
@@ -169,8 +176,8 @@ def abort() -> None:
 
 
 def patience_of_all() -> datetime.timedelta:
-    """How long the group of all ranks waits, whoever opened it; groups within it wait no longer and
-    no shorter."""
+    """Return the timeout of the group of all ranks, which may have been opened by the user; groups
+    within it get the same."""
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     group: Any = dist.group.WORLD
     timeout: datetime.timedelta = group._get_backend(device).options._timeout
@@ -180,8 +187,8 @@ def patience_of_all() -> datetime.timedelta:
 def open_groups(
     rank_sets: list[tuple[int, ...]], known: Mapping[tuple[int, ...], dist.ProcessGroup | None]
 ) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
-    """A process group for every set of two ranks or more, None where this rank is not in it; those
-    that are known are not opened again. Every rank calls this with the same sets."""
+    """Open a process group for every set of two ranks or more; it is None if this rank is not a
+    member. Known groups are not opened again. Every rank calls this with the same sets."""
     groups = dict(known)
     for ranks in sorted(set(rank_sets)):
         if len(ranks) > 1 and ranks not in groups:
@@ -193,10 +200,10 @@ def open_groups(
 def gather_texts(
     text: str, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> list[str]:
-    """Every rank's text, on every rank: characters as numbers, so that nothing that arrives can
-    run.
+    """Gather every rank's text on every rank. Texts are sent as bytes, so that nothing that arrives
+    can be executed.
 
-    ``group`` has all ranks in it; unless given, it is the one that training uses.
+    ``group`` contains all ranks; unless given, it is the one that training uses.
     """
     where = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
     data = text.encode()

@@ -1,9 +1,9 @@
-"""The stages of any plan for one model, from the model that a trainer was begun with.
+"""Make the stages of any plan for one model, from the model that a trainer was begun with.
 
 Stages are ranges of the model's layers if it has layers, no cut is given and no tensor-parallel
-group shares a stage; else they are made of operations. The forward is captured when a plan first
-needs it. That may be long after ranks have let go of values and kept parts: a capture needs shapes
-alone.
+group shares a stage; otherwise they are made of operations. The forward is captured when a plan
+first needs it. That may be long after ranks have freed values and kept only parts: a capture needs
+shapes alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from argosy.workload.capture.initial import Recording
 
 
 class StageMaker:
-    """Makes the stages of plans."""
+    """An object that makes the stages of plans."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class StageMaker:
         self.recipe, self.batch, self.recording = recipe, batch, recording
         self.model_content = plan.model.content
         self.has_own_cut = cut is not None and cut != plan.cut
-        """Whether the stages of the first plan were given beside it."""
+        """True if the stages of the first plan were given separately from it."""
         is_layered = cut is None and has_layers(recipe.model)
         self.layers: tuple[nn.Module, ...] = find_layers(recipe.model) if is_layered else ()
         self.catalogue = Catalogue(recipe.model, self.layers)
         self.captures: dict[torch.dtype | None, Forward] = {}
-        """By the dtype of products."""
+        """Captured forwards by the dtype of matrix products."""
 
     def moved(self, plan: Plan) -> StageSource:
-        """The stages of another plan; an ``InputError`` if the model cannot be trained by it. Every
-        rank calls this."""
+        """Return the stages of another plan; raise an ``InputError`` if the model cannot be trained
+        by it. Every rank calls this."""
         if plan.model.content != self.model_content:
             raise InputError(
                 [
@@ -61,18 +61,20 @@ class StageMaker:
             raise InputError(
                 [
                     Problem(
-                        path="trainer", found="a cut of its own", expected="a plan that has its cut"
+                        path="trainer",
+                        found="a cut that is not the plan's",
+                        expected="a plan with its own cut",
                     )
                 ]
             )
         return self.source(plan, plan.cut)
 
     def source(self, plan: Plan, cut: Sequence[int] | None) -> StageSource:
-        """The stages of a plan. Every rank calls this."""
+        """Return the stages of a plan. Every rank calls this."""
         if cut is None and self.layers:
-            found = LayerSource(self.recipe, self.catalogue, self.layers, plan)
+            layer_source = LayerSource(self.recipe, self.catalogue, self.layers, plan)
             if all(replica.width == 1 for stage in plan.stages for replica in stage.replicas):
-                return found
+                return layer_source
         plain = self._forward(plan, None)
         forward = self._forward(
             plan, autocast_for(plan.model.dtype, self.recipe.model.parameters())

@@ -1,5 +1,5 @@
-"""What would make a run differ from one process, found before it starts: samples that mix, foreign
-masks."""
+"""Refuse, before a run starts, modules that would make it differ from training in one process:
+those that mix samples, and dropout with masks of their own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_mixing(layers: Sequence[nn.Module], plan: Plan) -> None:
 
 
 def undivided(layers: Sequence[nn.Module]) -> tuple[int, ...]:
-    """The layers that no stage with several replicas may have."""
+    """Return the layers that a stage with several replicas must not contain."""
     return tuple(at for at, layer in enumerate(layers) if any(map(_mixes, layer.modules())))
 
 

@@ -1,13 +1,13 @@
-"""A model as operations: what ``parallelize`` needs of one that is not cut into layers.
+"""Make stages from the operations of a model that is not divided into layers.
 
-A cut that is given decides: the stage of every operation, as ``solve.programs.stagecut.cut_graph``
-has it. Without one, a model with layers is cut where they end, which is how stages of layers get to
-be shared by tensor-parallel groups:
+A given cut assigns a stage to every operation, as ``solve.programs.stagecut.cut_graph`` returns it.
+Without one, a model with layers is cut at the ends of layers, so that tensor-parallel groups can
+share stages of layers:
 
     (1)  an operation that runs in a module of layer l belongs to layer l, and to its stage
-    (2)  any other goes with what it reads; none comes before what it reads
+    (2)  any other operation belongs to the layer of its inputs; none comes before its inputs
 
-and one without layers in proportion to the numbers of layers that the plan gives its stages.
+A model without layers is cut in proportion to the numbers of layers that the plan gives its stages.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Captured(NamedTuple):
 
     plain: Forward
     forward: Forward
-    """In the precision of the run."""
+    """The forward in the precision of the run."""
     catalogue: Catalogue
     layers: Sequence[nn.Module]
-    """Those of the model, where stages end with them; else none."""
+    """The layers of the model if stages end where layers end; otherwise none."""
 
 
 class GraphSource:
-    """Stages made of operations."""
+    """A source of stages that are made of operations."""
 
     def __init__(
         self, recipe: Recipe, captured: Captured, plan: Plan, cut: Sequence[int] | None
@@ -90,9 +90,9 @@ class GraphSource:
         )
         self.weights = graph_weights(captured.catalogue, self.cut)
         self.shared = sharings(plan, self.cut, recipe.roster)
-        """By stage and replica, how tensor-parallel groups share it."""
+        """By stage and replica, how its tensor-parallel group shares it."""
         self.sequences = self._sequences()
-        """By stage and replica that cuts the sequence, how it does."""
+        """By stage and replica that divides the sequence, how it does."""
 
     def _sequences(self) -> dict[tuple[int, int], SequenceSharing]:
         found = {}
@@ -105,12 +105,12 @@ class GraphSource:
 
     @property
     def undivided(self) -> tuple[int, ...]:
-        """All layers, if the program mixes samples anywhere."""
+        """Return all layers if the program mixes samples anywhere, else none."""
         return tuple(range(self.plan.stages[-1].end)) if mixes_samples(self.forward) else ()
 
     def check_agreed(self) -> None:
-        """A ``RunError`` where ranks, each by itself, found different programs for a stage. Every
-        rank calls this."""
+        """Raise a ``RunError`` if ranks, each on its own, found different programs for a stage.
+        Every rank calls this."""
         programs = []
         for (index, at), sharing in self.shared.items():
             samples = self.plan.stages[index].replicas[at].samples
@@ -126,7 +126,7 @@ class GraphSource:
             )
 
     def stored(self, weight: Weight, replica: int = 0) -> State:
-        """How a replica's group shares a weight."""
+        """Return how a replica's group shares a weight."""
         sharing = self.shared.get((weight.stages[0], replica))
         if sharing is None or len(weight.stages) > 1:
             return REPLICATED
@@ -146,11 +146,12 @@ class GraphSource:
         return found
 
     def num_users(self, weight: Weight) -> int:
-        """Segments of its stage that read a weight."""
+        """Return the number of segments of its stage that read a weight."""
         return len(segments_with(self.cut, self.cut.segments[weight.stages[0]], weight))
 
     def buffers(self, stages: Sequence[int]) -> Places:
-        """Those that operations read and, where stages end with layers, all of the layers."""
+        """Return the places of buffers that operations read and, if stages end with layers, of all
+        buffers of the layers."""
         names = [
             self.cut.graph.values[value].name
             for index in stages
@@ -212,7 +213,7 @@ def _refuse_experts(plan: Plan) -> None:
 
 
 def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:
-    """(1), (2): the layer of every operation."""
+    """Return the layer of every operation by (1) and (2)."""
     names = {id(module): name for name, module in model.named_modules()}
     layer_of: dict[str, int] = {}
     for index, layer in enumerate(layers):
@@ -235,7 +236,7 @@ def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -
 
 
 def forward_of(fake: FakeModel, autocast: torch.dtype | None = None) -> Forward:
-    """The forward of a program that was built without values."""
+    """Capture the forward of a program that was built without values."""
     device = torch.device("cpu")
     return capture_forward(
         fake.model,
@@ -248,8 +249,8 @@ def forward_of(fake: FakeModel, autocast: torch.dtype | None = None) -> Forward:
 
 
 def divides(forward: Forward, plan: Plan) -> bool:
-    """Whether the replicas and micro-batches of a plan of operations can divide the samples of a
-    program."""
+    """Return whether the replicas and micro-batches of a plan of operations can divide the samples
+    of a program."""
     if plan.cut is None:
         return True
     replicas = [len(stage.replicas) for stage in plan.stages]
@@ -263,8 +264,8 @@ def divides(forward: Forward, plan: Plan) -> bool:
 
 
 def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int, int], Sharing]:
-    """By stage and replica, how tensor-parallel groups share it. Weights of several stages are
-    whole."""
+    """Return, by stage and replica, how tensor-parallel groups share it. A weight of several stages
+    is replicated."""
     values = cut.graph.values
     names = Counter(
         name for part in cut.parts for name in {values[weight].name for weight in part.weights}
@@ -296,14 +297,15 @@ def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int
 
 
 def _records(plan: Plan, stage: Stage, ratios: tuple[float, ...]) -> dict[int, GroupProgram]:
-    """What the plan says that groups with these ratios do with a stage, by number of samples."""
+    """Return the programs that the plan records for groups with these ratios in a stage, by number
+    of samples."""
     wanted = (stage.first, stage.end, ratios)
     return {one.samples: one for one in plan.programs if (one.first, one.end, one.ratios) == wanted}
 
 
 def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
-    """What the tensor-parallel groups of a plan for a captured program do; the runtime does just
-    that."""
+    """Return the programs of the tensor-parallel groups of a plan for a captured model, which the
+    runtime executes as they are."""
     if plan.cut is None or not any(
         replica.width > 1 for stage in plan.stages for replica in stage.replicas
     ):
@@ -324,8 +326,8 @@ def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
 
 
 def mixes_samples(forward: Forward) -> str | None:
-    """Why a program can only run on all samples of a batch at once; None if it can run on parts of
-    them."""
+    """Return why a program can only run on all samples of a batch at once; None if it can run on
+    parts of them."""
     try:
         GraphCut(forward, [0] * len(forward.graph.nodes), 1).check_divided([1], 2)
     except InputError as error:
@@ -334,8 +336,8 @@ def mixes_samples(forward: Forward) -> str | None:
 
 
 def agreed_cut(forward: Forward, plan: Plan, device: torch.device) -> tuple[int, ...]:
-    """Rank 0's cut in proportion to the plan's layers, on every rank: a solver with a time limit
-    may find others."""
+    """Return rank 0's cut in proportion to the plan's layers on every rank, since a solver with a
+    time limit may find different cuts."""
     if len(plan.stages) == 1:
         return (0,) * sum(node.op not in ADDED for node in forward.graph.nodes)
     text = ""

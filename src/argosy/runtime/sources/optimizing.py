@@ -1,8 +1,8 @@
-"""The optimizer of a rank's part and its learning-rate scheduler, made by the user's own functions.
+"""Make the optimizer of a rank's part and its learning-rate scheduler by the user's own functions.
 
 Both are made again whenever a rank gets other weights. A scheduler counts steps and nothing else: a
-new one is stepped as often as the trainer has trained, so it goes on where the old one was, after a
-move as after a checkpoint.
+new one is stepped as often as the trainer has trained, so it continues where the old one was, after
+a migration as after a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from argosy.errors import InputError, Problem, bad_input
 
 OptimizerFactory = Callable[[Any], Any]
-"""``optimizer(parameters)``: an ``Optimizer``, or a pair of one and its ``LRScheduler``.
+"""``optimizer(parameters)`` returns an ``Optimizer``, or a pair of one and its ``LRScheduler``.
 
 A factory whose first parameter is called ``named_parameters`` gets (name, parameter) pairs.
 """
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
-"""``scheduler(optimizer)``."""
+"""``scheduler(optimizer)`` returns the scheduler of an optimizer."""
 
 
 class Updating(NamedTuple):
-    """What updates a rank's weights; nothing on a rank without any."""
+    """The optimizer and scheduler of a rank's weights, both None on a rank that has no weights."""
 
     optimizer: Optimizer | None = None
     scheduler: LRScheduler | None = None
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The learning rates by group of parameters, as far as they are numbers that the host
-        knows."""
+        """Return the learning rates by group of parameters that are numbers in host memory."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         known = [group["lr"] for group in groups if "lr" in group]
         return tuple(
@@ -58,7 +57,7 @@ def make_updating(
     named: Sequence[tuple[str, nn.Parameter]],
     steps: int,
 ) -> Updating:
-    """Make the optimizer of some parameters, and its scheduler as it is after ``steps`` steps."""
+    """Make the optimizer of parameters, and its scheduler as it is after ``steps`` steps."""
     if not named:
         return Updating()
     made: Any = (
@@ -93,6 +92,6 @@ def _takes_names(factory: OptimizerFactory) -> bool:
 
 
 def _without_order() -> warnings.catch_warnings[Any]:
-    """Without torch's warning that the optimizer has not stepped yet, which is meant on ranks that
-    go on."""
+    """Suppress torch's warning that the optimizer has not stepped yet, which is intended on ranks
+    that resume."""
     return warnings.catch_warnings(action="ignore", category=UserWarning)

@@ -1,7 +1,6 @@
-"""Where the stages of a plan come from: ranges of a model's layers, or operations of a captured
-forward.
+"""Provide the stages of a plan: ranges of a model's layers, or operations of a captured forward.
 
-A trainer is made from a source, and made again from another one when it moves (``maker``).
+A trainer is made from a source, and made again from another one when it migrates (``maker``).
 """
 
 from __future__ import annotations
@@ -34,33 +33,35 @@ from argosy.space.operations.sharding import sharded
 
 
 class StageSource(Protocol):
-    """The stages of one plan."""
+    """A source that provides the stages of one plan."""
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """Every weight that a stage uses."""
+        """Return every weight that a stage uses."""
 
     @property
     def undivided(self) -> tuple[int, ...]:
-        """Layers that mix samples, which no stage with several replicas may have."""
+        """Return the layers that mix samples, which a stage with several replicas must not
+        contain."""
 
     def num_users(self, weight: Weight) -> int:
-        """How many layers of its stage use a weight."""
+        """Return how many layers of its stage use a weight."""
 
     def held(self, weight: Weight) -> dict[int, tuple[TensorBox, ...]]:
-        """By rank, the part of a weight that it computes with; no other rank has any."""
+        """Return, by rank, the part of a weight that it computes with; ranks without a part are
+        absent."""
 
     def buffers(self, stages: Sequence[int]) -> Places:
-        """The modules that hold buffers of some stages, and their names in them."""
+        """Return the modules that hold buffers of given stages, with the buffers' names."""
 
     def programs(
         self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
     ) -> Mapping[int, StageProgram]:
-        """What a rank runs of some stages."""
+        """Return the programs that a rank runs for given stages."""
 
 
 class LayerSource:
-    """Stages that are ranges of a model's layers."""
+    """A source of stages that are ranges of a model's layers."""
 
     def __init__(
         self, recipe: Recipe, catalogue: Catalogue, layers: Sequence[nn.Module], plan: Plan
@@ -76,22 +77,23 @@ class LayerSource:
         self.weights = weights_of(catalogue, layers, plan)
         sharing = [index for index, stage in enumerate(plan.stages) if stage.expert > 1]
         self.experts = {index: self._find_experts(index) for index in sharing}
-        """By stage that shares experts, its modules of them."""
-        modules = [module for each in self.experts.values() for module in each]
+        """The modules of experts, by stage that shares them."""
+        modules = [module for stage_modules in self.experts.values() for module in stage_modules]
         self.expert_counts = {id(module): expert_count(module) for module in modules}
 
     def _find_experts(self, stage: int) -> tuple[nn.Module, ...]:
-        """The modules of experts in a stage that shares them."""
-        found = tuple(expert_modules(self._layers(stage)))
-        if not found:
+        """Return the modules of experts in a stage that shares them; raise an ``InputError`` if
+        there are none."""
+        experts = tuple(expert_modules(self._layers(stage)))
+        if not experts:
             path, expected = (
                 f"stages[{stage}].expert",
-                "a module with num_experts, as many entries in its parameters",
+                "a module with num_experts, and that many entries in its parameters",
             )
             raise InputError(
                 [Problem(path=path, found="layers without experts", expected=expected)]
             )
-        return found
+        return experts
 
     @property
     def undivided(self) -> tuple[int, ...]:
@@ -99,13 +101,13 @@ class LayerSource:
 
     def num_users(self, weight: Weight) -> int:
         own = {id(module) for module, _ in weight.places}
-        each = (
+        modules_by_layer = (
             {id(module) for module in layer.modules()} for layer in self._layers(weight.stages[0])
         )
-        return sum(not own.isdisjoint(modules) for modules in each)
+        return sum(not own.isdisjoint(modules) for modules in modules_by_layer)
 
     def held(self, weight: Weight) -> dict[int, tuple[TensorBox, ...]]:
-        """All of it, or some of the experts."""
+        """Return the whole weight for every rank of its stages, or each rank's experts."""
         ranks = ranks_holding(weight, self.plan, self.recipe.roster)
         counts = {self.expert_counts.get(id(module), 0) for module, _ in weight.places}
         if counts == {0}:
@@ -156,7 +158,7 @@ class LayerSource:
         }
         group = ExpertGroup(
             shares=self.plan.stages[index].expert_shares,
-            places=tuple(place[other] for other in ranks),
+            places=tuple(place[member] for member in ranks),
             member=ranks.index(rank),
             group=groups[ranks],
             exchanging=exchanging,
@@ -171,7 +173,7 @@ class LayerSource:
 def keepings_of(
     source: StageSource, plan: Plan, roster: Sequence[str], proportions: Proportions | None = None
 ) -> dict[str, Keeping]:
-    """How ranks keep every weight, by its name."""
+    """Return how ranks keep every weight, by its name."""
     parts: list[dict[int, float]] = []
     for stage, seats in enumerate(seats_of(plan, roster)):
         given = None if proportions is None else proportions(stage)

@@ -1,9 +1,9 @@
-"""What one stage hands to the next: a pytree of tensors, each with the samples of a micro-batch
-along its first dim.
+"""Describe the carry that one stage sends to the next: a pytree of tensors, each with the samples
+of a micro-batch along its first dim.
 
-Its form (tree, shapes without the samples, dtypes, which tensors take part in the gradient) is the
-same for every micro-batch of a run, so it travels once, ahead of the first; what follows is bare
-tensors into buffers that wait. It travels as JSON: what arrives is data, and nothing in it runs.
+Its form (tree, shapes without the samples, dtypes, which tensors have gradients) is equal for all
+micro-batches of a run, so it is sent once, before the first; after it only tensors are sent, into
+buffers that wait. It is sent as JSON: what arrives is data that cannot be executed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from argosy.errors import InputError, Problem
 
 Carry = Any
-"""A pytree: tensors, tuples, lists, dicts, and constants that are equal for all micro-batches."""
+"""A pytree of tensors, tuples, lists, dicts, and constants equal for all micro-batches."""
 _CONSTANTS = (type(None), bool, int, float, str)
+"""Types of constants that a carry may contain."""
 
 
 @dataclass(frozen=True)
 class TensorForm:
-    """A tensor of a carry, for any number of samples."""
+    """The form of a tensor of a carry, which is valid for any number of samples."""
 
     shape: tuple[int, ...]
-    """Without the first dim."""
+    """The shape without the first dim."""
     dtype: torch.dtype
     has_gradient: bool
 
@@ -42,11 +43,11 @@ class TensorForm:
 
 @dataclass(frozen=True)
 class CarryForm:
-    """A carry without its numbers."""
+    """The form of a carry, which leaves out the numbers."""
 
     tree: TreeSpec
     leaves: tuple[object, ...]
-    """Per leaf its ``TensorForm``, or the constant itself."""
+    """For each leaf its ``TensorForm``, or the constant itself."""
 
     @property
     def tensors(self) -> tuple[TensorForm, ...]:
@@ -54,28 +55,29 @@ class CarryForm:
 
     @property
     def gradients(self) -> tuple[TensorForm, ...]:
-        """Of the tensors that a backward hands back."""
+        """Return the forms of the tensors whose gradients a backward sends back."""
         return tuple(form for form in self.tensors if form.has_gradient)
 
     def assemble(self, tensors: Sequence[Tensor]) -> Carry:
-        """A carry of this form around other tensors."""
+        """Return a carry of this form that contains other tensors."""
         remaining = iter(tensors)
         leaves = [next(remaining) if isinstance(leaf, TensorForm) else leaf for leaf in self.leaves]
         return tree_unflatten(leaves, self.tree)
 
     def dumps(self, *, where: str) -> bytes:
-        """As it travels; an ``InputError`` where the tree holds more than a carry may."""
+        """Return the form as JSON; raise an ``InputError`` if the tree holds more than a carry
+        may."""
         return json.dumps(_written(tree_unflatten(list(self.leaves), self.tree), where)).encode()
 
 
 def loads_form(data: bytes) -> CarryForm:
-    """Read back what ``dumps`` wrote."""
+    """Return the form that ``dumps`` wrote."""
     leaves, tree = tree_flatten(_read(json.loads(data)))
     return CarryForm(tree, tuple(leaves))
 
 
 def _written(part: object, where: str) -> object:
-    """A constant as itself, all else as [kind, content]."""
+    """Return a constant as itself and everything else as [kind, content]."""
     if isinstance(part, TensorForm):
         return [
             "tensor",
@@ -91,7 +93,7 @@ def _written(part: object, where: str) -> object:
             [
                 Problem(
                     path=where,
-                    found=f"{type(part).__name__} among what is handed on",
+                    found=f"{type(part).__name__} in the output",
                     expected=expected,
                 )
             ]
@@ -115,13 +117,13 @@ def _read(written: Any) -> Any:
 
 
 def describe(carry: Carry, samples: int, *, where: str) -> tuple[CarryForm, list[Tensor]]:
-    """The form of a carry and its tensors; an ``InputError`` where a tensor has not one row per
-    sample."""
+    """Return the form of a carry and its tensors; raise an ``InputError`` if a tensor does not have
+    one row per sample."""
     values, tree = tree_flatten(carry)
     tensors = [value for value in values if isinstance(value, Tensor)]
     for tensor in tensors:
         if tensor.dim() == 0 or tensor.shape[0] != samples:
-            found = f"a tensor of shape {tuple(tensor.shape)} among what is handed on"
+            found = f"a tensor of shape {tuple(tensor.shape)} in the output"
             raise InputError(
                 [Problem(path=where, found=found, expected=f"a first dim of the {samples} samples")]
             )

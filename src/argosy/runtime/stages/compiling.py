@@ -1,19 +1,19 @@
-"""Stages compiled by ``torch.compile``: a whole stage is one graph, on the last stage all but its
-last layer.
+"""Compile stages by ``torch.compile``: a stage becomes one graph; in the last stage, all but its
+last layer does.
 
-    (1)  layers      The first run of a stage is eager and finds out which layers draw random masks. Without masks and
-                     without a gate around layers (ZeRO 2 and 3), the stage is compiled as a whole;
-                     else layer by layer, and layers with masks stay eager: their masks depend on
-                     step and sample, not on a generator. So do the model's last layer and the loss,
-                     whose calls are watched (``weighing``).
-    (2)  operations The operations of a captured program are written as a torch.fx graph, one for
-         each number of
-                     samples; layer by layer if they are recomputed or gathered. Random numbers are
-                     drawn before, by the same rule, and given to it.
+    (1)  layers      The first run of a stage is eager and finds which layers draw random masks.
+                     Without masks and without a gate around layers (ZeRO 2 and 3), the stage is
+                     compiled as a whole; otherwise layer by layer, and layers with masks stay
+                     eager: their masks depend on step and sample, not on a generator. The model's
+                     last layer and the loss stay eager too, since their calls are watched
+                     (``weighing``).
+    (2)  operations  The operations of a captured program are written as a torch.fx graph, one for
+                     each number of samples; layer by layer if they are recomputed or gathered.
+                     Random numbers are drawn before, by the same rule, and passed to the graph.
 
 A compiled backward is one piece, so a schedule that splits backwards cannot run compiled stages;
-nor do collectives inside a stage, as in tensor-parallel groups. Shapes are fixed: another number of
-samples is compiled again.
+neither can collectives run inside one, as in tensor-parallel groups. Shapes are fixed: another
+number of samples is compiled again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from argosy.runtime.stages.graph_stage import GraphStage
 
 BACKEND = "inductor"
+"""The backend of torch.compile."""
 _MOST_VARIANTS = 256
-"""Compiled variants of one function, which the stages and layers of a rank share; torch runs
-eagerly beyond its own limit of 8."""
+"""Compiled variants that one function may have, since the stages and layers of a rank share it;
+beyond its own limit of 8 torch would run eagerly."""
 
 
 def compiled(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +50,7 @@ def compiled(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_compilable(plan: Plan) -> None:
-    """Raise an ``InputError`` for what in a plan cannot be run by compiled stages."""
+    """Raise an ``InputError`` that lists what in a plan compiled stages cannot run."""
     problems = []
     if plan.schedule.kind.is_split:
         expected = (
@@ -70,7 +71,10 @@ def check_compilable(plan: Plan) -> None:
                     Problem(path=f"stages[{index}]", found=f"{name} {found}", expected=expected)
                 )
         if stage.offload.activations is not None:
-            expected = "no offload of activations for compiled stages, which keep them in graphs of their own"
+            expected = (
+                "no offload of activations for compiled stages, "
+                "which keep them in graphs of their own"
+            )
             problems.append(
                 Problem(path=f"stages[{index}].offload", found="activations", expected=expected)
             )
@@ -79,7 +83,7 @@ def check_compilable(plan: Plan) -> None:
 
 
 class CompiledOperations:
-    """(2), of one stage."""
+    """The compiled operations of one stage, which run as graphs (2)."""
 
     def __init__(self, stage: GraphStage) -> None:
         self.stage = stage
@@ -99,10 +103,11 @@ class CompiledOperations:
         self.graphs: dict[
             tuple[StageSegment, int, int], tuple[tuple[int, ...], Callable[..., Any]]
         ] = {}
-        """By segment, samples of this part and of all: the values that are given, and the call."""
+        """By segment, samples of this part and samples of all: the values that are passed, and the
+        compiled call."""
 
     def run(self, segment: StageSegment, held: dict[int, Any], moment: Moment) -> dict[int, Any]:
-        """What the operations of a segment leave."""
+        """Run a segment and return the values that are read after it."""
         self._draw(segment, held, moment)
         key = (segment, moment.samples, moment.total)
         if key not in self.graphs:
@@ -149,6 +154,6 @@ class CompiledOperations:
 
 
 def _makes_list(op: str) -> bool:
-    """Whether an operation returns a list of tensors, even of one."""
+    """Return whether an operation returns a list of tensors, even if it has one element."""
     schema = getattr(function(op), "_schema", None)
-    return schema is not None and any("List" in str(one.type) for one in schema.returns)
+    return schema is not None and any("List" in str(result.type) for result in schema.returns)

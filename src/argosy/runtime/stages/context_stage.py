@@ -1,8 +1,8 @@
-"""A stage whose replicas cut the sequence: every device of one runs all layers on its own tokens
+"""Run a stage whose replicas divide the sequence: every device runs all layers on its own tokens
 (``solve.programs.sequence``).
 
-Weights are whole on every device. Neighbouring stages that cut the sequence alike hand on parts;
-all others hand on whole values, which a device of this stage then takes its tokens of.
+Weights are replicated on every device. Neighbouring stages that divide the sequence equally send
+parts; all others send whole values, of which a device of this stage takes its tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from argosy.workload.graph import Graph, GraphNode
 
 @dataclass(frozen=True)
 class SequenceSharing:
-    """How one replica of a stage shares its sequence."""
+    """A description of how one replica of a stage divides its sequence."""
 
     cut: GraphCut
     index: int
@@ -41,9 +41,9 @@ class SequenceSharing:
     total: int
     """Samples of the global batch."""
     arrives: bool
-    """Whether the stage before hands on parts."""
+    """True if the previous stage sends parts."""
     hands_on: bool
-    """Whether the stage after takes parts."""
+    """True if the next stage receives parts."""
     _steps: dict[int, GroupSteps] = field(default_factory=dict, compare=False)
 
     @property
@@ -52,12 +52,12 @@ class SequenceSharing:
 
     @property
     def stored(self) -> Mapping[int, State]:
-        """States of what arrives; weights are whole."""
+        """Return the states of values that arrive; weights are replicated."""
         return self._cut(self.cut.parts[self.index].receives if self.arrives else ())
 
     @property
     def handed(self) -> Mapping[int, State]:
-        """States of what is handed on."""
+        """Return the states of values that are sent on."""
         return self._cut(self.cut.parts[self.index].sends if self.hands_on else ())
 
     def _cut(self, values: tuple[int, ...]) -> dict[int, State]:
@@ -66,8 +66,8 @@ class SequenceSharing:
 
     @cached_property
     def states(self) -> SequenceStates:
-        """At some number of samples: in which dim values without samples in it are cut does not
-        depend on it."""
+        """Return the states at some number of samples; the dim along which a value is cut does not
+        depend on that number."""
         return self._states_at(2)
 
     def _states_at(self, samples: int) -> SequenceStates:
@@ -77,14 +77,19 @@ class SequenceSharing:
             for at, value in enumerate(graph.values)
         )
         whole = Graph(
-            name=graph.name, values=values, nodes=forward.nodes(samples, self.total), loss=graph.loss, gradients=(),
-            constants=graph.constants, own_gradients=graph.own_gradients,
-        )  # fmt: skip
+            name=graph.name,
+            values=values,
+            nodes=forward.nodes(samples, self.total),
+            loss=graph.loss,
+            gradients=(),
+            constants=graph.constants,
+            own_gradients=graph.own_gradients,
+        )
         sample_dims = {value: place.dim for value, place in self.cut.places.items()}
         return SequenceStates(whole, self.parts.length, sample_dims)
 
     def steps(self, samples: int) -> GroupSteps:
-        """What the devices do for so many samples."""
+        """Return the steps that the devices run for a number of samples."""
         if samples not in self._steps:
             part = self.cut.parts[self.index]
             graph = stage_graph(self.cut, self.index, samples, self.total)
@@ -97,7 +102,7 @@ class SequenceSharing:
 
 
 class SequenceExchange(GroupExchange):
-    """Collectives between parts of a sequence, whose tokens are not in the order of the devices."""
+    """An exchange between parts of a sequence, whose tokens are not in the order of the devices."""
 
     def __init__(self, parts: SequenceParts, group: Group, exchanging: Exchanging) -> None:
         super().__init__(Segments((parts.ratios,)), group, exchanging)
@@ -129,7 +134,7 @@ def _selected(whole: Tensor, state: State, tokens: Tensor) -> Tensor:
 
 
 class ContextStage(TensorStage):
-    """One device's tokens of a stage."""
+    """A stage that computes one device's tokens."""
 
     exchange: SequenceExchange
 
@@ -149,8 +154,8 @@ class ContextStage(TensorStage):
 def sequence_sharing(
     cut: GraphCut, plan: Plan, index: int, replica: Replica, roster: Sequence[str]
 ) -> SequenceSharing:
-    """How a replica runs a stage that cuts the sequence; an ``InputError`` if the program's cannot
-    be cut so."""
+    """Return how a replica runs a stage that divides the sequence; raise an ``InputError`` if the
+    program's sequence cannot be divided."""
     shares = _shares(plan, replica, roster)
     length = sequence_length(cut.graph)
     if length < 2 * len(shares):
@@ -160,9 +165,9 @@ def sequence_sharing(
         )
         raise InputError([Problem(path=f"stages[{index}].context", found=found, expected=expected)])
     parts = SequenceParts.by_shares(length, shares)
-    alike = [_alike(plan, at, roster) for at in (index - 1, index)]
+    keeps_parts = [_alike(plan, at, roster) for at in (index - 1, index)]
     sharing = SequenceSharing(
-        cut, index, parts, plan.global_batch, arrives=alike[0], hands_on=alike[1]
+        cut, index, parts, plan.global_batch, arrives=keeps_parts[0], hands_on=keeps_parts[1]
     )
     if not sharing.states.has_ring:
         found = "no attention whose queries, keys and values have their tokens in one dim"
@@ -178,7 +183,8 @@ def _shares(plan: Plan, replica: Replica, roster: Sequence[str]) -> tuple[float,
 
 
 def _alike(plan: Plan, index: int, roster: Sequence[str]) -> bool:
-    """Whether all replicas of a stage and of the next cut the sequence in the same parts."""
+    """Return whether all replicas of a stage and of the next divide the sequence into the same
+    parts."""
     if not 0 <= index < len(plan.stages) - 1:
         return False
     pair = plan.stages[index : index + 2]

@@ -1,11 +1,10 @@
-"""Weight gradients that wait: a backward that yields what the previous stage needs, and keeps the
-rest for later.
+"""Split a backward: compute what the previous stage needs first and weight gradients later.
 
 For y = x w^T the backward computes dx = dy w, which the previous stage waits for, and dw = dy^T x,
-which nobody does before the update. While a ``Deferral`` is entered, products with a weight
-(linear, addmm, convolution) store (x, dy) instead of computing dw; ``settle`` computes them.
-Weights in other operations (norms, embeddings, biases) are small and get their gradients at once:
-the sum is the same whatever waits.
+which is not needed before the update. While a ``Deferral`` is entered, products with a weight
+(linear, addmm, convolution) store (x, dy) instead of computing dw; ``settle`` computes it. Weights
+in other operations (norms, embeddings, biases) are small and get their gradients at once: the sum
+is the same, no matter which gradients are deferred.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from torch.nn import grad
 from torch.overrides import TorchFunctionMode
 
 Debt = Callable[[], None]
-"""Computes one weight gradient and adds it up."""
+"""A function that computes one weight gradient and adds it to ``grad``."""
 
 _CONVOLUTIONS: dict[Any, tuple[Any, Any]] = {
     F.conv1d: (grad.conv1d_input, grad.conv1d_weight),
     F.conv2d: (grad.conv2d_input, grad.conv2d_weight),
     F.conv3d: (grad.conv3d_input, grad.conv3d_weight),
 }
-"""The gradients of the input and of the weight."""
+"""The functions that compute the gradients of the input and of the weight, by convolution."""
 
 
 class Deferral(TorchFunctionMode):
-    """Replaces products with weights, while entered, by ones whose weight gradient waits in
+    """A mode that replaces products with weights by ones whose weight gradient is deferred to
     ``debts``."""
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class Deferral(TorchFunctionMode):
         self.debts: list[Debt] = []
 
     def take(self) -> list[Debt]:
-        """What has been put off since the last call."""
+        """Return what has been deferred since the last call."""
         debts, self.debts = self.debts, []
         return debts
 
@@ -95,7 +94,7 @@ class Deferral(TorchFunctionMode):
 
 
 def settle(debts: list[Debt]) -> None:
-    """Compute what was put off."""
+    """Compute deferred gradients and clear the list."""
     with torch.no_grad():
         for debt in debts:
             debt()

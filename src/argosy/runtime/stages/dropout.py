@@ -1,17 +1,17 @@
-"""Dropout whose masks depend on seed, step, layer and sample, and on nothing else: every plan draws
-the same.
+"""Draw dropout masks that depend on seed, step, layer and sample and on nothing else, so that every
+plan draws the same.
 
 Within a layer, the c-th mask of a portion that begins with sample s of the global batch keeps
 element e of sample i if
 
     (1)  hash(seed, step, layer, c; (s + i) E + e) < 1 - p         with E elements for each sample
 
-so a layer that is computed again draws the same, and so does a replica with another share. The
-samples must be the first dim of what is masked, or the outer part of it.
+so a layer that is recomputed draws the same mask, and so does a replica with another share. The
+samples must be the first dim of the masked tensor, or the outer part of it.
 
-Whether a layer drops at all its modules say, or its first run (``Randomness``). Whatever else it
-draws (noise, say) is torch's own affair and differs from plan to plan; a layer that is computed
-again draws the same of it.
+The modules of a layer, or its first run, show whether it drops at all (``Randomness``). Other
+random numbers, such as noise, come from torch's generators and differ from plan to plan; a layer
+that is recomputed draws the same ones again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from argosy.runtime.graphs.calls import mask_key, random_mask
 from argosy.runtime.stages.moment import Moment
 
 _MOST_MASKS = 2**16
-"""In a layer."""
+"""The most masks that one layer may draw in a run, which keeps the keys of layers apart."""
 
 
 def drops(layer: nn.Module) -> bool:
-    """Whether a layer may draw masks: it has a module or a number greater than 0 whose name says
-    so."""
+    """Return whether a layer may draw masks: it has a dropout module, or an attribute between 0 and
+    1 with "drop" in its name."""
     for module in layer.modules():
         if not module.training:
             continue
@@ -55,14 +55,14 @@ def drops(layer: nn.Module) -> bool:
 
 
 class Masks(TorchFunctionMode):
-    """While entered, dropout draws by (1)."""
+    """A mode in which dropout draws its masks by (1)."""
 
     def __init__(self, seed: int, layer: int, moment: Moment) -> None:
         super().__init__()
         self.seed, self.layer, self.moment = seed, layer, moment
         self.count = 0
         self.drew = False
-        """Whether anything was dropped."""
+        """True if anything was dropped."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -112,7 +112,8 @@ class Masks(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Written out, because the fused kernels draw masks of their own."""
+        """Compute attention without a fused kernel, because fused kernels draw masks of their
+        own."""
         if enable_gqa:
             key, value = (
                 part.repeat_interleave(query.shape[-3] // part.shape[-3], -3)
@@ -134,27 +135,27 @@ class Masks(TorchFunctionMode):
 
 @dataclass
 class Randomness:
-    """What a layer draws, as far as is known; None: that its first run will tell."""
+    """A record of the random numbers that a layer draws; None is for its first run to find out."""
 
     masks: bool | None
     others: bool | None = None
-    """By torch's generators."""
+    """True if it draws from torch's generators."""
 
     @contextlib.contextmanager
     def watched(self, device: torch.device) -> Iterator[None]:
-        """A run; the first tells of ``others``."""
+        """Watch a run of the layer; the first one sets ``others``."""
         if self.others is not None:
             yield
             return
         before = _states(device)
         yield
         self.others = any(
-            not torch.equal(one, other) for one, other in zip(before, _states(device), strict=True)
+            not torch.equal(old, new) for old, new in zip(before, _states(device), strict=True)
         )
 
 
 def _states(device: torch.device) -> list[Tensor]:
-    """Of the generators that a layer may draw from."""
+    """Return the states of the generators that a layer may draw from."""
     return [
         torch.get_rng_state(),
         *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []),
@@ -164,7 +165,7 @@ def _states(device: torch.device) -> list[Tensor]:
 def masking(
     seed: int, index: int, moment: Moment, layer: Callable[..., Any], known: Randomness
 ) -> Callable[..., Any]:
-    """A layer whose masks are drawn by (1), the same again when it is computed again."""
+    """Return a layer whose masks are drawn by (1), and again equally when it is recomputed."""
 
     def run(*arguments: Any, **keywords: Any) -> Any:
         with Masks(seed, index, moment) as masks:

@@ -1,16 +1,16 @@
-"""Experts shared out over devices: tokens go to the devices that hold the experts they were routed
-to, and back.
+"""Share experts among devices: tokens are sent to the devices that hold their experts, and results
+are sent back.
 
-A module of experts is one with a number ``num_experts``, whose own parameters all have that many
-entries in their first dim, and that is called with tokens (t, width), the numbers of the experts of
-each (t, k) and their weights (t, k). That is how Hugging Face's mixtures of experts are made since
-transformers 5. With e devices, of which device j holds some consecutive experts:
+A module of experts has a number ``num_experts``, its own parameters all have that many entries in
+their first dim, and it is called with tokens (t, width), the numbers of the experts of each (t, k)
+and their weights (t, k). Hugging Face's mixtures of experts have this form since transformers 5.
+With e devices, each of which holds some consecutive experts:
 
     (1)  a token is sent once for each of its experts, in their order: an all-to-all
-    (2)  every device runs its own experts on what it received, with weights of 1
-    (3)  results go back the same way, are multiplied by their weights and added up per token
+    (2)  every device runs its own experts on the tokens it received, with weights of 1
+    (3)  results are sent back the same way, multiplied by their weights and added up per token
 
-A backward exchanges as much: gradients of results go there, gradients of tokens come back
+A backward exchanges as much: gradients of results are sent out, gradients of tokens come back
 (``sim.tasks.exchange``, (3)).
 """
 
@@ -32,7 +32,7 @@ from argosy.space.operations.sharding import unit_counts
 
 
 def expert_modules(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """The modules of experts in some layers, each once."""
+    """Yield the modules of experts in given layers, each once."""
     seen = set()
     for module in (module for layer in layers for module in layer.modules()):
         if id(module) not in seen and _has_experts(module):
@@ -50,7 +50,7 @@ def _has_experts(module: nn.Module) -> bool:
 
 
 def _activations(module: nn.Module) -> list[nn.Module]:
-    """Children without parameters."""
+    """Return the children without parameters."""
     return [child for child in module.children() if not list(child.parameters())]
 
 
@@ -62,42 +62,44 @@ def expert_count(module: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """Devices that hold all experts together, as one of them sees it."""
+    """A group of devices that holds all experts together, as used by one of them."""
 
     shares: tuple[float, ...]
-    """Of the experts, by place: holders have consecutive ones in the order of their places."""
+    """The shares of the experts by place; devices hold consecutive experts in the order of
+    places."""
     places: tuple[int, ...]
-    """Of the members of the process group."""
+    """The places of the members of the process group."""
     member: int
-    """This device's number in the process group."""
+    """This device's index in the process group."""
     group: Group
     exchanging: Exchanging
 
     def swap(self, rows: Tensor, receiving: Sequence[int], sending: Sequence[int]) -> Tensor:
-        """The rows that the members sent to this one, in their order."""
-        each = rows[0].numel() if len(rows) else torch.Size(rows.shape[1:]).numel()
+        """Exchange rows with all members; return the rows that they sent to this one, in their
+        order."""
+        row_size = rows[0].numel() if len(rows) else torch.Size(rows.shape[1:]).numel()
+        received_sizes = [count * row_size for count in receiving]
+        sent_sizes = [count * row_size for count in sending]
         with self.exchanging():
-            flat = swap_uneven(
-                rows.flatten(), [count * each for count in receiving], [count * each for count in sending],
-                group=self.group,
-            )  # fmt: skip
+            flat = swap_uneven(rows.flatten(), received_sizes, sent_sizes, group=self.group)
         return flat.view(-1, *rows.shape[1:])
 
     def numbers(self, count: int) -> list[list[int]]:
-        """Of so many experts, those of each member of the process group."""
+        """Return the numbers of the experts that each member of the process group holds, out of
+        ``count``."""
         counts = unit_counts(count, self.shares)
         begins = offsets(counts)
         return [list(range(begins[place], begins[place] + counts[place])) for place in self.places]
 
 
 def share_out(module: nn.Module, group: ExpertGroup) -> None:
-    """Have a module, whose parameters are this device's part, send tokens to the other devices;
-    called once."""
+    """Make a module, whose parameters are this device's part, send tokens to the other devices.
+    This is called once per module."""
     numbers = group.numbers(expert_count(module))
     module.num_experts = len(numbers[group.member])  # type: ignore[assignment]
-    every = torch.tensor([number for own in numbers for number in own])
+    order = torch.tensor([number for own in numbers for number in own])
     module.forward = partial(
-        _routed, module, module.forward, group, [len(own) for own in numbers], every.argsort()
+        _routed, module, module.forward, group, [len(own) for own in numbers], order.argsort()
     )
 
 
@@ -111,10 +113,11 @@ def _routed(
     numbers: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """(1) to (3). ``counts``: experts of each member; ``positions``: of the experts in the order of
-    members."""
+    """Apply (1) to (3). ``counts`` holds the number of experts of each member, ``positions`` the
+    position of each expert in the order of members."""
     if tokens.dim() != 2 or numbers.dim() != 2 or numbers.shape != weights.shape:
-        found = f"tensors of shapes {tuple(tokens.shape)}, {tuple(numbers.shape)} and {tuple(weights.shape)}"
+        shapes = [tuple(tensor.shape) for tensor in (tokens, numbers, weights)]
+        found = f"tensors of shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
         expected = "tokens (t, width), numbers of experts (t, k) and their weights (t, k)"
         raise InputError([Problem(path=type(module).__name__, found=found, expected=expected)])
     pairs = positions.to(numbers.device)[numbers.flatten()]
@@ -140,8 +143,12 @@ def _routed(
 def _own_results(
     module: nn.Module, own: Callable[..., Tensor], received: Tensor, ids: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """(2). Without tokens nothing is computed, but gradients pass as they do elsewhere: all devices
-    of a group exchange in a backward, and the experts get a gradient of zero, as in one process."""
+    """Run this device's experts (2).
+
+    Without tokens nothing is computed, but gradients are passed as on other devices: all devices of
+    a group take part in the exchange of a backward, and the experts get a gradient of zero, as in
+    one process.
+    """
     if len(received):
         return own(
             received, ids.unsqueeze(-1), torch.ones(len(ids), 1, dtype=dtype, device=ids.device)
@@ -160,7 +167,7 @@ def _swapped(
 
 
 class _Swapped(torch.autograd.Function):
-    """Rows to other devices; their gradients back."""
+    """An exchange of rows with other devices whose backward exchanges the gradients in reverse."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
-"""A stage of a captured program: the operations of its part of the forward, called one by one,
-differentiated by torch.
+"""Run a stage of a captured program: call the operations of its part of the forward one by one;
+torch differentiates them.
 
-What is recomputed, put off or gathered is so segment by segment (``graphcut``).
+Recomputation, deferred gradients and gathered weights work segment by segment (``graphs.cut``).
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from argosy.runtime.stages.stage import LayerGate, deferring, recomputed
 from argosy.workload.graph import OWN_GRADIENT, Argument, GraphNode, Ref, Role
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+"""Convolutions by their number of spatial dims."""
 
 
 class GraphStage:
-    """A ``StageProgram`` made of operations."""
+    """A ``StageProgram`` that is made of operations."""
 
     def __init__(
         self,
@@ -58,14 +59,14 @@ class GraphStage:
         }
         self.constants = tensor_constants(cut.graph, device)
         self.whole: dict[int, Tensor] = {}
-        """What this step's whole batch gives."""
+        """Values that are computed from the whole batch of this step."""
         self.changed: dict[int, Tensor] = {}
-        """What buffers are after this step."""
+        """The values of buffers after this step."""
         self.plain = {value: node.inputs[0] for value, node in self._transposed_weights()}
         self.compiled = CompiledOperations(self) if is_compiled else None
 
     def begin(self, batch: Any, moment: Moment) -> None:
-        """Compute what is made of the whole batch."""
+        """Compute the values that depend on the whole batch."""
         self.changed.clear()
         if not self.part.whole:
             return
@@ -82,9 +83,9 @@ class GraphStage:
                 parts = made if isinstance(made, (tuple, list)) else (made,)
                 held.update(
                     {
-                        v: p
-                        for v, p in zip(nodes[index].outputs, parts, strict=True)
-                        if v is not None
+                        value: part
+                        for value, part in zip(nodes[index].outputs, parts, strict=True)
+                        if value is not None
                     }
                 )
         self.whole = {value: held[value] for value in self.part.whole}
@@ -98,7 +99,7 @@ class GraphStage:
                 held.copy_(after)
 
     def _held(self, value: int) -> Tensor | None:
-        """A weight or buffer of the stage as it is now."""
+        """Return the current tensor of a weight or buffer of the stage."""
         if value in self.owners:
             module, name = self.owners[value]
             return module._parameters[name]
@@ -153,16 +154,17 @@ class GraphStage:
         )
 
     def _sent(self, value: int, tensor: Tensor) -> Tensor:
-        """A value for later stages, which pass no gradient back if none reaches it."""
+        """Return a value for later stages, detached if no gradient reaches it."""
         return tensor if value in self.cut.differentiated else tensor.detach()
 
     def _is_joined(self) -> bool:
-        """Whether the stage is compiled as one graph: nothing happens around its segments."""
+        """Return whether the stage is compiled as one graph: nothing happens between its
+        segments."""
         return self.compiled is not None and self.gate is None and self.recompute is Recompute.NONE
 
     @cached_property
     def joined(self) -> StageSegment:
-        """All segments of the stage as one."""
+        """Return all segments of the stage as one."""
         nodes = [self.cut.graph.nodes[index] for index in self.part.operations]
         made = {value for node in nodes for value in node.outputs}
         loss = [self.cut.graph.loss] if self.is_last and self.cut.graph.loss is not None else []
@@ -173,13 +175,16 @@ class GraphStage:
         return StageSegment(self.part.operations, frozenset(reads), tuple(leaves))
 
     def read_by(self, segment: StageSegment, held: dict[Any, Any]) -> dict[Any, Any]:
-        """What a segment reads of what is held."""
+        """Return the held values that a segment reads."""
         return {value: held[value] for value in segment.reads if value in held}
 
     def run_segment(
         self, segment: StageSegment, given: dict[Any, Any], *, moment: Moment
     ) -> dict[Any, Any]:
-        """What a segment leaves. Its weights and buffers are read here, where they are present."""
+        """Run a segment and return the values that are read after it.
+
+        Its weights and buffers are read here, since they are only now gathered.
+        """
         own = {
             value: self._held(value)
             for value in segment.reads
@@ -188,7 +193,8 @@ class GraphStage:
         return self.compute(segment, {**given, **own}, moment)
 
     def given(self, batch: Any, moment: Moment) -> dict[int, Any]:
-        """Constants, rows of the batch and of what is made of the whole batch."""
+        """Return constants, and the rows of the batch and of values computed from the whole
+        batch."""
         held: dict[int, Any] = dict(self.constants)
         for value, tensor in self.whole.items():
             place = self.cut.places.get(value)
@@ -203,7 +209,7 @@ class GraphStage:
     def compute(
         self, segment: StageSegment, held: dict[Any, Any], moment: Moment
     ) -> dict[Any, Any]:
-        """What the operations of a segment leave."""
+        """Run the operations of a segment and return the values that are read after it."""
         if self.compiled is not None:
             return self.compiled.run(segment, held, moment)
         nodes = self.cut.forward.nodes(moment.samples, moment.total)
@@ -211,12 +217,13 @@ class GraphStage:
             node = nodes[index]
             made = self._call(node, held, moment)
             parts = self.scaled(index, made if isinstance(made, (tuple, list)) else (made,), moment)
-            held.update({v: p for v, p in zip(node.outputs, parts, strict=True) if v is not None})
+            results = zip(node.outputs, parts, strict=True)
+            held.update({value: part for value, part in results if value is not None})
         return {value: held[value] for value in segment.leaves}
 
     def scaled(self, index: int, parts: Sequence[Any], moment: Moment) -> Sequence[Any]:
-        """What an operation makes; sums over the samples of this part as if over all (``samples``,
-        (4))."""
+        """Return the results of an operation, with sums over the samples of this part scaled as if
+        over all samples (``samples``, (4))."""
         if index not in self.cut.division.totals or moment.samples == moment.total:
             return parts
         kinds, outputs = self.cut.division.kinds, self.cut.graph.nodes[index].outputs
@@ -234,7 +241,7 @@ class GraphStage:
         return call.function(*call.arguments, **call.keywords)
 
     def resolved(self, node: GraphNode, held: dict[int, Any]) -> FunctionCall:
-        """What does an operation whose inputs are held."""
+        """Return the function call of an operation whose inputs are held."""
         args = [self._fill(part, held) for part in node.arguments]
         weight = self.weight(node.arguments[-1] if node.arguments else None)
         keywords = {key: self._fill(part, held) for key, part in node.keywords}
@@ -247,8 +254,8 @@ class GraphStage:
         moment: Moment,
         take: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Random numbers like the first argument; ``take`` gives this device's part of positions,
-        where it is cut."""
+        """Return random numbers shaped like the first argument; ``take`` returns this device's part
+        of the positions if the tensor is cut."""
         value = node.outputs[0]
         assert value is not None
         positions = _positions(args[0], self.cut.places.get(value), moment)
@@ -256,8 +263,8 @@ class GraphStage:
         return drawn(node.op, args, places, seed=self.seed, step=moment.step)
 
     def own_gradient(self, node: GraphNode, args: list[Any], moment: Moment) -> Any:
-        """Results whose gradients are found by the operations that the program's own backward was
-        traced as."""
+        """Return results whose gradients are computed by the operations that the program's own
+        backward was traced as."""
         results, inputs, saved, number = args
         own = self.cut.graph.own_gradients[number]
         nodes = self.cut.forward.own_gradient(number, moment.samples, moment.total)
@@ -268,15 +275,15 @@ class GraphStage:
         }
 
         def backward(gradients: Sequence[Tensor]) -> list[Tensor]:
-            found: dict[int, Any] = {**held, **dict(zip(own.given, gradients, strict=True))}
+            computed: dict[int, Any] = {**held, **dict(zip(own.given, gradients, strict=True))}
             for inner in nodes:
-                run_node(inner, found, self.device)
-            return [found[value] for value in own.gradients]
+                run_node(inner, computed, self.device)
+            return [computed[value] for value in own.gradients]
 
         return _OwnGradient.apply(backward, len(results), *results, *inputs)  # type: ignore[no-untyped-call]
 
     def weight(self, argument: Argument) -> int | None:
-        """The weight whose transpose an argument is."""
+        """Return the weight whose transpose an argument is, or None."""
         return self.plain.get(argument.value) if isinstance(argument, Ref) else None
 
     def _fill(self, argument: Argument, held: dict[int, Any]) -> Any:
@@ -284,7 +291,7 @@ class GraphStage:
 
 
 class FunctionCall(NamedTuple):
-    """A function and what it is called with."""
+    """A function with the arguments that it is called with."""
 
     function: Callable[..., Any]
     arguments: list[Any]
@@ -292,14 +299,17 @@ class FunctionCall(NamedTuple):
 
 
 def apply(op: str, args: list[Any], keywords: dict[str, Any], weight: Tensor | None) -> Any:
-    """One operation (``resolved``)."""
+    """Call the function of one operation (``resolved``)."""
     call = resolved(op, args, keywords, weight)
     return call.function(*call.arguments, **call.keywords)
 
 
 def resolved(op: str, args: list[Any], keywords: dict[str, Any], weight: Any) -> FunctionCall:
-    """What does one operation: products with weights as what they were written as, so that their
-    gradients can wait. ``weight`` is the one whose transpose the last argument is."""
+    """Return the function call of one operation.
+
+    Products with weights become the functions that they were written as, so that their gradients
+    can be deferred. ``weight`` is the one whose transpose the last argument is.
+    """
     if op == "aten.mm.default" and weight is not None:
         return FunctionCall(F.linear, [args[0], weight], {})
     if op == "aten.addmm.default" and weight is not None and not keywords:
@@ -313,7 +323,7 @@ def resolved(op: str, args: list[Any], keywords: dict[str, Any], weight: Any) ->
 
 
 class _OwnGradient(torch.autograd.Function):
-    """Results as they are, differentiated by a function of their gradients."""
+    """An identity on results whose backward is a given function of their gradients."""
 
     @staticmethod
     def forward(
@@ -321,9 +331,12 @@ class _OwnGradient(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.find, ctx.count = backward, count
         results = tuple(tensor.view_as(tensor) for tensor in tensors[:count])
-        ctx.mark_non_differentiable(
-            *(r for r in results if not r.is_floating_point() and not r.is_complex())
-        )
+        integral = [
+            result
+            for result in results
+            if not result.is_floating_point() and not result.is_complex()
+        ]
+        ctx.mark_non_differentiable(*integral)
         return results
 
     @staticmethod
@@ -333,7 +346,7 @@ class _OwnGradient(torch.autograd.Function):
 
 
 def segments_with(cut: GraphCut, segments: Sequence[StageSegment], weight: Weight) -> list[int]:
-    """The segments that read a weight."""
+    """Return the segments that read a weight."""
     values = cut.graph.values
     own = {
         number
@@ -349,20 +362,20 @@ def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _positions(like: Tensor, place: SampleDim | None, moment: Moment) -> Tensor:
-    """Each element's place in the tensor of the whole global batch, samples first."""
+    """Return each element's position in the tensor of the whole global batch, samples first."""
     if place is None:
         return torch.arange(like.numel(), device=like.device).view(like.shape)
     front = place.to_front(torch.empty(like.shape, device="meta")).shape
-    each = like.numel() // moment.samples
+    elements = like.numel() // moment.samples
     first = (
         torch.arange(moment.first_sample, moment.first_sample + moment.samples, device=like.device)
-        * each
+        * elements
     )
-    return place.back((first[:, None] + torch.arange(each, device=like.device)).view(front))
+    return place.back((first[:, None] + torch.arange(elements, device=like.device)).view(front))
 
 
 def graph_weights(catalogue: Catalogue, cut: GraphCut) -> tuple[Weight, ...]:
-    """Every parameter of the model; those that no operation reads are frozen, in stage 0."""
+    """Return every parameter of the model; those that no operation reads are frozen, in stage 0."""
     stages: dict[str, list[int]] = {}
     for index, part in enumerate(cut.parts):
         for value in part.weights:

@@ -1,9 +1,9 @@
-"""Families of Hugging Face models as layers, through the modules that they are made of.
+"""Divide families of Hugging Face models into layers, using the models' own modules.
 
-Each family is three kinds of layer: what turns inputs into hidden states, the blocks, and a head
-that ends in the model's own output, with a loss where labels are given. A padding mask travels from
-layer to layer beside the hidden states, and blocks get the attention mask that the model itself
-would make of it.
+Each family has three kinds of layer: one that turns inputs into hidden states, the blocks, and a
+head that returns the model's own output, with a loss if labels are given. A padding mask is passed
+from layer to layer beside the hidden states, and blocks get the attention mask that the model
+itself would make from it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from argosy.errors import InputError, Problem
 
 Hidden = Tensor | tuple[Tensor, Tensor]
-"""Hidden states, or these and the padding mask of their sequences."""
+"""Hidden states, or a pair of these and the padding mask of their sequences."""
 
 
 class Inputs(nn.Module):
-    """Tokens or pixels to hidden states."""
+    """A layer that turns tokens or pixels into hidden states."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class Inputs(nn.Module):
 
     def forward(self, inputs: Tensor | None = None, **keywords: Any) -> Hidden:
         values = keywords.pop(self.name, inputs)
-        for of_the_head in ("labels", "num_items_in_batch"):
-            keywords.pop(of_the_head, None)
+        for head_keyword in ("labels", "num_items_in_batch"):
+            keywords.pop(head_keyword, None)
         padding = keywords.pop("attention_mask", None) if self.name == "input_ids" else None
         given = [
             name for name, value in keywords.items() if value is not None and value is not False
@@ -62,13 +62,13 @@ class Inputs(nn.Module):
 
 
 class Padding:
-    """The attention mask of a causal model's sequences that are filled up; made once for all blocks
+    """An attention mask that a causal model uses for padded sequences, computed once for all blocks
     of a stage."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.known: tuple[Tensor, Tensor | None] | None = None
-        """A padding mask, and the attention mask made of it."""
+        """A padding mask, and the attention mask made from it."""
 
     def attention_mask(self, hidden: Tensor, padding: Tensor) -> Tensor | None:
         if self.known is None or self.known[0] is not padding:
@@ -109,8 +109,8 @@ class Padding:
 
 
 class HuggingFaceBlock(nn.Module):
-    """One block; some give their result inside a tuple, some take the angles of rotary
-    positions."""
+    """A layer that runs one block; some blocks return their result inside a tuple, some take
+    rotary position embeddings."""
 
     def __init__(
         self, block: nn.Module, *, rotary: nn.Module | None = None, padding: Padding | None = None
@@ -139,8 +139,8 @@ class HuggingFaceBlock(nn.Module):
 
 
 class HuggingFaceHead(nn.Module):
-    """The last norm and the projection; called by ``finish`` alone, with what the model is called
-    with."""
+    """A layer that runs the last norm and the projection; only its ``finish`` is called, with the
+    arguments of the model."""
 
     def __init__(
         self, norm: nn.Module, project: nn.Module, model: nn.Module, *, pools: bool = False
@@ -215,12 +215,12 @@ FAMILIES: dict[str, Callable[[nn.Module], tuple[nn.Module, ...]]] = {
     "Qwen3MoeForCausalLM": _rotary,
     "ViTForImageClassification": _vit,
 }
-"""By the name of the class."""
+"""The functions that divide a model into layers, by the name of its class."""
 
 
 def check_attention(model: nn.Module) -> None:
-    """Blocks are called without a mask, which only the fused attention takes to mean a causal
-    one."""
+    """Raise an ``InputError`` if a model's attention is not sdpa: blocks are called without a mask,
+    which only sdpa treats as causal."""
     settings = getattr(model, "config", None)
     way = getattr(settings, "_attn_implementation", None)
     if type(model).__name__ in FAMILIES and way not in (None, "sdpa"):

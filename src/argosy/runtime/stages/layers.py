@@ -1,17 +1,16 @@
-"""A model as a sequence of layers: which pieces of an ``nn.Module`` a pipeline may cut between.
+"""Find the layers of a model: the pieces of an ``nn.Module`` between which a pipeline may cut.
 
-A model is cut where it says so itself, in one of three ways, tried in this order:
+A model declares its layers in one of three ways, tried in this order:
 
     (1)  it has a method ``argosy_layers()`` that returns modules, first to last;
-    (2)  it is an ``nn.Sequential``: its children;
+    (2)  it is an ``nn.Sequential``, whose children are the layers;
     (3)  its class is in the table of known families (``huggingface``).
 
-Layer 0 is called with whatever the model is called with; every later layer with what the one before
-returned, a pytree of tensors whose first dim is the samples; the last returns what the model
-returns. Where the last layer has a method ``finish``, that is called instead, with what the layer
-before returned and then with the model's own arguments (a loss from labels, say). Anything that
-skips layers, such as an encoder's output on its way to every decoder block, is simply part of what
-they return.
+Layer 0 is called with the arguments of the model; every later layer with the result of the one
+before, a pytree of tensors whose first dim is the samples; the last returns the model's result. If
+the last layer has a method ``finish``, that is called instead, with the result of the layer before
+followed by the model's own arguments (to compute a loss from labels, for example). A value that
+skips layers, such as an encoder's output for every decoder block, is part of what they return.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from argosy.workload.capture.hooks import check_hooks
 
 
 def has_layers(model: nn.Module) -> bool:
-    """Whether one of (1) to (3) applies."""
+    """Return whether one of (1) to (3) applies."""
     return (
         callable(getattr(model, "argosy_layers", None))
         or isinstance(model, nn.Sequential)
@@ -35,7 +34,8 @@ def has_layers(model: nn.Module) -> bool:
 
 
 def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
-    """(1) to (3); an ``InputError`` that says what to do where none applies."""
+    """Return the layers of a model by (1) to (3); raise an ``InputError`` that explains what to do
+    if none applies."""
     check_hooks(model)
     own = getattr(model, "argosy_layers", None)
     if callable(own):

@@ -1,4 +1,4 @@
-"""When and for whom a stage computes."""
+"""Describe the step and samples that a stage computes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Moment:
-    """What random masks depend on."""
+    """The step and samples that random masks depend on."""
 
     step: int
     first_sample: int
-    """Of the global batch."""
+    """The index of the first sample in the global batch."""
     samples: int
     global_batch: int = 0
-    """Samples of all parts; 0 where these are all."""
+    """The number of samples of all parts; 0 if these samples are all."""
     is_padding: bool = False
-    """Whether the samples are copies that fill up a short batch, and count for nothing."""
+    """True if the samples are copies that fill up a short batch and have weight zero."""
 
     @property
     def total(self) -> int:

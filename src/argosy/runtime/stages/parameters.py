@@ -1,4 +1,4 @@
-"""Which weights a rank holds, under which names, and which other ranks hold them too."""
+"""List the weights that a rank holds, their names, and the other ranks that hold them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from argosy.runtime.communication.boxes import TensorBox
 from argosy.runtime.processes.ranks import seats_of
 
 Places = Sequence[tuple[nn.Module, str]]
-"""Modules, and the name of something in each."""
+"""Pairs of a module and the name of a parameter or buffer in it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A parameter of the model, tied ones once."""
+    """A parameter that the model has; tied ones are listed once."""
 
     name: str
     parameter: nn.Parameter
-    """On the meta device and whole, or what a rank holds of it."""
+    """The whole parameter on the meta device, or the part that a rank holds."""
     stages: tuple[int, ...]
-    """Those that use it; several where it is tied across stages."""
+    """The stages that use it; several if it is tied across stages."""
     places: tuple[tuple[nn.Module, str], ...]
-    """The modules that hold it, and the name it has there."""
+    """The modules that hold it, and its name in each."""
     aliases: tuple[str, ...] = ()
     """Its other names in the model."""
     whole: tuple[int, ...] | None = None
-    """The shape of all of it, where ``parameter`` is a part."""
+    """The shape of the whole parameter, if ``parameter`` is a part."""
     boxes: tuple[TensorBox, ...] | None = None
-    """Where that part lies; all of it where None."""
+    """The boxes of that part; None for the whole."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,28 +40,27 @@ class Weight:
 
     @property
     def installed(self) -> nn.Parameter:
-        """What its modules hold now."""
+        """Return the parameter that its modules hold now."""
         module, name = self.places[0]
-        found = module._parameters[name]
-        assert found is not None
-        return found
+        parameter = module._parameters[name]
+        assert parameter is not None
+        return parameter
 
     def install(self, parameter: nn.Parameter) -> None:
-        """Have its modules hold a parameter."""
+        """Replace the parameter that its modules hold."""
         for module, name in self.places:
             module._parameters[name] = parameter
 
 
 class Catalogue:
-    """Every parameter of a model that stages may use, tied ones once, whole and without values, in
-    the order of the model's names. It stays as it is while ranks let go of values and keep
-    parts."""
+    """All parameters of a model that stages may use, tied ones once, whole and without values, in
+    the order of the model's names. It does not change when ranks free values and keep parts."""
 
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module] = ()) -> None:
         names: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
-        found: dict[int, nn.Parameter] = {
+        parameters: dict[int, nn.Parameter] = {
             id(parameter): parameter for parameter in model.parameters()
         }
         places: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] = {}
@@ -70,7 +69,7 @@ class Catalogue:
                 id(module): f"layers.{position}.{path}." for path, module in root.named_modules()
             }
             for module, name, parameter in _held(root):
-                found[id(parameter)] = parameter
+                parameters[id(parameter)] = parameter
                 names.setdefault(id(parameter), [paths[id(module)].replace("..", ".") + name])
                 places.setdefault(id(parameter), {})[id(module), name] = (module, name)
         self.weights = tuple(
@@ -81,16 +80,17 @@ class Catalogue:
                 tuple(places[key].values()),
                 tuple(names[key][1:]),
             )
-            for key, parameter in found.items()
+            for key, parameter in parameters.items()
         )
         self.at = {
             (id(module), name): weight for weight in self.weights for module, name in weight.places
         }
-        """By place."""
+        """Weights by place."""
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
-        """The model as it was before ranks kept parts of it, without values."""
+        """Restore the model as it was before ranks kept parts of it, without values, in the
+        context."""
         held = [weight.installed for weight in self.weights]
         for weight in self.weights:
             weight.install(weight.parameter)
@@ -106,7 +106,7 @@ def _template(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def weights_of(catalogue: Catalogue, layers: Sequence[nn.Module], plan: Plan) -> tuple[Weight, ...]:
-    """Every parameter that a layer uses."""
+    """Return every parameter that a layer uses."""
     stages: dict[str, set[int]] = {}
     for index, stage in enumerate(plan.stages):
         for layer in layers[stage.first : stage.end]:
@@ -120,14 +120,14 @@ def weights_of(catalogue: Catalogue, layers: Sequence[nn.Module], plan: Plan) ->
 
 
 def buffer_places(layers: Iterable[nn.Module]) -> list[tuple[nn.Module, str]]:
-    """The modules of some layers that hold buffers, and their names in them."""
+    """Return the modules of given layers that hold buffers, with the buffers' names."""
     return [
         (module, name) for layer in layers for module in layer.modules() for name in module._buffers
     ]
 
 
 def buffers_at(model: nn.Module, places: Iterable[tuple[nn.Module, str]]) -> dict[str, Tensor]:
-    """Those buffers that belong into a state dict, by the model's names."""
+    """Return the buffers that belong into a state dict, by the model's names."""
     names = {
         (id(module), name): f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -149,6 +149,6 @@ def _held(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
 
 
 def ranks_holding(weight: Weight, plan: Plan, roster: Sequence[str]) -> tuple[int, ...]:
-    """Those that hold a weight or some of it."""
+    """Return the ranks that hold a weight or a part of it."""
     seats = seats_of(plan, roster)
     return tuple(sorted({seat.rank for stage in weight.stages for seat in seats[stage]}))

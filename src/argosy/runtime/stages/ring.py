@@ -1,17 +1,19 @@
-"""Attention between devices that each have a part of the sequence: keys and values go around a ring
-of them.
+"""Compute attention between devices that each hold a part of the sequence: keys and values are sent
+around a ring.
 
-With c devices, device i works on its queries while keys and values pass it, those of device i - s
-in step s:
+With c devices, device i computes with its queries while keys and values pass it, those of device i
+- s in step s:
 
-    (1)  forward    in step s the block at hand goes on to device i + 1 while its attention is computed; outputs o and
-                    logarithms l of the sums of a block are merged:  l' = log(e^l + e^m),  o' = e^(l-l') o + e^(m-l') p
-    (2)  backward   the blocks go around again. The gradients of a block follow it: device i adds its own and sends
-                    them on, and the last one before the owner sends them home
+    (1)  forward    in step s the current block is sent on to device i + 1 while its attention is
+                    computed; outputs o and logarithms l of the sums of a block are merged:
+                    l' = log(e^l + e^m),  o' = e^(l-l') o + e^(m-l') p
+    (2)  backward   the blocks are sent around again. The gradients of a block follow it: device i
+                    adds its own and sends them on, and the last device before the owner sends
+                    them back to the owner
 
-So a forward passes a device c - 1 blocks, and a backward twice as many (``sim.tasks.exchange``,
-(2)). Which pieces of a block a piece of queries attends to follows from their places: all of it,
-none, or those up to its own.
+So a forward sends c - 1 blocks past a device, and a backward twice as many (``sim.tasks.exchange``,
+(2)). The positions of two pieces determine whether queries attend to all of a block's piece, to
+none of it, or to its tokens up to their own.
 """
 
 from __future__ import annotations
@@ -30,12 +32,13 @@ from argosy.runtime.graphs import attention
 from argosy.space.operations.sequence import SequenceParts
 
 _BLOCKS, _GRADIENTS = 2**29 + 1, 2**29 + 2
-"""Tags of messages."""
+"""Tags of the messages that carry blocks and gradients of blocks; those of micro-batches are
+smaller."""
 
 
 @dataclass(frozen=True)
 class SequenceRing:
-    """A device's place among those that share a sequence."""
+    """A device's place in a ring of devices that have parts of a sequence."""
 
     parts: SequenceParts
     group: Group
@@ -47,12 +50,12 @@ class SequenceRing:
         return len(self.parts.counts)
 
     def owner(self, step: int) -> int:
-        """Whose block is at hand in a step."""
+        """Return the owner of the block that this device has in a step."""
         return (self.rank - step) % self.count
 
     def begin(self, sent: Tensor, size: int, tag: int) -> Callable[[], Tensor]:
         """Begin to send a vector to the next device and to receive one of ``size`` elements from
-        the one before; what is returned waits for both."""
+        the previous one; return a function that waits for both."""
         foreign = is_foreign(sent, self.group)
         own = sent.cpu() if foreign else sent
         received = own.new_empty(size)
@@ -72,8 +75,8 @@ class SequenceRing:
         return wait
 
     def blocks(self, keys: Tensor, values: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """The owner, keys and values of every block, this device's own first; the next one arrives
-        meanwhile."""
+        """Yield the owner, keys and values of every block, this device's own first; the next block
+        arrives meanwhile."""
         shapes = [
             _of_tokens(keys, count) + _of_tokens(values, count) for count in self.parts.counts
         ]
@@ -101,19 +104,19 @@ def _size(shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class Setting:
-    """What an attention computes beside its operands."""
+    """The settings that an attention has beside its operands."""
 
     causal: bool
     scale: float | None
     groups: int
-    """Heads in a row that have the same keys and values."""
+    """The number of consecutive heads that have the same keys and values."""
 
 
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: SequenceRing, setting: Setting
 ) -> Tensor:
-    """This device's tokens of the output; the mask, which gets no gradient, is that of the whole
-    sequence."""
+    """Return this device's tokens of the output; the mask, which gets no gradient, is that of the
+    whole sequence."""
     assert mask is None or not mask.requires_grad
     result: Tensor = _RingAttention.apply(q, k, v, mask, ring, setting)  # type: ignore[no-untyped-call]
     return result
@@ -130,13 +133,13 @@ class _RingAttention(torch.autograd.Function):
         ring: SequenceRing,
         setting: Setting,
     ) -> Tensor:
-        """(1)"""
+        """Compute the output of this device's queries by (1)."""
         pieces = _pieces_of(ring, ring.rank)
         outputs: list[tuple[Tensor, Tensor] | None] = [None] * len(pieces)
         for owner, keys, values in ring.blocks(_distinct(k, setting), _distinct(v, setting)):
             for at, pair in _pairs(ring, owner, setting):
-                found = _attention(q[:, :, pieces[at][1]], keys, values, mask, setting, pair)
-                outputs[at] = _merged(outputs[at], found)
+                result = _attention(q[:, :, pieces[at][1]], keys, values, mask, setting, pair)
+                outputs[at] = _merged(outputs[at], result)
         done = [pair for pair in outputs if pair is not None]
         out = torch.cat([output for output, _ in done], 2).to(q.dtype)
         ctx.save_for_backward(q, k, v, mask, out, torch.cat([total for _, total in done], 2))
@@ -146,7 +149,7 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """(2)"""
+        """Compute the gradients of queries, keys and values by (2)."""
         q, k, v, mask, out, total = ctx.saved_tensors
         ring, setting, gradient = ctx.ring, ctx.setting, gradients[0].contiguous()
         pieces = _pieces_of(ring, ring.rank)
@@ -160,10 +163,10 @@ class _RingAttention(torch.autograd.Function):
             for at, pair in _pairs(ring, owner, setting):
                 rows = pieces[at][1]
                 given = (gradient[:, :, rows], q[:, :, rows], out[:, :, rows], total[:, :, rows])
-                found = _gradients(given, keys, values, mask, setting, pair)
-                of_queries[:, :, rows] += found[0]
-                of_keys[:, :, pair.block] += _summed(found[1], setting)
-                of_values[:, :, pair.block] += _summed(found[2], setting)
+                pair_gradients = _gradients(given, keys, values, mask, setting, pair)
+                of_queries[:, :, rows] += pair_gradients[0]
+                of_keys[:, :, pair.block] += _summed(pair_gradients[1], setting)
+                of_values[:, :, pair.block] += _summed(pair_gradients[2], setting)
             block = torch.cat([of_keys.flatten(), of_values.flatten()])
             if step == 0:
                 own = block
@@ -185,27 +188,28 @@ class _RingAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Pair:
-    """Tokens of queries and of a block, by their places in the sequence and, of the block, in
-    it."""
+    """Tokens of queries with the tokens of a block that are attended to, by their positions in the
+    sequence; the block's tokens also by their positions in it."""
 
     queries: slice
     keys: slice
     block: slice
     is_causal: bool
-    """Whether queries attend to keys up to their own place only."""
+    """True if queries attend only to keys up to their own position."""
 
 
 def _pieces_of(ring: SequenceRing, rank: int) -> list[tuple[tuple[int, int], slice]]:
-    """A device's pieces: their places in the sequence, and in what the device holds."""
-    found, at = [], 0
+    """Return a device's pieces: their positions in the sequence, and in the device's tensor."""
+    pieces, at = [], 0
     for begin, end in ring.parts.pieces[rank]:
-        found.append(((begin, end), slice(at, at + end - begin)))
+        pieces.append(((begin, end), slice(at, at + end - begin)))
         at += end - begin
-    return found
+    return pieces
 
 
 def _pairs(ring: SequenceRing, owner: int, setting: Setting) -> Iterator[tuple[int, _Pair]]:
-    """Of this device's pieces of queries, by number, those that attend to pieces of a block."""
+    """Yield the number of each of this device's pieces of queries with a piece of the block that it
+    attends to."""
     for at, ((begin, end), _) in enumerate(_pieces_of(ring, ring.rank)):
         for (first, last), block in _pieces_of(ring, owner):
             if not setting.causal or first <= begin:
@@ -214,7 +218,7 @@ def _pairs(ring: SequenceRing, owner: int, setting: Setting) -> Iterator[tuple[i
 
 
 def _distinct(heads: Tensor, setting: Setting) -> Tensor:
-    """Keys or values of which no head is sent twice."""
+    """Return keys or values without repeated heads, so that no head is sent twice."""
     return heads[:, :: setting.groups]
 
 
@@ -223,23 +227,24 @@ def _expanded(heads: Tensor, setting: Setting) -> Tensor:
 
 
 def _summed(heads: Tensor, setting: Setting) -> Tensor:
-    """The gradient of heads of which several are the same."""
+    """Return the gradient of distinct heads: the sum over heads that have the same keys."""
     return heads.unflatten(1, (-1, setting.groups)).sum(2) if setting.groups > 1 else heads
 
 
 def _repeated(heads: Tensor, setting: Setting) -> Tensor:
-    """A gradient of all heads whose sum over equal ones is given: the first of them has it, the
+    """Return a gradient of all heads from the sum over equal ones: the first has the sum, the
     others zero."""
     if setting.groups == 1:
         return heads
     samples, count, tokens, elements = heads.shape
-    every = heads.new_zeros(samples, count * setting.groups, tokens, elements)
-    every[:, :: setting.groups] = heads
-    return every
+    gradient = heads.new_zeros(samples, count * setting.groups, tokens, elements)
+    gradient[:, :: setting.groups] = heads
+    return gradient
 
 
 def _part_of(mask: Tensor | None, pair: _Pair) -> Tensor | None:
-    """The rows and columns of a mask that a pair has; a dim of one element is for all tokens."""
+    """Return the rows and columns of a mask that belong to a pair; a dim of one element holds for
+    all tokens."""
     if mask is None:
         return None
     rows = mask[..., pair.queries, :] if mask.shape[-2] > 1 else mask
@@ -249,7 +254,7 @@ def _part_of(mask: Tensor | None, pair: _Pair) -> Tensor | None:
 def _attention(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, setting: Setting, pair: _Pair
 ) -> tuple[Tensor, Tensor]:
-    """Output and logarithm of the sums of one pair."""
+    """Return the output and the logarithm of the sums of one pair."""
     q, k, v = (
         q.contiguous(),
         *(_expanded(heads[:, :, pair.block], setting) for heads in (keys, values)),
@@ -269,7 +274,7 @@ def _gradients(
     setting: Setting,
     pair: _Pair,
 ) -> Any:
-    """Gradients of queries, keys and values of one pair."""
+    """Return the gradients of queries, keys and values of one pair."""
     gradient, q, out, total = (tensor.contiguous() for tensor in given)
     k, v = (_expanded(heads[:, :, pair.block], setting) for heads in (keys, values))
     part = _part_of(mask, pair)
@@ -283,13 +288,16 @@ def _gradients(
 
 
 def _merged(
-    before: tuple[Tensor, Tensor] | None, found: tuple[Tensor, Tensor]
+    before: tuple[Tensor, Tensor] | None, block: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """(1), in the precision of the sums; a block of which nothing counts adds nothing."""
-    out, total = found
+    """Merge the results of two blocks by (1), in the precision of the sums; a block that is fully
+    masked adds nothing."""
+    out, total = block
     out = out.to(total.dtype)
     if before is None:
         return out, total
     both = torch.logaddexp(before[1], total)
-    weights = [torch.exp(one - both).nan_to_num(0.0).unsqueeze(-1) for one in (before[1], total)]
+    weights = [
+        torch.exp(log_sum - both).nan_to_num(0.0).unsqueeze(-1) for log_sum in (before[1], total)
+    ]
     return before[0] * weights[0] + out * weights[1], both

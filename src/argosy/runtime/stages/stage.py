@@ -1,9 +1,9 @@
-"""A stage that computes: a range of a model's layers, with the user's loss around the last of them.
+"""Run a stage that is a range of a model's layers, with the user's loss after the last of them.
 
-The user gives ``loss_fn(model, batch)``. A stage calls it with a stand-in for the model, which runs
-the stage's own layers when it is called: on the first stage from the arguments it is called with,
-on every other from what the stage before handed on. Where more stages follow, the call of
-``loss_fn`` ends there; on the last it goes on to the loss.
+The user provides ``loss_fn(model, batch)``. A stage calls it with a stand-in for the model, which
+runs the stage's own layers when it is called: on the first stage with the arguments of the call, on
+every other with what the previous stage sent. On the last stage ``loss_fn`` continues to the loss;
+on all others it ends after that call.
 """
 
 from __future__ import annotations
@@ -32,52 +32,52 @@ from argosy.runtime.stages.weighing import LossWatch, PartLoss
 from argosy.space.operations.segments import KEPT_PRODUCTS
 
 LossFunction = Callable[[Any, Any], Any]
-"""``loss_fn(model, batch)``: a mean over the samples or the targets of the batch, or a pair of a
-mean and the weight that parts of the batch are averaged by (``weighing``)."""
+"""``loss_fn(model, batch)`` returns a mean over the samples or the targets of the batch, or a pair
+of a mean and the weight with which parts of the batch are averaged (``weighing``)."""
 
 _KEPT = tuple(function(op) for op in KEPT_PRODUCTS)
-"""What selective recomputation keeps: products with weights. Attention and everything cheap is
-computed again."""
+"""Operations whose results selective recomputation keeps: products with weights. Attention and all
+cheap operations are recomputed."""
 
 
 class StageProgram(Protocol):
-    """What the executor needs of a stage, whoever built it."""
+    """The interface of a stage that the executor uses."""
 
     deferral: Deferral | None
-    """Where weight gradients are put off, under a schedule that splits backwards in two."""
+    """The object that defers weight gradients, under a schedule that splits backwards in two."""
 
     gate: LayerGate | None
 
     def begin(self, batch: Any, moment: Moment) -> None:
-        """A step on a global batch begins; ``moment`` is that of all its samples."""
+        """Begin a step on a global batch; ``moment`` describes all its samples."""
 
     def finish(self) -> None:
-        """All micro-batches of a step have run."""
+        """End a step after all of its micro-batches have run."""
 
     @property
     def needs_batch(self) -> bool:
-        """Whether it reads rows of the batch."""
+        """Return whether the stage reads rows of the batch."""
 
     @property
     def num_layers(self) -> int:
-        """Parts around which a gate may gather weights."""
+        """Return the number of parts around which a gate may gather weights."""
 
     def __call__(self, carry: Carry, batch: Any, moment: Moment) -> Carry | PartLoss:
-        """What the next stage gets, or on the last stage the loss of this part. ``carry`` is None
-        on the first."""
+        """Return what the next stage receives, or on the last stage the loss of this part.
+        ``carry`` is None on the first stage."""
 
     def users(self, weight: Weight) -> list[int]:
-        """The parts that use a weight."""
+        """Return the parts that use a weight."""
 
 
 class LayerGate(Protocol):
-    """Something that happens around every layer, such as gathering its weights."""
+    """A hook that runs around every layer, for example to gather its weights."""
 
     def run(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any: ...
 
 
 class LayerStage:
-    """A ``StageProgram`` made of a model's own layers."""
+    """A ``StageProgram`` that is made of a model's own layers."""
 
     def __init__(
         self,
@@ -107,16 +107,17 @@ class LayerStage:
         self.gate: LayerGate | None = None
         self.deferral: Deferral | None = None
         self.watching: Callable[[], object] = lambda: None
-        """Called before the last layer, from where on the calls that make a loss are watched."""
+        """A function that is called before the last layer; the calls after it, which compute the
+        loss, are watched."""
         self.is_compiled = is_compiled
         self.calls: dict[object, Callable[..., Any]] = {}
-        """Compiled functions: of the whole stage and of its layers."""
+        """Compiled functions of the whole stage and of its layers."""
 
     def begin(self, batch: Any, moment: Moment) -> None:
-        """Layers see nothing but their own samples."""
+        """Do nothing, since layers read only their own samples."""
 
     def finish(self) -> None:
-        """Layers change their buffers themselves."""
+        """Do nothing, since layers change their buffers themselves."""
 
     @property
     def needs_batch(self) -> bool:
@@ -156,7 +157,7 @@ class LayerStage:
     def run(
         self, carry: Carry, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
     ) -> Carry:
-        """The stage's layers, one after the other."""
+        """Run the stage's layers, one after the other."""
         keywords, last = keywords or {}, len(self.layers) - self.is_last
         if self._is_whole() and last:
             carry = self._compiled("layers", self._layers)(
@@ -178,7 +179,7 @@ class LayerStage:
         arguments: Any,
         keywords: Any,
     ) -> Carry:
-        """Some of the layers, each run by ``call``."""
+        """Run the layers from ``first`` up to ``end``, each by ``call``."""
         for index, layer in list(enumerate(self.layers))[first:end]:
             if index == 0 and self.is_first:
                 carry = call(index, layer, arguments, keywords)
@@ -190,8 +191,8 @@ class LayerStage:
         return carry
 
     def _is_whole(self) -> bool:
-        """Whether the stage runs compiled as a whole: no layer has to do with anything but its
-        input."""
+        """Return whether the stage runs compiled as a whole: every layer depends on its input
+        alone."""
         return (
             self.is_compiled
             and self.gate is None
@@ -204,7 +205,8 @@ class LayerStage:
         return self.calls[key]
 
     def _bare(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        """A layer within what is compiled, where torch knows checkpoints in these forms only."""
+        """Run a layer inside a compiled function, in which torch supports checkpoints in these
+        forms only."""
         del index
         if self.recompute is Recompute.NONE:
             return layer(*arguments, **keywords)
@@ -237,8 +239,8 @@ class LayerStage:
 
 
 def deferring(deferral: Deferral | None, layer: Callable[..., Any]) -> Callable[..., Any]:
-    """Weight gradients put off; inside recomputation, so that what is computed again puts off the
-    same."""
+    """Return a layer whose weight gradients are deferred. This goes inside recomputation, so that
+    the recomputed layer defers the same."""
     if deferral is None:
         return layer
 
@@ -252,8 +254,8 @@ def deferring(deferral: Deferral | None, layer: Callable[..., Any]) -> Callable[
 def recomputed(
     recompute: Recompute, layer: Callable[..., Any], *, draws: bool
 ) -> Callable[..., Any]:
-    """A layer that keeps less and computes it again; what it ``draws`` from torch's generators it
-    draws again, too."""
+    """Return a layer that keeps fewer activations and recomputes the others; if it ``draws`` from
+    torch's generators, it draws the same again."""
     match recompute:
         case Recompute.NONE:
             return layer
@@ -281,8 +283,8 @@ def _selective() -> tuple[Any, Any]:
 
 
 def _nothing_of(result: Any, device: torch.device) -> Tensor:
-    """A zero that depends on all that the model returned: the loss of a part that counts for
-    nothing. Its gradients are zero even if those of the part's own loss, such as a mean over no
+    """Return a zero that depends on everything the model returned, as the loss of a part with
+    weight zero. Its gradients are zero even if those of the part's own loss, such as a mean over no
     targets, are not numbers."""
     leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.dim() > 0]
     return sum(
@@ -292,8 +294,8 @@ def _nothing_of(result: Any, device: torch.device) -> Tensor:
 
 
 class _HandOn(BaseException):
-    """Ends a ``loss_fn`` on a stage that is not the last; not an ``Exception``, so that no user
-    code catches it."""
+    """A signal that ends ``loss_fn`` on a stage that is not the last; it is not an ``Exception``,
+    so that no user code catches it."""
 
     def __init__(self, carry: Carry) -> None:
         super().__init__()
@@ -301,15 +303,15 @@ class _HandOn(BaseException):
 
 
 class _StandIn:
-    """What ``loss_fn`` gets in place of the model. Calling it runs the stage; its plain settings
-    can be read."""
+    """An object that ``loss_fn`` gets in place of the model. Calling it runs the stage; plain
+    attributes of the model can be read."""
 
     def __init__(self, stage: LayerStage, carry: Carry) -> None:
         self._stage = stage
         self._carry = carry
         self._called = False
         self.result: Any = None
-        """What the model returned."""
+        """The result of the model."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self._called:

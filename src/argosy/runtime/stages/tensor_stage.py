@@ -1,12 +1,12 @@
-"""A stage that a tensor-parallel group shares: its operations on parts of tensors, differentiated
-by torch.
+"""Run a stage that a tensor-parallel group shares: its operations on shards of tensors, which torch
+differentiates.
 
 The forward of the stage is a graph of its own, for whose operations ``solve`` chooses rows and
 deliveries among the cuts of weights (``Kind.TENSOR``), at the ratios that the plan gives the group.
-What the stage receives and hands on is whole on every member, so are its buffers, its loss, and the
-weights that other stages hold too. The choice is made once for the places of weights, and anew for
-every number of samples with these places kept. A plan for a captured program has the choices with
-it (``plan.group_program``), and these are executed.
+What the stage receives and sends on is replicated on every member; so are its buffers, its loss,
+and the weights that other stages hold too. The states of weights are chosen once; everything else
+is chosen again for every number of samples, with these states fixed. A plan for a captured program
+contains the choices (``plan.group_program``), which are then executed.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ from argosy.workload.graph import OWN_GRADIENT, Graph, GraphNode, Ref, Role
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the groups of a stage share it."""
+    """A description of how the groups of a stage share it."""
 
     cut: GraphCut
     index: int
     group: DeviceGroup
-    """One of the groups; the others are as wide."""
+    """One of the groups; the others have as many devices."""
     ratios: tuple[float, ...]
     samples: int
-    """Of the micro-batch for which the places of weights are chosen."""
+    """The samples of the micro-batch for which the states of weights are chosen."""
     total: int
-    """Of the global batch."""
+    """The samples of the global batch."""
     whole: frozenset[int]
     """Weights that every member holds whole."""
     records: Mapping[int, GroupProgram] = field(default_factory=dict)
-    """What the plan says that the group does, by number of samples."""
+    """The programs of the group that the plan records, by number of samples."""
     _steps: dict[int, GroupSteps] = field(default_factory=dict, compare=False)
     handed: Mapping[int, State] = field(default_factory=dict)
-    """States of values that are handed on otherwise than whole: none."""
+    """States of values that are sent on and not replicated: none."""
 
     @cached_property
     def stored(self) -> dict[int, State]:
-        """Where weights are."""
+        """Return the states of weights."""
         recorded = next(iter(self.records), None)
-        found = self._search(self.samples, {}) if recorded is None else self._restore(recorded)
-        return {value: found.stored(value) for value in self.cut.parts[self.index].weights}
+        steps = self._search(self.samples, {}) if recorded is None else self._restore(recorded)
+        return {value: steps.stored(value) for value in self.cut.parts[self.index].weights}
 
     def steps(self, samples: int) -> GroupSteps:
-        """What the group does for so many samples."""
+        """Return the steps that the group runs for a number of samples."""
         if samples not in self._steps:
             is_recorded = samples in self.records
             self._steps[samples] = (
@@ -77,7 +77,7 @@ class Sharing:
         return self._steps[samples]
 
     def record(self, samples: int) -> GroupProgram:
-        """What the group does for so many samples, for a plan."""
+        """Return the steps for a number of samples in the form that a plan records."""
         return recorded(self.steps(samples), self._layers, samples)
 
     def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
@@ -98,14 +98,14 @@ class Sharing:
 
     @property
     def _layers(self) -> list[int]:
-        """Of each operation of the stage."""
+        """Return the layer of each operation of the stage."""
         assert self.cut.layers is not None, "a plan that has its programs has layers"
         return [self.cut.layers[index] for index in self.cut.parts[self.index].operations]
 
 
 def stage_graph(cut: GraphCut, index: int, samples: int, total: int) -> Graph:
-    """A stage's part of the forward for so many samples of ``total``; what it does not make itself
-    is given."""
+    """Return a stage's part of the forward for ``samples`` of ``total``; values that it does not
+    compute become inputs."""
     forward, part = cut.forward, cut.parts[index]
     nodes = forward.nodes(samples, total)
     own = tuple(nodes[at] for at in part.operations)
@@ -132,7 +132,8 @@ def stage_graph(cut: GraphCut, index: int, samples: int, total: int) -> Graph:
 
 
 class SharedStage(Protocol):
-    """How the groups of a stage share it: by weights (``Sharing``), or by parts of the sequence."""
+    """The interface of a stage that a group shares: by weights (``Sharing``), or by parts of the
+    sequence."""
 
     @property
     def cut(self) -> GraphCut: ...
@@ -145,17 +146,17 @@ class SharedStage(Protocol):
 
     @property
     def stored(self) -> Mapping[int, State]:
-        """Where weights are, and values that arrive otherwise than whole."""
+        """Return the states of weights, and of values that arrive and are not replicated."""
 
     @property
     def handed(self) -> Mapping[int, State]:
-        """States of values that are handed on otherwise than whole."""
+        """Return the states of values that are sent on and not replicated."""
 
     def steps(self, samples: int) -> GroupSteps: ...
 
 
 class TensorStage(GraphStage):
-    """One member's part of a stage."""
+    """A stage that computes one member's part."""
 
     def __init__(
         self,
@@ -172,13 +173,13 @@ class TensorStage(GraphStage):
         )
         self.sharing, self.exchange = sharing, exchange
         self.members: dict[int, _Member] = {}
-        """By number of samples."""
+        """The calls of this member, by number of samples."""
 
     def read_by(self, segment: StageSegment, held: dict[Any, Any]) -> dict[Any, Any]:
         return {key: tensor for key, tensor in held.items() if _value(key) in segment.reads}
 
     def around_ring(self, node: GraphNode, args: list[Any], keywords: dict[str, Any]) -> Any:
-        """Attend between parts of the sequence, which only stages of ``contextstage`` have."""
+        """Attend between parts of the sequence, which only a ``ContextStage`` does."""
         raise AssertionError(
             f"{node.op} goes around a ring, but no device has a part of the sequence"
         )
@@ -192,12 +193,13 @@ class TensorStage(GraphStage):
 
 
 def _value(key: int | tuple[int, State]) -> int:
-    """Of a value that is held whole, or in a state."""
+    """Return the value of a key, which is the value itself if it is whole, else a pair with its
+    state."""
     return key if isinstance(key, int) else key[0]
 
 
 class _Member:
-    """The calls of one member of a group, for so many samples."""
+    """The calls that one member of a group makes, for one number of samples."""
 
     def __init__(self, stage: TensorStage, steps: GroupSteps) -> None:
         self.stage, self.steps, self.exchange = stage, steps, stage.exchange
@@ -214,14 +216,14 @@ class _Member:
                 stage.part.operations, steps.graph.nodes, steps.rows, strict=True
             )
         }
-        """By operation."""
+        """Calls by operation."""
         part = stage.part
         loss = [] if steps.graph.loss is None else [steps.graph.loss]
         self.results = {*part.sends, *loss, *(after for _, after in part.updates)}
 
     def run(self, segment: StageSegment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
-        """What the operations of a segment leave, in the states in which it is had; what the stage
-        gives away whole."""
+        """Run the operations of a segment; return the values that are read after it in all states
+        that exist, and the results of the stage as it sends them."""
         have: dict[tuple[int, State], Tensor] = {
             key: tensor for key, tensor in held.items() if isinstance(key, tuple)
         }
@@ -251,7 +253,7 @@ class _Member:
     def _made(
         self, have: dict[tuple[int, State], Tensor], value: int, state: State, tensor: Tensor
     ) -> None:
-        """A value as it was made, and as it is delivered."""
+        """Store a value as it was computed, and in the states to which collectives deliver it."""
         have[value, state] = tensor
         shape = self.steps.graph.values[value].shape
         for step, way in self.steps.collectives.get(value, ()):
@@ -285,8 +287,8 @@ class _Member:
         return apply(node.op, args, keywords, self._weight(call, have))
 
     def _weight(self, call: LocalCall, have: dict[tuple[int, State], Tensor]) -> Tensor | None:
-        """This member's part of the weight whose transpose the last argument is, where that is how
-        it is stored."""
+        """Return this member's part of the weight whose transpose the last argument is, if it is
+        stored in that state; else None."""
         last = call.node.arguments[-1] if call.node.arguments else None
         weight = self.stage.weight(last)
         if weight is None or not isinstance(last, Ref):
@@ -297,21 +299,24 @@ class _Member:
         return have.get((weight, before)) if is_direct else None
 
     def _drawn(self, call: LocalCall, args: list[Any], moment: Moment) -> Tensor:
-        """As the whole, cut."""
+        """Return this member's part of the random numbers of the whole tensor."""
         like, *others = args
         shape = self.steps.graph.values[call.node.inputs[0]].shape
         whole = torch.empty(shape, dtype=like.dtype, device=like.device)
         state = call.row.outputs[0]
         return self.stage.drawn(
-            call.node, [whole, *others], moment, lambda every: self.exchange.take(every, state)
+            call.node,
+            [whole, *others],
+            moment,
+            lambda positions: self.exchange.take(positions, state),
         )
 
     def _lookup(
         self, call: LocalCall, table: Tensor, ids: Tensor, padding: int = -1, *_: Any
     ) -> Tensor:
-        """Rows that this member holds, zeros for the others."""
+        """Return the rows that this member holds, and zeros for the others."""
         first, count = call.rows
         own = (ids >= first) & (ids < first + count)
         empty = padding - first if first <= padding < first + count else None
-        found = F.embedding((ids - first).clamp(0, count - 1), table, padding_idx=empty)
-        return found * own.unsqueeze(-1)
+        rows = F.embedding((ids - first).clamp(0, count - 1), table, padding_idx=empty)
+        return rows * own.unsqueeze(-1)

@@ -1,16 +1,17 @@
-"""How much the loss of a part of the batch counts in the loss of the whole batch.
+"""Weigh the loss of a part of the batch in the loss of the whole batch.
 
 A part p of n samples with the loss l, of a batch of N samples, has a weight per sample f:
 
     (1)  whole loss   = sum_p n f l / sum_p n f
-    (2)  gradient     = sum_p (n f / N) dl  *  N / sum_p n f      (the second factor is known after the last part)
+    (2)  gradient     = sum_p (n f / N) dl  *  N / sum_p n f
+         (the second factor is known after the last part)
 
-so that f = 1 is a mean over samples. A mean over the targets that count, such as the tokens that
-are not masked, has f = their number per sample, divided by all targets per sample of the step's
+so that f = 1 is a mean over samples. For a mean over the targets that count, such as the tokens
+that are not masked, f is their number per sample, divided by all targets per sample of the step's
 first batch to keep numbers small. It is found by watching ``cross_entropy`` and ``nll_loss`` while
 the loss is computed; for any other weighted mean ``loss_fn`` returns ``(loss, weight)``, and
 ``(loss, None)`` for a share of the whole loss, such as a sum divided by a number that the batch
-holds: shares are added up. What is neither is refused as soon as parts differ:
+contains: shares are added up. Any other loss is refused as soon as parts differ:
 
     (3)  targets per sample (if the loss is that mean), or those that count (if it is more than that
          mean), must be the same for all parts of a batch
@@ -32,8 +33,11 @@ from torch.overrides import TorchFunctionMode
 from argosy.errors import InputError, Problem, RunError
 
 _MEANS = {function: inspect.signature(function) for function in (F.cross_entropy, F.nll_loss)}
+"""Functions that compute a mean over targets, with their signatures."""
 _DIVISIONS = {torch.div, torch.true_divide, Tensor.div, Tensor.true_divide, Tensor.__truediv__}
+"""Functions that divide."""
 _MULTIPLES = {*_DIVISIONS, torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+"""Functions that return a multiple of their first argument."""
 _SAME = {
     Tensor.float,
     Tensor.double,
@@ -44,34 +48,35 @@ _SAME = {
     torch.sum,
     Tensor.squeeze,
 }
-"""Functions that leave a single number as it is."""
+"""Functions that leave the value of a scalar unchanged."""
 _PAIR = "return (loss, weight), with the weight that its parts are averaged by, such as mask.sum()"
+"""The suggestion in messages about ``loss_fn``."""
 
 
 @dataclass(frozen=True)
 class PartLoss:
-    """The loss of a part of the batch."""
+    """The loss that a part of the batch has, with its weight."""
 
     loss: Tensor
     fill: Tensor | float = 1.0
     """f of (1), or the share of its targets that count if it is a mean over targets."""
     targets: Tensor | float = 0.0
-    """What (3) compares; 0 if nothing is known."""
+    """The number that (3) compares; 0 if nothing is known."""
     is_over_targets: bool = False
     is_share: bool = False
-    """Whether the whole loss is the sum of such parts."""
+    """True if the whole loss is the sum of such parts."""
 
 
 class LossWatch(TorchFunctionMode):
-    """Finds out what a loss is a mean over, from the calls that compute it."""
+    """A mode that finds what a loss is a mean over, from the calls that compute it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.means: dict[int, tuple[Tensor, Tensor, int]] = {}
-        """By identity, a mean over targets with the weight of those that count, and their
-        number."""
+        """Means over targets by identity, each with the weight of the targets that count and the
+        number of all targets."""
         self.divides = False
-        """Whether one number that depends on the batch was divided by another."""
+        """True if a scalar that depends on the batch was divided by another."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -100,7 +105,7 @@ class LossWatch(TorchFunctionMode):
         self.means[id(result)] = (result, total, target.numel())
 
     def _follow(self, function: Any, args: Any, result: Any) -> None:
-        """A multiple of a mean is a mean over the same."""
+        """Record that a multiple of a mean is a mean over the same targets."""
         known = [arg for arg in args if isinstance(arg, Tensor) and id(arg) in self.means]
         if len(known) != 1 or not isinstance(result, Tensor) or result.dim() > 0:
             return
@@ -109,7 +114,7 @@ class LossWatch(TorchFunctionMode):
             self.means[id(result)] = (result, *self.means[id(known[0])][1:])
 
     def judged(self, loss: Any, samples: int) -> PartLoss:
-        """What ``loss_fn`` returned for a part of so many samples."""
+        """Return the loss of a part of ``samples`` samples, from what ``loss_fn`` returned."""
         if isinstance(loss, tuple) and len(loss) == 2 and loss[1] is None:
             if self.means:
                 found, expected = (
@@ -169,14 +174,14 @@ def _weight(weight: Any) -> Tensor | float:
 
 
 class Tally:
-    """Sums over the parts that this rank computed since the last update: of n f; of shares; and per
-    batch of n, n t and n t t, with t the targets of (3)."""
+    """The sums over the parts that this rank computed since the last update: of n f; of shares; and
+    per batch of n, n t and n t t, with t the targets of (3)."""
 
     def __init__(self) -> None:
         self.plain = [0.0, 0.0]
-        """Of numbers that the host knows."""
+        """Sums of numbers that are on the host."""
         self.measured: list[tuple[int, Tensor]] = []
-        """Places and numbers that are still on their way on a device."""
+        """Places and numbers that are still being computed on a device."""
         self.reference: float | None = None
         """Targets per sample of the first batch."""
 
@@ -184,7 +189,7 @@ class Tally:
         self.plain += [0.0] * 3
 
     def weighted(self, part: PartLoss, samples: int) -> Tensor | float:
-        """f of a part, which is added to the sums."""
+        """Return f of a part, after adding it to the sums."""
         fill = part.fill
         if part.is_over_targets:
             assert isinstance(part.targets, float)
@@ -203,28 +208,28 @@ class Tally:
             self.plain[place] += samples * value
 
     def sums(self, like: Tensor) -> Tensor:
-        """All of them, on the device of ``like``."""
-        found = like.new_tensor(self.plain, dtype=torch.float64)
+        """Return all sums, on the device of ``like``."""
+        totals = like.new_tensor(self.plain, dtype=torch.float64)
         for place, value in self.measured:
-            found[place] += value
-        return found
+            totals[place] += value
+        return totals
 
 
 @dataclass
 class Accumulated:
-    """What this rank computed since the last update."""
+    """Losses and weights that this rank computed since the last update."""
 
     begin: float = field(default_factory=time.perf_counter)
     tally: Tally = field(default_factory=Tally)
     losses: list[Tensor] = field(default_factory=list)
-    """Of micro-batches, weighted."""
+    """The weighted losses of micro-batches."""
     samples: int = 0
-    """Of all ranks together."""
+    """The samples of all ranks together."""
 
 
 def weight_of(sums: Sequence[float], step: int, global_batch: int) -> float:
-    """What sums of weighted losses are divided by to be the whole loss (2); a ``RunError`` if
-    nothing makes them it."""
+    """Return the divisor that turns the sum of weighted losses into the whole loss (2); raise a
+    ``RunError`` if there is none."""
     total, shares, *batches = sums
     if total <= 0 and not shares:
         raise RunError(f"no target of step {step} counts: all are masked, or their weights are 0")
@@ -235,7 +240,7 @@ def weight_of(sums: Sequence[float], step: int, global_batch: int) -> float:
         mean = targets / samples
         if squares / samples - mean * mean > 1e-6 * mean * mean:
             raise RunError(
-                f"the loss of step {step} is a mean over numbers of targets that differ between parts of the batch, "
-                f"and not only that mean; let loss_fn {_PAIR}"
+                f"the loss of step {step} is a mean over numbers of targets that differ between "
+                f"parts of the batch, and not only that mean; let loss_fn {_PAIR}"
             )
     return 1.0 if shares else total / global_batch

@@ -1,4 +1,4 @@
-"""Training state outside of a step: checkpoints, and moves from one plan to another.
+"""Save, load and migrate training state between steps.
 
 May import ``runtime.sources``. Start reading at ``checkpoint``, then ``migrate``.
 """

@@ -1,18 +1,18 @@
-"""Checkpoints that outlive the plan they were written under.
+"""Write and load checkpoints that are independent of the plan.
 
 A checkpoint is a folder in the format of torch.distributed.checkpoint, with one entry per weight
-and per tensor of optimizer state, whatever rows of it each rank held. So it loads under another
-plan, on other ranks, with rows divided otherwise, or as the ordinary state dict of one process. All
-ranks must see the same file system.
+and per tensor of optimizer state, no matter which rows of it each rank held. So it loads under
+another plan, on other ranks, with rows divided differently, or as the ordinary state dict of one
+process. All ranks must see the same file system.
 
     (1)  files     every rank writes its files into a folder with a dot before its name
     (2)  hashes    every rank syncs its files, reads them back and hashes them
     (3)  manifest  rank 0 writes and syncs the manifest (``manifest``), then the names in the folder
-    (4)  name      the folder is renamed, and its new name synced; only then older checkpoints are removed
+    (4)  name      the folder is renamed, and its new name synced; only then older checkpoints are
+                   removed
 
-After each of these the ranks tell one another whether they could do it: where one could not, an
-``UnsavedError`` is raised on all of them, nothing that was whole before is lost, and they may go on
-training.
+After each of these the ranks exchange whether they succeeded: if one failed, an ``UnsavedError`` is
+raised on all of them, no whole checkpoint is lost, and they may continue training.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CPU = torch.device("cpu")
 
 
 class UnsavedError(RunError):
-    """A checkpoint could not be written; raised on every rank."""
+    """An error that is raised on every rank if a checkpoint could not be written."""
 
 
 def save(trainer: Trainer, folder: Path) -> Path:
@@ -63,7 +63,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
 
 
 def facts(trainer: Trainer) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors."""
+    """Return what a checkpoint contains beside its tensors."""
     scale = trainer.scale
     return {
         "steps": trainer.steps,
@@ -87,7 +87,8 @@ def write(
         return _write(state, about, folder, _Ranks(group, device), keep)
     except _RankError as error:
         rank, reason = error.args
-    except CheckpointException as error:  # torch's is no Exception, so nothing else would catch it
+    # torch's class is no Exception, so nothing else catches it
+    except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         reason = (str(cause).splitlines() or [type(cause).__name__])[0]
     step = about["steps"]
@@ -97,19 +98,19 @@ def write(
 
 
 class _RankError(Exception):
-    """What kept a rank from doing its part; raised on every rank."""
+    """An error that is raised on every rank if one rank could not do its part."""
 
 
 @dataclass(frozen=True)
 class _Ranks:
-    """Those that write a checkpoint together."""
+    """The ranks that write a checkpoint together."""
 
     group: dist.ProcessGroup | None
     device: torch.device
 
     def each(self, act: Callable[[], Any]) -> list[Any]:
-        """Return what ``act`` returned on every rank; a ``_RankError`` if the system kept one of
-        them from it."""
+        """Return what ``act`` returned on every rank; raise a ``_RankError`` if it raised an
+        ``OSError`` on one of them."""
         try:
             own = {"result": act()}
         except OSError as error:
@@ -123,7 +124,7 @@ class _Ranks:
         return [answer["result"] for answer in answers]
 
     def first(self, act: Callable[[], object]) -> None:
-        """Let rank 0 do it."""
+        """Call ``act`` on rank 0 only."""
 
         def by_one() -> None:
             if dist.get_rank() == 0:
@@ -135,19 +136,19 @@ class _Ranks:
 def _write(
     state: dict[str, Any], about: dict[str, Any], folder: Path, ranks: _Ranks, keep: int
 ) -> Path:
-    """(1) to (4)."""
+    """Write a checkpoint by (1) to (4)."""
     name = f"step-{about['steps']:08d}"
     partial, whole = folder / f".{name}.partial", folder / name
     ranks.first(lambda: _make_room(folder, partial))
     save_distributed(state, checkpoint_id=partial, process_group=ranks.group)
-    found = ranks.each(lambda: _hashes_of_rank(partial, dist.get_rank()))
-    files = {file: facts for of_rank in found for file, facts in of_rank.items()}
+    rank_files = ranks.each(lambda: _hashes_of_rank(partial, dist.get_rank()))
+    files = {file: facts for of_rank in rank_files for file, facts in of_rank.items()}
     ranks.first(lambda: _publish(partial, whole, about, files, keep))
     return whole
 
 
 def _make_room(folder: Path, partial: Path) -> None:
-    """Make an empty folder; remove what others that were cut short have left."""
+    """Make an empty folder, and remove incomplete ones that interrupted writes have left."""
     for path in folder.glob(".step-*.partial"):
         shutil.rmtree(path)
     made = [path for path in (partial, *partial.parents) if not path.exists()]
@@ -157,7 +158,8 @@ def _make_room(folder: Path, partial: Path) -> None:
 
 
 def _hashes_of_rank(partial: Path, rank: int) -> dict[str, Any]:
-    """(2), as torch names the files of a rank; rank 0 has the table of contents, too.
+    """Sync and hash the files of a rank (2), which torch names by rank; rank 0 also has the table
+    of contents.
 
     torch syncs the table of contents while it is still in the process's buffer, so files are synced
     here.
@@ -171,7 +173,7 @@ def _hashes_of_rank(partial: Path, rank: int) -> dict[str, Any]:
 def _publish(
     partial: Path, whole: Path, about: dict[str, Any], files: Mapping[str, Any], keep: int
 ) -> None:
-    """(3) and (4)."""
+    """Write the manifest and rename the folder, by (3) and (4)."""
     assert files.keys() == {path.name for path in partial.iterdir()}, "every file has been hashed"
     write_manifest(partial, about, files)
     folder, replaced = whole.parent, whole.with_name(f".{whole.name}.replaced")
@@ -189,19 +191,20 @@ def _publish(
 
 
 def load(trainer: Trainer, path: Path) -> None:
-    """Continue from a checkpoint that any plan for the same model has written; an ``InputError`` if
-    it is torn."""
+    """Continue from a checkpoint that any plan for the same model has written; raise an
+    ``InputError`` if it is torn."""
     _check_together(path, trainer)
     load_checked(trainer, path)
 
 
 def load_checked(trainer: Trainer, path: Path) -> None:
-    """Continue from a checkpoint that is known to be whole."""
-    about, found = read_manifest(path), entries(path)
+    """Continue from a checkpoint that has been checked to be whole."""
+    about, stored_entries = read_manifest(path), entries(path)
     for held in trainer.held():
-        _check_entry(path, found, held)
+        _check_entry(path, stored_entries, held)
     stored = {
-        name: Stored(tuple(entry.size), entry.properties.dtype) for name, entry in found.items()
+        name: Stored(tuple(entry.size), entry.properties.dtype)
+        for name, entry in stored_entries.items()
     }
     trainer.begin_at(about.steps)
     take_state(trainer, stored, lambda wanted: load_tensors(wanted, path))
@@ -217,21 +220,22 @@ def _check_together(path: Path, trainer: Trainer) -> None:
 
 
 def shared_tear(path: Path, device: torch.device) -> str:
-    """Return on every rank what makes a checkpoint torn, or "" if nothing does."""
+    """Return on every rank the reason why a checkpoint is torn, or "" if it is whole."""
     own = tear_in(path, part=dist.get_rank(), parts=dist.get_world_size())
     return next(filter(None, gather_texts(own, device)), "")
 
 
 def load_weights(trainer: Trainer, source: Path) -> None:
-    """Begin with given weights: a checkpoint's, or a state dict's (``torch.save`` or
+    """Begin with given weights: those of a checkpoint, or of a state dict (``torch.save`` or
     safetensors)."""
     if source.is_dir():
         _check_together(source, trainer)
-        found = entries(source)
+        stored_entries = entries(source)
         for held in trainer.held():
-            _check_entry(source, found, held)
+            _check_entry(source, stored_entries, held)
         wanted = [
-            (f"model.{h.name}", Rows.of(h.parameter.data, h.boxes, h.shape)) for h in trainer.held()
+            (f"model.{held.name}", Rows.of(held.parameter.data, held.boxes, held.shape))
+            for held in trainer.held()
         ]
         load_tensors(merged(wanted), source)
     else:
@@ -252,18 +256,19 @@ def load_weights(trainer: Trainer, source: Path) -> None:
 
 
 def read_state_dict(path: Path | str) -> dict[str, Tensor]:
-    """The model's weights as one process knows them, from a checkpoint of any plan; needs no
+    """Return the model's weights as one process has them, from a checkpoint of any plan; needs no
     process group."""
     path = Path(path)
     check_whole(path)
     about = read_manifest(path)
-    found = {name: entry for name, entry in entries(path).items() if name.startswith("model.")}
+    weights = {name: entry for name, entry in entries(path).items() if name.startswith("model.")}
     state = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in found.items()
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in weights.items()
     }
     load_tensors(state, path, alone=True)
     result = {name.removeprefix("model."): value for name, value in state.items()}
-    for name, others in about.aliases.items():
+    for name, aliases in about.aliases.items():
         if name not in result:
             raise InputError(
                 [
@@ -275,12 +280,12 @@ def read_state_dict(path: Path | str) -> dict[str, Tensor]:
                     )
                 ]
             )
-        result |= dict.fromkeys(others, result[name])
+        result |= dict.fromkeys(aliases, result[name])
     return result
 
 
 def outer_facts(path: Path) -> OuterFacts | None:
-    """What a checkpoint says about exchanges; None if it is not of an island."""
+    """Return the state of exchanges that a checkpoint contains; None if it is not of an island."""
     return read_manifest(path).outer
 
 

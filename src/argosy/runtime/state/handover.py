@@ -1,8 +1,8 @@
-"""Parts of tensors on their way from rank to rank: what a rank holds before and after, and the
-messages between.
+"""Send parts of tensors from rank to rank, from those that a rank holds before a change of plan to
+those after it.
 
-What a rank has already is not sent: the very tensor stays where nothing changes, else it is copied.
-All that goes from one rank to another in one dtype is one message.
+Elements that a rank already has are not sent: the same tensor stays if nothing changes, otherwise
+they are copied. All elements of one dtype from one rank to another are one message.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from argosy.runtime.processes.failure import in_contact
 from argosy.runtime.state.moves import HeldPiece, RegionMove
 
 _TAG = 2**30
-"""Tags of migrations; others are smaller."""
+"""The first tag of migrations; other tags are smaller."""
 _DTYPES = sorted({str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)})
+"""All dtypes of torch in a fixed order, so that each has a tag of its own."""
 
 Key = tuple[str, str]
-"""Name and what, as in ``HeldPiece``."""
+"""A weight's name and the kind of tensor, as in ``HeldPiece``."""
 
 
 class About(NamedTuple):
-    """What every rank knows of a tensor that some rank holds."""
+    """Facts about a tensor that every rank knows, though only some ranks hold it."""
 
     shape: tuple[int, ...]
-    """Of the whole."""
+    """The shape of the whole tensor."""
     dtype: torch.dtype
     like_weight: bool
-    """Whether it is divided as its weight is."""
+    """True if it is divided as its weight is."""
 
 
 class Handover:
-    """Sends and receives of one rank."""
+    """The sends and receives that one rank does in a migration."""
 
     def __init__(
         self, rank: int, device: torch.device, carrier: torch.device, tensors: Mapping[Key, About]
     ) -> None:
-        """Messages are sent from and arrive on the ``carrier``."""
+        """Prepare an exchange; messages are sent from and received on the ``carrier``."""
         self.rank, self.device, self.carrier = rank, device, carrier
         self.tensors = tensors
         self.sent = self.received = 0
@@ -53,8 +54,8 @@ class Handover:
         old: dict[Key, HeldParts],
         boxes: Mapping[Key, Boxes],
     ) -> dict[Key, HeldParts]:
-        """This rank's part of some pieces under the new plan, with these ``boxes``; ``old`` loses
-        its part of them."""
+        """Return this rank's part of given pieces under the new plan, with these ``boxes``; their
+        old parts are removed from ``old``."""
         keys = [(piece.name, piece.what) for piece in pieces]
         new = {key: self._begin(key, boxes[key], old.get(key)) for key in keys if key in boxes}
         self._send_and_receive(moves, old, new)
@@ -63,7 +64,8 @@ class Handover:
         return new
 
     def _begin(self, key: Key, boxes: Boxes, had: HeldParts | None) -> HeldParts:
-        """What is there already: the very tensors, or new ones with what both have."""
+        """Return the parts under the new plan before messages arrive: the same tensors, or new ones
+        with the elements that both have."""
         if had is not None and tuple(part.boxes for part in had.parts) == boxes:
             return had
         dtype = self.tensors[key].dtype
@@ -81,7 +83,7 @@ class Handover:
         old: Mapping[Key, HeldParts],
         new: Mapping[Key, HeldParts],
     ) -> None:
-        """One message for each pair of ranks and dtype."""
+        """Exchange one message for each pair of ranks and dtype."""
         bundles: dict[tuple[int, int, str], list[RegionMove]] = {}
         for move in moves:
             if self.rank in (move.source, move.target):

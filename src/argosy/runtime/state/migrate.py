@@ -1,19 +1,19 @@
-"""From one plan to another between two steps: what changes hands goes from rank to rank, and
+"""Migrate from one plan to another between two steps: ranks send each other what changes place, and
 everything else stays.
 
-``trainer.move(plan)`` or ``migrate(trainer, plan)``, called by every rank after the same step:
+Every rank calls ``trainer.move(plan)`` or ``migrate(trainer, plan)`` after the same step:
 
     (1)  the plan is for the same model and global batch, on devices of the run's roster; ranks
          without one are idle
     (2)  weights, optimizer state and buffers: a rank receives what it holds under the new plan and
-         did not under the old one (``moves``), in waves, and lets go of what it no longer holds;
-         parts of tensor-parallel groups are regions of the whole like any other
-    (3)  stages, gradient groups and the optimizer are made anew around the tensors; groups that
-         exist are used again
+         did not under the old one (``moves``), in waves, and frees what it no longer holds; parts
+         of tensor-parallel groups are regions of the whole like any other
+    (3)  stages, gradient groups and the optimizer are made again around the tensors; existing
+         groups are reused
 
-Steps and loss scale are the same on all ranks and stay; batches are a function of the step, so the
-data goes on where it was. ``Moved`` says what it took. A rank that is lost on the way leaves the
-others without a trainer: go on from a checkpoint then.
+Steps and loss scale are equal on all ranks and stay; batches are a function of the step, so the
+data continues where it was. ``Moved`` contains the seconds and bytes. If a rank is lost during a
+migration, the others have no valid trainer and must continue from a checkpoint.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ if TYPE_CHECKING:
 
 VALUE = "value"
 BUFFER = "buffer"
+"""The kinds of pieces that are a weight's values, or a buffer; others are names of states."""
 
 
 class Making(NamedTuple):
-    """How a trainer was made: what a migration starts from."""
+    """The objects that a trainer was made from, which a migration starts from."""
 
     recipe: Recipe
     maker: StageMaker
@@ -65,20 +66,20 @@ class Making(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """What a migration took, as this rank saw it."""
+    """The seconds and bytes that a migration took on this rank."""
 
     seconds: float
     sent: int
-    """Bytes."""
+    """Bytes that this rank sent."""
     received: int
     predicted: int
-    """Bytes that this rank was to receive."""
+    """Bytes that this rank was predicted to receive."""
     total: int
     """Bytes over all ranks, as predicted."""
 
 
 def migrate(trainer: Trainer, plan: Plan) -> Moved:
-    """(1) to (3)."""
+    """Migrate a trainer to another plan by (1) to (3)."""
     begin = time.perf_counter()
     making = _checked(trainer, plan)
     recipe, source, rank = making.recipe, making.maker.moved(plan), trainer.rank
@@ -97,7 +98,8 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     was = _where(weights, making.keepings, before, about.tensors)
     will_be = _where(weights, keepings, after, about.tensors)
     pieces = [
-        _piece(key, told, was[key], will_be[key]) for key, told in _ordered(about.tensors, weights)
+        _piece(key, tensor, was[key], will_be[key])
+        for key, tensor in _ordered(about.tensors, weights)
     ]
     mine_then = {key: held[rank] for key, held in will_be.items() if rank in held}
     moves = moves_between(pieces, recipe.roster)
@@ -106,9 +108,9 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     new: dict[Key, HeldParts] = {}
     kept: list[Weight] = []
     by_name = {weight.name: weight for weight in weights}
-    for some, under_way in waves(pieces, moves):
-        new |= handover.run(some, under_way, old, mine_then)
-        for name in dict.fromkeys(piece.name for piece in some if piece.name in by_name):
+    for wave, wave_moves in waves(pieces, moves):
+        new |= handover.run(wave, wave_moves, old, mine_then)
+        for name in dict.fromkeys(piece.name for piece in wave if piece.name in by_name):
             kept += _install(by_name[name], keepings[name], new.get((name, VALUE)), rank)
     _install_buffers(trainer, before, after, new, about)
     own_rows = {
@@ -139,7 +141,7 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
 
 
 def _checked(trainer: Trainer, plan: Plan) -> Making:
-    """(1)."""
+    """Raise an ``InputError`` unless a plan fulfils (1); return what the trainer was made from."""
     making = trainer.making
     assert making is not None, "set by parallelize"
     strangers = [device for device in plan.devices if device not in making.recipe.roster]
@@ -167,27 +169,27 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
 def _held(
     trainer: Trainer, making: Making, weights: Sequence[Weight], buffers: Mapping[str, _Buffer]
 ) -> dict[Key, HeldParts]:
-    """What this rank holds now, the optimizer's state too."""
+    """Return what this rank holds now, including the optimizer's state."""
     installed = {weight.name: weight.installed for weight in weights}
-    found: dict[Key, list[HeldPart]] = {}
+    parts_by_key: dict[Key, list[HeldPart]] = {}
     for held in trainer.held():
         keep = making.keepings[held.name]
         if keep.level == 3 or held.name not in installed:
-            found.setdefault((held.name, VALUE), []).append(
+            parts_by_key.setdefault((held.name, VALUE), []).append(
                 HeldPart(held.parameter.data, held.boxes)
             )
         else:
             (boxes,) = keep.kept(trainer.rank, value=True)
-            found[held.name, VALUE] = [HeldPart(installed[held.name].data, boxes)]
+            parts_by_key[held.name, VALUE] = [HeldPart(installed[held.name].data, boxes)]
         state = {} if trainer.optimizer is None else trainer.optimizer.state.get(held.parameter, {})
         for what, state_value in state.items():
             same = isinstance(state_value, Tensor) and state_value.shape == held.parameter.shape
             boxes = held.boxes if same else rows(0, getattr(state_value, "shape", ()))
-            found.setdefault((held.name, what), []).append(HeldPart(state_value, boxes))
+            parts_by_key.setdefault((held.name, what), []).append(HeldPart(state_value, boxes))
     for path, buffer in buffers.items():
         if trainer.rank in buffer.ranks and buffer.tensor is not None:
-            found[path, BUFFER] = [HeldPart(buffer.tensor, rows(0, buffer.tensor.shape))]
-    return {key: HeldParts(tuple(parts)) for key, parts in found.items()}
+            parts_by_key[path, BUFFER] = [HeldPart(buffer.tensor, rows(0, buffer.tensor.shape))]
+    return {key: HeldParts(tuple(parts)) for key, parts in parts_by_key.items()}
 
 
 class _Buffer(NamedTuple):
@@ -203,32 +205,32 @@ class _Buffer(NamedTuple):
 
 
 def _buffer_ranks(recipe: Recipe, source: StageSource, plan: Plan) -> dict[str, _Buffer]:
-    """By path in the model."""
+    """Return the buffers of a plan's stages by their path in the model."""
     paths = {id(module): path for path, module in recipe.model.named_modules()}
-    found: dict[str, _Buffer] = {}
+    buffers: dict[str, _Buffer] = {}
     for index, seats in enumerate(seats_of(plan, recipe.roster)):
         for at, (module, name) in enumerate(source.buffers([index])):
             path = f"{paths.get(id(module), f'module {at} of stage {index}')}.{name}"
-            before = found[path].ranks if path in found else frozenset[int]()
-            found[path] = _Buffer(module, name, before | {seat.rank for seat in seats})
-    return found
+            before = buffers[path].ranks if path in buffers else frozenset[int]()
+            buffers[path] = _Buffer(module, name, before | {seat.rank for seat in seats})
+    return buffers
 
 
 class _Described(NamedTuple):
-    """What all ranks hold together."""
+    """A description of what all ranks hold together."""
 
     tensors: Mapping[Key, About]
-    """Weights, state and buffers."""
+    """Weights, optimizer state and buffers."""
     values: Mapping[Key, Any]
-    """State and buffers of one number, such as counts: they travel with the description."""
+    """State and buffers of one number, such as counts, which are sent with the description."""
     options: Sequence[Mapping[str, Any]]
-    """Of the optimizer, by group of parameters."""
+    """Options of the optimizer, by group of parameters."""
 
 
 def _shared_description(
     trainer: Trainer, weights: Sequence[Weight], old: Mapping[Key, HeldParts]
 ) -> _Described:
-    """Everyone tells of what he holds."""
+    """Exchange descriptions of what every rank holds."""
     shapes: dict[str, tuple[tuple[int, ...], set[tuple[int, ...]]]] = {}
     for held in trainer.held():
         shapes.setdefault(held.name, (held.shape, set()))[1].add(tuple(held.parameter.shape))
@@ -254,10 +256,10 @@ def _shared_description(
         gathered = [json.loads(text) for text in gather_texts(json.dumps(own), trainer.device)]
     tensors: dict[Key, About] = {}
     values: dict[Key, Any] = {}
-    for told in gathered:
-        for (name, what), shape, dtype, same in told["tensors"]:
+    for rank_description in gathered:
+        for (name, what), shape, dtype, same in rank_description["tensors"]:
             tensors.setdefault((name, what), About(tuple(shape), _dtype(dtype), same))
-        for (name, what), dtype, value in told["values"]:
+        for (name, what), dtype, value in rank_description["values"]:
             values.setdefault(
                 (name, what), value if dtype is None else torch.tensor(value, dtype=_dtype(dtype))
             )
@@ -266,20 +268,29 @@ def _shared_description(
             tuple(weight.parameter.shape), weight.parameter.dtype, like_weight=True
         )
     return _Described(
-        tensors, values, next((told["options"] for told in gathered if told["options"]), [])
+        tensors,
+        values,
+        next(
+            (
+                rank_description["options"]
+                for rank_description in gathered
+                if rank_description["options"]
+            ),
+            [],
+        ),
     )
 
 
 def _check_state(
     tensors: Mapping[Key, About], before: Mapping[str, Keeping], after: Mapping[str, Keeping]
 ) -> None:
-    """Raise an ``InputError`` if an optimizer has state that cannot be divided as a weight is: for
-    parts of the weight it would be another's. The same on every rank, before anything has
-    changed."""
-    for (name, what), told in sorted(tensors.items()):
+    """Raise an ``InputError`` if an optimizer has state that cannot be divided as its weight is,
+    since it would not be valid for parts of the weight. This is raised equally on every rank,
+    before anything has changed."""
+    for (name, what), tensor in sorted(tensors.items()):
         divided = [plan[name] for plan in (before, after) if name in plan and plan[name].is_divided]
-        if what != BUFFER and divided and not told.like_weight:
-            found = f"state {what} of shape {told.shape}"
+        if what != BUFFER and divided and not tensor.like_weight:
+            found = f"state {what} of shape {tensor.shape}"
             expected = (
                 "state of the weight's own shape, because a plan divides the weight between ranks"
             )
@@ -287,7 +298,7 @@ def _check_state(
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain settings of a group of parameters."""
+    """Return the plain settings of a group of parameters."""
     plain = (bool, int, float, str, list, tuple, type(None))
     return {
         name: value
@@ -309,7 +320,7 @@ def _dtype(name: str) -> torch.dtype:
 def _ordered(
     tensors: Mapping[Key, About], weights: Sequence[Weight]
 ) -> Iterator[tuple[Key, About]]:
-    """Weight by weight, its values and its optimizer's state; then buffers."""
+    """Yield tensors weight by weight, values and optimizer state; then buffers."""
     order = {weight.name: at for at, weight in enumerate(weights)}
     known = [key for key in tensors if key[0] in order or key[1] == BUFFER]
     for key in sorted(known, key=lambda key: (order.get(key[0], len(order)), key)):
@@ -322,29 +333,29 @@ def _where(
     buffers: Mapping[str, _Buffer],
     tensors: Mapping[Key, About],
 ) -> dict[Key, dict[int, Boxes]]:
-    """By tensor and rank, what is held under a plan."""
-    found: dict[Key, dict[int, Boxes]] = {}
+    """Return, by tensor and rank, the boxes that are held under a plan."""
+    boxes: dict[Key, dict[int, Boxes]] = {}
     names = {weight.name for weight in weights}
-    for (name, what), told in tensors.items():
-        all_of_it = (rows(0, told.shape),)
+    for (name, what), tensor in tensors.items():
+        all_of_it = (rows(0, tensor.shape),)
         if what == BUFFER:
             ranks = buffers[name].ranks if name in buffers else frozenset[int]()
-            found[name, what] = dict.fromkeys(sorted(ranks), all_of_it)
+            boxes[name, what] = dict.fromkeys(sorted(ranks), all_of_it)
         elif name in names:
             keep, is_value = keepings[name], what == VALUE
-            found[name, what] = {
-                rank: keep.kept(rank, value=is_value) if told.like_weight else all_of_it
+            boxes[name, what] = {
+                rank: keep.kept(rank, value=is_value) if tensor.like_weight else all_of_it
                 for rank in keep.ranks
             }
-    return found
+    return boxes
 
 
 def _piece(
-    key: Key, told: About, before: Mapping[int, Boxes], after: Mapping[int, Boxes]
+    key: Key, tensor: About, before: Mapping[int, Boxes], after: Mapping[int, Boxes]
 ) -> HeldPiece:
     old, new = ({rank: _regions(boxes) for rank, boxes in held.items()} for held in (before, after))
     return HeldPiece(
-        name=key[0], what=key[1], item_bytes=told.dtype.itemsize, before=old, after=new
+        name=key[0], what=key[1], item_bytes=tensor.dtype.itemsize, before=old, after=new
     )
 
 
@@ -353,8 +364,7 @@ def _regions(boxes: Boxes) -> list[Region]:
 
 
 def _install(weight: Weight, keep: Keeping, value: HeldParts | None, rank: int) -> list[Weight]:
-    """Put a weight where its modules find it, if this rank holds it now; let go of what it held
-    before."""
+    """Install a weight in its modules if this rank holds it now, and free what it held before."""
     before = weight.installed
     if value is None:
         weight.install(weight.parameter)
@@ -368,7 +378,7 @@ def _install(weight: Weight, keep: Keeping, value: HeldParts | None, rank: int) 
             part.tensor.untyped_storage().resize_(0)
         kept = [kept_weight(weight, part)]
     if not before.is_meta and (value is None or keep.level == 3):
-        before.data = before.data.new_empty(0)  # the old gradient groups still know it
+        before.data = before.data.new_empty(0)  # the old gradient groups still refer to it
     return kept
 
 
@@ -379,7 +389,7 @@ def _install_buffers(
     new: Mapping[Key, HeldParts],
     about: _Described,
 ) -> None:
-    """Those that this rank holds now; the others are let go of."""
+    """Install the buffers that this rank holds now, and free the others."""
     for path, buffer in (*before.items(), *after.items()):
         key, module, name = (path, BUFFER), buffer.module, buffer.name
         if path in after and trainer.rank in after[path].ranks:
@@ -392,7 +402,7 @@ def _install_buffers(
 
 
 def _give_state(trainer: Trainer, new: Mapping[Key, HeldParts], about: _Described) -> None:
-    """The new optimizer goes on where the old ones stopped."""
+    """Give the new optimizer the state of the old ones."""
     if trainer.optimizer is None:
         return
     for group, options in zip(trainer.optimizer.param_groups, about.options, strict=False):

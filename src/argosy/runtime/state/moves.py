@@ -1,8 +1,8 @@
-"""What changes hands when one plan follows another, from whom to whom. Needs no torch.
+"""Find what ranks send each other when one plan follows another. Needs no torch.
 
 A piece is a weight, a tensor of its optimizer's state or a buffer. A rank holds regions of it,
 before and after. It receives what it lacks as ``cost.moving`` prices it: of several ranks that held
-it, from one of its own node, then from the one that sends the fewest bytes yet.
+it, from one of its own node, then from the one that sends the fewest bytes so far.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import NamedTuple
 from argosy.cost.regions import Region, deliveries, volume
 
 WAVE = 256 * 2**20
-"""Bytes that are under way together."""
+"""Bytes that are in flight together, which bounds the additional memory of a migration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldPiece:
-    """Something that ranks hold regions of."""
+    """A tensor that ranks hold regions of, before and after a migration."""
 
     name: str
-    """Of the weight, or the path of the buffer."""
+    """The name of the weight, or the path of the buffer."""
     what: str
     """``value``, the name of a state, or ``buffer``."""
     item_bytes: int
-    """Of an element."""
+    """Bytes of one element."""
     before: Mapping[int, Sequence[Region]]
-    """By rank."""
+    """Regions by rank, before the migration."""
     after: Mapping[int, Sequence[Region]]
 
 
 class RegionMove(NamedTuple):
-    """A region of a piece on its way."""
+    """A region of a piece that one rank sends to another."""
 
     piece: HeldPiece
     source: int
@@ -47,7 +47,8 @@ class RegionMove(NamedTuple):
 
 
 def moves_between(pieces: Iterable[HeldPiece], roster: Sequence[str]) -> list[RegionMove]:
-    """What changes hands, in the order of pieces; the same list on every rank."""
+    """Return what ranks send each other, in the order of pieces; the list is equal on every
+    rank."""
     nodes = [device.rpartition(".")[0] for device in roster]
     sent: dict[int, int] = defaultdict(int)
     moves = []
@@ -68,8 +69,8 @@ def moves_between(pieces: Iterable[HeldPiece], roster: Sequence[str]) -> list[Re
 def waves(
     pieces: Sequence[HeldPiece], moves: Sequence[RegionMove], most: int = WAVE
 ) -> Iterator[tuple[list[HeldPiece], list[RegionMove]]]:
-    """Pieces and their moves in portions of at most ``most`` bytes, one weight or buffer at
-    least."""
+    """Yield pieces and their moves in portions of at most ``most`` bytes, but at least one weight
+    or buffer each."""
     by_name: dict[str, tuple[list[HeldPiece], list[RegionMove]]] = {
         piece.name: ([], []) for piece in pieces
     }
@@ -77,11 +78,11 @@ def waves(
         by_name[piece.name][0].append(piece)
     for move in moves:
         by_name[move.piece.name][1].append(move)
-    some: tuple[list[HeldPiece], list[RegionMove]] = ([], [])
-    for found, under_way in by_name.values():
-        if some[0] and sum(move.bytes for move in (*some[1], *under_way)) > most:
-            yield some
-            some = ([], [])
-        some = ([*some[0], *found], [*some[1], *under_way])
-    if some[0]:
-        yield some
+    portion: tuple[list[HeldPiece], list[RegionMove]] = ([], [])
+    for named_pieces, named_moves in by_name.values():
+        if portion[0] and sum(move.bytes for move in (*portion[1], *named_moves)) > most:
+            yield portion
+            portion = ([], [])
+        portion = ([*portion[0], *named_pieces], [*portion[1], *named_moves])
+    if portion[0]:
+        yield portion

@@ -1,9 +1,10 @@
-"""Checkpoints read as data: nothing in a folder that somebody sent can make this process run code.
+"""Read checkpoints as data only, so that a folder from an untrusted source cannot make this process
+run code.
 
 torch.distributed.checkpoint pickles its table of contents, and un-pickles an entry that claims to
 be no tensor. Here the table may consist of torch's own records and nothing else, every entry that
 is read must be a tensor (which torch reads with ``weights_only``), its bytes must lie in the
-folder, and a tensor is no larger than the folder itself.
+folder, and a tensor must not be larger than the folder itself.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ _RECORDS = {
     "pathlib": {"Path", "PosixPath", "PurePosixPath"},
     "collections": {"OrderedDict"},
 }
-"""What a table of contents may name: records without behaviour."""
+"""Names that a table of contents may contain, by module: records without behaviour."""
 
 
 class _Records(pickle.Unpickler):
-    """Builds records of torch's checkpoints and plain values; refuses the rest before it is looked
-    up."""
+    """An unpickler that builds records of torch's checkpoints and plain values; it refuses all
+    other names before they are looked up."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _RECORDS.get(module, ()):
@@ -64,9 +65,11 @@ class _Records(pickle.Unpickler):
 
 
 def _unpickled(data: bytes) -> object:
-    """The records in a table of contents. It has no bytearrays: to make one of an impossible
-    length, Python 3.11 frees what it has not filled in, and prints an error that nobody can
-    catch."""
+    """Return the records in a table of contents.
+
+    A table with bytearrays is refused: for one of an impossible length, Python 3.11 frees memory
+    that it has not initialised, and prints an error that cannot be caught.
+    """
     may_have = pickle.BYTEARRAY8 in data
     if may_have and any(
         operation.code.encode("latin-1") == pickle.BYTEARRAY8 for operation, *_ in genops(data)
@@ -76,7 +79,7 @@ def _unpickled(data: bytes) -> object:
 
 
 class DataReader(FileSystemReader):
-    """torch's reader of a checkpoint's folder, held to data."""
+    """A reader of a checkpoint's folder that returns data only."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -87,7 +90,7 @@ class DataReader(FileSystemReader):
             metadata = _unpickled((self.folder / ".metadata").read_bytes())
         except FileNotFoundError:
             raise _refused(self.folder, "no .metadata", "a checkpoint's folder") from None
-        except Exception as error:  # pickle raises whatever broken bytes make its machine do
+        except Exception as error:  # broken bytes can make pickle raise anything
             raise _refused(self.folder, f"{type(error).__name__}: {error}", _TABLE) from None
         problem = next(_problems(metadata, self.folder), None)
         if problem is not None:
@@ -107,6 +110,7 @@ class DataReader(FileSystemReader):
 
 
 _TABLE = "a table of tensors, as torch.distributed.checkpoint writes it"
+"""The expectation in messages about a bad table of contents."""
 
 
 def _refused(folder: Path, found: str, expected: str) -> InputError:
@@ -114,7 +118,7 @@ def _refused(folder: Path, found: str, expected: str) -> InputError:
 
 
 def _problems(metadata: object, folder: Path) -> Iterator[str]:
-    """What the table of contents says that cannot be."""
+    """Yield statements of the table of contents that cannot be true."""
     if not _is_whole(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
         yield "another table"
         return
@@ -137,8 +141,8 @@ def _problems(metadata: object, folder: Path) -> Iterator[str]:
 
 
 def _is_whole(record: object, kind: type[_Record]) -> TypeGuard[_Record]:
-    """Whether it is one of torch's records with all of its fields: pickle makes them without asking
-    for any."""
+    """Return whether a record is of torch's class and has all of its fields, since pickle creates
+    records without checking fields."""
     return isinstance(record, kind) and all(hasattr(record, field.name) for field in fields(kind))
 
 
@@ -152,10 +156,10 @@ def _fits(entry: TensorStorageMetadata, whole: int) -> bool:
 
 
 def entries(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """The tensors of a checkpoint by name."""
-    found = DataReader(folder).read_metadata().state_dict_metadata
+    """Return the tensors of a checkpoint by name."""
+    table = DataReader(folder).read_metadata().state_dict_metadata
     return {
-        name: entry for name, entry in found.items() if isinstance(entry, TensorStorageMetadata)
+        name: entry for name, entry in table.items() if isinstance(entry, TensorStorageMetadata)
     }
 
 
@@ -176,8 +180,8 @@ def load_tensors(wanted: Mapping[str, Tensor], folder: Path, *, alone: bool = Fa
 
 
 def read_weights(source: Path) -> Mapping[str, Tensor]:
-    """A state dict (``torch.save`` or safetensors), mapped and not read: a rank touches only what
-    it holds."""
+    """Return a state dict (``torch.save`` or safetensors) that is memory-mapped, so that a rank
+    reads only what it holds."""
     try:
         if source.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -185,8 +189,9 @@ def read_weights(source: Path) -> Mapping[str, Tensor]:
             values: Any = load_file(source)
         else:
             values = torch.load(source, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # pickle, zip and safetensors each have their own
-        found = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no more is said'}"
+    except Exception as error:  # pickle, zip and safetensors each have their own errors
+        reason = str(error).splitlines()[0] if str(error) else "no message"
+        found = f"{type(error).__name__}: {reason}"
         raise _refused(source, found, "weights as torch.save or safetensors writes them") from None
     if not isinstance(values, Mapping) or not all(
         isinstance(value, Tensor) for value in values.values()

@@ -1,11 +1,11 @@
-"""Checkpoints that are written while training goes on.
+"""Write checkpoints while training continues.
 
 ``begin`` copies this rank's state to host memory and returns; a thread writes it, with a process
-group of its own, so that its messages keep out of training's way. One checkpoint is written at a
-time: the next ``begin`` waits for it. One that could not be written (a full disk, a folder that was
-removed) is reported, and training goes on: rank 0 asks for another one some seconds later
-(``is_due``, with the votes of a step). Only the last one of a run must be written: ``finish`` tries
-for a minute, and then raises.
+group of its own, so that its messages do not interfere with training. One checkpoint is written at
+a time: the next ``begin`` waits for it. If one cannot be written (a full disk, a folder that was
+removed), this is reported and training continues: rank 0 requests another one some seconds later
+(``is_due``, with the votes of a step). Only the last one of a run must be written: ``finish``
+retries for a minute, and then raises.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ if TYPE_CHECKING:
     from argosy.runtime.step.trainer import Trainer
 
 RETRY_SECONDS = 5.0
-"""Between a checkpoint that could not be written and the next attempt."""
+"""Seconds between a checkpoint that could not be written and the next attempt."""
 LAST_TRIES = 12
-"""Attempts to write the last checkpoint of a run again."""
+"""Attempts to write the last checkpoint of a run again; with ``RETRY_SECONDS`` they take a
+minute."""
 
 
 class Saver:
-    """Writes checkpoints of a trainer in the background; every rank has one, made at the same
-    point."""
+    """A writer that saves checkpoints of a trainer in the background; every rank makes one at the
+    same point."""
 
     def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
-        """``report`` is called on rank 0 with what kept a checkpoint from being written."""
+        """Prepare to write into a folder; ``report`` is called on rank 0 with the reason why a
+        checkpoint could not be written."""
         self.folder, self.report = folder, report
         self.group = dist.new_group(backend="gloo")
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
         self.unsaved: UnsavedError | None = None
-        """Why the last attempt failed; None if it did not."""
+        """The error of the last attempt; None if it succeeded."""
         self.failed_at = 0.0
 
     def is_due(self) -> bool:
@@ -54,7 +56,7 @@ class Saver:
         return self.unsaved is not None and dist.get_rank() == 0 and waited >= RETRY_SECONDS
 
     def begin(self, trainer: Trainer) -> None:
-        """Copy, and write what was copied in the background. Every rank calls this at the same
+        """Copy the state, and write the copy in the background. Every rank calls this at the same
         step."""
         self.wait()
         self.unsaved = None
@@ -68,13 +70,13 @@ class Saver:
     def _write(self, state: dict[str, Any], about: dict[str, Any]) -> None:
         try:
             write(state, about, self.folder, group=self.group)
-        except Exception as error:  # reported where somebody waits for it
+        except Exception as error:  # raised again when ``wait`` is called
             self.error = error
 
     @contextlib.contextmanager
     def heeded(self) -> Iterator[None]:
-        """Around a step: what became of a checkpoint is reported before it, and in place of the
-        contact that was lost because another rank reported first."""
+        """Report the outcome of a checkpoint around a step: before it, and in place of a lost
+        contact that follows from another rank's earlier report."""
         self._look()
         try:
             yield
@@ -87,7 +89,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Until what was begun is written, or cannot be."""
+        """Wait until the current checkpoint is written or has failed."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -101,8 +103,8 @@ class Saver:
                 raise error
 
     def finish(self, trainer: Trainer) -> None:
-        """Until the last checkpoint is written; an ``UnsavedError`` on every rank if it cannot
-        be."""
+        """Wait until the last checkpoint is written; raise an ``UnsavedError`` on every rank if it
+        cannot be."""
         self.wait()
         for _ in range(LAST_TRIES):
             if self.unsaved is None:

@@ -1,5 +1,5 @@
-"""What a rank holds: weights, buffers and optimizer state, each by its name and by its place in the
-whole tensor.
+"""Describe what a rank holds: weights, buffers and optimizer state, each with its name and its
+place in the whole tensor.
 
     model.NAME            a weight or a buffer
     optimizer.NAME.WHAT   a tensor of a weight's state; ``WHAT:int`` and the like for a number
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from argosy.runtime.step.trainer import Trainer
 
 _NUMBERS = (bool, int, float)
-"""What an optimizer may keep beside tensors; listed as one, with its kind after its name:
-``step:int``."""
+"""Types of numbers that an optimizer may keep beside tensors; such a number is listed as a tensor
+with its type after its name: ``step:int``."""
 
 
 class HeldWeight(NamedTuple):
@@ -39,13 +39,13 @@ class HeldWeight(NamedTuple):
     name: str
     parameter: nn.Parameter
     shape: tuple[int, ...]
-    """Of the whole weight."""
+    """The shape of the whole weight."""
     boxes: tuple[TensorBox, ...]
-    """Where it lies in the whole weight."""
+    """The boxes of the part in the whole weight."""
 
 
 class Rows(torch.Tensor):
-    """Some rows of a weight, or boxes of it, as torch.distributed.checkpoint wants to know them."""
+    """Rows or boxes of a weight, with the methods that torch.distributed.checkpoint calls."""
 
     boxes: tuple[TensorBox, ...]
     whole: torch.Size
@@ -53,7 +53,7 @@ class Rows(torch.Tensor):
     """Other parts of the same weight that this rank holds, as tensors of their own."""
 
     def on_host(self) -> Rows:
-        """A copy that training does not change any more."""
+        """Return a copy in host memory, which training does not change."""
         copy = Rows.of(
             self.as_subclass(torch.Tensor).to("cpu", copy=True), self.boxes, tuple(self.whole)
         )
@@ -62,14 +62,14 @@ class Rows(torch.Tensor):
 
     @staticmethod
     def of(tensor: Tensor, boxes: tuple[TensorBox, ...], whole: tuple[int, ...]) -> Rows:
-        found: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
-        found.boxes, found.whole = boxes, torch.Size(whole)
-        return found
+        part: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
+        part.boxes, part.whole = boxes, torch.Size(whole)
+        return part
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def size(self, dim: int | None = None) -> Any:
-        """Of the whole weight: what is compared with the checkpoint."""
+        """Return the size of the whole weight, which is compared with the checkpoint's."""
         return self.whole if dim is None else self.whole[dim]
 
     def _filled(self) -> list[TensorBox]:
@@ -88,15 +88,17 @@ class Rows(torch.Tensor):
         return [_chunk(box) for box in self._filled()]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        found = ((part, box) for part in parts_of(self) for box in part.boxes if all(box.sizes))
+        filled = ((part, box) for part in parts_of(self) for box in part.boxes if all(box.sizes))
         part, box = next(
-            (p, b) for p, b in found if index.offset is None or torch.Size(b.whole) == index.offset
+            (part, box)
+            for part, box in filled
+            if index.offset is None or torch.Size(box.whole) == index.offset
         )
         return box.of(part.tensor)
 
 
 def parts_of(held: Tensor) -> list[HeldPart]:
-    """What is held of an entry of ``trainer_state``, tensor by tensor."""
+    """Return the parts that are held of an entry of ``trainer_state``, tensor by tensor."""
     plain = held.as_subclass(torch.Tensor)
     if not isinstance(held, Rows):
         return [HeldPart(plain, rows(0, plain.shape))]
@@ -107,13 +109,13 @@ def parts_of(held: Tensor) -> list[HeldPart]:
 
 
 def merged(entries: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Entries by name; several parts of one are held together by the first."""
-    found: dict[str, Tensor] = {}
+    """Return entries by name; if there are several parts of one, the first refers to the others."""
+    by_name: dict[str, Tensor] = {}
     for name, value in entries:
-        first = found.setdefault(name, value)
+        first = by_name.setdefault(name, value)
         if first is not value and isinstance(first, Rows) and isinstance(value, Rows):
             first.others = (*first.others, value)
-    return found
+    return by_name
 
 
 def _chunk(box: TensorBox) -> ChunkStorageMetadata:
@@ -121,15 +123,15 @@ def _chunk(box: TensorBox) -> ChunkStorageMetadata:
 
 
 class Stored(NamedTuple):
-    """A whole tensor as it is stored somewhere."""
+    """The shape and dtype of a whole tensor that is stored."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def trainer_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds: ``model.NAME``, ``optimizer.NAME.WHAT`` and ``powersgd.WHAT.NAME``,
-    part by part (``merged``)."""
+    """Yield what this rank holds: ``model.NAME``, ``optimizer.NAME.WHAT`` and
+    ``powersgd.WHAT.NAME``, part by part (``merged``)."""
     for name, buffer in trainer.buffers.items():
         yield f"model.{name}", buffer
     for held in trainer.held():
@@ -152,7 +154,7 @@ def _optimizer_state(trainer: Trainer, held: HeldWeight) -> Mapping[str, Tensor]
 
 
 def _give_state(trainer: Trainer, held: HeldWeight, what: str, value: Tensor) -> None:
-    """Give an optimizer a tensor of state, or the number that it was made of."""
+    """Give an optimizer a tensor of state, or the number that the tensor was made from."""
     assert trainer.optimizer is not None
     name, _, kind = what.partition(":")
     number = next((number for number in _NUMBERS if number.__name__ == kind), None)
@@ -162,22 +164,22 @@ def _give_state(trainer: Trainer, held: HeldWeight, what: str, value: Tensor) ->
 
 
 def _like(held: HeldWeight, value: Tensor) -> Tensor:
-    """State of the weight's own shape is divided as the weight is; anything else, such as a count,
-    is not."""
+    """Return state of the weight's own shape divided as the weight is, and any other state, such as
+    a count, as it is."""
     return Rows.of(value, held.boxes, held.shape) if value.shape == held.parameter.shape else value
 
 
 def take_state(
     trainer: Trainer, stored: Mapping[str, Stored], fill: Callable[[Mapping[str, Tensor]], None]
 ) -> None:
-    """Give a trainer its part of what is ``stored``, by entry; ``fill`` reads into the tensors that
-    it is given."""
+    """Give a trainer its part of the ``stored`` entries; ``fill`` reads into the tensors that it is
+    passed."""
     wanted: list[tuple[str, Tensor]] = [
         (f"model.{name}", buffer) for name, buffer in trainer.buffers.items()
     ]
     states: list[tuple[HeldWeight, str, Tensor]] = []
     whole: dict[str, Tensor] = {}
-    """Of state that is not divided as its weight is: one tensor for all parts of the weight."""
+    """State that is not divided as its weight is: one tensor for all parts of the weight."""
     for held in trainer.held():
         wanted.append((f"model.{held.name}", Rows.of(held.parameter.data, held.boxes, held.shape)))
         for what, entry in _state_entries(stored, held.name).items():
@@ -196,7 +198,7 @@ def take_state(
     for gradient_sum, values in zip(trainer.gradients.factored, kept, strict=True):
         gradient_sum.take(values)
     if trainer.optimizer is not None:
-        trainer.optimizer.state.clear()  # what it has gathered since belongs to other weights
+        trainer.optimizer.state.clear()  # the present state belongs to other values
     for held, what, value in states:
         _give_state(
             trainer, held, what, value if value.shape == held.parameter.shape else value.clone()
@@ -206,7 +208,7 @@ def take_state(
 
 def _state_entries(stored: Mapping[str, Stored], name: str) -> dict[str, Stored]:
     prefix = f"optimizer.{name}."
-    found = {
+    entries = {
         key.removeprefix(prefix): entry for key, entry in stored.items() if key.startswith(prefix)
     }
-    return {what: entry for what, entry in found.items() if "." not in what}
+    return {what: entry for what, entry in entries.items() if "." not in what}

@@ -1,4 +1,4 @@
-"""A global batch, and the part of it that one replica works on in one micro-batch."""
+"""Check a global batch, and take the part of it that one replica computes in one micro-batch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from argosy.runtime.processes.ranks import Seat
 
 
 def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
-    """The samples of a batch. Raises an ``InputError`` unless every tensor has as many rows as the
-    plan's global batch, or all the same number of fewer rows if the batch ``may_be_short``."""
+    """Return the number of samples of a batch.
+
+    Raise an ``InputError`` unless every tensor has as many rows as the plan's global batch, or all
+    have the same smaller number of rows and the batch ``may_be_short``.
+    """
     leaves, _ = tree_flatten_with_path(batch)
     tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
     sizes = {leaf.shape[0] for _, leaf in tensors if leaf.dim() > 0}
@@ -30,7 +33,10 @@ def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
             expected = f"a first dim of {plan.global_batch}, the plan's global batch"
             suggestion = "hold what all samples share in a buffer of the model"
             if leaf.dim() > 0 and len(sizes) == 1 and leaf.shape[0] < plan.global_batch:
-                suggestion = "a captured program and layers that mix samples take whole batches only; drop_last=True"
+                suggestion = (
+                    "a captured program and layers that mix samples take whole batches only; "
+                    "drop_last=True"
+                )
             where = f"batch{keystr(path)}"
             problems.append(
                 Problem(path=where, found=found, expected=expected, suggestion=suggestion)
@@ -45,7 +51,7 @@ def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
 
 
 def filled_up(batch: Any, samples: int, plan: Plan) -> Any:
-    """A short batch with copies of its last sample, up to the plan's global batch."""
+    """Return a short batch filled up with copies of its last sample to the plan's global batch."""
     if samples == plan.global_batch:
         return batch
     rows = torch.arange(plan.global_batch).clamp(max=samples - 1)
@@ -55,8 +61,8 @@ def filled_up(batch: Any, samples: int, plan: Plan) -> Any:
 
 
 def parts_of(batch: Any, size: int) -> Iterator[Any]:
-    """A batch in parts of ``size`` samples and a last one of what is left; one whose tensors differ
-    is left whole."""
+    """Yield a batch in parts of ``size`` samples, the last with the remaining ones; a batch whose
+    tensors differ in size is yielded whole."""
     leaves, _ = tree_flatten(batch)
     rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves if isinstance(leaf, Tensor)}
     if len(rows) != 1 or max(rows) <= size:
@@ -70,15 +76,15 @@ def parts_of(batch: Any, size: int) -> Iterator[Any]:
 
 
 def batch_form(batch: Any) -> str:
-    """What the shapes of a step's messages follow from: the tree of a batch, and its tensors'
-    shapes and dtypes."""
+    """Return a text that determines the shapes of a step's messages: the tree of a batch, and its
+    tensors' shapes and dtypes."""
     leaves, tree = tree_flatten(batch)
     tensors = [(tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)]
     return f"{tree} {tensors}"
 
 
 def portion(batch: Any, plan: Plan, seat: Seat, micro_batch: int, device: torch.device) -> Any:
-    """The samples of a micro-batch that a seat works on, on its device."""
+    """Return the samples of a micro-batch that a seat computes, on its device."""
     start = micro_batch * plan.micro_batch_size
     begin, end = start + seat.begin, start + seat.end
 

@@ -1,4 +1,4 @@
-"""The loss of a batch under a plan, without training on it: the forwards of a step alone, with
+"""Compute the loss of a batch under a plan without training on it: run the forwards of a step with
 layers in eval mode."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(trainer: Trainer, batch: Any) -> float:
-    """The loss of a batch on every rank. Every rank calls this with the same batch, between two
-    steps.
+    """Return the loss of a batch on every rank. Every rank calls this with the same batch, between
+    two steps.
 
     A batch of more samples than the plan's is evaluated in several parts.
     """
@@ -48,7 +48,8 @@ def evaluate(trainer: Trainer, batch: Any) -> float:
 
 @contextlib.contextmanager
 def _evaluating(trainer: Trainer) -> Iterator[None]:
-    """With every module of this rank's layers in eval mode; afterwards each is as it was."""
+    """Set every module of this rank's layers to eval mode in the context, and restore it
+    afterwards."""
     modules: dict[nn.Module, bool] = {}
     for program in trainer.executor.programs.values():
         if isinstance(program, LayerStage):
@@ -67,7 +68,8 @@ def _evaluating(trainer: Trainer) -> Iterator[None]:
 
 
 def _check_captured(program: GraphStage) -> None:
-    """A program is captured as it trains; what it does then only cannot be left out."""
+    """Raise an ``InputError`` if a captured program does something only in training, which cannot
+    be removed: it is captured as it trains."""
     graph = program.cut.graph
     drawn = next((node.op for node in graph.nodes if node.op in RANDOM), None)
     if drawn is not None or graph.updates:

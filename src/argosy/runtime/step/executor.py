@@ -1,10 +1,11 @@
-"""One training step of one rank: the actions of its row of the schedule, in order, on real tensors.
+"""Run one training step of one rank: the actions of its row of the schedule, in order, on real
+tensors.
 
-The row comes from ``schedule`` with its communication inserted. Sends leave as soon as their tensor
-exists and are not waited for; receives are posted ``lookahead`` computations before they are
-needed, because a message only moves once somebody waits for it. The loss of a portion of n samples
-counts n f / N of the global batch of N, with f the weight per sample that ``weighing`` finds; plain
-sums over micro-batches and replicas are then the whole batch's.
+The row comes from ``schedule`` with its communication inserted. A send begins as soon as its tensor
+exists and does not block; receives are posted ``lookahead`` computations before they are needed,
+because a message is transferred only once its receive is posted. The loss of a portion of n samples
+counts n f / N of the global batch of N, with f the weight per sample that ``weighing`` finds; sums
+over micro-batches and replicas are then those of the whole batch.
 """
 
 from __future__ import annotations
@@ -44,25 +45,26 @@ from argosy.schedule import Action, ActionKind, build_schedule, with_communicati
 from argosy.schedule.communicate import check_channels
 
 _FORM_TAG = 2**28
-"""Tags of messages about forms; those of tensors are smaller."""
+"""The first tag of messages about forms; tags of tensors are smaller."""
 _MOST_TENSORS = 64
-"""In what a stage hands on."""
+"""The most tensors that a stage may send on, since tags number them."""
 _FORWARD_KINDS = (ActionKind.RECEIVE_FORWARD, ActionKind.FORWARD, ActionKind.SEND_FORWARD)
+"""Actions that an evaluation runs."""
 
 
 @dataclass
 class HeldActivations:
-    """What a stage keeps of a micro-batch from its forward to its backward."""
+    """Tensors that a stage keeps of a micro-batch from its forward to its backward."""
 
     inputs: list[Tensor]
-    """Leaves whose gradients go back to the stage before."""
+    """Leaves whose gradients are sent back to the previous stage."""
     outputs: list[Tensor]
-    """The tensors that gradients come back for, or the weighted loss."""
+    """The tensors whose gradients come back, or the weighted loss."""
 
 
 @dataclass
 class Hosted:
-    """A stage that this rank hosts a replica of."""
+    """A stage of which this rank holds a replica."""
 
     seat: Seat
     program: StageProgram
@@ -72,14 +74,14 @@ class Hosted:
     output_form: CarryForm | None = None
     held: dict[int, HeldActivations] = field(default_factory=dict)
     arriving: dict[tuple[bool, int], Arrival] = field(default_factory=dict)
-    """By whether it is a gradient, and by micro-batch."""
+    """Tensors that are being received, by whether they are gradients, and by micro-batch."""
     handed: dict[tuple[bool, int], list[Tensor]] = field(default_factory=dict)
-    """From a neighbouring stage on this very rank."""
+    """Tensors for a neighbouring stage on this rank, or to be sent, with the same keys."""
     debts: dict[int, list[Debt]] = field(default_factory=dict)
 
 
 class Executor:
-    """Runs steps of a plan on this rank."""
+    """A runner of the steps of a plan on this rank."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Executor:
         self.recorder = recorder
         self.rank = rank
         self.devices = tuple(roster)
-        """By rank."""
+        """Devices by rank."""
         self.deferral = Deferral()
         self.gradient_events = gradient_events or GradientEvents()
         self.loss_scale = 1.0
@@ -105,17 +107,17 @@ class Executor:
         self.forms: dict[
             tuple[int, tuple[bool, str]], tuple[CarryForm | None, CarryForm | None]
         ] = {}
-        """What stages receive and hand on, by stage, by whether it trains and by the form of the
+        """Forms that stages receive and send, by stage, by whether it trains and by the form of the
         batch."""
         self.programs = programs
         self.follow(plan)
 
     def follow(self, plan: Plan) -> None:
-        """Take the schedule and the shares of a plan with the same stages on the same ranks, from
+        """Use the schedule and the shares of a plan with the same stages on the same ranks, from
         the next step on."""
         self.plan = plan
         self.is_warm = False
-        """Whether a step has been done under this plan."""
+        """True if a step has been done under this plan."""
         seats = seats_of(plan, self.devices)
         self.transport.connect(channels_of(plan, self.devices))
         earlier = self.stages
@@ -151,9 +153,12 @@ class Executor:
     def step(
         self, batch: Any, tally: Tally, *, samples: int, trains: bool = True, is_final: bool = False
     ) -> Tensor:
-        """Run every action of a step, or its forwards alone; the weighted loss of each micro-batch
-        as far as this rank computed it. All but the first ``samples`` of the batch are copies that
-        count for nothing. ``is_final``: no further batch adds to the gradients."""
+        """Run every action of a step, or its forwards alone; return the weighted loss of each
+        micro-batch as far as this rank computed it.
+
+        All but the first ``samples`` of the batch are copies with weight zero. With ``is_final`` no
+        further batch adds to the gradients.
+        """
         self.losses = torch.zeros(
             self.plan.num_micro_batches, dtype=torch.float64, device=self.transport.device
         )
@@ -167,10 +172,9 @@ class Executor:
         for program in self.programs.values():
             program.begin(batch, Moment(self.recorder.step, 0, count, count))
         row = self.row if self._posts_ahead() else self.first_row
+        actions = row if trains else [action for action in row if action.kind in _FORWARD_KINDS]
         with torch.set_grad_enabled(trains):
-            for action in (
-                row if trains else [action for action in row if action.kind in _FORWARD_KINDS]
-            ):
+            for action in actions:
                 self._act(action, batch)
         self.is_warm = self.is_warm or trains
         with in_contact("while the last messages of the step were leaving"):
@@ -182,9 +186,12 @@ class Executor:
         return self.losses
 
     def _posts_ahead(self) -> bool:
-        """Whether receives can be posted ahead: after the first step, when all forms are known. A
-        receive of NCCL is a kernel that waits. So with NCCL the first step under a plan posts none
-        ahead either: it loads kernels, for which CUDA may wait until the device is idle."""
+        """Return whether receives can be posted ahead: after the first step, when all forms are
+        known.
+
+        A receive of NCCL is a kernel that waits. So with NCCL the first step under a plan posts
+        none ahead either: it loads kernels, for which CUDA may wait until the device is idle.
+        """
         if self.transport.in_order and not self.is_warm:
             return False
         last = len(self.plan.stages) - 1
@@ -267,12 +274,10 @@ class Executor:
     ) -> Tensor:
         part = result if isinstance(result, PartLoss) else PartLoss(result)
         weighted = part.loss if part.is_share else part.loss * (samples / self.plan.global_batch)
-        if (
-            stage.seat.member
-        ):  # the first of a group has the loss and its gradient, the others add nothing to them
+        if stage.seat.member:  # only the first member of a group adds the loss and its gradient
             return weighted * 0.0
         fill = self.tally.weighted(part, samples)
-        if isinstance(fill, Tensor):  # a mean over no targets is not a number
+        if isinstance(fill, Tensor):  # a mean over no targets is NaN
             weighted = torch.where(fill > 0, weighted * fill, torch.zeros_like(weighted))
         elif fill != 1.0:
             weighted = weighted * fill
@@ -280,7 +285,7 @@ class Executor:
         return weighted * self.loss_scale if self.loss_scale != 1.0 else weighted
 
     def _handed_on(self, stage: Hosted, index: int, carry: Carry) -> list[Tensor]:
-        """Keep what goes to the next stage; the first time, tell it what will come."""
+        """Keep the tensors for the next stage; the first time, send it their form."""
         number = stage.seat.stage
         form, tensors = describe(carry, stage.seat.samples, where=f"stage {number}")
         if len(tensors) > _MOST_TENSORS:
@@ -288,9 +293,12 @@ class Executor:
             raise InputError([Problem(path=f"stage {number}", found=found, expected=expected)])
         if stage.output_form is None:
             stage.output_form = form
-            self._tell_form(stage, form)
+            self._send_form(stage, form)
         elif form != stage.output_form:
-            found = "a hand-over whose names, shapes, dtypes or constants differ from those of the first micro-batch"
+            found = (
+                "a hand-over whose names, shapes, dtypes or constants differ from those of the "
+                "first micro-batch"
+            )
             raise InputError(
                 [
                     Problem(
@@ -303,7 +311,7 @@ class Executor:
         stage.handed[False, index] = tensors
         return [tensor for tensor in tensors if tensor.requires_grad]
 
-    def _tell_form(self, stage: Hosted, form: CarryForm) -> None:
+    def _send_form(self, stage: Hosted, form: CarryForm) -> None:
         following = self.stages.get(stage.seat.stage + 1)
         if following is not None and not self._crosses(stage.seat.stage):
             following.input_form = form
@@ -316,7 +324,7 @@ class Executor:
                 )
 
     def _crosses(self, stage: int) -> bool:
-        """Whether what a stage hands on goes to another worker."""
+        """Return whether the output of a stage is sent to another worker."""
         return worker_of(self.plan, stage) != worker_of(self.plan, stage + 1)
 
     def _backward(self, stage: Hosted, action: Action) -> None:
@@ -330,7 +338,7 @@ class Executor:
         is_last = action == self.last_gradients[action.stage] and self.is_final
         if is_last and stage.program.deferral is None:
             self.gradient_events.before_last(action.stage)
-        if held.outputs:  # else nothing in this stage or before it is trained
+        if held.outputs:  # otherwise nothing in this stage or before it is trained
             kept = self.activations
             returning = (
                 contextlib.nullcontext()
@@ -357,8 +365,8 @@ class Executor:
             self.gradient_events.after_last(action.stage)
 
     def bytes_handed_on(self) -> dict[int, float]:
-        """Per stage of this rank, bytes of one sample that go to the next; known after the first
-        step."""
+        """Return, per stage of this rank, the bytes of one sample that are sent to the next; known
+        after the first step."""
         return {
             index: float(sum(form.bytes_per_sample() for form in stage.output_form.tensors))
             for index, stage in self.stages.items()
@@ -370,8 +378,8 @@ class Executor:
         links = stage.upstream if gradient else stage.downstream
         target = stage.seat.stage + (-1 if gradient else 1)
         key = (stage.seat.stage, index, gradient)
-        told = self._peers(f"sending micro-batch {index}", links)
-        with self.recorder.sending(stage.seat.stage, index, gradient=gradient), in_contact(told):
+        contact = self._peers(f"sending micro-batch {index}", links)
+        with self.recorder.sending(stage.seat.stage, index, gradient=gradient), in_contact(contact):
             tags = [
                 self._tag(target, index, position, gradient=gradient)
                 for position in range(len(tensors))
@@ -383,10 +391,12 @@ class Executor:
 
     def _post(self, stage: Hosted, index: int, *, gradient: bool) -> None:
         """Post the receives of a micro-batch: one buffer per tensor, filled by every peer that has
-        a part of it; of gradients, one for every turn of peers."""
+        a part of it; for gradients, one buffer per turn of peers."""
         links = stage.downstream if gradient else stage.upstream
         turns = sorted({link.turn for link in links}) if gradient else []
-        each = [[link for link in links if link.turn == turn] for turn in turns] or [list(links)]
+        links_by_turn = [[link for link in links if link.turn == turn] for turn in turns] or [
+            list(links)
+        ]
         layers: list[list[Tensor]] = []
         works: list[AsyncWork] = []
         with in_contact(self._peers(f"posting receives of micro-batch {index}", links)):
@@ -395,7 +405,7 @@ class Executor:
                 self._tag(stage.seat.stage, index, at, gradient=gradient)
                 for at in range(len(forms))
             ]
-            for peers in each:
+            for peers in links_by_turn:
                 buffers = [
                     self.transport.buffer((stage.seat.samples, *form.shape), form.dtype)
                     for form in forms
@@ -436,20 +446,21 @@ class Executor:
         return neighbour.handed.pop(key)
 
     def _peers(self, what: str, links: tuple[PeerLink, ...]) -> str:
-        """``with rank 1 (v0.0) while ...``, for whoever reads that contact was lost."""
+        """Return a phrase such as ``with rank 1 (v0.0) while ...``, for messages about lost
+        contact."""
         names = ", ".join(f"rank {link.peer} ({self.devices[link.peer]})" for link in links)
         return f"with {names} while {what}"
 
     def _tag(self, target: int, index: int, position: int, *, gradient: bool) -> int:
-        """Unique among the messages of a step from one rank to another."""
+        """Return a tag that is unique among the messages of a step from one rank to another."""
         return ((index * len(self.plan.stages) + target) * 2 + gradient) * _MOST_TENSORS + position
 
 
 def _without_padding(
     moment: Moment, left: int, carry: Carry, rows: Any
 ) -> tuple[Moment, Carry, Any]:
-    """The samples of a portion that are of the batch, ``left`` of them; if none is, a single copy
-    of one."""
+    """Return the ``left`` samples of a portion that belong to the batch; if there are none, one
+    copy of a sample."""
     kept = max(1, left)
     carry, rows = tree_map(
         lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, (carry, rows)

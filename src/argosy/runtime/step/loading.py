@@ -1,15 +1,15 @@
-"""The batches of a run by step, whatever they come from: a function of the step, or an iterable
-such as a DataLoader.
+"""Read the batches of a run by step, from a function of the step or an iterable such as a
+DataLoader.
 
 An iterable is read again and again, an epoch at a time. Every rank must get the same batches, and a
-run that is resumed those that it has not trained on. So the batch at a place is a function of the
-seed, the epoch and the place:
+resumed run those that it has not trained on. So the batch at a place is a function of the seed, the
+epoch and the place:
 
     (1)  torch's, Python's and NumPy's generators are seeded with (seed, epoch, place) while a batch
-         is read, and are what they were before afterwards
+         is read, and are restored afterwards
     (2)  a generator that a DataLoader has of its own begins every epoch with its first seed plus
          the epoch
-    (3)  samplers and iterables with ``set_epoch`` are given the epoch
+    (3)  ``set_epoch`` of samplers and iterables is called with the epoch
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from argosy.errors import bad_input
 def batches_of(
     source: Callable[[int], Any] | Iterable[Any] | None, fixed: Any, seed: int
 ) -> Callable[[int], Any]:
-    """``data(step)`` of what a program gives as its data; the ``fixed`` batch if it gives none."""
+    """Return ``data(step)`` for the data of a program; the ``fixed`` batch if it defines none."""
     if source is None:
         return lambda step: fixed
     if callable(source):
@@ -37,13 +37,13 @@ def batches_of(
 
 
 class BatchStream:
-    """Batches of an iterable by step; the next step's is read on, any other is sought from an
-    epoch's beginning."""
+    """A reader that returns batches of an iterable by step; the next step's batch is read on, any
+    other is sought from the beginning of an epoch."""
 
     def __init__(self, source: Iterable[Any], *, seed: int = 0) -> None:
         self.source, self.seed = source, seed
         self.upcoming = 0
-        """The step whose batch the iterator gives next."""
+        """The step whose batch the iterator returns next."""
         self.epoch = self.place = 0
         self.iterator: Iterator[Any] | None = None
 
@@ -55,7 +55,7 @@ class BatchStream:
         return dict(batch) if isinstance(batch, Mapping) else batch
 
     def _seek(self, step: int) -> None:
-        """Go to a step: to its epoch by counting if the epochs' length is known, else by
+        """Go to a step: to its epoch by counting if the length of epochs is known, otherwise by
         reading."""
         size = getattr(type(self.source), "__len__", None)
         length = len(self.source) if size is not None else 0  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ class BatchStream:
             self._next()
 
     def _next(self) -> Any:
-        for _ in range(2):  # an epoch that has just ended, and the one after it
+        for _ in range(2):  # an epoch that has just ended, and the next one
             with _seeded(self.seed, self.epoch, self.place):
                 if self.iterator is None:
                     self.iterator = self._begin()
@@ -77,7 +77,7 @@ class BatchStream:
         raise bad_input("an iterable with batches", "none", where="data")
 
     def _begin(self) -> Iterator[Any]:
-        """(2), (3)."""
+        """Begin an epoch by (2) and (3)."""
         own = getattr(self.source, "generator", None)
         if isinstance(own, torch.Generator):
             own.manual_seed(self._first_seed(own) + self.epoch)
@@ -95,11 +95,12 @@ class BatchStream:
 
 
 _ENDED = object()
+"""The value that stands for the end of an epoch."""
 
 
 @contextlib.contextmanager
 def _seeded(*numbers: int) -> Iterator[None]:
-    """(1)."""
+    """Seed the generators in the context, and restore them afterwards (1)."""
     value = random.Random(repr(numbers)).getrandbits(32)
     plain, numpy = random.getstate(), sys.modules.get("numpy")
     arrays = None if numpy is None else numpy.random.get_state()

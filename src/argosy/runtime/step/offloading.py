@@ -1,4 +1,4 @@
-"""What a rank keeps in host memory under a plan."""
+"""Choose what a rank keeps in host memory under a plan."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 def offloading(
     plan: Plan, stages: Iterable[int], device: torch.device, weights: Callable[[], Iterable[Tensor]]
 ) -> tuple[HostActivations | None, HostState | None]:
-    """What keeps the activations of a rank's stages, and the state of its optimizer, in host
-    memory.
+    """Return the objects that keep the activations of a rank's stages, and the state of its
+    optimizer, in host memory; None for what stays on the device.
 
-    The state of all of a rank's stages is there if that of one is. ``weights`` are what stays on
-    the device.
+    The state of all of a rank's stages is offloaded if that of one is. ``weights`` returns the
+    tensors that stay on the device.
     """
     offloads = {stage: plan.stages[stage].offload for stage in stages}
     kept = frozenset(
@@ -37,8 +37,8 @@ def offloading(
 
 
 def tensors_of(making: Making | None) -> Iterator[Tensor]:
-    """Weights and buffers of the model that a trainer was made from; those of other ranks are
-    empty."""
+    """Yield the weights and buffers of the model that a trainer was made from; those of other ranks
+    are empty."""
     assert making is not None, "a step comes after the trainer is made"
     yield from making.recipe.model.parameters()
     yield from making.recipe.model.buffers()

@@ -1,11 +1,11 @@
-"""The way in: a model and a plan, or a model and a program, become a trainer for this rank.
+"""Turn a model and a plan, or a model and a program, into a trainer for this rank.
 
-    program = argosy.share_program(build, cluster)                          # alike on every rank
+    program = argosy.share_program(build, cluster)                   # the same on every rank
     model, loss_fn, batch = build()
     trainer = argosy.parallelize(model, loss_fn, optimizer, batch, program)
     trainer.step(batch)
 
-Under torchrun, with one process per device of the cluster, in its order.
+This runs under torchrun, with one process per device of the cluster, in its order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from argosy.workload.capture.trace import Build, capture
 def share_program(
     build: Build, cluster: Cluster | str, *, dtype: Dtype = Dtype.FP32, name: str = "program"
 ) -> Program:
-    """The cheapest program that shares the step of ``build() -> (model, loss_fn, batch)`` among all
-    devices."""
+    """Return the cheapest program that shares the step of ``build() -> (model, loss_fn, batch)``
+    among all devices."""
     where = load_cluster(cluster) if isinstance(cluster, str) else cluster
     group = device_group(where, [device.name for device in where.devices], dtype)
     return find_segmented(capture(build, name=name), Pricing(group=group))
@@ -69,11 +69,11 @@ def parallelize(
     plan: Plan | Program | str | Path,
     **options: Any,
 ) -> trainer.Trainer | spmd.Trainer:
-    """A trainer for this rank: of a plan's stages (``runtime.step.trainer.parallelize``, with its
-    options), or of a program.
+    """Return a trainer for this rank: of a plan's stages (``runtime.step.trainer.parallelize``,
+    with its options), or of a program.
 
-    A plan may be given by its file. A program holds the loss that it was captured with; ``loss_fn``
-    is not called.
+    A plan may be given by its file. A program contains the loss that it was captured with;
+    ``loss_fn`` is not called.
     """
     if isinstance(plan, Program):
         return spmd.parallelize_program(model, optimizer_factory, example_batch, plan)

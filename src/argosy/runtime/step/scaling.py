@@ -1,9 +1,10 @@
-"""Loss scaling for fp16: small gradients are lifted into its range and brought back before the
-update.
+"""Scale the loss for fp16: small gradients are multiplied into its range and divided again before
+the update.
 
 The scale s doubles after ``_PATIENCE`` steps without overflow and halves at each overflow, whose
-step is left out. One with s = 1 is no matter of scale: it ends the run, which would leave out every
-step from there on. All ranks see the same norm, so they agree without a word.
+step is skipped. An overflow at s = 1 cannot be avoided by scaling: it ends the run, which would
+otherwise skip every step from then on. All ranks compute the same norm, so they agree without
+communication.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from argosy.errors import RunError
 from argosy.runtime.processes.failure import ElsewhereError
 
 _FIRST = 2.0**16
+"""The first scale; overflows reduce it quickly if it is too large."""
 _PATIENCE = 2000
+"""Steps without overflow after which the scale doubles."""
 
 
 class LossScale:
-    """s, or 1 where the dtype has range enough."""
+    """The scale s, which stays 1 if the dtype has enough range."""
 
     def __init__(self, *, active: bool) -> None:
         self.active = active
@@ -30,11 +33,11 @@ class LossScale:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no smaller scale is left."""
+        """Return whether the scale cannot be reduced further."""
         return self.value <= 1.0
 
     def observe(self, *, finite: bool) -> None:
-        """What became of a step."""
+        """Adjust the scale to the outcome of a step."""
         if not self.active:
             return
         self.calm = self.calm + 1 if finite else 0

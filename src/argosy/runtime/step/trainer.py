@@ -1,9 +1,8 @@
-"""``parallelize``: a model, a loss and a plan become a trainer whose steps equal those of one
-process.
+"""Turn a model, a loss and a plan into a trainer whose steps equal those of one process.
 
-Every rank calls it with the same arguments and then ``step`` with the same global batch. A rank
-keeps the weights of its own stages; all others are let go, so the model that was passed in is used
-up.
+Every rank calls ``parallelize`` with the same arguments and then ``step`` with the same global
+batch. A rank keeps the weights of its own stages; all others are freed, so the model that was
+passed in cannot be used afterwards.
 """
 
 from __future__ import annotations
@@ -84,19 +83,20 @@ def parallelize(
     scheduler: SchedulerFactory | None = None,
     compile_stages: bool = False,
 ) -> Trainer:
-    """A trainer for this rank.
+    """Return a trainer for this rank.
 
     ``loss_fn(model, batch)`` is a mean over samples, a mean over targets that are not masked, or a
     pair of any mean and its weight (``weighing``). ``optimizer_factory(parameters)`` makes the
     optimizer of this rank's part, or a pair of it and its learning-rate scheduler, which
     ``scheduler(optimizer)`` may make instead (``optimizing``). ``clip_norm`` limits the norm of the
-    whole gradient. ``recording`` is what the model was built under, where it has no values yet.
-    ``shard_proportions(stage)`` says how ZeRO divides rows among a stage's replicas; evenly unless
-    given. ``roster`` names the devices by rank where there are more than the plan uses: the others
-    are idle until a plan that ``move`` is given uses them. ``cut`` gives every operation of the
-    forward a stage (``solve.programs.stagecut.cut_graph(...).stages``) where stages are not ranges
-    of layers, the plan's own unless given; a model without layers is cut here. ``seed`` is that of
-    dropout's masks. ``compile_stages`` has ``torch.compile`` make one graph of each stage.
+    whole gradient. ``recording`` is the recording that the model was built under, if it has no
+    values yet. ``shard_proportions(stage)`` returns how ZeRO divides rows among a stage's replicas;
+    evenly unless given. ``roster`` lists the devices by rank if there are more than the plan uses:
+    the others are idle until ``move`` is called with a plan that uses them. ``cut`` assigns a stage
+    to every operation of the forward (``solve.programs.stagecut.cut_graph(...).stages``) if stages
+    are not ranges of layers, and is the plan's own unless given; a model without layers is cut
+    here. ``seed`` is that of dropout's masks. ``compile_stages`` compiles each stage into one graph
+    by ``torch.compile``.
     """
     cut = plan.cut if cut is None else cut
     roster = devices_by_rank(plan) if roster is None else tuple(roster)
@@ -108,9 +108,14 @@ def parallelize(
     rank = dist.get_rank()
     device = device_of(roster, rank)
     recipe = Recipe(
-        model=model, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster, seed=seed,
+        model=model,
+        loss_fn=loss_fn,
+        optimizer_factory=optimizer_factory,
+        device=device,
+        roster=roster,
+        seed=seed,
         is_compiled=compile_stages,
-    )  # fmt: skip
+    )
     maker = StageMaker(recipe, plan, example_batch, cut, recording)
     source = maker.source(plan, cut)
     mine = recipe.stages_of(plan, rank)
@@ -150,7 +155,7 @@ def parallelize(
 
 
 class Trainer:
-    """One rank's part of a training run."""
+    """A trainer that runs one rank's part of a training run."""
 
     def __init__(
         self,
@@ -176,22 +181,22 @@ class Trainer:
         self.clip_norm = clip_norm
         self.scale = scale or LossScale(active=False)
         self.steps = 0
-        """Done so far."""
+        """The number of steps done."""
         self.aliases: dict[str, tuple[str, ...]] = {}
         """Other names of tied weights, of all ranks."""
         self.buffers: dict[str, torch.Tensor] = {}
-        """What this rank holds beside weights."""
+        """Buffers that this rank holds, by name."""
         self.votes: tuple[float, ...] = ()
-        """What this rank says to all others with its next step."""
+        """Numbers that this rank sends to all others with its next step."""
         self.tally: tuple[float, ...] = ()
-        """Sums of what all ranks said with the last one."""
+        """Sums of the ``votes`` of all ranks in the last step."""
         self.making: Making | None = None
-        """How it was made, where it can be made again under another plan."""
+        """The objects that it was made from, if it can be made again under another plan."""
         self.scheduler_factory = scheduler
         self.callbacks: list[Callback] = []
         """Functions that are called after every step, on every rank, with its metrics."""
         self.accumulated: Accumulated | None = None
-        """What was computed since the last update."""
+        """Losses and samples since the last update."""
         self.transport = Transport.open(self.device)
         recorder.contacts_on_device = self.transport.in_order
         self.take_up(plan, programs, gradients, gates, optimizer_factory)
@@ -204,10 +209,10 @@ class Trainer:
         gates: Mapping[int, WeightGate],
         optimizer_factory: OptimizerFactory,
     ) -> None:
-        """Go by a plan with these stages, from the next step on; the optimizer has no state yet."""
+        """Use a plan with these stages from the next step on; the optimizer has no state yet."""
         self.plan, self.gradients, self.gates = plan, gradients, gates
         self.planned = plan.schedule
-        """The plan's own schedule, whatever is in use."""
+        """The plan's own schedule; another one may be in use."""
         events = gradients.events(self._after_gradients)
         activations, self.host_state = offloading(
             plan, programs, self.device, lambda: tensors_of(self.making)
@@ -236,26 +241,26 @@ class Trainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """Of this rank's weights; None on a rank without any."""
+        """Return the optimizer of this rank's weights; None on a rank without any."""
         return self.updating.optimizer
 
     def begin_at(self, steps: int) -> None:
-        """Go on after so many steps; a scheduler is where it was then. The optimizer's state is to
-        be given after."""
+        """Continue after ``steps`` steps; a scheduler is set to that step. The state of the
+        optimizer must be loaded afterwards."""
         self.steps = steps
         if self.updating.scheduler is not None:
             self._make_optimizer()
 
     @property
     def takes_short_batches(self) -> bool:
-        """Whether a batch may have fewer samples than the plan's: not if samples mix, nor in a
-        captured program."""
+        """Return whether a batch may have fewer samples than the plan's: not if samples mix, nor in
+        a captured program."""
         source = None if self.making is None else self.making.source
         return isinstance(source, LayerSource) and not source.undivided
 
     def accumulate(self, batch: Any) -> None:
-        """Add the gradients of a batch to those of the step that comes. Every rank calls this with
-        the same batch.
+        """Add the gradients of a batch to those of the next step. Every rank calls this with the
+        same batch.
 
         The step's loss is the mean over all samples, or over all targets that are not masked, of
         these batches together. Batches of a captured program count by their samples.
@@ -277,8 +282,8 @@ class Trainer:
         self.accumulated.samples += samples
 
     def step(self, batch: Any) -> float:
-        """Train on a global batch and on what was accumulated; the mean loss over it, on every
-        rank."""
+        """Train on a global batch and on the accumulated ones; return the mean loss over all of
+        them, on every rank."""
         self._accumulate(batch, is_final=True)
         done, self.accumulated = self.accumulated, None
         assert done is not None
@@ -309,13 +314,13 @@ class Trainer:
         return loss
 
     def evaluate(self, batch: Any) -> float:
-        """The mean loss over a batch without training on it, on every rank; dropout is off. Every
-        rank calls this."""
+        """Return the mean loss over a batch without training on it, on every rank; dropout is off.
+        Every rank calls this."""
         return evaluate(self, batch)
 
     def _agree(self, losses: torch.Tensor, tally: Tally) -> tuple[float, float, float]:
-        """The loss over all ranks, the norm of the gradient where it decides something (0 where
-        not), and what both are multiplied by while they are sums (``weighing``, (2))."""
+        """Return the loss over all ranks, the norm of the gradient if it is needed (else 0), and
+        the factor by which both were multiplied as sums (``weighing``, (2))."""
         decides = self.clip_norm is not None or self.scale.active
         squares_here = self.gradients.square_sum(self.device) if decides else losses.new_zeros(())
         figures = torch.stack([losses.sum(), squares_here])
@@ -340,8 +345,8 @@ class Trainer:
         self.gradients.after_update()
 
     def held(self) -> Iterator[HeldWeight]:
-        """What this rank updates, weight by weight; several parts of one whose rows replicas divide
-        in regions."""
+        """Yield the weights that this rank updates; several parts of one whose rows replicas divide
+        by region."""
         for weight in self.gradients.weights:
             boxes = rows(0, weight.shape) if weight.boxes is None else weight.boxes
             yield HeldWeight(weight.name, weight.parameter, weight.shape, boxes)
@@ -350,13 +355,13 @@ class Trainer:
                 yield HeldWeight(shard.weight.name, shard.own, shard.weight.shape, shard.boxes)
 
     def timeline(self) -> Timeline | None:
-        """What happened in the steps since the start or the last move, on rank 0; None on the
-        others. Every rank calls this."""
+        """Return the timeline of the steps since the start or the last migration on rank 0, None on
+        the others. Every rank calls this."""
         sizes = self.executor.bytes_handed_on()
         return gather_timeline(self.recorder.marks, self.plan, sizes, self.device, self.roster)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """This rank's part, as torch.distributed.checkpoint saves it: ``model.NAME`` and
+        """Return this rank's part as torch.distributed.checkpoint saves it: ``model.NAME`` and
         ``optimizer.NAME.WHAT``."""
         return merged(trainer_state(self))
 
@@ -369,21 +374,24 @@ class Trainer:
         load(self, Path(path))
 
     def move(self, plan: Plan) -> Moved:
-        """Go on under another plan for the same ranks (``migrate``). Every rank calls this at the
-        same step."""
+        """Continue under another plan for the same ranks (``migrate``). Every rank calls this at
+        the same step."""
         return migrate(self, plan)
 
     def set_schedule(self, spec: ScheduleSpec) -> None:
-        """Another schedule of the same stages, from the next step on. Every rank calls this at the
-        same step."""
+        """Use another schedule of the same stages from the next step on. Every rank calls this at
+        the same step."""
         if spec.placement != self.plan.schedule.placement:
-            expected = "a schedule with the same stages per worker; interleaved and V-shaped ones have several"
+            expected = (
+                "a schedule with the same stages per worker; "
+                "interleaved and V-shaped ones have several"
+            )
             raise InputError([Problem(path="schedule", found=repr(spec), expected=expected)])
         self._follow(replace(self.plan, schedule=spec))
 
     def set_bandwidths(self, bandwidths: Mapping[str, float]) -> ScheduleSpec:
-        """Take the schedule that the plan's policy has for these bandwidths (bytes/s) by edge, from
-        the next step on; what is in use then. Every rank calls this at the same step with the same
+        """Use the schedule that the plan's policy has for these bandwidths (bytes/s) by edge from
+        the next step on, and return it. Every rank calls this at the same step with the same
         numbers."""
         spec = replace(self.plan, schedule=self.planned).schedule_at(bandwidths)
         if spec != self.plan.schedule:
@@ -391,8 +399,8 @@ class Trainer:
         return spec
 
     def set_shares(self, stage: int, samples: Sequence[int]) -> None:
-        """Other shares of every micro-batch for a stage's replicas. Every rank calls this at the
-        same step."""
+        """Use other shares of every micro-batch for a stage's replicas. Every rank calls this at
+        the same step."""
         stages = list(self.plan.stages)
         count, total = len(stages[stage].replicas), self.plan.micro_batch_size
         if len(samples) != count or sum(samples) != total or min(samples) < 1:
@@ -407,8 +415,8 @@ class Trainer:
                 ]
             )
         replicas = [
-            replace(r, samples=count)
-            for r, count in zip(stages[stage].replicas, samples, strict=True)
+            replace(replica, samples=count)
+            for replica, count in zip(stages[stage].replicas, samples, strict=True)
         ]
         stages[stage] = replace(stages[stage], replicas=tuple(replicas))
         self._follow(replace(self.plan, stages=tuple(stages)))

@@ -1,5 +1,4 @@
-"""What is known of a step when it is done, and where to write it: CSV, TensorBoard, Weights &
-Biases.
+"""Write the metrics of each step to CSV, TensorBoard or Weights & Biases.
 
     trainer.callbacks.append(CsvWriter("metrics.csv"))
 
@@ -18,45 +17,46 @@ from argosy.errors import RunError
 
 
 class StepMetrics(NamedTuple):
-    """A training step that is done, as one rank knows it."""
+    """Figures of a training step that is done, on one rank."""
 
     rank: int
     step: int
-    """From 0."""
+    """The number of the step, from 0."""
     loss: float
-    """Mean over the whole batch."""
+    """The mean over the whole batch."""
     seconds: float
     samples: int
-    """Of the whole batch."""
+    """The samples of the whole batch."""
     gradient_norm: float | None
-    """Before clipping; None if nothing needs it."""
+    """The norm before clipping; None if it was not computed."""
     learning_rates: tuple[float, ...]
-    """By group of this rank's parameters."""
+    """Learning rates by group of this rank's parameters."""
 
     @property
     def samples_per_second(self) -> float:
         return self.samples / self.seconds
 
     def figures(self) -> dict[str, float]:
-        """By name, as writers write them."""
-        found = {
+        """Return figures by the names under which writers write them."""
+        figures = {
             "loss": self.loss,
             "seconds": self.seconds,
             "samples_per_second": self.samples_per_second,
         }
         if self.gradient_norm is not None:
-            found["gradient_norm"] = self.gradient_norm
+            figures["gradient_norm"] = self.gradient_norm
         if self.learning_rates:
-            found["learning_rate"] = self.learning_rates[0]
-        return found
+            figures["learning_rate"] = self.learning_rates[0]
+        return figures
 
 
 Callback = Callable[[StepMetrics], None]
+"""A function that is called after every step, on every rank."""
 
 
 class CsvWriter:
-    """A row per step; the columns are those of the first step. Rows are added to a file that
-    exists."""
+    """A writer that adds one row per step, with the columns of the first step. Rows are appended to
+    a file that exists."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -81,8 +81,7 @@ class CsvWriter:
 
 
 class TensorBoardWriter:
-    """Scalars under their names, in a folder that TensorBoard reads; needs the package
-    ``tensorboard``."""
+    """A writer of scalars to a folder that TensorBoard reads; needs the package ``tensorboard``."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -105,8 +104,8 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """A run of Weights & Biases, begun with ``wandb.init(**options)``; needs the package
-    ``wandb``."""
+    """A writer to a run of Weights & Biases that ``wandb.init(**options)`` begins; needs the
+    package ``wandb``."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options

@@ -1,5 +1,5 @@
-"""Weights, gradients and optimizer state of a rank: who holds what, and how it is summed.
+"""Keep weights, gradients and optimizer state of a rank, divide them, and sum gradients.
 
-Belongs here: gradient sums, ZeRO, PowerSGD, and state kept in host memory.
-May import ``runtime.stages``. Start reading at ``holding``.
+Belongs here: gradient sums, ZeRO, PowerSGD, and state kept in host memory. May import
+``runtime.stages``. Start reading at ``holding``.
 """

@@ -1,9 +1,10 @@
-"""Gradients after the last backward of a step: summed over everyone who holds the weight, measured,
-clipped.
+"""Finish gradients after the last backward of a step: sum them over all ranks that hold the weight,
+compute their norm, and clip them.
 
 With g the gradient of the whole batch's mean loss, each weight counted once:
 
-    (1)  g of a weight   = sum over the ranks that hold it (replicas of its stage, and of others where it is tied)
+    (1)  g of a weight   = sum over the ranks that hold it (replicas of its stage, and of others if
+                           it is tied)
     (2)  norm            = sqrt(sum of squares of all g), each element counted on one rank
     (3)  clipped         = g min(1, limit / norm)
 """
@@ -23,7 +24,7 @@ from argosy.runtime.weights.summing import Way, is_on_device
 
 
 class Gradients:
-    """The weights of a rank, by who else holds them."""
+    """The weights that a rank holds, grouped by the ranks that share them."""
 
     def __init__(
         self,
@@ -34,12 +35,13 @@ class Gradients:
         *,
         powersgd: int = 0,
     ) -> None:
-        """``powersgd``: rank of the matrices as which gradients are summed; 0: as they are."""
+        """Group the weights; ``powersgd`` is the rank of the matrices as which gradients are
+        summed, 0 to sum them unchanged."""
         self.weights = weights
-        """Those of which this rank updates all that it holds."""
+        """The weights of which this rank updates all that it holds."""
         self.shared = shared
-        """(how holders sum, who they are, of which weights) for these, by several ranks or this one
-        alone."""
+        """For these weights, in groups: how the holders sum, their ranks, and the weights; a group
+        may be this rank alone."""
         self.shards = shards
         self.rank = rank
         self.filled: set[Tensor] = set()
@@ -57,53 +59,49 @@ class Gradients:
 
     @property
     def factored(self) -> list[FactoredSum]:
-        """The sums by PowerSGD, which keep errors from step to step."""
+        """Return the sums by PowerSGD, which keep errors from step to step."""
         return [gradient_sum for gradient_sum in self.sums if isinstance(gradient_sum, FactoredSum)]
 
     def _is_early(self, way: Way, summands: Sequence[Summand]) -> bool:
         return len(summands[0].weight.stages) == 1 and is_on_device(way)
 
     def parameters(self) -> list[nn.Parameter]:
-        """What the optimizer updates."""
+        """Return the parameters that the optimizer updates."""
         whole = [weight.parameter for weight in self.weights]
-        return [
-            p
-            for p in (*whole, *(shard.own for s in self.shards for shard in s.shards))
-            if p.requires_grad
-        ]
+        own = [shard.own for shards in self.shards for shard in shards.shards]
+        return [parameter for parameter in (*whole, *own) if parameter.requires_grad]
 
     def reduce(self) -> None:
-        """(1)."""
-        scatter_all(
-            [shards for shards in self.shards if shards.level == 1]
-        )  # others leave after every backward
+        """Sum gradients over their holders by (1)."""
+        # Gradients of higher levels have been sent after every backward.
+        scatter_all([shards for shards in self.shards if shards.level == 1])
         for gradient_sum in self.sums:
             gradient_sum.finish()
         self.filled.clear()
 
     def close(self) -> None:
-        """Let go of the weights: another plan has other sums."""
+        """Release the weights, since another plan has other sums."""
         for gradient_sum in self.sums:
             gradient_sum.close()
 
     def events(self, added: Callable[[int], None]) -> GradientEvents:
-        """What an executor calls as gradients add up."""
+        """Return the functions that an executor calls as gradients add up."""
         return GradientEvents(
             added=added, before_last=self.before_last_backward, after_last=self.after_last_backward
         )
 
     def before_last_backward(self, stage: int) -> None:
-        """The last backward of a stage in this step is about to begin."""
+        """Prepare sums for the last backward of a stage in this step."""
         for gradient_sum in self.sums:
             gradient_sum.before_last_backward(stage)
 
     def after_last_backward(self, stage: int) -> None:
-        """All gradients of a stage in this step have been added up."""
+        """Begin sums of a stage whose gradients of this step have all been added up."""
         for gradient_sum in self.sums:
             gradient_sum.after_last_backward(stage)
 
     def square_sum(self, device: torch.device) -> Tensor:
-        """This rank's part of (2), squared."""
+        """Return this rank's part of the square of (2)."""
         counted = [
             summand
             for _, ranks, summands in self.shared
@@ -121,13 +119,13 @@ class Gradients:
         return norm.double().square().to(device)
 
     def scale(self, factor: Tensor | float) -> None:
-        """(3), and the way back from a scaled loss."""
+        """Multiply gradients by a factor, to clip them (3) or to undo the scale of the loss."""
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
     def after_update(self) -> None:
-        """Rows that others have updated."""
+        """Gather the rows that other ranks have updated."""
         for shards in self.shards:
             if shards.level < 3:
                 shards.gather()

@@ -1,4 +1,4 @@
-"""What a rank keeps of a model, with which values, whole or in rows."""
+"""Keep a rank's part of a model, whole weights or rows of them, with their initial values."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from argosy.runtime.weights.summing import Groups, groups_needed, way_of
 from argosy.workload.capture.initial import Recording
 
 Proportions = Callable[[int], Sequence[float]]
-"""How ZeRO divides the rows of a stage's weights among its replicas."""
+"""A function from a stage to the proportions in which ZeRO divides rows among its replicas."""
 
 
 class Divided(NamedTuple):
-    """Something that ranks hold and keep rows of, under ZeRO."""
+    """A region whose rows are divided under ZeRO among the ranks that hold it."""
 
     ranks: tuple[int, ...]
     sizes: tuple[int, ...]
-    """Rows of each."""
+    """The number of rows that each rank keeps."""
     region: Region | None
-    """Of the whole weight; None: all that each of the ranks holds."""
+    """The region of the whole weight; None for everything that each of the ranks holds."""
 
     def rows(self, rank: int) -> tuple[int, int]:
-        """Begin and end of a rank's rows."""
+        """Return begin and end of a rank's rows."""
         at = self.ranks.index(rank)
         begin = offsets(self.sizes)[at]
         return begin, begin + self.sizes[at]
@@ -57,15 +57,15 @@ class Divided(NamedTuple):
 
 @dataclass(frozen=True)
 class Keeping:
-    """Where a weight is while a plan is in use: the one account of what ranks hold, for sums,
-    checkpoints, copies and moves."""
+    """A record of the ranks that hold a weight under a plan, and of their parts. Sums, checkpoints,
+    copies and migrations use no other record."""
 
     held: Mapping[int, tuple[TensorBox, ...]]
-    """By rank, what it computes with."""
+    """By rank, the boxes that it computes with."""
     level: int = 0
-    """Of ZeRO; 0 where every rank keeps all that it computes with."""
+    """The level of ZeRO; 0 if every rank keeps everything that it computes with."""
     divided: tuple[Divided, ...] = ()
-    """What ranks keep rows of, where the level is not 0."""
+    """The regions whose rows are divided, if the level is not 0."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -73,32 +73,32 @@ class Keeping:
 
     @property
     def is_divided(self) -> bool:
-        """Whether some rank keeps only a part of the weight or of its state."""
+        """Return whether some rank keeps only a part of the weight or of its state."""
         return self.level > 0 or len(set(self.held.values())) > 1
 
     @cached_property
     def sums(self) -> dict[tuple[int, ...], list[Region]]:
-        """By ranks, what they all hold and sum the gradients of."""
-        found: dict[tuple[int, ...], list[Region]] = {}
+        """Return, by set of ranks, the regions that they all hold and sum the gradients of."""
+        regions_by_ranks: dict[tuple[int, ...], list[Region]] = {}
         regions = {rank: [box.region for box in boxes] for rank, boxes in self.held.items()}
         for region, ranks in shared_regions(regions):
-            found.setdefault(ranks, []).append(region)
-        return found
+            regions_by_ranks.setdefault(ranks, []).append(region)
+        return regions_by_ranks
 
     def sharers(self, rank: int) -> tuple[int, ...]:
-        """Ranks that hold the same part as this one."""
-        return tuple(other for other in self.ranks if self.held[other] == self.held[rank])
+        """Return the ranks that hold the same part as this one."""
+        return tuple(peer for peer in self.ranks if self.held[peer] == self.held[rank])
 
     def own(self, divided: Divided, rank: int) -> tuple[TensorBox, ...]:
-        """The rows that a rank keeps of something that is divided."""
+        """Return the boxes of the rows that a rank keeps of a divided region."""
         begin, end = divided.rows(rank)
         if divided.region is None:
             return rows_of(self.held[rank], begin, end)
         return rows_of((box_at(divided.region),), begin, end)
 
     def kept(self, rank: int, *, value: bool) -> tuple[tuple[TensorBox, ...], ...]:
-        """What a rank keeps of the weight's values, or else of its optimizer's state: the boxes of
-        each tensor."""
+        """Return what a rank keeps of the weight's values, or else of its optimizer's state, as the
+        boxes of each tensor."""
         if self.level == 0 or (value and self.level < 3):
             return (self.held[rank],)
         return tuple(self.own(divided, rank) for divided in self.divided if rank in divided.ranks)
@@ -112,11 +112,10 @@ def keep_own(
     recording: Recording | None,
     share: Callable[[Weight, Tensor], None],
 ) -> tuple[Weight, ...]:
-    """Bring this rank's parts of weights to the device, one at a time, and let all else go; those
-    kept.
+    """Move this rank's parts of weights to the device, one at a time, and free all others; return
+    the weights that are kept.
 
-    ``share`` gives a weight the values that its other holders begin with, where they are not
-    recorded.
+    ``share`` gives a weight the initial values of its first holder, if they are not recorded.
     """
     kept = []
     for weight in weights:
@@ -142,7 +141,7 @@ def _part_of(whole: HeldPart, boxes: tuple[TensorBox, ...]) -> HeldPart:
 
 
 def kept_weight(weight: Weight, part: HeldPart) -> Weight:
-    """A weight of which this rank holds a part from now on."""
+    """Install a part of a weight as the parameter that this rank holds, and return the weight."""
     parameter = nn.Parameter(part.tensor, requires_grad=weight.parameter.requires_grad)
     weight.install(parameter)
     is_whole = part.boxes == rows(0, weight.shape)
@@ -155,34 +154,36 @@ def kept_weight(weight: Weight, part: HeldPart) -> Weight:
 def share_buffers(
     stages: Sequence[Places], plan: Plan, roster: Sequence[str], device: torch.device
 ) -> None:
-    """Everyone who holds a buffer starts from that of the first who does. ``stages``: where each
-    has its own."""
-    found: dict[int, tuple[Tensor, list[tuple[nn.Module, str]], set[int]]] = {}
+    """Give every holder of a buffer the values of its first holder. ``stages`` lists the places of
+    each stage's buffers."""
+    buffers: dict[int, tuple[Tensor, list[tuple[nn.Module, str]], set[int]]] = {}
     for places, seats in zip(stages, seats_of(plan, roster), strict=True):
         for module, name in places:
             buffer = module._buffers[name]
             if buffer is not None and not buffer.is_meta and buffer.numel():
-                _, held_at, ranks = found.setdefault(id(buffer), (buffer, [], set()))
+                _, held_at, ranks = buffers.setdefault(id(buffer), (buffer, [], set()))
                 held_at.append((module, name))
                 ranks.update(seat.rank for seat in seats)
     where = device if dist.get_backend() == "nccl" else torch.device("cpu")
-    copies = [buffer.detach().to(where, copy=True).contiguous() for buffer, _, _ in found.values()]
+    copies = [
+        buffer.detach().to(where, copy=True).contiguous() for buffer, _, _ in buffers.values()
+    ]
     digest = hashlib.sha256(b"".join(_as_bytes(copy).cpu().numpy().tobytes() for copy in copies))
     if len(set(gather_texts(digest.hexdigest(), device))) == 1:
         return
-    for copy, (_, held_at, ranks) in zip(copies, found.values(), strict=True):
+    for copy, (_, held_at, ranks) in zip(copies, buffers.values(), strict=True):
         dist.broadcast(_as_bytes(copy), min(ranks))
         for module, name in held_at:
             module._buffers[name] = copy
 
 
 def _as_bytes(content: Tensor) -> Tensor:
-    """Of any dtype: backends do not carry all of them."""
+    """Return a tensor of any dtype as bytes, since backends do not support all dtypes."""
     return content.view(-1).view(torch.uint8)
 
 
 def keep_buffers(places: Places, device: torch.device, recording: Recording | None) -> None:
-    """Bring buffers to the device."""
+    """Move buffers to the device."""
     for module, name in places:
         buffer = module._buffers[name]
         if buffer is not None:
@@ -206,7 +207,7 @@ def _real(tensor: Tensor, name: str, recording: Recording | None) -> Tensor:
 def initial_values(
     keepings: Mapping[str, Keeping], groups: Groups
 ) -> Callable[[Weight, Tensor], None]:
-    """Everyone who holds a weight starts from the values of the first who does."""
+    """Return a function that gives every holder of a weight the values of its first holder."""
 
     def share(weight: Weight, data: Tensor) -> None:
         ranks = keepings[weight.name].ranks
@@ -223,9 +224,13 @@ def keeping(
     plan: Plan,
     parts: Mapping[int, float],
 ) -> Keeping:
-    """By ZeRO in rows, unless it is frozen, tied across stages, or from level 2 on shared by layers
-    of one stage, or whole on every member of a tensor-parallel group. ``num_users``: of its stage's
-    layers; ``held``: by rank; ``parts``: in which proportions ranks divide rows."""
+    """Return how ranks keep a weight.
+
+    ZeRO divides it in rows, unless it is frozen, tied across stages, replicated in a
+    tensor-parallel group, or, from level 2 on, shared by layers of one stage. ``num_users`` returns
+    the number of its stage's layers that use it, ``held`` gives boxes by rank, and ``parts`` the
+    proportions in which ranks divide rows.
+    """
     stage = plan.stages[weight.stages[0]]
     whole = Keeping(held)
     num_layers = num_users(weight) if stage.zero > 1 else 0
@@ -235,15 +240,15 @@ def keeping(
     is_cut = len(set(held.values())) > 1
     if not zero or stage.num_holders == 1 or (has_groups and not is_cut):
         return whole
-    found: list[tuple[tuple[int, ...], Region | None, int]] = []
+    pieces: list[tuple[tuple[int, ...], Region | None, int]] = []
     for ranks, regions in sorted(whole.sums.items()):
         if ranks == whole.sharers(ranks[0]):
-            found.append((ranks, None, held_shape(held[ranks[0]])[0]))
+            pieces.append((ranks, None, held_shape(held[ranks[0]])[0]))
         else:
-            found += [(ranks, region, int(region[0][1] - region[0][0])) for region in regions]
+            pieces += [(ranks, region, int(region[0][1] - region[0][0])) for region in regions]
     divided = [
         Divided(ranks, tuple(split_by(count, [parts[rank] for rank in ranks])), region)
-        for ranks, region, count in found
+        for ranks, region, count in pieces
     ]
     return Keeping(held, zero, tuple(divided))
 
@@ -251,10 +256,11 @@ def keeping(
 def groups_of(
     weights: Sequence[Weight], keepings: Mapping[str, Keeping], plan: Plan, roster: Sequence[str]
 ) -> list[tuple[int, ...]]:
-    """Every set of ranks that shares or sums something."""
-    found = [seats_in_group(plan, stage, roster) for stage in range(len(plan.stages))]
-    found += [expert_ranks(plan, stage, roster) for stage in range(len(plan.stages))]
-    sets = [ranks for groups in found for ranks in groups]
+    """Return every set of ranks that shares or sums something."""
+    stages = range(len(plan.stages))
+    groups = [seats_in_group(plan, stage, roster) for stage in stages]
+    groups += [expert_ranks(plan, stage, roster) for stage in stages]
+    sets = [ranks for stage_groups in groups for ranks in stage_groups]
     for weight in weights:
         sets.append(keepings[weight.name].ranks)
         for ranks in keepings[weight.name].sums:
@@ -263,14 +269,15 @@ def groups_of(
 
 
 def seats_in_group(plan: Plan, stage: int, roster: Sequence[str]) -> list[tuple[int, ...]]:
-    """The ranks of each tensor-parallel group of a stage."""
+    """Return the ranks of each tensor-parallel group of a stage."""
     return [
-        tuple(rank for rank, _ in members_of(plan, r, roster)) for r in plan.stages[stage].replicas
+        tuple(rank for rank, _ in members_of(plan, replica, roster))
+        for replica in plan.stages[stage].replicas
     ]
 
 
 class WeightDivision:
-    """Which weights of a rank are held whole, and which in rows."""
+    """A division of a rank's weights into those that are held whole and those held in rows."""
 
     def __init__(
         self,
@@ -284,7 +291,8 @@ class WeightDivision:
         rows: Mapping[str, Sequence[Tensor]] | None = None,
         exchanging: Exchanging = untold,
     ) -> None:
-        """``rows``: those of this rank, for weights of level 3 that are not in memory whole."""
+        """Divide the weights. ``rows`` holds this rank's rows of weights of level 3 that are not in
+        memory whole."""
         self.gates: dict[int, WeightGate] = {}
         self.keepings, self.rank = keepings, rank
         self.plan, self.groups, self.roster, self.exchanging = plan, groups, roster, exchanging
@@ -295,7 +303,7 @@ class WeightDivision:
         shards: list[ShardSet] = []
         for stage, by_ranks in sorted(parted.items()):
             shards += self._shard(stage, by_ranks, programs[stage])
-        for shard_set in shards:  # all are made: a weight may be in several
+        for shard_set in shards:  # released after all are made, since a weight may be in several
             shard_set.release()
         shared = [
             (way_of(ranks, stages, plan, groups, rank, roster), ranks, held)
@@ -306,21 +314,21 @@ class WeightDivision:
     def _summed(
         self, weights: Sequence[Weight]
     ) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[Summand]]:
-        """By the ranks that hold some weights, and the stages that use them."""
-        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Summand]] = {}
+        """Return the weights to sum, by the ranks that hold them and the stages that use them."""
+        summands: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Summand]] = {}
         for weight in weights:
             keep = self.keepings[weight.name]
             for ranks, regions in keep.sums.items():
                 if self.rank in ranks:
                     part = None if ranks == keep.sharers(self.rank) else regions
-                    found.setdefault((ranks, weight.stages), []).append(Summand(weight, part))
-        return found
+                    summands.setdefault((ranks, weight.stages), []).append(Summand(weight, part))
+        return summands
 
     def _parted(
         self, weights: Sequence[Weight], rows: Mapping[str, Sequence[Tensor]]
     ) -> dict[int, dict[tuple[int, ...], list[Shard]]]:
-        """By stage, and the ranks that divide the rows of some weights."""
-        found: dict[int, dict[tuple[int, ...], list[Shard]]] = {}
+        """Return shards by stage and by the ranks that divide the rows."""
+        shards: dict[int, dict[tuple[int, ...], list[Shard]]] = {}
         for weight in weights:
             keep = self.keepings[weight.name]
             mine = [divided for divided in keep.divided if self.rank in divided.ranks]
@@ -334,15 +342,15 @@ class WeightDivision:
                     level=keep.level,
                     rows=own_rows,
                 )
-                found.setdefault(weight.stages[0], {}).setdefault(divided.ranks, []).append(shard)
-        return found
+                shards.setdefault(weight.stages[0], {}).setdefault(divided.ranks, []).append(shard)
+        return shards
 
     def _shard(
         self, stage: int, by_ranks: Mapping[tuple[int, ...], Sequence[Shard]], program: StageProgram
     ) -> list[ShardSet]:
-        """As many as there are buckets of gradients, or from level 2 on one per layer, for the same
-        ranks."""
-        found: list[ShardSet] = []
+        """Return the shard sets of a stage: one per bucket of gradients, or from level 2 on one per
+        layer, for each set of ranks."""
+        shard_sets: list[ShardSet] = []
         layers: list[list[ShardSet]] = [[] for _ in range(program.num_layers)]
         for ranks, candidates in sorted(by_ranks.items()):
             level = self.keepings[candidates[0].weight.name].level
@@ -350,11 +358,11 @@ class WeightDivision:
             assert way is not None, "a group is open for all ranks that divide rows"
             shard_set = partial(ShardSet, level=level, way=way, exchanging=self.exchanging)
             if level == 1:
-                found += [shard_set(bucket) for bucket in in_buckets(candidates, Shard.size)]
+                shard_sets += [shard_set(bucket) for bucket in in_buckets(candidates, Shard.size)]
                 continue
             for at, sets in enumerate(layers):
                 own = [shard for shard in candidates if at in program.users(shard.weight)]
                 sets += [shard_set(own)] if own else []
         if any(layers):
             self.gates[stage] = program.gate = WeightGate(layers)
-        return found + [shard_set for sets in layers for shard_set in sets]
+        return shard_sets + [shard_set for sets in layers for shard_set in sets]

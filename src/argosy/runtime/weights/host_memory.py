@@ -1,5 +1,5 @@
-"""Host memory that a rank copies to and from: pinned for a GPU, and outside torch's own count of a
-CPU's memory."""
+"""Allocate host memory for copies of a rank: pinned for a GPU, and not counted by torch as memory
+of a CPU device."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 
 
 class HostBuffers:
-    """Buffers of host memory, which are used again."""
+    """A pool of host memory whose buffers are used again."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.is_pinned = device.type == "cuda"
         self.free: dict[int, list[Tensor]] = defaultdict(list)
-        """By size."""
+        """Free buffers by size in bytes."""
         self.num_bytes = 0
-        """Of all buffers, used and free."""
+        """Bytes of all buffers, used and free."""
 
     def take(self, num_bytes: int) -> Tensor:
-        """A buffer of bytes."""
+        """Return a buffer of ``num_bytes`` bytes."""
         if self.free[num_bytes]:
             return self.free[num_bytes].pop()
         self.num_bytes += num_bytes
@@ -36,15 +36,15 @@ class HostBuffers:
         return buffer
 
     def give(self, buffer: Tensor) -> None:
-        """Take a buffer back."""
+        """Return a buffer to the pool."""
         self.free[buffer.numel()].append(buffer)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """A tensor in host memory, with any contents."""
+        """Return an uninitialised tensor in host memory."""
         return self.take(shape.numel() * dtype.itemsize).view(dtype).view(shape)
 
     def holds(self, tensor: object) -> bool:
-        """Whether a tensor is in memory that can be copied from and to while the device
+        """Return whether a tensor is in memory that can be copied from and to while the device
         computes."""
         return (
             isinstance(tensor, Tensor)
@@ -54,14 +54,15 @@ class HostBuffers:
 
 
 class CopyStream:
-    """A stream of its own for copies on a GPU; on a CPU copies are done at once."""
+    """A separate stream for copies on a GPU; on a CPU copies are done at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:
-        """Copy after all that is queued for the device, and return what tells that it is done."""
+        """Begin a copy after all work queued for the device; return the event of its completion,
+        None if it is already done."""
         if self.stream is None:
             target.copy_(source)
             return None
@@ -72,12 +73,12 @@ class CopyStream:
             return event
 
     def await_copy(self, event: torch.cuda.Event | None) -> None:
-        """Hold back what is queued for the device from now on until a copy is done."""
+        """Make work queued for the device from now on wait until a copy is done."""
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
 
     def await_all(self) -> None:
-        """Hold back what is queued for the device from now on until all copies are done."""
+        """Make work queued for the device from now on wait until all copies are done."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 

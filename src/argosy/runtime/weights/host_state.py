@@ -1,4 +1,4 @@
-"""Optimizer state in host memory, which an update brings to the device piece by piece.
+"""Keep optimizer state in host memory, and bring it to the device piece by piece in an update.
 
 A piece is up to ``PIECE_BYTES`` of state: several weights, or, for optimizers that treat every
 element alone, a part of one. While a piece is updated the next one arrives and the one before
@@ -35,13 +35,14 @@ _ELEMENTWISE = frozenset(
         "SGD",
     )
 )
+"""Optimizers that update every element from its own gradient and state alone."""
 _USUAL_WIDTH = 8
-"""Bytes of state per weight before there is any."""
+"""Bytes of state per element that are assumed before there is any state, as for Adam in float32."""
 
 
 @dataclass(eq=False)
 class UpdatePart:
-    """Some elements of a weight, all of them unless it is cut."""
+    """Elements of a weight that are updated together; all of them unless it is cut."""
 
     group: int
     weight: nn.Parameter
@@ -57,26 +58,26 @@ class UpdatePart:
 
 @dataclass(eq=False)
 class UpdatePiece:
-    """Parts that are updated together."""
+    """A group of parts that are updated together."""
 
     parts: list[UpdatePart]
     arrived: list[torch.cuda.Event | None] = field(default_factory=list)
     left: list[torch.cuda.Event | None] = field(default_factory=list)
     state: list[dict[str, Any]] = field(default_factory=list)
-    """Per part, on the device."""
+    """The state of each part, on the device."""
 
 
 class HostState:
-    """The state of a rank's optimizer in host memory."""
+    """An optimizer's state that is kept in host memory."""
 
     def __init__(self, device: torch.device, memory: HostBuffers) -> None:
         self.device = device
         self.memory = memory
         self.inward, self.outward = CopyStream(device), CopyStream(device)
         self.before: dict[nn.Parameter, dict[str, Any]] = {}
-        """State of the weights of an update as it was."""
+        """The state of the weights before the current update."""
         self.after: dict[nn.Parameter, dict[str, Any]] = {}
-        """The same as it is in host memory."""
+        """The state of the weights in host memory after the current update."""
 
     def step(self, optimizer: Optimizer) -> None:
         """Update all weights that have a gradient."""
@@ -127,18 +128,19 @@ class HostState:
     def _bring(self, piece: UpdatePiece) -> None:
         """Begin to copy the state of a piece to the device."""
         for part in piece.parts:
-            found: dict[str, Any] = {}
+            state: dict[str, Any] = {}
             for name, value in self.before[part.weight].items():
-                found[name] = value
+                state[name] = value
                 if _is_divided(value, part.weight):
                     source = value if part.is_whole else value.view(-1)[part.begin : part.end]
-                    found[name] = torch.empty_like(source, device=self.device)
-                    piece.arrived.append(self.inward.copy(found[name], source))
+                    state[name] = torch.empty_like(source, device=self.device)
+                    piece.arrived.append(self.inward.copy(state[name], source))
                 elif isinstance(value, Tensor) and not part.is_whole:
-                    found[name] = value.clone()  # such as a count, which every part raises
+                    # for example a step count, which every part increases
+                    state[name] = value.clone()
                 elif isinstance(value, Tensor) and value.dim():
-                    found[name] = value.to(self.device)
-            piece.state.append(found)
+                    state[name] = value.to(self.device)
+            piece.state.append(state)
 
     def _update(self, optimizer: Optimizer, piece: UpdatePiece) -> None:
         for event in piece.arrived:
@@ -160,7 +162,7 @@ class HostState:
                 kept[name] = self._sent(piece, part, kept.get(name), value)
 
     def _sent(self, piece: UpdatePiece, part: UpdatePart, kept: Any, value: Any) -> Any:
-        """Where a value of the state is kept: in host memory if it has as many elements as what was
+        """Return where a value of the state is kept: in host memory if it has the shape of what was
         updated."""
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
@@ -173,14 +175,14 @@ class HostState:
         return kept
 
     def _let_go(self, piece: UpdatePiece) -> None:
-        """Free what a piece has on the device once it is copied back."""
+        """Free a piece's memory on the device once it is copied back."""
         for event in piece.left:
             self.outward.await_copy(event)
         piece.state, piece.left, piece.arrived = [], [], []
 
 
 def update_weights(optimizer: Optimizer, state: HostState | None) -> None:
-    """Make one step of an optimizer, whose state is in host memory unless None is given."""
+    """Make one step of an optimizer, whose state is in host memory unless ``state`` is None."""
     if state is None:
         optimizer.step()
     else:
@@ -188,7 +190,7 @@ def update_weights(optimizer: Optimizer, state: HostState | None) -> None:
 
 
 def _state_width(optimizer: Optimizer, weight: nn.Parameter) -> int:
-    """Bytes of state per element of a weight."""
+    """Return the bytes of state per element of a weight."""
     state = optimizer.state.get(weight)
     if not state:
         return _USUAL_WIDTH

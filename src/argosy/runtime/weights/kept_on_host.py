@@ -1,19 +1,18 @@
-"""Activations in host memory from the forward of a micro-batch to its backward.
+"""Keep activations in host memory from the forward of a micro-batch to its backward.
 
-Autograd hands every tensor that it saves to a pair of hooks. Its storage is copied to host memory,
-once however often it is saved, and copied back before the backward needs it: copies run on streams
-of their own, beside computing.
+Autograd passes every tensor that it saves to a pair of hooks. Its storage is copied to host memory,
+once even if it is saved several times, and copied back before the backward needs it: copies run on
+streams of their own, beside computation.
 
-    (1)  in a forward at most ``limit`` bytes stay on the device while they are copied: what is
-         beyond waits
+    (1)  in a forward at most ``limit`` bytes stay on the device while they are copied; beyond that
+         the device waits for the oldest copy
     (2)  in a backward at most ``limit`` bytes are copied back before they are needed, the last
          saved first
     (3)  limit = bytes that a forward of the stage saves / layers of the stage; 0 in the first
          forward
 
 Weights, the inputs of the stage and tensors of a few KiB stay on the device. Under autocast a
-tensor of a weight's shape is taken for a weight in the dtype of products, which autocast keeps for
-all its users.
+tensor of a weight's shape is assumed to be the cast weight, which autocast keeps for all its users.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from argosy.runtime.weights.host_memory import CopyStream, HostBuffers
 
 _SMALL = 8 * 1024
-"""Bytes of a storage below which it stays on the device."""
+"""Bytes below which a storage stays on the device, since copying it would save little memory."""
 
 
 @dataclass(eq=False, slots=True)
 class Kept:
-    """A storage in host memory."""
+    """A storage that was copied to host memory."""
 
     host: Tensor
     memory: HostBuffers
@@ -47,7 +46,7 @@ class Kept:
     arrived: torch.cuda.Event | None = None
 
     def release(self) -> None:
-        """One saved tensor less; the last one gives the memory back."""
+        """Count one saved tensor less; the last one returns the memory to the pool."""
         self.handles -= 1
         if not self.handles:
             self.here = None
@@ -55,7 +54,7 @@ class Kept:
 
 
 class Handle:
-    """What autograd keeps in place of a tensor."""
+    """An object that autograd keeps in place of a tensor."""
 
     def __init__(self, kept: Kept, tensor: Tensor) -> None:
         self.kept = kept
@@ -69,14 +68,15 @@ class Handle:
 
 @dataclass(slots=True)
 class Saved:
-    """What the forward of one micro-batch has put into host memory, in order."""
+    """The storages that the forward of one micro-batch has copied to host memory, in order."""
 
     kept: list[Kept] = field(default_factory=list)
     num_bytes: int = 0
 
 
 class Leaving:
-    """(1): storages on their way to host memory, and those that stay on the device."""
+    """The storages of a forward that are being copied to host memory (1), and those that stay on
+    the device."""
 
     def __init__(self, owner: HostActivations, limit: int, staying: Iterable[Tensor]) -> None:
         self.owner = owner
@@ -86,13 +86,13 @@ class Leaving:
         self.staying = {tensor.untyped_storage()._cdata for tensor in staying}
         self.shapes = {tuple(tensor.shape) for tensor in staying if tensor.dim() == 2}
         self.known: dict[tuple[int, int], Kept] = {}
-        """By storage and version, as long as the storage is on the device."""
+        """Copies by storage and version, as long as the storage is on the device."""
         self.window: deque[tuple[tuple[int, int], Tensor, torch.cuda.Event | None, int]] = deque()
         self.held = 0
         """Bytes in the window."""
 
     def pack(self, tensor: Tensor) -> Any:
-        """Put a tensor that autograd saves into host memory."""
+        """Copy a tensor that autograd saves to host memory, and return a handle to it."""
         storage = tensor.untyped_storage()
         num_bytes = storage.nbytes()
         if (
@@ -122,7 +122,7 @@ class Leaving:
         return shape in self.shapes or shape[::-1] in self.shapes
 
     def shrink(self, limit: int) -> None:
-        """Let storages go, the oldest first, until at most so many bytes are held."""
+        """Free storages on the device, the oldest first, until at most ``limit`` bytes are held."""
         while self.held > limit:
             key, _, done, num_bytes = self.window.popleft()
             self.owner.outward.await_copy(done)
@@ -131,7 +131,7 @@ class Leaving:
 
 
 class HostActivations:
-    """Activations of the stages of a rank in host memory."""
+    """Activations of the stages of a rank that are kept in host memory."""
 
     def __init__(
         self,
@@ -143,25 +143,26 @@ class HostActivations:
         self.device = device
         self.memory = memory
         self.stages = stages
-        """Those whose activations are kept in host memory."""
+        """The stages whose activations are kept in host memory."""
         self.weights = weights
-        """What stays on the device besides the inputs of a stage."""
+        """A function that returns the tensors that stay on the device besides the inputs of a
+        stage."""
         self.outward, self.inward = CopyStream(device), CopyStream(device)
         self.limits: dict[int, int] = {}
-        """(3), by stage."""
+        """The limit (3) in bytes, by stage."""
         self.saved: dict[tuple[int, int], Saved] = {}
-        """By stage and micro-batch."""
+        """Saved storages by stage and micro-batch."""
         self.coming: list[Kept] = []
-        """What the backward that runs has not yet copied back, the next one last."""
+        """Storages that the current backward has not yet copied back, the next one last."""
         self.ahead: list[Kept] = []
-        """What was copied back and not yet used."""
+        """Storages that were copied back and not yet used."""
         self.limit = 0
 
     @contextlib.contextmanager
     def keeping(
         self, stage: int, micro_batch: int, inputs: Iterable[Tensor], num_layers: int
     ) -> Iterator[None]:
-        """Save what autograd keeps of a forward in host memory."""
+        """Save the tensors that autograd keeps of a forward in host memory."""
         if stage not in self.stages:
             yield
             return
@@ -174,7 +175,7 @@ class HostActivations:
 
     @contextlib.contextmanager
     def returning(self, stage: int, micro_batch: int) -> Iterator[None]:
-        """Copy back what a backward needs, before it needs it."""
+        """Copy back the tensors of a backward before it needs them."""
         if stage not in self.stages:
             yield
             return
@@ -186,7 +187,7 @@ class HostActivations:
         self.coming, self.ahead = [], []
 
     def unpack(self, packed: Any) -> Tensor:
-        """Give autograd a tensor that it has saved."""
+        """Return to autograd a tensor that it has saved."""
         if isinstance(packed, Tensor):
             return packed
         handle: Handle = packed
@@ -197,12 +198,12 @@ class HostActivations:
         assert kept.here is not None
         tensor = torch.empty(0, dtype=handle.dtype, device=self.device)
         tensor.set_(kept.here.untyped_storage(), handle.offset, handle.shape, handle.stride)
-        self.ahead = [other for other in self.ahead if other is not kept]
+        self.ahead = [waiting for waiting in self.ahead if waiting is not kept]
         self._fetch_ahead()
         return tensor
 
     def _fetch_ahead(self) -> None:
-        """(2)"""
+        """Copy back storages before they are needed (2)."""
         held = sum(kept.host.numel() for kept in self.ahead)
         while self.coming and held <= self.limit:
             kept = self.coming.pop()

@@ -1,18 +1,19 @@
-"""Gradient sums that begin while the last backward of a step still runs.
+"""Sum gradients while the last backward of a step still runs.
 
 The weights that the same ranks hold are summed in buckets of fixed content and order, from the last
 layer to the first, so that all holders begin them in the same order:
 
-    (1)  bucket b begins once its weights have their gradients of the step's last micro-batch, and b
-         - 1 has begun
-    (2)  at most ``MOST_BUCKETS`` are under way; another does not make the backward wait, and is
-         tried again later
+    (1)  bucket b begins once its weights have their gradients of the step's last micro-batch, and
+         b - 1 has begun
+    (2)  at most ``MOST_BUCKETS`` are in flight; if there are more, the backward does not wait, and
+         the next bucket is tried again later
     (3)  when the last backward of the stage is over, the rest begins: a weight without a gradient
          counts as zeros
-    (4)  how many holders have a gradient of a weight is summed last; if none has, there is none
+    (4)  the number of holders that have a gradient of a weight is summed last; if it is zero, the
+         weight has no gradient
 
-A backend that sums on the host's cores (gloo) would take them from the backward, so there all
-begins by (3).
+A backend that sums on the host's cores (gloo) would take them from the backward, so with it all
+buckets begin by (3).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from argosy.runtime.processes.world import await_device
 from argosy.runtime.stages.parameters import Weight
 from argosy.runtime.weights.summing import Pending, Way
 
-_Thing = TypeVar("_Thing")
+_Item = TypeVar("_Item")
 
 
 def _ignored(stage: int) -> None:
@@ -42,40 +43,41 @@ def _ignored(stage: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientEvents:
-    """What is called as a stage's gradients add up, with the stage."""
+    """Callbacks that are called with the stage as its gradients add up."""
 
     added: Callable[[int], None] = _ignored
-    """After a micro-batch."""
+    """Called after a micro-batch."""
     before_last: Callable[[int], None] = _ignored
-    """Before the last backward of a step, if all weight gradients are computed by torch in it."""
+    """Called before the last backward of a step, if torch computes all weight gradients in it."""
     after_last: Callable[[int], None] = _ignored
 
 
 class Summand(NamedTuple):
-    """A weight whose gradient some ranks sum, all of what this rank holds or regions of it."""
+    """A weight whose gradient several ranks sum: all that this rank holds of it, or regions of
+    it."""
 
     weight: Weight
     regions: Sequence[Region] | None = None
-    """Of the whole weight; None: all that this rank holds."""
+    """Regions of the whole weight; None for everything that this rank holds."""
 
     @property
     def parameter(self) -> nn.Parameter:
         return self.weight.parameter
 
     def size(self) -> tuple[int, torch.dtype]:
-        """Elements, as many on every rank that sums them, and their dtype."""
+        """Return the number of elements, equal on all ranks that sum them, and their dtype."""
         elements = self.parameter.numel() if self.regions is None else int(volume(self.regions))
         return elements, self.parameter.dtype
 
     def of(self, tensor: Tensor) -> list[Tensor]:
-        """The regions as views of a tensor of what this rank holds."""
+        """Return the regions as views of a tensor of what this rank holds."""
         if self.regions is None:
             return [tensor]
         boxes = rows(0, self.weight.shape) if self.weight.boxes is None else self.weight.boxes
         return [HeldPart(tensor, boxes).at(region) for region in self.regions]
 
     def gradients(self) -> list[Tensor]:
-        """Views of the gradient that is there."""
+        """Return views of the present gradient."""
         assert self.parameter.grad is not None
         return self.of(self.parameter.grad)
 
@@ -89,14 +91,16 @@ class _Bucket(NamedTuple):
 
 
 class GradientSum:
-    """The sum of the gradients of weights that the same ranks hold."""
+    """The sum over the ranks that hold the same weights, of the gradients of these weights."""
 
     def __init__(
         self, way: Way, summands: Sequence[Summand], filled: set[Tensor], *, is_early: bool
     ) -> None:
-        """``is_early``: whether it begins during the last backward, of the weights' only stage.
-        ``filled``: weights whose gradients some sum of this rank has filled with zeros in this
-        step."""
+        """Prepare a sum.
+
+        ``is_early`` makes it begin during the last backward of the weights' only stage. ``filled``
+        holds the weights whose gradients a sum of this rank has filled with zeros in this step.
+        """
         self.way = way
         self.stage = summands[0].weight.stages[0]
         self.is_early = is_early
@@ -105,20 +109,23 @@ class GradientSum:
         self.parameters = [summand.parameter for summand in trained]
         self.buckets = in_buckets(trained[::-1], Summand.size)
         self.hooks = [
-            p.register_post_accumulate_grad_hook(self._arrived) for p in self.parameters if is_early
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+            for parameter in self.parameters
+            if is_early
         ]
         self._reset()
 
     def _reset(self) -> None:
         self.missing: set[Tensor] | None = None
-        """Weights whose last gradient is not there yet; None: the last backward has not begun."""
+        """Weights that do not have their last gradient yet; None before the last backward."""
         self.known: Tensor | None = None
-        """By weight, whether this rank has a gradient of it; None: not all buckets have begun."""
+        """For each weight, whether this rank has a gradient of it; None until all buckets have
+        begun."""
         self.begun = 0
         self.under_way: deque[_Bucket] = deque()
 
     def close(self) -> None:
-        """Remove what calls this sum from the weights."""
+        """Remove the hooks of this sum from the weights."""
         for hook in self.hooks:
             hook.remove()
 
@@ -131,7 +138,7 @@ class GradientSum:
             self._begin_rest()
 
     def _arrived(self, parameter: Tensor) -> None:
-        """(1) and (2)."""
+        """Begin buckets whose gradients are complete, by (1) and (2)."""
         if self.missing is None:
             return
         self.missing.discard(parameter)
@@ -163,7 +170,7 @@ class GradientSum:
             gradient.copy_(total)
 
     def _begin_rest(self) -> None:
-        """(3)."""
+        """Begin all remaining buckets (3)."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -176,7 +183,7 @@ class GradientSum:
             self._begin()
 
     def finish(self) -> None:
-        """Wait for all sums, and (4)."""
+        """Wait for all sums, and remove gradients that no holder has (4)."""
         if not self.parameters:
             return
         if self.known is None:
@@ -194,18 +201,18 @@ class GradientSum:
 
 
 def in_buckets(
-    things: Sequence[_Thing], size_of: Callable[[_Thing], tuple[int, torch.dtype]]
-) -> list[list[_Thing]]:
-    """Things of one dtype, in order, up to ``BUCKET_BYTES`` together; ``size_of``: elements and
-    dtype."""
-    buckets: list[list[_Thing]] = []
+    things: Sequence[_Item], size_of: Callable[[_Item], tuple[int, torch.dtype]]
+) -> list[list[_Item]]:
+    """Divide items into buckets of one dtype, in order, with at most ``BUCKET_BYTES`` each;
+    ``size_of`` returns the number of elements and the dtype of an item."""
+    buckets: list[list[_Item]] = []
     space, before = 0, None
-    for thing in things:
-        elements, dtype = size_of(thing)
+    for item in things:
+        elements, dtype = size_of(item)
         size = elements * dtype.itemsize
         if size > space or dtype != before:
             buckets.append([])
             space, before = BUCKET_BYTES, dtype
-        buckets[-1].append(thing)
+        buckets[-1].append(item)
         space -= size
     return buckets

@@ -1,8 +1,8 @@
-"""Gradient sums by PowerSGD (arXiv 1905.13727): two factors of low rank in place of the matrix, and
-errors kept.
+"""Sum gradients by PowerSGD (arXiv 1905.13727): send two factors of low rank in place of the
+matrix, and keep errors.
 
-For a matrix of gradients G_i on holder i, with its error E_i and the columns Q of the step before,
-the same everywhere:
+For a matrix of gradients G_i on holder i, with its error E_i and the columns Q of the previous
+step, which are equal on all holders:
 
     (1)  D_i = G_i + E_i
     (2)  P   = orthonormal columns of the sum over i of D_i Q
@@ -11,13 +11,13 @@ the same everywhere:
     (5)  the sum of gradients is P Q^T
 
 Everything but (2) is linear in D_i, so that (5) and all later steps depend on the sums of G_i and
-of E_i alone, not on how samples or errors are shared among holders: one process that does (1) to
+of E_i alone, not on how samples or errors are divided among holders: one process that does (1) to
 (5) with the whole gradient gets the same. The first Q is drawn from the weight's name. Vectors, and
-matrices whose factors would be as large, are summed as they are, in one message with (2). A step in
-which no holder has a gradient of a weight leaves its error as it is.
+matrices whose factors would be as large, are summed unchanged, in one message with (2). A step in
+which no holder has a gradient of a weight leaves its error unchanged.
 
-Errors are in units of the sum that the trainer divides by the step's weight (``weighing``). They
-are in checkpoints, by holder, and a run with another number of holders shares them out again.
+Errors are in units of the sum that the trainer divides by the step's weight (``weighing``).
+Checkpoints contain them by holder, and a run with another number of holders divides them again.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from argosy.runtime.weights.summing import Way
 from argosy.workload.powersgd import is_factored
 
 _PREFIX = "powersgd"
+"""The beginning of the names of errors and columns in a checkpoint."""
 
 
 @dataclass
@@ -44,9 +45,9 @@ class _Matrix:
     name: str
     parameter: Tensor
     error: Tensor
-    """E_i."""
+    """The error E_i."""
     columns: Tensor
-    """Q."""
+    """The columns Q."""
 
     @classmethod
     def of(cls, weight: Weight, rank: int) -> _Matrix:
@@ -65,20 +66,20 @@ class _Matrix:
         )
 
     def entries(self, holder: int) -> dict[str, Tensor]:
-        """What a checkpoint has of it; the columns are the same on all holders."""
+        """Return its entries in a checkpoint; the columns are equal on all holders."""
         names = (f"{_PREFIX}.error.{self.name}.{holder}", f"{_PREFIX}.columns.{self.name}")
         return dict(zip(names, (self.error, self.columns), strict=True))
 
 
 class FactoredSum:
-    """The sum of the gradients of weights that the same ranks hold; stands in for
+    """The sum of the gradients of weights that the same ranks hold; it replaces
     ``overlap.GradientSum``."""
 
     def __init__(
         self, way: Way, weights: Sequence[Weight], rank: int, holder: int, num_holders: int
     ) -> None:
-        """``rank``: of the factors; ``holder``: this rank's place among those that hold the
-        weights."""
+        """Prepare a sum; ``rank`` is that of the factors, and ``holder`` is this rank's index among
+        those that hold the weights."""
         self.way, self.holder, self.num_holders = way, holder, num_holders
         trained = [weight for weight in weights if weight.parameter.requires_grad]
         self.parameters = [weight.parameter for weight in trained]
@@ -88,16 +89,17 @@ class FactoredSum:
         self.others = [parameter for parameter in self.parameters if id(parameter) not in known]
 
     def before_last_backward(self, stage: int) -> None:
-        """Nothing begins before all gradients are there."""
+        """Do nothing, since the sum begins only after all gradients are computed."""
 
     def after_last_backward(self, stage: int) -> None:
-        """Likewise."""
+        """Do nothing, since the sum begins only in ``finish``."""
 
     def close(self) -> None:
-        """Nothing was attached to the weights."""
+        """Do nothing, since no hooks were attached to the weights."""
 
     def finish(self) -> None:
-        """(1) to (5); a weight that no holder has a gradient of has none afterwards."""
+        """Sum gradients by (1) to (5); a weight of which no holder has a gradient has none
+        afterwards."""
         if not self.parameters:
             return
         flags = [float(parameter.grad is not None) for parameter in self.parameters]
@@ -124,7 +126,7 @@ class FactoredSum:
             gradient.copy_((basis @ total.T).view(gradient.shape))  # (5)
 
     def _summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Sums over all holders, of all tensors in one message."""
+        """Return the sums of tensors over all holders, sent in one message."""
         if not tensors:
             return []
         dtype = torch.float32
@@ -140,14 +142,14 @@ class FactoredSum:
         ]
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """What this rank adds to a checkpoint."""
+        """Yield the entries that this rank adds to a checkpoint."""
         for matrix in self.matrices:
             yield from matrix.entries(self.holder).items()
 
     def wanted(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Tensors to read stored entries into, by name: columns of the same rank, and this holder's
-        share of errors."""
-        found: dict[str, Tensor] = {}
+        """Return tensors to read stored entries into, by name: columns of the same rank, and this
+        holder's share of errors."""
+        tensors: dict[str, Tensor] = {}
         for matrix in self.matrices:
             prefix = f"{_PREFIX}.error.{matrix.name}."
             holders = {
@@ -155,14 +157,14 @@ class FactoredSum:
             }
             for name, holder in holders.items():
                 if holder.isdecimal() and int(holder) % self.num_holders == self.holder:
-                    found[name] = torch.empty_like(matrix.error)
+                    tensors[name] = torch.empty_like(matrix.error)
             columns = f"{_PREFIX}.columns.{matrix.name}"
             if stored.get(columns) == tuple(matrix.columns.shape):
-                found[columns] = torch.empty_like(matrix.columns)
-        return found
+                tensors[columns] = torch.empty_like(matrix.columns)
+        return tensors
 
     def take(self, values: Mapping[str, Tensor]) -> None:
-        """Go on with what ``wanted`` was filled with."""
+        """Continue with the values that the tensors of ``wanted`` were filled with."""
         for matrix in self.matrices:
             prefix = f"{_PREFIX}.error.{matrix.name}."
             errors = [values[name] for name in sorted(values) if name.startswith(prefix)]
@@ -173,7 +175,7 @@ class FactoredSum:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    """Of this rank; zeros if it has none."""
+    """Return the gradient of this rank; if it has none, set it to zeros."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad

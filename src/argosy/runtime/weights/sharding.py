@@ -1,22 +1,22 @@
-"""ZeRO: replicas of a stage that each keep only some rows of the optimizer state, the gradients,
-the weights.
+"""Divide optimizer state, gradients and weights among the replicas of a stage (ZeRO): each keeps
+only some rows.
 
 Of a weight with R rows (its first dim), member i of the n replicas keeps R_i rows, in proportion to
-the replicas' weights and never losing one; the R_i may differ and may be 0. Several weights travel
-as one vector, in the widest of their dtypes: all that member 0 keeps, then all that member 1 keeps,
-...
+the replicas' weights, with sum R; the R_i may differ and may be 0. Several weights are sent as one
+vector, in the widest of their dtypes: all that member 0 keeps, then all that member 1 keeps, and so
+on.
 
     (1)  level 1: the sum of the gradients is scattered once per step, in buckets; after the update
          rows are gathered
     (2)  level 2: it is scattered after every layer's backward, so that whole gradients never add up
-    (3)  level 3: weights are gathered before a layer's forward and backward and let go after
-    (4)  whether a member has a gradient of a weight may differ between members (an expert that none
-         of its samples went to), so nobody decides by its own: all scatter as often, from the last
-         layer to the first, and how many members have one travels along; where none has, an
-         optimizer finds none
+    (3)  level 3: weights are gathered before a layer's forward and backward and freed after it
+    (4)  only some members may have a gradient of a weight (an expert that none of a member's
+         samples was routed to), so no member decides on its own: all scatter equally often, from
+         the last layer to the first, and the number of members that have one is sent along; if it
+         is zero, the optimizer gets no gradient
 
-Updates must be element by element (SGD, Adam and their kin): an optimizer sees rows as parameters
-of their own.
+Updates must be element by element (SGD, Adam and similar): an optimizer sees rows as parameters of
+their own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from argosy.runtime.weights.summing import Way
 
 
 class Shard:
-    """One member's rows of one weight, or of a region of it."""
+    """The rows that one member keeps of a weight, or of a region of it."""
 
     def __init__(
         self,
@@ -51,8 +51,11 @@ class Shard:
         level: int,
         rows: Tensor | None = None,
     ) -> None:
-        """``sizes``: rows that each member keeps; ``boxes``: where this one's lie; ``rows``: this
-        one's, of a weight of level 3 that is not in memory whole."""
+        """Take a member's rows.
+
+        ``sizes`` holds the rows that each member keeps, ``boxes`` locates this member's rows, and
+        ``rows`` contains them for a weight of level 3 that is not in memory whole.
+        """
         self.summand, self.weight, self.member, self.boxes = summand, summand.weight, member, boxes
         self.sizes = list(sizes)
         if rows is None:
@@ -61,24 +64,25 @@ class Shard:
             rows = part[begin : begin + self.sizes[member]]
             rows = rows.clone() if level == 3 else rows
         self.own = nn.Parameter(rows, requires_grad=summand.parameter.requires_grad)
-        """What the optimizer updates: a view of the weight, or at level 3 a tensor of its own."""
+        """The parameter that the optimizer updates: a view of the weight, or at level 3 a tensor of
+        its own."""
         self.row_shape = tuple(rows.shape[1:])
 
     def size(self) -> tuple[int, torch.dtype]:
-        """Elements of all members, and their dtype."""
+        """Return the number of elements of all members, and their dtype."""
         return self.summand.size()
 
     def elements(self, member: int) -> int:
         return self.sizes[member] * math.prod(self.row_shape)
 
     def rows(self, tensor: Tensor, member: int) -> Tensor:
-        """A member's rows of what this rank holds; a view."""
+        """Return a member's rows of what this rank holds, as a view."""
         begin = offsets(self.sizes)[member]
         return self.summand.of(tensor)[0][begin : begin + self.sizes[member]]
 
 
 class ShardSet:
-    """Weights whose rows travel together."""
+    """A set of weights whose rows are sent together."""
 
     def __init__(
         self, shards: Sequence[Shard], level: int, way: Way, exchanging: Exchanging = untold
@@ -87,11 +91,11 @@ class ShardSet:
         members = len(shards[0].sizes)
         self.sizes = [sum(shard.elements(at) for shard in shards) for at in range(members)]
         self.present = True
-        """Whether the whole weights are in memory; they are let go once all shards are made."""
+        """True if the whole weights are in memory; they are freed once all shards are made."""
 
     def _pack(self, tensors: Sequence[Tensor], known: Tensor) -> Tensor:
-        """Whole tensors as one vector, member by member, each part with which of them are ``known``
-        here."""
+        """Return whole tensors as one vector, member by member, each part followed by flags for the
+        gradients ``known`` here."""
         pieces = []
         for at in range(len(self.sizes)):
             for shard, tensor in zip(self.shards, tensors, strict=True):
@@ -100,8 +104,11 @@ class ShardSet:
         return torch.cat(pieces)
 
     def scatter_gradients(self) -> None:
-        """(4): add the members' gradients up, each member its own rows; whole gradients are let go,
-        those of weights of which others add up other regions by ``let_go``."""
+        """Add up the members' gradients, each member its own rows (4).
+
+        Whole gradients are freed; if other sets add up other regions of the same weight, ``let_go``
+        frees it later.
+        """
         num = len(self.shards)
         with (
             self.exchanging(),
@@ -121,7 +128,8 @@ class ShardSet:
                 shard.own.grad += rows
 
     def _taken(self) -> Tensor:
-        """The whole gradients as one vector; they are let go before what others send is there."""
+        """Return the whole gradients as one vector; they are freed before other members' parts
+        arrive."""
         parameters = [shard.weight.parameter for shard in self.shards]
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         known = whole[0].new_tensor([float(p.grad is not None) for p in parameters])
@@ -129,14 +137,14 @@ class ShardSet:
         return self._pack(whole, known)
 
     def let_go(self, *, all_of_them: bool = True) -> None:
-        """Let whole gradients go: of weights that this set has all of, or of all."""
+        """Free whole gradients: of weights that this set has all of, or of all weights."""
         for shard in self.shards:
             if all_of_them or shard.summand.regions is None:
                 shard.weight.parameter.grad = None
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Bring every member's rows into the whole weights."""
+        """Gather every member's rows into the whole weights."""
         if self.level == 3 and self.present:
             return
         own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
@@ -154,14 +162,14 @@ class ShardSet:
         for member in range(len(self.sizes)):
             for shard in self.shards:
                 count = shard.elements(member)
-                # .data, because autograd keeps the weight from the forward and must not take this
-                # for a change
+                # .data is used because autograd keeps the weight from the forward and must not
+                # treat this as a change.
                 rows = shard.rows(shard.weight.parameter.data, member)
                 rows.copy_(whole[at : at + count].view_as(rows))
                 at += count
 
     def release(self) -> None:
-        """Level 3: let the whole weights go."""
+        """Free the whole weights at level 3."""
         if self.level == 3 and self.present:
             self.present = False
             for shard in self.shards:
@@ -169,17 +177,18 @@ class ShardSet:
 
 
 class WeightGate:
-    """(2) to (4): what happens around the layers of a stage."""
+    """A gate that gathers and scatters around the layers of a stage by (2) to (4)."""
 
     def __init__(self, sets: Sequence[Sequence[ShardSet]]) -> None:
         self.sets = sets
-        """By layer of the stage; several if tensor-parallel groups of the stage share weights
-        differently."""
+        """Shard sets by layer of the stage; several if tensor-parallel groups of the stage share
+        weights differently."""
         self.scatters = True
-        """Whether gradients leave after each layer's backward; not while weight gradients are put
-        off."""
+        """True if gradients are sent after each layer's backward; False while weight gradients are
+        deferred."""
         self.left = len(sets)
-        """Layers whose gradients have not left in this backward: those before this one."""
+        """The number of layers, counted from the first, whose gradients have not been sent in this
+        backward."""
 
     def run(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         sets = self.sets[index]
@@ -194,20 +203,21 @@ class WeightGate:
         return tree_map(lambda leaf: _apply(_Before, sets, leaf), result) if is_gathered else result
 
     def finish(self) -> None:
-        """At the end of a backward: what no layer's input gradient has triggered."""
+        """Scatter and free, at the end of a backward, what no layer's input gradient has
+        triggered."""
         self._scatter(0)
         self.left = len(self.sets)
         for sets in self.sets:
             _release(sets)
 
     def after(self, index: int) -> None:
-        """A layer has its gradients, and so have all behind it."""
+        """Handle that a layer has its gradients; all layers behind it have theirs, too."""
         if self.scatters:
             self._scatter(index)
         _release(self.sets[index])
 
     def _scatter(self, first: int) -> None:
-        """(4), down to a layer."""
+        """Scatter the gradients of all remaining layers down to ``first`` (4)."""
         for sets in reversed(self.sets[first : self.left]):
             scatter_all(sets)
         self.left = min(self.left, first)
@@ -232,7 +242,8 @@ def _release(sets: Sequence[ShardSet]) -> None:
 
 
 def _after_backward(gate: WeightGate, index: int, arguments: Any) -> Any:
-    """Once all gradients of a layer's inputs are there, its weights have theirs."""
+    """Call the gate once all gradients of a layer's inputs are computed, since then its weights
+    have theirs."""
     waiting = _Countdown(lambda: gate.after(index))
     return tree_map(lambda leaf: _apply(_After, waiting, leaf), arguments)
 
@@ -246,7 +257,7 @@ def _apply(function: Any, what: Any, leaf: Any) -> Any:
 
 
 class _Countdown:
-    """Calls when as many gradients have come as were announced."""
+    """A counter that calls a function when as many gradients have arrived as were announced."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.call = call

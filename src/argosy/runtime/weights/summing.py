@@ -1,14 +1,15 @@
-"""How the holders of a weight sum its gradients: by the algorithm that the plan chose for their
+"""Sum the gradients of a weight over its holders by the algorithm that the plan chose for their
 stage.
 
     (1)  ring           the backend's own all-reduce
-    (2)  tree           within a node up to its first member; over the first members two binary trees, one for each half
-                        of the vector, in opposite orders, up to the root and down again; down within the node
+    (2)  tree           within a node up to its first member; over the first members two binary
+                        trees, one for each half of the vector, in opposite orders, up to the root
+                        and down again; down within the node
     (3)  hierarchical   as (2), with the backend's all-reduce over the first members
 
-Under ZeRO the sum is scattered and what was updated is gathered; hierarchically, a node's parts
-cross between nodes once, through its first member. Vectors are in host memory where the backend
-carries nothing else.
+Under ZeRO the sum is scattered and updated rows are gathered; hierarchically, a node's parts cross
+between nodes once, through its first member. Vectors are copied to host memory if the backend
+supports no other.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from argosy.runtime.communication.collectives import (
 )
 
 Groups = Mapping[tuple[int, ...], dist.ProcessGroup | None]
-"""By ranks; None where this rank is not among them."""
+"""Process groups by their ranks; None if this rank is not a member."""
 _TAG = 2**29
-"""Of messages between members; those of micro-batches have smaller ones."""
+"""The tag of messages between members; tags of micro-batches are smaller."""
 
 
 class Pending(Protocol):
@@ -46,7 +47,7 @@ class Pending(Protocol):
 
 
 class Done:
-    """A sum that was over as soon as it was begun."""
+    """A sum that was complete as soon as it was begun."""
 
     def wait(self) -> None: ...
 
@@ -56,7 +57,7 @@ class Done:
 
 @dataclass(frozen=True)
 class RingSum:
-    """(1)."""
+    """A sum that uses the backend's all-reduce (1)."""
 
     group: Group
 
@@ -66,25 +67,25 @@ class RingSum:
         return work
 
     def scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
-        """This member's part of the sum."""
+        """Return this member's part of the sum."""
         return scatter_sum_uneven(vector, sizes, group=self.group)
 
     def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Every member's part, one after another."""
+        """Return the parts of all members, one after another."""
         return gather_uneven(part, sizes, group=self.group)
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """(2) and (3), as one rank sees them."""
+    """A sum that runs within and between nodes, by (2) or (3)."""
 
     group: Group
-    """Of all holders."""
+    """The group of all holders."""
     ranks: tuple[int, ...]
     nodes: tuple[tuple[int, ...], ...]
-    """The same ranks, node by node."""
+    """All ranks, grouped by node."""
     groups: Groups
-    """Of every node and of the nodes' first members, where they are two or more."""
+    """The groups of every node and of the nodes' first members, if they have two or more ranks."""
     rank: int
     is_tree: bool
 
@@ -166,12 +167,12 @@ class Nodes:
         return [sum(sizes[self.ranks.index(rank)] for rank in node) for node in self.nodes]
 
     def _pieces(self, vector: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Members' parts, node by node."""
+        """Return the members' parts, node by node."""
         parts = vector.split(list(sizes))
         return [parts[self.ranks.index(rank)] for node in self.nodes for rank in node]
 
     def _place(self, whole: Tensor, known: Tensor, sizes: Sequence[int]) -> None:
-        """Back from node by node to the members' order."""
+        """Copy parts that are ordered node by node to the members' order."""
         order = [self.ranks.index(rank) for node in self.nodes for rank in node]
         begins = offsets(sizes)
         for member, piece in zip(order, known.split([sizes[at] for at in order]), strict=True):
@@ -179,15 +180,16 @@ class Nodes:
 
 
 Way = RingSum | Nodes
+"""A way in which ranks sum."""
 
 
 def is_on_device(way: Way | None) -> bool:
-    """Whether a sum runs on the GPU beside its computation."""
+    """Return whether a sum runs on the GPU beside its computation."""
     return isinstance(way, RingSum) and dist.get_backend(way.group) == "nccl"
 
 
 def _sum_by_trees(vector: Tensor, ranks: tuple[int, ...], rank: int, group: Group) -> None:
-    """(2) over the nodes' first members; messages of the two trees are kept apart by their
+    """Sum over the nodes' first members by (2); messages of the two trees are matched by their
     order."""
     middle = vector.numel() // 2
     for half, order in ((vector[:middle], ranks), (vector[middle:], ranks[::-1])):
@@ -208,8 +210,8 @@ def _sum_by_trees(vector: Tensor, ranks: tuple[int, ...], rank: int, group: Grou
 
 
 def nodes_among(ranks: Sequence[int], roster: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Ranks by the node that their devices are in; ranks of a node follow one another. ``roster``:
-    devices by rank."""
+    """Return ranks grouped by the node of their devices; ranks of a node are consecutive.
+    ``roster`` lists devices by rank."""
     return tuple(
         tuple(group)
         for _, group in groupby(ranks, key=lambda rank: roster[rank].rpartition(".")[0])
@@ -217,14 +219,15 @@ def nodes_among(ranks: Sequence[int], roster: Sequence[str]) -> tuple[tuple[int,
 
 
 def algorithm_of(stages: Sequence[int], plan: Plan) -> Algorithm:
-    """As the plan says for the weights of a stage; a ring for those that several stages share."""
+    """Return the algorithm that the plan chose for the weights of a stage; a ring for weights that
+    several stages share."""
     return plan.algorithm(Collective.WEIGHTS, stages[0]) if len(stages) == 1 else Algorithm.RING
 
 
 def groups_needed(
     ranks: tuple[int, ...], stages: Sequence[int], plan: Plan, roster: Sequence[str]
 ) -> list[tuple[int, ...]]:
-    """Sets of ranks that sum among themselves when these ranks do."""
+    """Return the sets of ranks that sum among themselves when these ranks do."""
     if algorithm_of(stages, plan) is Algorithm.RING:
         return [ranks]
     nodes = nodes_among(ranks, roster)
@@ -239,7 +242,7 @@ def way_of(
     rank: int,
     roster: Sequence[str],
 ) -> Way | None:
-    """How these ranks sum what they hold; None where there is only one."""
+    """Return how these ranks sum what they hold; None if there is only one."""
     if ranks not in groups:
         return None
     algorithm, nodes = algorithm_of(stages, plan), nodes_among(ranks, roster)
