@@ -1,5 +1,5 @@
-"""From the fields of a cluster file to a ``Cluster``: names expanded, references resolved, every
-wrong one reported."""
+"""Build a ``Cluster`` from the fields of a cluster file: expand names, resolve references, report
+every wrong one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from argosy.cluster.trace import Trace
 from argosy.document import Document, Location
 from argosy.errors import InputError, Mismatch, Problem, closest
 
+# Largest number of devices of a cluster, to bound time and memory.
 _MOST_DEVICES = 100_000
+# Largest number of switches above one another.
 _MOST_LEVELS = 64
 
 
 class Builder:
-    """Collects nodes, links and problems while walking a cluster file from top to bottom."""
+    """A builder that collects nodes, links and problems while it walks a cluster file from top to
+    bottom."""
 
     def __init__(self, schema: ClusterSchema, document: Document) -> None:
         self.schema = schema
@@ -27,7 +30,7 @@ class Builder:
         self.problems: list[Problem] = []
         self.nodes: list[Node] = []
         self.names: dict[str, None] = {}
-        """Of the nodes."""
+        """Names of the nodes, in order."""
         self.hosts: set[str] = set()
         self.devices: list[Device] = []
         self.links: list[Link] = []
@@ -48,6 +51,7 @@ class Builder:
         }
 
     def build(self) -> Cluster:
+        """Return the cluster; raise an ``InputError`` with every problem."""
         num_devices = sum(
             node.num_nodes * sum(group.count for group in node.devices)
             for node in self.schema.nodes
@@ -155,7 +159,7 @@ class Builder:
         gres: list[str | None] = []
         for group in schema.devices:
             kind = self.kinds.get(group.kind)
-            if kind is None:  # was reported
+            if kind is None:  # ``_check_kinds`` has reported it
                 continue
             for _ in range(group.count):
                 device = Device(
@@ -266,7 +270,8 @@ class Builder:
             self.nodes[index] = replace(value, uplinks=tuple(uplinks[name] for name in chain))
 
     def _above(self, switch: str | None, known: Mapping[str, SwitchSchema]) -> list[str]:
-        """``switch`` and the switches above it, nearest first, as far as a tree may be high."""
+        """Return ``switch`` and the switches above it, nearest first, up to the greatest height of
+        a tree."""
         chain: dict[str, None] = {}
         while (
             switch is not None
@@ -282,16 +287,16 @@ class Builder:
         wires = []
         for index, link in enumerate(self.schema.links):
             place: Location = ("links", index)
-            one, other = (
+            left, right = (
                 self._nodes(pattern, (*place, "between", at))
                 for at, pattern in enumerate(link.between)
             )
-            both = sorted(set(one) & set(other))
+            both = sorted(set(left) & set(right))
             if both and link.between[0] != link.between[1]:
                 expected = f"two groups that do not share {_some(both)}"
                 self._report((*place, "between"), expected, " and ".join(link.between))
-            elif both and len(one) == 1:
-                self._report((*place, "between"), "two nodes or more", one[0])
+            elif both and len(left) == 1:
+                self._report((*place, "between"), "two nodes or more", left[0])
             name = link.name or (
                 link.medium if link.medium not in self.edges else f"{link.medium}-{index}"
             )
@@ -305,8 +310,8 @@ class Builder:
             wires.append(
                 Wire(
                     name=name,
-                    one=frozenset(one),
-                    other=frozenset(other),
+                    one=frozenset(left),
+                    other=frozenset(right),
                     forward=forward,
                     back=back,
                     bypasses_nic=link.bypasses_nic,
@@ -332,8 +337,8 @@ class Builder:
     def _add_edge(
         self, edge: str, ways: tuple[str, str], bandwidth: float, latency: float
     ) -> tuple[int, int]:
-        one, other = (self._add_link(f"{edge}.{way}", edge, bandwidth, latency) for way in ways)
-        return one, other
+        first, second = (self._add_link(f"{edge}.{way}", edge, bandwidth, latency) for way in ways)
+        return first, second
 
     def _add_link(self, name: str, edge: str, bandwidth: float, latency: float) -> int:
         index = len(self.links)
@@ -349,28 +354,28 @@ class Builder:
         return index
 
     def _nodes(self, pattern: str, place: Location) -> list[str]:
-        if pattern in self.names:  # as an importer writes them, one by one
+        if pattern in self.names:  # importers write nodes one by one
             return [pattern]
         names = list(self.names)
-        found = [name for name in names if is_meant(name, pattern)]
-        if not found:
+        matches = [name for name in names if is_meant(name, pattern)]
+        if not matches:
             self._report(
                 place,
                 f'a node ({_some(names)}) or a pattern such as "a*"',
                 pattern,
                 closest(pattern, names),
             )
-        return found
+        return matches
 
     def _edge(self, pattern: str, place: Location) -> list[int]:
-        found = [
+        matches = [
             link for edge, links in self.edges.items() if is_meant(edge, pattern) for link in links
         ]
-        if not found:
+        if not matches:
             self._report(
                 place, f"an edge such as {_some(self.edges)}", pattern, closest(pattern, self.edges)
             )
-        return found
+        return matches
 
     def _report(
         self, place: Location, expected: str, found: object = None, suggestion: str | None = None
@@ -391,10 +396,11 @@ def _host_memory(schema: HostMemorySchema | None) -> HostMemory:
 
 
 def _sides(media: list[Medium], device: int) -> tuple[frozenset[int], ...]:
-    """For one device, its links of each medium that conflicts with the others."""
+    """Return, for one device, its links of each medium that conflicts with the others."""
     return tuple(frozenset((medium.outward[device], medium.inward[device])) for medium in media)
 
 
 def _some(names: Iterable[str]) -> str:
+    """Return the first four names as text."""
     listed = list(names)
     return ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")
