@@ -42,7 +42,7 @@ SchemaT = TypeVar("SchemaT", bound=Schema)
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed file that knows on which line each of its values is."""
+    """A parsed file that records on which line each of its values is."""
 
     file: str
     data: dict[str, Any]
@@ -91,6 +91,7 @@ class Document:
         *,
         suggestion: str | None = None,
     ) -> Problem:
+        """Return a problem with the value at ``location``."""
         return Problem(
             file=self.file,
             line=self.line(location),
@@ -108,6 +109,7 @@ class Document:
         *,
         suggestion: str | None = None,
     ) -> InputError:
+        """Return an error with a single problem with the value at ``location``."""
         return InputError([self.problem(location, expected, found, suggestion=suggestion)])
 
     def mismatch(self, location: Location, error: Mismatch) -> Problem:
@@ -205,14 +207,17 @@ def read_text(path: Path | str) -> str:
 
 
 def read_toml(path: Path | str) -> Document:
+    """Read a TOML file; raise an ``InputError`` if that fails."""
     return parse_toml(read_text(path), file=str(path))
 
 
 def read_json(path: Path | str) -> Document:
+    """Read a JSON file; raise an ``InputError`` if that fails."""
     return parse_json(read_text(path), file=str(path))
 
 
 def parse_toml(text: str, *, file: str) -> Document:
+    """Parse TOML text; raise an ``InputError`` if it is not valid."""
     if _has_deep_keys(text):
         raise _unreadable(file, RecursionError())
     try:
@@ -241,6 +246,8 @@ def _has_deep_keys(text: str) -> bool:
 
 
 def parse_json(text: str, *, file: str) -> Document:
+    """Parse JSON text; raise an ``InputError`` if it is not valid, repeats a name or is no
+    object."""
     repeats = False
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -284,11 +291,7 @@ def _repeated(text: str, file: str) -> Problem:
 
 def _unreadable(file: str, error: Exception) -> InputError:
     """Return the error for a text that is valid but exceeds the limits of Python's parsers."""
-    found = (
-        "tables within tables without end"
-        if isinstance(error, RecursionError)
-        else "a number too long"
-    )
+    found = "too many nested tables" if isinstance(error, RecursionError) else "a number too long"
     return InputError([Problem(file=file, expected="a document of reasonable size", found=found)])
 
 
@@ -331,7 +334,7 @@ def _another_sort(document: Document, schema: type[BaseModel]) -> Problem:
     expected = ", ".join(name for name in required if name not in _OF_ANY_SORT)
     identifying = [name for name in document.data if name not in _OF_ANY_SORT]
     rest = ["..."] if len(identifying) > _MOST_NAMED else []
-    found = f"another sort of file, with {', '.join(identifying[:_MOST_NAMED] + rest)}"
+    found = f"a file of another kind, with {', '.join(identifying[:_MOST_NAMED] + rest)}"
     return replace(document.problem((), f"a file with {expected}"), found=found)
 
 

@@ -33,15 +33,20 @@ _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
 # Binary prefixes and their factors.
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
+# All prefixes and their factors.
 _PREFIXES = {prefix: Decimal(factor) for prefix, factor in (_DECIMAL | _BINARY).items()}
+# Length of the longest prefix, in characters.
 _LONGEST_PREFIX = max(map(len, _PREFIXES))
+# Units of bytes and their factors, in bytes.
 _BYTES = {f"{prefix}B": factor for prefix, factor in _PREFIXES.items() if prefix != "E"}
+# Units of bits and their factors, in bytes.
 _BITS = {
     f"{prefix}bit": factor / 8
     for prefix, factor in _PREFIXES.items()
     if prefix not in ("P", "E", "Pi")
 }
 _SIZES = _BYTES | _BITS
+# Units of time and their factors, in seconds.
 _TIMES = {
     "ns": Decimal("1e-9"),
     "us": Decimal("1e-6"),
@@ -101,6 +106,7 @@ class Quantity:
 
     @property
     def expected(self) -> str:
+        """Return the expected value for error messages."""
         article = "an" if self.name[0] in "aeiou" else "a"
         return f'{article} {self.name} such as "{self.example}"'
 
@@ -282,14 +288,18 @@ def _plain(value: float, digits: int) -> str:
     return text
 
 
+# Sizes in bytes, printed with binary prefixes.
 SIZE = Quantity("size", "80 GiB", _SIZES, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+# Rates in bytes/s, printed with decimal prefixes.
 RATE = Quantity(
     "rate",
     "25 Gbit/s",
     {f"{unit}/s": factor for unit, factor in _SIZES.items()},
     ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"),
 )
+# Times in seconds.
 TIME = Quantity("time", "30 us", _TIMES, ("ns", "us", "ms", "s"))
+# Compute rates in FLOP/s.
 COMPUTE = Quantity(
     "compute rate",
     "312 TFLOP/s",

@@ -209,7 +209,7 @@ def sailor_cluster(
 def _widest(
     group: SailorGroup, others: Iterable[SailorGroup], bandwidths: SailorBandwidths
 ) -> float:
-    return max(bandwidths.between_nodes(group, other) for other in others)
+    return max(bandwidths.between_nodes(group, peer) for peer in others)
 
 
 def _rate(bandwidth: float) -> str:

@@ -73,7 +73,7 @@ class Builder:
                 for position, name in enumerate(names)
             ]
             if len(sides) < 2 or sum(map(len, sides)) > len(frozenset().union(*sides)):
-                self._report(place, "two different edges or more that conflict", names)
+                self._report(place, "two or more different edges", names)
             conflicts.append(tuple(sides))
         self.raise_problems()
         return Cluster(
@@ -143,7 +143,7 @@ class Builder:
                     )
                     self._report((*where, index), expected, name, closest(name, media))
             if len(set(names)) < max(len(names), 2):
-                self._report(where, "two different media or more that conflict", names)
+                self._report(where, "two or more different media", names)
 
     def _check_hosts(self, schema: NodeSchema, place: Location) -> None:
         if schema.hosts and len(schema.hosts) != schema.num_nodes:
@@ -151,7 +151,9 @@ class Builder:
             self._report((*place, "hosts"), expected, len(schema.hosts))
         for position, host in enumerate(schema.hosts):
             if host.name in self.hosts:
-                self._report((*place, "hosts", position), "a host that no other node is", host.name)
+                self._report(
+                    (*place, "hosts", position), "a host that no other node has", host.name
+                )
             self.hosts.add(host.name)
 
     def _add_node(self, schema: NodeSchema, name: str, index: int) -> Node:
@@ -291,11 +293,11 @@ class Builder:
                 self._nodes(pattern, (*place, "between", at))
                 for at, pattern in enumerate(link.between)
             )
-            both = sorted(set(left) & set(right))
-            if both and link.between[0] != link.between[1]:
-                expected = f"two groups that do not share {_some(both)}"
+            common = sorted(set(left) & set(right))
+            if common and link.between[0] != link.between[1]:
+                expected = f"two groups that do not share {_some(common)}"
                 self._report((*place, "between"), expected, " and ".join(link.between))
-            elif both and len(left) == 1:
+            elif common and len(left) == 1:
                 self._report((*place, "between"), "two nodes or more", left[0])
             name = link.name or (
                 link.medium if link.medium not in self.edges else f"{link.medium}-{index}"

@@ -247,6 +247,7 @@ def _generated(
 _MOST_ROWS = 10_000_000
 # Largest speed of a device, relative to full speed.
 _FASTEST = 100.0
+# Expected speed of a device, for error messages.
 _SPEED = f"a speed from 0 to {_FASTEST:g}, where 1 is full speed"
 
 

@@ -55,8 +55,8 @@ def host_bandwidth(cluster: Cluster, name: str) -> float:
     if node.host_memory.bandwidth is not None:
         return node.host_memory.bandwidth
     kinds = [
-        cluster.device(other).kind
-        for other in (node.devices if node.host_memory.shared else (name,))
+        cluster.device(device).kind
+        for device in (node.devices if node.host_memory.shared else (name,))
     ]
     return max(kind.host_bandwidth for kind in kinds)
 
@@ -101,10 +101,9 @@ def with_host_links(cluster: Cluster) -> Cluster:
             common = tuple(add(f"{edge}.{way}", edge, rate) for way in ("out", "in"))
         drive = None
         if node.host_memory.nvme_size is not None:
-            there = tier_name(node.name, Tier.NVME)
+            nvme = tier_name(node.name, Tier.NVME)
             drive = tuple(
-                add(f"{there}.{way}", there, node.host_memory.nvme_bandwidth)
-                for way in ("out", "in")
+                add(f"{nvme}.{way}", nvme, node.host_memory.nvme_bandwidth) for way in ("out", "in")
             )
         for name in node.devices:
             rate = host_bandwidth(cluster, name)

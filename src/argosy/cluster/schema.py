@@ -108,12 +108,16 @@ Flops = Annotated[float, _positive(COMPUTE)]
 Seconds = Annotated[float, BeforeValidator(TIME.parse)]
 Horizon = Annotated[float, _positive(replace(TIME, example="10 min"), smallest=0.0)]
 """Seconds."""
+# A name of letters, digits, - and _, because names become parts of edges and file names.
 Name = Annotated[str, BeforeValidator(_name)]
+# A number of nodes, devices or NICs.
 Count = Annotated[int, _whole(1, _MOST, f"a whole number from 1 to {_MOST}")]
 Seed = Annotated[int, _whole(0, math.inf, "a whole number, at least 0")]
+# Share of what the device kind usually reaches; above 1 for a device that is better than usual.
 Efficiency = Annotated[
     float, _number(lambda value: 0 < value <= 1.5, "a number above 0, at most 1.5")
 ]
+# A price in the user's currency.
 Price = Annotated[float, _number(lambda value: value >= 0, "a finite number, at least 0")]
 
 HostName = Annotated[
@@ -127,6 +131,7 @@ Interface = Annotated[
     str, _word(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,14}", 'a network interface such as "eth0"')
 ]
 Port = Annotated[int, _whole(1, 65535, "a port from 1 to 65535")]
+# A generic resource of Slurm.
 Gres = Annotated[
     str, _word(r"[A-Za-z0-9_.:-]{0,64}", 'a resource of Slurm such as "gpu:a100", or "" for none')
 ]

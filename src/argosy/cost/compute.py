@@ -213,6 +213,7 @@ class Portion:
 
     @property
     def tensor_width(self) -> int:
+        """Return the number of devices of its tensor-parallel group."""
         return self.width // self.context
 
 

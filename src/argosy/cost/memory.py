@@ -1,8 +1,8 @@
 """Count the bytes of memory that a stage holds on each of its devices.
 
-With P parameters in a stage, Q of them in experts, share r of the work of a replica with n_samples
-on the device, the sequence in c parts and the experts over e holders, n = replicas x c holders of
-the weights, and the number of micro-batches in flight. r c is 1 if a part of the sequence has one
+A stage has P parameters, Q of them in experts. Its replicas cut the sequence into c parts, so that
+there are n = replicas x c holders of the weights, and e holders divide the experts. A device does
+the share r of the work of a replica that has n_samples. r c is 1 if a part of the sequence has one
 device, whatever the part's size; Q / e is that of the holder with most experts.
 
     (1)  weights    = (r c (P - Q) + r c Q / e) b     b bytes per element of the dtype

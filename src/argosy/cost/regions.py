@@ -39,8 +39,8 @@ def outside(wanted: Iterable[Region], held: Iterable[Region]) -> list[Region]:
     ([((0, 3),), ((5, 10),)], [((1, 2), (0, 4)), ((0, 1), (0, 1)), ((0, 1), (3, 4))])
     """
     left = [region for region in wanted if all(begin < end for begin, end in region)]
-    for other in held:
-        left = [part for region in left for part in _without(region, other)]
+    for hole in held:
+        left = [part for region in left for part in _without(region, hole)]
     return left
 
 

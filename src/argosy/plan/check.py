@@ -193,7 +193,7 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
         most = min((layer.max_context for layer in layers), default=1)
         if stage.context > most:
             expected = (
-                f"at most {most}, as often as layers {stage.first}..{stage.end - 1} can be cut"
+                f"at most {most}, the most parts that layers {stage.first}..{stage.end - 1} allow"
             )
             yield Problem(path=path, found=found, expected=expected)
         elif chain.sequence_length % (2 * stage.context) and not all(
@@ -211,7 +211,7 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
             elif replica.ratios and _differ(replica.ratios, replica.width // stage.context):
                 groups = "tensor-parallel groups that share each of"
                 expected = f"{groups} the {stage.context} parts in the same ratios"
-                yield Problem(path=f"{where}.ratios", found="others", expected=expected)
+                yield Problem(path=f"{where}.ratios", found="different ratios", expected=expected)
 
 
 def _differ(ratios: Sequence[float], width: int) -> bool:
@@ -260,7 +260,9 @@ def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
         elif _are_uneven(stage):
             equal = "replicas of one width, and equal ones if they have several devices"
             expected = f"{equal}, in groups that share experts"
-            yield Problem(path=f"stages[{index}].replicas", found="others", expected=expected)
+            yield Problem(
+                path=f"stages[{index}].replicas", found="unequal replicas", expected=expected
+            )
 
 
 def _experts_add_up(stage: Stage, path: str, counts: Collection[int]) -> Iterator[Problem]:
@@ -396,7 +398,7 @@ def collectives_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Prob
             )
         if (choice.collective, choice.stage) in chosen:
             expected = f"one choice for {choice.collective} of stage {choice.stage}"
-            yield Problem(path=path, found="another", expected=expected)
+            yield Problem(path=path, found="a second one", expected=expected)
         chosen.add((choice.collective, choice.stage))
 
 

@@ -41,6 +41,7 @@ class Compression(StrEnum):
 
     @property
     def bytes_per_value(self) -> float:
+        """Return the bytes of one exchanged value, including its part of a scale."""
         return {"none": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / INT8_BLOCK}[self.value]
 
 

@@ -214,6 +214,7 @@ class Stage:
 
     @property
     def num_holders(self) -> int:
+        """Return the number of tensor-parallel groups that hold the stage's weights."""
         return len(self.replicas) * self.context
 
     @property

@@ -17,6 +17,7 @@ from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.units import RATE
 
+# A value of a feature.
 Value = int | str
 
 
@@ -62,6 +63,7 @@ OFFLOAD = Feature(
     runs=("nothing", "optimizer", "activations", "optimizer,activations"),
 )
 
+# All rows of the table.
 FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE, OFFLOAD)
 
 
@@ -165,7 +167,7 @@ def _sentences(plan: Plan) -> Iterator[str]:
             f"beside stage {min(set(wide) - set(sharing))}, whose replicas have several devices"
         )
         yield (
-            f"Stage {sharing[0]} shares out experts {beside}, "
+            f"Stage {sharing[0]} divides experts {beside}, "
             "and the runtime executes that only with single devices."
         )
     for index, stage in enumerate(plan.stages):

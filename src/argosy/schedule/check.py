@@ -139,7 +139,7 @@ def _deadlock(schedule: Schedule) -> list[Problem]:
         if position[worker] < len(row):
             action = row[position[worker]]
             needed = _waits_for(action, schedule, done)
-            found = f"{action} waiting for {needed} for ever"
+            found = f"{action} blocked by {needed}"
             expected = "an order without deadlock"
             problems.append(Problem(path=f"worker {worker}", found=found, expected=expected))
     return problems

@@ -28,6 +28,7 @@ from argosy.errors import bad_input
 from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
 from argosy.schedule.vshape import dualpipe_v, zero_bubble_v
 
+# Short names of kinds of actions.
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 
 

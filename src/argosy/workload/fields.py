@@ -55,8 +55,11 @@ Share = Annotated[float, BeforeValidator(_share)]
 """A dropout rate."""
 Amount = Annotated[float, BeforeValidator(_amount)]
 """Seconds, bytes or FLOP."""
+# A name that is not empty.
 Name = Annotated[str, BeforeValidator(_text)]
+# A dtype by name.
 DtypeField = Annotated[Dtype, BeforeValidator(parse_dtype)]
+# An optimizer by name.
 OptimizerField = Annotated[str, BeforeValidator(parse_optimizer)]
 
 

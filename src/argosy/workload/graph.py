@@ -58,11 +58,12 @@ class Symbol:
     text: str
 
 
+# An argument of an operation.
 Argument: TypeAlias = "Ref | Symbol | bool | int | float | str | tuple[Argument, ...] | None"
 
 
 class Role(StrEnum):
-    """A role that tells the origin of a value."""
+    """A role of a value, which is its origin."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"

@@ -35,7 +35,9 @@ NO_PROFILE = "none"
 
 # Largest sequence length, in tokens, that is chosen by default.
 _DEFAULT_LENGTH = 4096
+# Dtype if neither the caller nor the file states one.
 _DEFAULT_DTYPE = Dtype.BF16
+# Optimizer if neither the caller nor the file states one.
 _DEFAULT_OPTIMIZER = "adamw"
 
 
@@ -194,12 +196,14 @@ def _as_measured(chain: Chain, settings: WorkloadSettings) -> Chain:
     """Return the chain; raise an ``InputError`` if another length or dtype than the measured one is
     requested."""
     problems = [
-        Problem(path=name, found=str(asked), expected=f"{measured}, as {chain.name} was measured")
-        for name, asked, measured in (
+        Problem(
+            path=name, found=str(requested), expected=f"{measured}, as {chain.name} was measured"
+        )
+        for name, requested, measured in (
             ("sequence_length", settings.sequence_length, chain.sequence_length),
             ("dtype", settings.dtype, chain.dtype),
         )
-        if asked not in (None, measured)
+        if requested not in (None, measured)
     ]
     if not settings.tuning.is_full:
         expected = (

@@ -162,13 +162,13 @@ def cut_into_parts(graph: Graph, forward: Sequence[int]) -> Parts:
     for value, maker in graph.producer.items():
         if maker in gone:
             continue
-        here, size = of_node[maker], float(graph.values[value].num_bytes)
-        highest, lowest = max(read[value], default=here), min(read[value], default=here)
-        for boundary in range(here, highest):
+        home, size = of_node[maker], float(graph.values[value].num_bytes)
+        highest, lowest = max(read[value], default=home), min(read[value], default=home)
+        for boundary in range(home, highest):
             up[boundary] += size
-        for boundary in range(lowest, here):
+        for boundary in range(lowest, home):
             down[boundary] += size
-        if {*range(lowest, highest + 1)} - read[value] - {here}:
+        if {*range(lowest, highest + 1)} - read[value] - {home}:
             forwarded.append(value)
     return Parts(
         parts=tuple(_Writer(graph, of_node, gone, terms, part).part() for part in range(count)),

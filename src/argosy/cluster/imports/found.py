@@ -58,7 +58,7 @@ def cluster_text(
 ) -> str:
     """Return the text of a cluster file."""
     lines = [
-        f"# From {source}. Please check the bandwidths: most sources do not tell them.",
+        f"# From {source}. Please check the bandwidths: most sources do not state them.",
         f'name = "{name}"',
         "",
     ]

@@ -47,6 +47,7 @@ class HostFacts:
         ]
 
     def node(self, hosts: tuple[str, ...], devices: tuple[tuple[str, int], ...]) -> FoundNode:
+        """Return an entry for hosts with these devices."""
         media: tuple[FoundMedium, ...] = ()
         if sum(count for _, count in devices) > 1:
             if self.intra is None:

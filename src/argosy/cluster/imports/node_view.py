@@ -80,7 +80,7 @@ def read_nccl(
         media.append(FoundMedium(name="nvlink", bandwidth=bandwidth, latency=3e-6, note=note))
     media.append(FoundMedium(name="pcie", bandwidth=_pcie(root, file), latency=5e-6))
     remark = (
-        "" if root.find(".//gpu") is not None else "the file does not tell whether there is NVLink"
+        "" if root.find(".//gpu") is not None else "the file does not state whether there is NVLink"
     )
     if not kind:
         distinct = ", ".join(map(str, sorted(set(capabilities))))

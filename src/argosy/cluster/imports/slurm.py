@@ -132,8 +132,10 @@ def _grouped(listed: dict[str, Listed], file: str, given: HostFacts) -> list[Fou
             resources = tuple(f"gpu:{card}" if card else "gpu" for card, _ in cards)
             groups.setdefault((devices, resources, node.cpus), []).append(node)
     if not groups:
-        others = f"{len(without)} nodes without GPUs and {len(gone)} that take no jobs"
-        raise InputError([Problem(file=file, found=others, expected="at least one node with GPUs")])
+        rejected = f"{len(without)} nodes without GPUs and {len(gone)} that take no jobs"
+        raise InputError(
+            [Problem(file=file, found=rejected, expected="at least one node with GPUs")]
+        )
     notes = [_note("without GPUs", without), _note("takes no jobs", gone)]
     entries: list[FoundNode] = []
     for (devices, resources, cpus), members in groups.items():

@@ -197,7 +197,7 @@ class GradientFlow(TorchDispatchMode):
 
     def _check(self, function: Any, args: Any, kwargs: Any) -> None:
         if kwargs.get("generator") is not None:
-            expected = "random numbers of torch's own generator, which every plan draws alike"
+            expected = "random numbers of torch's own generator, which are equal under every plan"
             raise _refused(f"generator= in {function}", expected, "leave generator= out")
         for target in _written(function, args, kwargs):
             if type(target) is Tensor:

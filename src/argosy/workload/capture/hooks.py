@@ -16,8 +16,9 @@ from argosy.errors import InputError, Problem
 
 # Functions that register a hook on a tensor.
 HOOKS_OF_TENSORS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
-# Texts of the error.
+# Expected value in the error about a hook.
 _EXPECTED = "gradients as torch computes them"
+# Suggestion in the error about a hook.
 _SUGGESTION = (
     "scale or clip gradients in the optimizer, or write the change as a torch.autograd.Function"
 )

@@ -438,6 +438,7 @@ def _to_meta(leaf: Any) -> Any:
 
 
 def is_recorded(leaf: Any) -> bool:
+    """Return whether a value is a tensor on the meta device."""
     return isinstance(leaf, Tensor) and leaf.is_meta
 
 
@@ -451,11 +452,13 @@ def _changed(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage."""
     address: int = tensor.untyped_storage()._cdata
     return address
 
 
 def place_of(tensor: Tensor) -> StorageWindow:
+    """Return the window that a tensor is on its storage."""
     shape, stride, offset = (
         tuple(tensor.shape),
         tuple(tensor.stride()),

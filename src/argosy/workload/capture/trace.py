@@ -130,8 +130,8 @@ def trace(
         gradients: list[Tensor | None] = [None] * len(trained)
         if not forward_only:
             wanted = [t for t in trained if t.requires_grad]
-            found = iter(torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ())
-            gradients = [next(found) if t.requires_grad else None for t in trained]
+            results = iter(torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ())
+            gradients = [next(results) if t.requires_grad else None for t in trained]
         return loss.detach(), gradients, trained, kept
 
     modules = ModuleStack(fake.model)

@@ -173,7 +173,7 @@ class GraphWriter:
                 f"{target}, which draws random numbers",
                 "write it with torch.rand or torch.randn",
             )
-            expected = "random numbers that every plan draws alike"
+            expected = "random numbers that are equal under every plan"
             raise InputError(
                 [
                     Problem(
@@ -232,8 +232,8 @@ class GraphWriter:
         saved = dict.fromkeys(
             value for part in backward for value in part.inputs if value not in made
         )
-        results_of = tuple(self.index[part] for part in gradients)
-        own = OwnGradient(nodes=backward, given=stand_ins, gradients=results_of)
+        gradient_values = tuple(self.index[part] for part in gradients)
+        own = OwnGradient(nodes=backward, given=stand_ins, gradients=gradient_values)
         self.own_gradients.append(own)
         outputs = [
             self._value(f"{part.name}_own", Role.RESULT, part.meta["val"]) for part in results

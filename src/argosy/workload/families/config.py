@@ -82,8 +82,8 @@ class RotaryScaling(Schema):
 
 
 class Config(Schema):
-    """A Hugging Face ``config.json``. It is abstract: subclasses declare the keys of their model
-    types."""
+    """A schema that every Hugging Face ``config.json`` fits; subclasses declare the keys of their
+    model types."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
 

@@ -182,6 +182,7 @@ class T5(Config):
         )
 
     def side(self, count: int, *, is_decoder: bool) -> tuple[Block, ...]:
+        """Return the blocks of the encoder or the decoder."""
         feed_forward = FeedForward(
             inner=self.d_ff, gated=self.feed_forward_proj.startswith("gated")
         )

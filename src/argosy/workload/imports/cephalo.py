@@ -103,7 +103,8 @@ def read_cephalo(
     )
     source = "blocks measured by Cephalo (benson-guo/cephalo)"
     if left_out:
-        source += f"; forward and backward were not told apart on {', '.join(left_out)}: left out"
+        kinds = ", ".join(left_out)
+        source += f"; omitted because forward and backward were not separated: {kinds}"
     chain = Chain(
         name=model,
         layers=layers,
