@@ -301,38 +301,38 @@ def validate(document: Document, schema: type[SchemaT]) -> SchemaT:
     try:
         return schema.model_validate(document.data)
     except ValidationError as error:
-        if _is_of_another_sort(document, schema):
-            raise InputError([_another_sort(document, schema)]) from None
+        if _is_of_another_kind(document, schema):
+            raise InputError([_another_kind(document, schema)]) from None
         details = error.errors(include_url=False)
         problems = [_problem(document, schema, detail) for detail in details[:MOST_PROBLEMS]]
         problems.sort(key=lambda problem: problem.line or 0)
         raise InputError(problems, more=len(details) - len(problems)) from None
 
 
-_OF_ANY_SORT = frozenset({"version", "source"})
+_OF_ANY_KIND = frozenset({"version", "source"})
 """Fields that do not identify the kind of a document, because many kinds have them."""
 # Largest number of field names that the message about a wrong kind of file lists.
 _MOST_NAMED = 6
 
 
-def _is_of_another_sort(document: Document, schema: type[BaseModel]) -> bool:
+def _is_of_another_kind(document: Document, schema: type[BaseModel]) -> bool:
     """Return whether a whole file is of another kind: it has more than two fields, none of them
     belongs to the schema, and most of them are no misspelling of one that does."""
     if document.prefix or not isinstance(document.data, dict):  # a part of a file has no kind
         return False
-    identifying, known = document.data.keys() - _OF_ANY_SORT, _fields_at(schema, ())
+    identifying, known = document.data.keys() - _OF_ANY_KIND, _fields_at(schema, ())
     if len(identifying) <= 2 or not identifying.isdisjoint(known):
         return False
     return 2 * sum(closest(name, known) is not None for name in identifying) < len(identifying)
 
 
-def _another_sort(document: Document, schema: type[BaseModel]) -> Problem:
+def _another_kind(document: Document, schema: type[BaseModel]) -> Problem:
     """Return one problem for a file of another kind, in place of one problem per field."""
     required = [
         info.alias or name for name, info in schema.model_fields.items() if info.is_required()
     ]
-    expected = ", ".join(name for name in required if name not in _OF_ANY_SORT)
-    identifying = [name for name in document.data if name not in _OF_ANY_SORT]
+    expected = ", ".join(name for name in required if name not in _OF_ANY_KIND)
+    identifying = [name for name in document.data if name not in _OF_ANY_KIND]
     rest = ["..."] if len(identifying) > _MOST_NAMED else []
     found = f"a file of another kind, with {', '.join(identifying[:_MOST_NAMED] + rest)}"
     return replace(document.problem((), f"a file with {expected}"), found=found)

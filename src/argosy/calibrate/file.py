@@ -178,7 +178,7 @@ def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun
     )
     assert seconds is not None
     peak = run.peak_bytes if run.peak_bytes is not None else peak
-    plan, chain, cluster, name = _what_ran(document, index, run, folder)
+    plan, chain, cluster, name = _plan_of_run(document, index, run, folder)
     stated = {name: getattr(run, name) for name in SETTINGS}
     return MeasuredRun(
         name=name,
@@ -203,11 +203,12 @@ def _measured(path: Path) -> tuple[float, float | None]:
     return seconds, max(peaks, default=0.0) or None
 
 
-def _what_ran(
+def _plan_of_run(
     document: Document, index: int, run: _Run, folder: Path
 ) -> tuple[Plan, Chain, Cluster, str]:
+    """Return plan, chain, cluster and name of a run: from its plan file, or from its degrees."""
     if run.plan is not None:
-        return _planned(run, folder)
+        return _plan_from_file(run, folder)
     missing = [
         name
         for name in ("model", "cluster", "micro_batch", "global_batch")
@@ -245,7 +246,8 @@ def _what_ran(
     return plan, chain, cluster, run.name or f"{run.model} {degrees!r}"
 
 
-def _planned(run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
+def _plan_from_file(run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
+    """Return plan, chain, cluster and name of a run that names its plan file."""
     assert run.plan is not None
     path = folder / run.plan
     document = read_plan(str(path) if is_there(path) else run.plan)

@@ -92,7 +92,7 @@ _ANY_CHANGE = 1.0
 """Usual change, in logarithms, of all other constants (4)."""
 _PROBE = -0.05
 """Change of a constant's logarithm by which (5) is measured."""
-_TOLD = 0.01
+_LEAST_EFFECT = 0.01
 """Least change of predictions by which a constant counts as identified (5)."""
 _STEP = 0.25
 """Edge of the first simplex, in logarithms."""
@@ -307,7 +307,7 @@ def _identified(
                 column = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
             effects[name] = float(np.sqrt(np.mean(column**2))) * np.log(2)
         least = min(remaining, key=lambda name: effects[name])
-        if effects[least] >= _TOLD:
+        if effects[least] >= _LEAST_EFFECT:
             break
         remaining.remove(least)
     return remaining

@@ -151,6 +151,7 @@ class _Pricing:
         self.stages: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
     def columns(self, run: MeasuredRun) -> _Columns:
+        """Return a run as a bare pipeline, with (4)."""
         cluster, stages = run.cluster, run.plan.stages
         if id(run.chain) not in self.chains:
             self.chains[id(run.chain)] = self.calibration.chain(run.chain)
@@ -187,7 +188,9 @@ class _Pricing:
     def _stage(self, chain: Chain, stage: Stage, cluster: Cluster) -> tuple[float, float]:
         """Return the seconds of forward and backward of a stage (1)."""
         pairs = []
-        for replica in {_look(replica, cluster): replica for replica in stage.replicas}.values():
+        for replica in {
+            _replica_key(replica, cluster): replica for replica in stage.replicas
+        }.values():
             device = cluster.device(replica.devices[0])
             portion = Portion(
                 device=device,
@@ -216,8 +219,10 @@ class _Pricing:
     def _layer(
         self, chain: Chain, layer: Layer, stage: Stage, portion: Portion
     ) -> tuple[float, float]:
+        """Return the seconds of forward and backward of a layer, with recomputation, cached by
+        their key."""
         device = portion.device
-        look = (
+        layer_key = (
             layer.kind,
             layer.forward_flop,
             layer.parameters,
@@ -225,7 +230,7 @@ class _Pricing:
             stage.recompute,
         )
         name = layer.name if self.model.profile_for(device) else ""
-        where = (
+        portion_key = (
             device.kind.name,
             device.efficiency,
             portion.samples,
@@ -234,7 +239,7 @@ class _Pricing:
             portion.context,
         )
         # Chains are distinguished by id: several lengths and dtypes may have one name.
-        key = (id(chain), name, *look, *where)
+        key = (id(chain), name, *layer_key, *portion_key)
         if key not in self.layers:
             forward, backward = layer_seconds(self.model, chain, layer, portion)
             again = recompute_seconds(self.model, chain, layer, portion, stage.recompute, forward)
@@ -316,6 +321,7 @@ class _Pricing:
         return cluster.latency(route) + len(route.links) * self.calibration.latency / 2
 
 
-def _look(replica: Replica, cluster: Cluster) -> tuple[object, ...]:
+def _replica_key(replica: Replica, cluster: Cluster) -> tuple[object, ...]:
+    """Return a key that is equal for replicas that take the same time."""
     device = cluster.device(replica.devices[0])
     return device.kind.name, device.efficiency, replica.samples, replica.shares

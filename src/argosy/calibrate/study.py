@@ -67,15 +67,18 @@ class Study:
 
     @property
     def seconds(self) -> Errors:
+        """Return the errors of the seconds."""
         return errors(*_columns([(judged.seconds, judged.run.seconds) for judged in self.judged]))
 
     @property
     def memory(self) -> Errors | None:
+        """Return the errors of the peak bytes; None if no run measured them."""
         weighed = [judged for judged in self.judged if judged.run.peak_bytes]
         pairs = [(judged.peak_bytes, judged.run.peak_bytes) for judged in weighed]
         return errors(*_columns(pairs)) if pairs else None
 
     def worst(self, count: int) -> list[Judged]:
+        """Return the runs with the largest errors of the seconds."""
         return sorted(self.judged, key=lambda judged: -abs(judged.error))[:count]
 
     def to_dict(self) -> dict[str, Any]:

@@ -100,7 +100,9 @@ class Builder:
         names = [f"{schema.name}{index}" for index in range(schema.num_nodes)]
         taken = [name for name in names if name in self.names]
         if taken:
-            self._report((*place, "name"), "nodes that differ in name plus index", _some(taken))
+            self._report(
+                (*place, "name"), "nodes that differ in name plus index", _first_names(taken)
+            )
         self._check_kinds(schema, place)
         self._check_media(schema, place)
         self._check_hosts(schema, place)
@@ -295,7 +297,7 @@ class Builder:
             )
             common = sorted(set(left) & set(right))
             if common and link.between[0] != link.between[1]:
-                expected = f"two groups that do not share {_some(common)}"
+                expected = f"two groups that do not share {_first_names(common)}"
                 self._report((*place, "between"), expected, " and ".join(link.between))
             elif common and len(left) == 1:
                 self._report((*place, "between"), "two nodes or more", left[0])
@@ -363,7 +365,7 @@ class Builder:
         if not matches:
             self._report(
                 place,
-                f'a node ({_some(names)}) or a pattern such as "a*"',
+                f'a node ({_first_names(names)}) or a pattern such as "a*"',
                 pattern,
                 closest(pattern, names),
             )
@@ -375,7 +377,10 @@ class Builder:
         ]
         if not matches:
             self._report(
-                place, f"an edge such as {_some(self.edges)}", pattern, closest(pattern, self.edges)
+                place,
+                f"an edge such as {_first_names(self.edges)}",
+                pattern,
+                closest(pattern, self.edges),
             )
         return matches
 
@@ -402,7 +407,7 @@ def _sides(media: list[Medium], device: int) -> tuple[frozenset[int], ...]:
     return tuple(frozenset((medium.outward[device], medium.inward[device])) for medium in media)
 
 
-def _some(names: Iterable[str]) -> str:
+def _first_names(names: Iterable[str]) -> str:
     """Return the first four names as text."""
     listed = list(names)
     return ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")

@@ -17,7 +17,7 @@ Division = tuple[tuple[str, ...], ...]
 """Devices by part, in the cluster's order."""
 
 # Option that error messages name.
-_ASKED = "--islands"
+_OPTION = "--islands"
 _PROBE_BYTES = 1e6
 """Bytes of the message for which the fastest of several routes is chosen."""
 
@@ -50,11 +50,11 @@ def division_into(cluster: Cluster, count: int) -> Division:
         raise bad_input(
             f"off, because {cluster.name} has one node, and an island has at least one",
             count,
-            where=_ASKED,
+            where=_OPTION,
         )
     if not 2 <= count <= most:
         expected = "2, for its two nodes" if most == 2 else f"2 to {most}, the number of its nodes"
-        raise bad_input(f"for {cluster.name} {expected}", count, where=_ASKED)
+        raise bad_input(f"for {cluster.name} {expected}", count, where=_OPTION)
     finer = next(division for division in divisions(cluster) if len(division) >= count)
     parts = [list(part) for part in finer]
     while len(parts) > count:

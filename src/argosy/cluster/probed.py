@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from argosy.dtype import Dtype
 from argosy.units import COMPUTE, RATE, SIZE, TIME
 
-_ALIKE = 0.1
+_MOST_DIFFERENCE = 0.1
 """Largest relative difference of figures between hosts that share an entry."""
 # Share of the narrower NIC's rate below which a pair of hosts gets a link of its own.
-_SLOWER = 0.75
-_EQUAL = 0.97
+_SLOW_PAIR_SHARE = 0.75
+_EQUAL_SHARE = 0.97
 """Share of the best device of a kind from which on a device counts as equal to it."""
 
 
@@ -87,7 +87,9 @@ class _Host:
             theirs
         ):
             return False
-        return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(own, theirs, strict=True))
+        return all(
+            abs(a - b) <= _MOST_DIFFERENCE * max(a, b) for a, b in zip(own, theirs, strict=True)
+        )
 
     @property
     def _figures(self) -> list[float]:
@@ -238,7 +240,7 @@ def _groups(hosts: Sequence[_Host], best: Mapping[str, float]) -> list[str]:
             statistics.mean(_speed(host.devices[at]) for host in hosts) / best[kind], 2
         )
         row = f'kind = "{kind}"' + (
-            f", efficiency = {max(efficiency, 0.01)}" if efficiency < _EQUAL else ""
+            f", efficiency = {max(efficiency, 0.01)}" if efficiency < _EQUAL_SHARE else ""
         )
         if rows and rows[-1][0] == row:
             rows[-1] = (row, rows[-1][1] + 1)
@@ -264,7 +266,7 @@ def _slow_pair(
     if not between or len(nics) < 2:
         return []
     rate, latency = _typical(between)
-    if rate >= _SLOWER * min(nics):
+    if rate >= _SLOW_PAIR_SHARE * min(nics):
         return []
     return [
         "[[links]]  # slower than both NICs",

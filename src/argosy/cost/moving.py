@@ -131,13 +131,13 @@ class _Sources:
         bytes of the interval from 0 to 1."""
         regions = {name: [(held,)] for name, held in holders.items()}
         for source, ((begin, end),) in deliveries(
-            target, [(wanted,)], regions, self._of, rounding=_ROUNDING
+            target, [(wanted,)], regions, self._source_for, rounding=_ROUNDING
         ):
             if source is not None:
                 self.sent[source, target] += (end - begin) * whole
                 self.totals[source] += (end - begin) * whole
 
-    def _of(self, holders: list[str], target: str) -> str | None:
+    def _source_for(self, holders: list[str], target: str) -> str | None:
         """Return the source for a target; None if the plan had no other device."""
         others = [name for name in self.devices if name != target]
         node = self.cluster.node_of

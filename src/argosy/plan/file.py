@@ -388,7 +388,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return result
 
 
-_SOMETIMES = ("content", "tuning", "powersgd")
+_OPTIONAL_FIELDS = ("content", "tuning", "powersgd")
 """Fields of a model that are written only if they differ from their defaults."""
 
 
@@ -398,7 +398,9 @@ def _model_to_dict(model: ModelRef) -> dict[str, Any]:
         content["tuning"] = without_defaults(model.tuning) | {"targets": list(model.tuning.targets)}
     if model.powersgd:
         content["powersgd"] = model.powersgd
-    return {name: value for name, value in vars(model).items() if name not in _SOMETIMES} | content
+    return {
+        name: value for name, value in vars(model).items() if name not in _OPTIONAL_FIELDS
+    } | content
 
 
 def schedule_to_dict(spec: ScheduleSpec) -> dict[str, Any]:

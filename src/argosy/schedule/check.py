@@ -128,7 +128,7 @@ def _deadlock(schedule: Schedule) -> list[Problem]:
     while moved:
         moved = False
         for worker, row in enumerate(rows):
-            while position[worker] < len(row) and not _waits_for(
+            while position[worker] < len(row) and not _blocker(
                 row[position[worker]], schedule, done
             ):
                 done.add(row[position[worker]])
@@ -138,14 +138,14 @@ def _deadlock(schedule: Schedule) -> list[Problem]:
     for worker, row in enumerate(rows):
         if position[worker] < len(row):
             action = row[position[worker]]
-            needed = _waits_for(action, schedule, done)
+            needed = _blocker(action, schedule, done)
             found = f"{action} blocked by {needed}"
             expected = "an order without deadlock"
             problems.append(Problem(path=f"worker {worker}", found=found, expected=expected))
     return problems
 
 
-def _waits_for(action: Action, schedule: Schedule, done: set[Action]) -> Action | None:
+def _blocker(action: Action, schedule: Schedule, done: set[Action]) -> Action | None:
     for choices in needs(action, schedule.num_stages):
         if done.isdisjoint(choices):
             return choices[0]

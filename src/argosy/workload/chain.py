@@ -301,7 +301,7 @@ class Chain:
         assert self.selective is Selective.ELEMENTWISE, "what selective means is set once"
         if selective is Selective.ELEMENTWISE:
             return self
-        layers = tuple(_selecting(layer, selective) for layer in self.layers)
+        layers = tuple(_with_selective(layer, selective) for layer in self.layers)
         return replace(self, layers=layers, selective=selective)
 
     def with_loss(self, *, fused: bool, compiled: bool) -> Chain:
@@ -389,7 +389,7 @@ _OF_PRODUCTS = 0.57
 _EXPOSED = 0.5
 
 
-def _selecting(layer: Layer, selective: Selective) -> Layer:
+def _with_selective(layer: Layer, selective: Selective) -> Layer:
     """Return a layer with another meaning of selective recomputation than that of Argosy's own
     runtime."""
     if not layer.attention_flop:

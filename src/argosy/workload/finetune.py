@@ -94,7 +94,7 @@ def tuned_chain(
         elif block is not None:
             tuned.append(_FrozenBlock(layers, block, tuning, targets).layer(layer, needed))
         else:
-            tuned.append(_frozen_end(layers, layer, chain, needed))
+            tuned.append(_frozen_embedding_or_head(layers, layer, chain, needed))
         needed = needed or tuned[-1].parameters > 0 or tuned[-1].tied_parameters > 0
     if not needed:
         where = "--freeze" if tuning.freeze else "--lora targets"
@@ -136,7 +136,9 @@ def _frozen_names(chain: Chain, tuning: Tuning) -> set[str]:
     return frozen
 
 
-def _frozen_end(layers: TransformerLayers, layer: Layer, chain: Chain, needed: bool) -> Layer:
+def _frozen_embedding_or_head(
+    layers: TransformerLayers, layer: Layer, chain: Chain, needed: bool
+) -> Layer:
     """Return an embedding or a head that is not trained."""
     width = chain.dtype.bytes
     has_backward = needed

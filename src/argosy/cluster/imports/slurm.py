@@ -18,7 +18,7 @@ from argosy.cluster.imports.found import FoundNode
 from argosy.cluster.imports.hosts import HOST, HostFacts, expand_hosts
 from argosy.errors import InputError, Problem, bad_input
 
-_GONE = ("DOWN", "DRAIN", "FAIL", "FUTURE")
+_UNAVAILABLE = ("DOWN", "DRAIN", "FAIL", "FUTURE")
 """Beginnings of states in which a node takes no jobs."""
 # Largest number of nodes that a comment names.
 _SHOWN = 8
@@ -123,7 +123,9 @@ def _grouped(listed: dict[str, Listed], file: str, given: HostFacts) -> list[Fou
     without, gone = [], []
     for node in listed.values():
         cards = gpus_of(node.gres, file)
-        if any(flag.startswith(_GONE) for flag in re.split(r"[+*~#!%$@^-]", node.state.upper())):
+        if any(
+            flag.startswith(_UNAVAILABLE) for flag in re.split(r"[+*~#!%$@^-]", node.state.upper())
+        ):
             gone.append(node.name)
         elif not cards:
             without.append(node.name)

@@ -272,9 +272,9 @@ class Recording(TorchDispatchMode):
         ):
             for step in self.needed({storage_of(tensor) for tensor in wanted if tensor.is_meta}):
                 _replay(step, real)
-            return [self._found(tensor, real) for tensor in wanted]
+            return [self._real_tensor(tensor, real) for tensor in wanted]
 
-    def _found(self, tensor: Tensor, real: dict[int, Tensor]) -> Tensor:
+    def _real_tensor(self, tensor: Tensor, real: dict[int, Tensor]) -> Tensor:
         if not tensor.is_meta:
             return tensor
         if storage_of(tensor) not in real:

@@ -167,7 +167,7 @@ def _times(
             continue
         entry, known = dtypes[name], CATALOGUE_NAMES.get(kind, kind)
         found = _entry_times(entry)
-        if _is_together(entry):
+        if _is_combined(entry):
             left_out.append(kind)
         elif found is None:
             fits = "[[slope, intercept], [slope, intercept]]"
@@ -186,7 +186,7 @@ def _times(
     return times, sorted(left_out)
 
 
-def _is_together(entry: object) -> bool:
+def _is_combined(entry: object) -> bool:
     """Return whether an entry holds forward and backward together (4)."""
     return _is_number(entry) or (
         isinstance(entry, list) and len(entry) == 2 and all(map(_is_number, entry))
