@@ -1,5 +1,4 @@
-"""Build a ``Cluster`` from the fields of a cluster file: expand names, resolve references, report
-every wrong one."""
+"""Build a ``Cluster`` from the fields of a cluster file, and report every wrong reference."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ _MOST_LEVELS = 64
 
 
 class Builder:
-    """A builder that collects nodes, links and problems while it walks a cluster file from top to
-    bottom."""
+    """A builder that collects nodes, links and problems while it walks a cluster file."""
 
     def __init__(self, schema: ClusterSchema, document: Document) -> None:
         self.schema = schema
@@ -51,7 +49,6 @@ class Builder:
         }
 
     def build(self) -> Cluster:
-        """Return the cluster; raise an ``InputError`` with every problem."""
         num_devices = sum(
             node.num_nodes * sum(group.count for group in node.devices)
             for node in self.schema.nodes
@@ -93,16 +90,12 @@ class Builder:
     def _add_nodes(self, schema: NodeSchema, place: Location) -> list[tuple[frozenset[int], ...]]:
         num_devices = sum(group.count for group in schema.devices)
         if num_devices > 1 and not schema.intra:
-            self._report(
-                (*place, "intra"),
-                f"at least one medium between the {num_devices} devices of a node",
-            )
+            expected = f"at least one medium between the {num_devices} devices of a node"
+            self._report((*place, "intra"), expected)
         names = [f"{schema.name}{index}" for index in range(schema.num_nodes)]
         taken = [name for name in names if name in self.names]
         if taken:
-            self._report(
-                (*place, "name"), "nodes that differ in name plus index", _first_names(taken)
-            )
+            self._report((*place, "name"), "nodes that differ in name plus index", _few(taken))
         self._check_kinds(schema, place)
         self._check_media(schema, place)
         self._check_hosts(schema, place)
@@ -153,9 +146,8 @@ class Builder:
             self._report((*place, "hosts"), expected, len(schema.hosts))
         for position, host in enumerate(schema.hosts):
             if host.name in self.hosts:
-                self._report(
-                    (*place, "hosts", position), "a host that no other node has", host.name
-                )
+                where = (*place, "hosts", position)
+                self._report(where, "a host that no other node has", host.name)
             self.hosts.add(host.name)
 
     def _add_node(self, schema: NodeSchema, name: str, index: int) -> Node:
@@ -241,9 +233,8 @@ class Builder:
         for index, switch in enumerate(self.schema.switches):
             place: Location = ("switches", index)
             if switch.name in uplinks or switch.name in self.names:
-                self._report(
-                    (*place, "name"), "a name that no other switch or node has", switch.name
-                )
+                expected = "a name that no other switch or node has"
+                self._report((*place, "name"), expected, switch.name)
             uplink = switch.uplink
             uplinks[switch.name] = self._add_edge(
                 f"{switch.name}.uplink", ("out", "in"), uplink.bandwidth, uplink.latency
@@ -274,8 +265,7 @@ class Builder:
             self.nodes[index] = replace(value, uplinks=tuple(uplinks[name] for name in chain))
 
     def _above(self, switch: str | None, known: Mapping[str, SwitchSchema]) -> list[str]:
-        """Return ``switch`` and the switches above it, nearest first, up to the greatest height of
-        a tree."""
+        """Return ``switch`` and the switches above it, nearest first, up to ``_MOST_LEVELS``."""
         chain: dict[str, None] = {}
         while (
             switch is not None
@@ -297,7 +287,7 @@ class Builder:
             )
             common = sorted(set(left) & set(right))
             if common and link.between[0] != link.between[1]:
-                expected = f"two groups that do not share {_first_names(common)}"
+                expected = f"two groups that do not share {_few(common)}"
                 self._report((*place, "between"), expected, " and ".join(link.between))
             elif common and len(left) == 1:
                 self._report((*place, "between"), "two nodes or more", left[0])
@@ -365,7 +355,7 @@ class Builder:
         if not matches:
             self._report(
                 place,
-                f'a node ({_first_names(names)}) or a pattern such as "a*"',
+                f'a node ({_few(names)}) or a pattern such as "a*"',
                 pattern,
                 closest(pattern, names),
             )
@@ -377,10 +367,7 @@ class Builder:
         ]
         if not matches:
             self._report(
-                place,
-                f"an edge such as {_first_names(self.edges)}",
-                pattern,
-                closest(pattern, self.edges),
+                place, f"an edge such as {_few(self.edges)}", pattern, closest(pattern, self.edges)
             )
         return matches
 
@@ -407,7 +394,6 @@ def _sides(media: list[Medium], device: int) -> tuple[frozenset[int], ...]:
     return tuple(frozenset((medium.outward[device], medium.inward[device])) for medium in media)
 
 
-def _first_names(names: Iterable[str]) -> str:
-    """Return the first four names as text."""
+def _few(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")

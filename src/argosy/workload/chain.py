@@ -20,14 +20,13 @@ class Selective(StrEnum):
     again."""
 
     ELEMENTWISE = "elementwise"
-    """Results without a matrix product: norms, activation functions, scores of unfused attention.
-    Argosy's own runtime does this."""
+    """Results without a matrix product: norms, activation functions, unfused scores; as Argosy's
+    runtime."""
     ATTENTION = "attention"
     """Only scores of unfused attention, as Megatron-LM's core attention; nothing if attention is
     fused."""
     PRODUCTS = "products"
-    """Everything except every second matrix product and attention, as torchtitan's per-operation
-    checkpointing."""
+    """Everything except every second matrix product and attention, as torchtitan's selective op."""
 
 
 SUMMED_BYTES = 4
@@ -58,8 +57,8 @@ class Frozen:
     unpacked_bytes: float = 0.0
     """Bytes of the largest matrix that is unpacked at a time."""
     moved_bytes: float | None = None
-    """Kept bytes per sample if all weights were trained, from which memory traffic is computed;
-    None: those of the layer."""
+    """Kept bytes per sample if all weights were trained, for memory traffic; None: those of the
+    layer."""
     forward_bytes: float = 0.0
     """Bytes per sample that its forward holds for a moment, including input and output, if it has
     no backward for which something is kept."""
@@ -112,8 +111,8 @@ class Layer:
     """Bytes per sample that a tensor-parallel group all-reduces in one forward, and again in one
     backward."""
     active_parameters: int | None = None
-    """Number of weights that one token meets; fewer than ``parameters`` in a mixture of experts.
-    None: all of them."""
+    """Number of weights that one token meets, fewer than all in a mixture of experts; None: all of
+    them."""
     expert_parameters: int = 0
     """Number of ``parameters`` that are in experts."""
     num_experts: int = 0
@@ -162,8 +161,8 @@ class Layer:
 
     @property
     def cost_key(self) -> tuple[object, ...]:
-        """Return all fields except its name, its place and whose weights it shares: equal for
-        layers that cost the same."""
+        """Return all fields except name, place and tied layer: equal for layers that cost the
+        same."""
         return tuple(
             value
             for name, value in vars(self).items()
@@ -262,16 +261,15 @@ class Chain:
 
     @cached_property
     def first_backward(self) -> int:
-        """Return the index of the first layer that a backward runs through: no gradient crosses a
-        cut in front of it."""
+        """Return the first layer that a backward runs through: no gradient crosses a cut before
+        it."""
         return next(
             (index for index, layer in enumerate(self.layers) if layer.has_backward),
             len(self.layers),
         )
 
     def returned_bytes(self, layer: int) -> float:
-        """Return the bytes per sample of the gradient of a layer's output, which a stage that
-        begins after the layer sends back."""
+        """Return the bytes per sample of the gradient that a stage sends back to this layer."""
         return self.layers[layer].output_bytes if layer >= self.first_backward else 0.0
 
     @cached_property
