@@ -284,7 +284,7 @@ class _Pricing:
         return update + 2 * self._around(chain, stage, cluster)
 
     def _around(self, chain: Chain, stage: Stage, cluster: Cluster) -> float:
-        """Return the seconds of a stage's weights once around the ring of its replicas."""
+        """Return the seconds that a stage's weights take once around the ring of its replicas."""
         first, count = stage.replicas[0], len(stage.replicas)
         if count < 2:
             return 0.0

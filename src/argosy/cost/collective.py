@@ -93,7 +93,7 @@ def _trees(devices: Sequence[str]) -> Pairs:
 
 
 def tree_depth(count: int) -> int:
-    """Return the latencies from the leaves of a binary tree to its root.
+    """Return the number of latencies from the leaves of a binary tree to its root.
 
     >>> [tree_depth(count) for count in (2, 3, 4, 8)]
     [1, 1, 2, 3]

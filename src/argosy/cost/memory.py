@@ -396,7 +396,7 @@ def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) 
 
 
 def times_whole(zero: int, holders: int, *, backward: bool) -> float:
-    """Return w in (8)."""
+    """Return w in (8): copies of the largest layer's weights that are gathered for a moment."""
     if holders < 2 or zero < (2 if backward else 3):
         return 0.0
     return (zero if backward else 2) + 1 / holders

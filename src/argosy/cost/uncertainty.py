@@ -40,13 +40,13 @@ from argosy.cost.compute import largest_of
 from argosy.plan.plan import Plan
 
 MEMORY_MARGIN = 0.1
-"""Relative margin of (4)."""
+"""Relative margin below a device's memory within which a peak counts as close (4)."""
 RESIDUAL = 0.08
-"""Largest r of (5), a relative error."""
+"""Largest residual r of a prediction in (5), relative."""
 PLANS_APART = 0.4
 """s of (5): standard deviation of the logarithms of the plans' true times."""
 MOST_PLANS = 26
-"""Largest n of (5)."""
+"""Largest number n of plans in (5), because the errors of nearly equal plans are nearly equal."""
 # r of (5) over e.
 _RESIDUAL_OVER_ERROR = 2 / 3
 # Largest e of a kind with a measured profile (1).

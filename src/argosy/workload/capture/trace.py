@@ -56,8 +56,8 @@ def capture(build: Build, *, name: str = "program") -> Graph:
 
 
 def capture_fake(fake: FakeModel, *, name: str = "program") -> Graph:
-    """Return the training step of a model that was built without values; modules stay in training
-    or evaluation mode."""
+    """Return the training step of a model that was built without values; each module keeps its
+    training or evaluation mode."""
     return trace(fake, name=name).graph()
 
 
