@@ -22,7 +22,7 @@ from argosy.errors import MOST_PROBLEMS, InputError
 from argosy.plan.file import load_plan
 
 NODE = 'name = "x"\n[[nodes]]\nname = "a"\ncount = 1000\ndevices = { kind = "T4" }\nnic = { bandwidth = "1 GB/s" }\n'
-DEEP = "tables within tables without end"
+DEEP = "too many nested tables"
 LARGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a key of many parts": (load_cluster, "a" + ".a" * 500_000 + " = 1\n", DEEP),
     "a quoted key of many parts": (load_cluster, "'a'" + '."a"' * 250_000 + " = 1\n", DEEP),

@@ -1,8 +1,8 @@
-"""Reading a TOML or JSON document, and saying exactly what is wrong with it.
+"""Read TOML and JSON documents, and report every problem in them with its place.
 
-``read_toml`` and ``read_json`` keep the line of every value; ``validate`` checks a document against
-a pydantic model and turns every complaint into a ``Problem`` with file, line, path, found, expected
-and a suggestion, all at once.
+``read_toml`` and ``read_json`` keep the line of every value. ``validate`` checks a document against
+a pydantic model and turns every error into a ``Problem`` with file, line, path, the value found,
+the value expected and a suggestion. It reports all problems at once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from argosy.errors import MOST_PROBLEMS, InputError, Mismatch, Problem, closest,
 from argosy.lines import LazyLines, json_lines, toml_lines
 from argosy.lines import Location as Location
 
-# Where a shell puts the pipes that it opens for a command.
+# Folders in which a shell puts the pipes that it opens for a command.
 _OWN_PIPES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
-# A key of a TOML file has at most this many parts.
+# Largest number of parts in a dotted key of a TOML file. Python's parser takes hours for keys with
+# very many parts, and no file of Argosy needs them.
 _MOST_PARTS = 100
 
 
 class Schema(BaseModel):
-    """Base of everything that is read from a file: unknown fields are refused, values are not
-    coerced."""
+    """A base class for everything that is read from a file. It rejects unknown fields and does not
+    coerce values."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -41,25 +42,25 @@ SchemaT = TypeVar("SchemaT", bound=Schema)
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed file with the line on which each of its values stands."""
+    """A parsed file that records on which line each of its values is."""
 
     file: str
     data: dict[str, Any]
     lines: Mapping[Location, int] = field(repr=False)
     prefix: Location = ()
-    """Where ``data`` stands in the file, for a document that is a part of another."""
+    """Location of ``data`` in the file; not empty if the document is a part of another one."""
 
     def inside(self, *location: str | int) -> Document:
-        """The table at ``location`` as a document; its problems still say where in the file they
-        are."""
+        """Return the table at ``location`` as a document whose problems are still located in the
+        whole file."""
         data: Any = self.data
         for part in location:
             data = data[part]
         return Document(self.file, data, self.lines, (*self.prefix, *location))
 
     def chosen(self, what: str, name: str) -> Document:
-        """The table ``name`` of a file with one table for every ``what``, where the user said
-        which."""
+        """Return the table ``name`` of a file that has one table per ``what``; raise if there is no
+        such table."""
         if not isinstance(self.data.get(name), dict):
             expected = f"a {what} of this file ({', '.join(self.data)})"
             suggestion = closest(name, self.data)
@@ -74,7 +75,8 @@ class Document:
         return self.inside(name)
 
     def line(self, location: Location) -> int | None:
-        """Line of the value at ``location``, or of the nearest enclosing value that has one."""
+        """Return the line of the value at ``location``, or of the nearest enclosing value that has
+        one."""
         location = (*self.prefix, *location)
         for length in range(len(location), 0, -1):
             if location[:length] in self.lines:
@@ -89,6 +91,7 @@ class Document:
         *,
         suggestion: str | None = None,
     ) -> Problem:
+        """Return a problem with the value at ``location``."""
         return Problem(
             file=self.file,
             line=self.line(location),
@@ -106,16 +109,17 @@ class Document:
         *,
         suggestion: str | None = None,
     ) -> InputError:
+        """Return an error with a single problem with the value at ``location``."""
         return InputError([self.problem(location, expected, found, suggestion=suggestion)])
 
     def mismatch(self, location: Location, error: Mismatch) -> Problem:
-        """What a reader said about the value at ``location``."""
+        """Return the problem that a ``Mismatch`` reports about the value at ``location``."""
         return replace(
             self.problem(location, error.expected, suggestion=error.suggestion), found=error.found
         )
 
     def placed(self, problem: Problem, location: Location) -> Problem:
-        """``problem`` itself where it names a file, else put at ``location``."""
+        """Return ``problem`` unchanged if it names a file, else located at ``location``."""
         if problem.file is not None:
             return problem
         place = self.problem(location, "")
@@ -123,7 +127,8 @@ class Document:
 
 
 def show_path(location: Location) -> str:
-    """
+    """Return a location as text.
+
     >>> show_path(("nodes", 0, "nic", "bandwidth"))
     'nodes[0].nic.bandwidth'
     """
@@ -134,7 +139,8 @@ def show_path(location: Location) -> str:
 
 
 def parse_path(path: str) -> Location:
-    """
+    """Return the location that a text names.
+
     >>> parse_path("nodes[0].nic.bandwidth")
     ('nodes', 0, 'nic', 'bandwidth')
     """
@@ -143,8 +149,8 @@ def parse_path(path: str) -> Location:
 
 
 def is_there(path: Path | str) -> bool:
-    """Whether there is a file or folder of that name; a name that none can have, such as one too
-    long, has none."""
+    """Return whether a file or folder of that name exists; False for names that no file can have,
+    such as very long ones."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
@@ -152,7 +158,7 @@ def is_there(path: Path | str) -> bool:
 
 
 def make_folder(path: Path) -> None:
-    """A folder with all above it, or an ``InputError`` that says why there is none."""
+    """Create a folder and its parents; raise an ``InputError`` with the reason if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -163,11 +169,10 @@ def make_folder(path: Path) -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Raise an ``InputError`` for what is there and is no file: reading it may never end, and a
-    file may name it.
+    """Raise an ``InputError`` if the path exists and is a device, a socket or a named pipe.
 
-    A pipe that has an end to read, such as ``<(command)`` of a shell, is one that this process
-    already holds.
+    Reading one of these may never end, and an input file may name one. A pipe that this process
+    already holds, such as ``<(command)`` of a shell, has an end and is accepted.
     """
     mode = path.stat().st_mode
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
@@ -178,7 +183,7 @@ def check_readable(path: Path) -> None:
 
 
 def read_text(path: Path | str) -> str:
-    """The text of a file, or an ``InputError`` that says why it cannot be read."""
+    """Return the text of a file; raise an ``InputError`` with the reason if it cannot be read."""
     path = Path(path)
     try:
         check_readable(path)
@@ -202,14 +207,17 @@ def read_text(path: Path | str) -> str:
 
 
 def read_toml(path: Path | str) -> Document:
+    """Read a TOML file; raise an ``InputError`` if that fails."""
     return parse_toml(read_text(path), file=str(path))
 
 
 def read_json(path: Path | str) -> Document:
+    """Read a JSON file; raise an ``InputError`` if that fails."""
     return parse_json(read_text(path), file=str(path))
 
 
 def parse_toml(text: str, *, file: str) -> Document:
+    """Parse TOML text; raise an ``InputError`` if it is not valid."""
     if _has_deep_keys(text):
         raise _unreadable(file, RecursionError())
     try:
@@ -228,8 +236,8 @@ def parse_toml(text: str, *, file: str) -> Document:
 
 
 def _has_deep_keys(text: str) -> bool:
-    """Whether a key such as ``a.b.c`` has more parts than any file needs; Python's parser takes
-    hours for some."""
+    """Return whether some key such as ``a.b.c`` has more parts than any file needs; Python's parser
+    takes hours for such keys."""
     if text.count(".") <= _MOST_PARTS:
         return False
     plain = re.sub(r"\"[^\"\n]*\"|'[^'\n]*'", "q", text)
@@ -238,6 +246,8 @@ def _has_deep_keys(text: str) -> bool:
 
 
 def parse_json(text: str, *, file: str) -> Document:
+    """Parse JSON text; raise an ``InputError`` if it is not valid, repeats a name or is no
+    object."""
     repeats = False
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -263,7 +273,7 @@ def parse_json(text: str, *, file: str) -> Document:
 
 
 def _repeated(text: str, file: str) -> Problem:
-    """Where a JSON object has a name for the second time."""
+    """Return the problem that a name occurs twice in one JSON object."""
     seen: set[Location] = set()
     for location, line in json_lines(text):
         problem = Problem(
@@ -280,53 +290,51 @@ def _repeated(text: str, file: str) -> Problem:
 
 
 def _unreadable(file: str, error: Exception) -> InputError:
-    """For text that is valid and yet more than Python's parsers take."""
-    found = (
-        "tables within tables without end"
-        if isinstance(error, RecursionError)
-        else "a number too long"
-    )
+    """Return the error for a text that is valid but exceeds the limits of Python's parsers."""
+    found = "too many nested tables" if isinstance(error, RecursionError) else "a number too long"
     return InputError([Problem(file=file, expected="a document of reasonable size", found=found)])
 
 
 def validate(document: Document, schema: type[SchemaT]) -> SchemaT:
-    """The document as an instance of ``schema``, or one ``InputError`` with every problem in it."""
+    """Return the document as an instance of ``schema``; raise one ``InputError`` with every problem
+    in it."""
     try:
         return schema.model_validate(document.data)
     except ValidationError as error:
-        if _is_of_another_sort(document, schema):
-            raise InputError([_another_sort(document, schema)]) from None
+        if _is_of_another_kind(document, schema):
+            raise InputError([_another_kind(document, schema)]) from None
         details = error.errors(include_url=False)
         problems = [_problem(document, schema, detail) for detail in details[:MOST_PROBLEMS]]
         problems.sort(key=lambda problem: problem.line or 0)
         raise InputError(problems, more=len(details) - len(problems)) from None
 
 
-_OF_ANY_SORT = frozenset({"version", "source"})
-"""Fields that say nothing of what a document is."""
+_OF_ANY_KIND = frozenset({"version", "source"})
+"""Fields that do not identify the kind of a document, because many kinds have them."""
+# Largest number of field names that the message about a wrong kind of file lists.
 _MOST_NAMED = 6
 
 
-def _is_of_another_sort(document: Document, schema: type[BaseModel]) -> bool:
-    """Whether a whole file has several fields, none of those that make it what it should be, and
-    most not misspelt."""
-    if document.prefix or not isinstance(document.data, dict):  # a part of a file may be anything
+def _is_of_another_kind(document: Document, schema: type[BaseModel]) -> bool:
+    """Return whether a whole file is of another kind: it has more than two fields, none of them
+    belongs to the schema, and most of them are no misspelling of one that does."""
+    if document.prefix or not isinstance(document.data, dict):  # a part of a file has no kind
         return False
-    telling, known = document.data.keys() - _OF_ANY_SORT, _fields_at(schema, ())
-    if len(telling) <= 2 or not telling.isdisjoint(known):
+    identifying, known = document.data.keys() - _OF_ANY_KIND, _fields_at(schema, ())
+    if len(identifying) <= 2 or not identifying.isdisjoint(known):
         return False
-    return 2 * sum(closest(name, known) is not None for name in telling) < len(telling)
+    return 2 * sum(closest(name, known) is not None for name in identifying) < len(identifying)
 
 
-def _another_sort(document: Document, schema: type[BaseModel]) -> Problem:
-    """One sentence instead of one for every field."""
+def _another_kind(document: Document, schema: type[BaseModel]) -> Problem:
+    """Return one problem for a file of another kind, in place of one problem per field."""
     required = [
         info.alias or name for name, info in schema.model_fields.items() if info.is_required()
     ]
-    expected = ", ".join(name for name in required if name not in _OF_ANY_SORT)
-    telling = [name for name in document.data if name not in _OF_ANY_SORT]
-    rest = ["..."] if len(telling) > _MOST_NAMED else []
-    found = f"another sort of file, with {', '.join(telling[:_MOST_NAMED] + rest)}"
+    expected = ", ".join(name for name in required if name not in _OF_ANY_KIND)
+    identifying = [name for name in document.data if name not in _OF_ANY_KIND]
+    rest = ["..."] if len(identifying) > _MOST_NAMED else []
+    found = f"a file of another kind, with {', '.join(identifying[:_MOST_NAMED] + rest)}"
     return replace(document.problem((), f"a file with {expected}"), found=found)
 
 
@@ -369,7 +377,7 @@ def _clause(sentence: str) -> str:
 
 
 def _fields_at(schema: type[BaseModel], location: Location) -> list[str]:
-    """Field names of the model that describes the table at ``location``."""
+    """Return the field names of the model that describes the table at ``location``."""
     current: type[BaseModel] = schema
     for part in location:
         if isinstance(part, str) and part in current.model_fields:

@@ -1,5 +1,5 @@
-"""Number formats: what a tensor element weighs, and which datasheet rate its matrix products run
-at."""
+"""Define the number formats: bytes per stored element, and the datasheet rate of matrix
+products."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import StrEnum
 
 
 class Dtype(StrEnum):
-    """A number format for weights, activations and matrix products.
+    """A number format that weights, activations and matrix products may have.
 
-    fp8 is mixed precision as training systems have it: the projections of blocks are multiplied in
-    fp8; attention, the embedding, the head, what is kept and what is sent are bf16.
+    fp8 means mixed precision as in training systems: the projections of blocks are multiplied in
+    fp8; attention, the embedding and the head, and everything that is stored or sent, are in bf16.
     """
 
     FP32 = "fp32"
@@ -21,7 +21,8 @@ class Dtype(StrEnum):
 
     @property
     def bytes(self) -> int:
-        """Bytes of one stored element; tf32 and fp8 are ways to multiply, stored as fp32 and bf16.
+        """Return the bytes of one stored element; tf32 and fp8 are ways to multiply, stored as fp32
+        and bf16.
 
         >>> [dtype.bytes for dtype in Dtype]
         [4, 4, 2, 2, 2]
@@ -30,10 +31,12 @@ class Dtype(StrEnum):
 
     @property
     def stored(self) -> Dtype:
-        """The format of what is not multiplied in this one: under fp8 everything but the
-        projections of blocks."""
+        """Return the format of everything that is not multiplied in this one: bf16 for fp8, in
+        which only the projections of blocks are multiplied."""
         return _STORED.get(self, self)
 
 
+# Bytes of one stored element.
 _BYTES = {Dtype.FP32: 4, Dtype.TF32: 4, Dtype.FP16: 2, Dtype.BF16: 2, Dtype.FP8: 2}
+# Formats that are stored in another one.
 _STORED = {Dtype.FP8: Dtype.BF16}

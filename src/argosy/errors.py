@@ -1,12 +1,12 @@
-"""Everything that can go wrong for a user, as one small tree.
+"""Define every error that a user can cause or meet, as one small tree.
 
     ArgosyError                exit code
-    ├── InputError             2   a file, a field or an option is wrong; carries every problem found, not the first
-    ├── InfeasibleError        3   the input is fine, but nothing satisfies it
+    ├── InputError             2   a file, field or option is wrong; it lists all problems
+    ├── InfeasibleError        3   the input is valid, but nothing satisfies it
     │   └── NothingFitsError   3   in particular, no plan fits on the devices
     └── RunError               4   a run started and failed
 
-What *we* got wrong is an ``assert``. The command line is the only place that catches
+A mistake of Argosy itself is an ``assert``. The command line is the only place that catches
 ``ArgosyError``.
 """
 
@@ -18,15 +18,16 @@ from dataclasses import dataclass
 
 
 class ArgosyError(Exception):
-    """Base of the tree; ``exit_code`` is what the command line returns."""
+    """The base class from which all errors are derived; the command line returns its
+    ``exit_code``."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with an input: where, what was found, what was expected, what to
-    do."""
+    """A problem that was found in an input: its place, the value found, the value expected, and a
+    suggestion."""
 
     expected: str
     found: str | None = None
@@ -50,32 +51,34 @@ class Problem:
         return f"{text}; {self.suggestion}" if self.suggestion else text
 
 
-# Of more problems than this, the rest is counted: nobody reads a hundred thousand lines.
+# Largest number of problems that one error lists; the rest is only counted, because nobody reads a
+# hundred thousand lines.
 MOST_PROBLEMS = 100
 
 
 class InputError(ArgosyError):
-    """A file, a field or an option is wrong. ``problems`` lists everything that was found, in file
-    order."""
+    """An error that reports a wrong file, field or option; ``problems`` lists all that were found,
+    in file order."""
 
     exit_code = 2
 
     def __init__(self, problems: Iterable[Problem], *, more: int = 0) -> None:
-        """``more``: problems that were found beside ``problems``, and are only counted."""
-        found = tuple(problems)
-        rest = max(0, len(found) - MOST_PROBLEMS) + more
-        self.problems = found[:MOST_PROBLEMS]
+        """Build the error; ``more`` is the number of problems that were found in addition and are
+        only counted."""
+        given = tuple(problems)
+        rest = max(0, len(given) - MOST_PROBLEMS) + more
+        self.problems = given[:MOST_PROBLEMS]
         if rest:
             self.problems += (
-                Problem(file=found[0].file, found=f"{rest} more problems", expected="none"),
+                Problem(file=given[0].file, found=f"{rest} more problems", expected="none"),
             )
         assert self.problems, "an InputError names at least one problem"
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
 class Mismatch(ValueError):  # noqa: N818 (a value that does not match, not an error of ours)
-    """A value that is not what its place needs, raised by whoever reads it; the document reader
-    adds where it stood."""
+    """An error that a parser raises for a value that its place cannot take; the document reader
+    adds the place."""
 
     def __init__(self, found: object, expected: str, suggestion: str | None = None) -> None:
         self.found, self.expected, self.suggestion = show(found), expected, suggestion
@@ -83,18 +86,19 @@ class Mismatch(ValueError):  # noqa: N818 (a value that does not match, not an e
 
 
 class InfeasibleError(ArgosyError):
-    """The input is well-formed, but nothing satisfies it. The message names the constraint that
-    binds."""
+    """An error that reports valid input which nothing satisfies; the message names the constraint
+    that binds."""
 
     exit_code = 3
 
 
 class NothingFitsError(InfeasibleError):
-    """No plan fits on the devices; ``argosy.explain.infeasible.diagnose`` says what would."""
+    """An error that reports that no plan fits; ``argosy.explain.infeasible.diagnose`` finds what
+    would."""
 
 
 class RunError(ArgosyError):
-    """A run started and did not finish."""
+    """An error that reports a run which started and did not finish."""
 
     exit_code = 4
 
@@ -102,7 +106,7 @@ class RunError(ArgosyError):
 def bad_input(
     expected: str, found: object = None, *, where: str | None = None, suggestion: str | None = None
 ) -> InputError:
-    """An ``InputError`` with a single problem, for values that do not come from a document.
+    """Return an ``InputError`` with a single problem, for values that do not come from a document.
 
     >>> str(bad_input("at least 1 stage", 0, where="num_stages"))
     'num_stages: found 0, expected at least 1 stage'
@@ -112,7 +116,7 @@ def bad_input(
 
 
 def show(value: object) -> str:
-    """A found value as a user wrote it: strings in double quotes, long ones cut.
+    """Return a found value as a user wrote it: strings in double quotes, long ones cut.
 
     >>> show("25 Gb/s"), show(True), show(3)
     ('"25 Gb/s"', 'true', '3')
@@ -128,7 +132,8 @@ def show(value: object) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """A suggestion naming the known word that ``word`` probably misspells, if any.
+    """Return a suggestion with the known word that ``word`` probably misspells; None if there is
+    none.
 
     >>> closest("bandwith", ["bandwidth", "latency"])
     'did you mean "bandwidth"?'

@@ -1,7 +1,7 @@
-"""On which line of a TOML or JSON text each value stands.
+"""Find the line of each value in a TOML or JSON text.
 
-Python's parsers keep no positions; knowing the syntax to be valid makes a scanner of this size
-enough.
+Python's parsers keep no positions. The scanner here is small because it only reads text that one of
+these parsers has accepted.
 """
 
 from __future__ import annotations
@@ -13,39 +13,40 @@ from contextlib import suppress
 from functools import cached_property
 
 Location = tuple[str | int, ...]
-"""Where a value stands: ``("nodes", 0, "nic")``."""
+"""Keys and indices that lead to a value: ``("nodes", 0, "nic")``."""
 _DEEPEST = 32
-"""Tables within tables whose lines are kept; what is in deeper ones is where its surroundings
-are."""
+"""Depth of nested tables up to which lines are kept; a deeper value gets the line of the table
+around it."""
 
 
 def toml_lines(text: str) -> Iterator[tuple[Location, int]]:
-    """Every value of a valid TOML text with its line."""
+    """Yield the location of every value of a valid TOML text with its line."""
     return _LineScanner(text, separator="=").toml()
 
 
 def json_lines(text: str) -> Iterator[tuple[Location, int]]:
-    """Every value of a valid JSON text with its line."""
+    """Yield the location of every value of a valid JSON text with its line."""
     return _LineScanner(text, separator=":").json()
 
 
 class LazyLines(Mapping[Location, int]):
-    """The line of every value, looked for on the first question: a document without problems needs
-    none."""
+    """A mapping of locations to lines that scans the text on first use: a valid document never
+    needs it."""
 
     def __init__(self, scan: Callable[[], Iterator[tuple[Location, int]]]) -> None:
         self.scan = scan
 
     @cached_property
     def found(self) -> dict[Location, int]:
-        """A table that only its members name (``[a.b]``) stands where the first of them does."""
+        """Return the line of every value; a table that only its members name (``[a.b]``) has the
+        line of the first of them."""
         lines: dict[Location, int] = {}
-        with suppress(RecursionError):  # what is nested too deeply is where its surroundings are
+        with suppress(RecursionError):  # values nested too deeply get the line of their table
             for location, line in self.scan():
                 if len(location) > _DEEPEST:
                     continue
                 for length in range(len(location) - 1, 0, -1):
-                    if location[:length] in lines:  # and with it everything around it
+                    if location[:length] in lines:  # then all enclosing tables are in it too
                         break
                     lines[location[:length]] = line
                 lines[location] = line
@@ -62,7 +63,8 @@ class LazyLines(Mapping[Location, int]):
 
 
 class _LineScanner:
-    """Walks text that a real parser has already accepted and yields the line of every value."""
+    """A scanner that walks over text which a real parser has accepted, and yields the line of each
+    value."""
 
     def __init__(self, text: str, *, separator: str) -> None:
         self.text = text.replace("\r\n", "\n") + "\n"

@@ -1,4 +1,4 @@
-"""Text with a unit to SI floats, and back: ``"25 Gbit/s"`` is 3.125e9 bytes/s.
+"""Convert text with a unit to SI floats, and back: ``"25 Gbit/s"`` is 3.125e9 bytes/s.
 
 Inside Argosy a size is in bytes, a rate in bytes/s, a time in seconds and a compute rate in FLOP/s.
 Units exist only while parsing and printing. Four kinds of quantity, one ``Quantity`` each:
@@ -9,8 +9,8 @@ Units exist only while parsing and printing. Four kinds of quantity, one ``Quant
     TIME      ns us ms s min h d
     COMPUTE   FLOP/s with k M G T P E
 
-What is ambiguous is refused with a suggestion instead of guessed: a lone ``b`` ("25 Gb/s") may mean
-bits or bytes, ``Gbps`` likewise, a bare number has no unit at all.
+Ambiguous text is rejected with a suggestion instead of guessed: a lone ``b`` ("25 Gb/s") may mean
+bits or bytes, ``Gbps`` likewise, and a bare number has no unit at all.
 """
 
 from __future__ import annotations
@@ -25,20 +25,28 @@ from functools import cached_property
 from argosy.errors import Mismatch
 
 _NUMBER = re.compile(r"([+-]?(?:[0-9][0-9_]*+\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)\s*+(.*)")
-"""A number and what follows it. Nothing is tried twice: a file may hold a very long text."""
+"""A number and the text after it. Possessive quantifiers rule out backtracking, because a file may
+hold a very long text."""
 
+# Decimal prefixes and their factors.
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+# Binary prefixes and their factors.
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
+# All prefixes and their factors.
 _PREFIXES = {prefix: Decimal(factor) for prefix, factor in (_DECIMAL | _BINARY).items()}
+# Length of the longest prefix, in characters.
 _LONGEST_PREFIX = max(map(len, _PREFIXES))
+# Units of bytes and their factors, in bytes.
 _BYTES = {f"{prefix}B": factor for prefix, factor in _PREFIXES.items() if prefix != "E"}
+# Units of bits and their factors, in bytes.
 _BITS = {
     f"{prefix}bit": factor / 8
     for prefix, factor in _PREFIXES.items()
     if prefix not in ("P", "E", "Pi")
 }
 _SIZES = _BYTES | _BITS
+# Units of time and their factors, in seconds.
 _TIMES = {
     "ns": Decimal("1e-9"),
     "us": Decimal("1e-6"),
@@ -74,19 +82,21 @@ _WRONG_SPELLINGS = {
     "day": ("d",),
     "days": ("d",),
 }
-"""What people write after a prefix, and what they may mean; looked up as written, then in lower
-case."""
+"""Spellings that people use after a prefix, and the units that they may mean; looked up as written,
+then in lower case."""
 
 _MOST_DIGITS = 17
-"""That a float has."""
+"""Significant digits after which any two different floats differ."""
 _SMALLEST_NORMAL = 1e-300
-"""Below this, a product with a power of two may be rounded."""
+"""Products below this value are computed in decimals, because one with a power of two may be
+rounded twice."""
+# Endings that people use for "per second".
 _PER_SECOND = ("", "/s", "ps", "/sec", "/second", " per second")
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One kind of quantity: how its text is read and written."""
+    """A kind of quantity that defines how its text is read and written."""
 
     name: str
     example: str
@@ -96,14 +106,17 @@ class Quantity:
 
     @property
     def expected(self) -> str:
+        """Return the expected value for error messages."""
         article = "an" if self.name[0] in "aeiou" else "a"
         return f'{article} {self.name} such as "{self.example}"'
 
     def parse(self, text: object) -> float:
-        """The value in SI.
+        """Return the value of a text in SI units; raise a ``Mismatch`` if it is no such quantity.
 
-        >>> RATE.parse("25 Gbit/s"), SIZE.parse("80 GiB"), TIME.parse("30 us"), COMPUTE.parse("312 TFLOP/s")
-        (3125000000.0, 85899345920.0, 3e-05, 312000000000000.0)
+        >>> RATE.parse("25 Gbit/s"), SIZE.parse("80 GiB"), TIME.parse("30 us")
+        (3125000000.0, 85899345920.0, 3e-05)
+        >>> COMPUTE.parse("312 TFLOP/s")
+        312000000000000.0
         """
         match = _NUMBER.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
@@ -122,8 +135,8 @@ class Quantity:
         return value
 
     def format(self, value: float, *, digits: int | None = 4) -> str:
-        """Text for people with ``digits`` significant digits; with ``None`` one that parses back
-        exactly.
+        """Return text for people with ``digits`` significant digits, or text that parses back
+        exactly if ``digits`` is None.
 
         >>> RATE.format(3.125e9), TIME.format(0.0215), SIZE.format(2**33), COMPUTE.format(9.89e14)
         ('3.125 GB/s', '21.5 ms', '8 GiB', '989 TFLOP/s')
@@ -142,7 +155,7 @@ class Quantity:
         return f"{_plain(value / float(self.units[unit]), digits)} {unit}"
 
     def exact(self, values: Iterable[float]) -> list[str]:
-        """Texts that parse back exactly.
+        """Return texts that parse back to exactly these values.
 
         >>> RATE.exact([0.1, 3e9])
         ['0.1 B/s', '3000000000.0 B/s']
@@ -151,7 +164,8 @@ class Quantity:
         return [f"{float(value) + 0.0!r} {base}" for value in values]
 
     def apart(self, one: float, other: float, *, digits: int = 4) -> tuple[str, str]:
-        """Both for people, with as many digits as tell them apart where they are not the same.
+        """Return both values as text for people, with enough digits to tell them apart if they
+        differ.
 
         >>> TIME.apart(0.12, 0.119), TIME.apart(0.12004, 0.12), TIME.apart(2.0, 2.0)
         (('120 ms', '119 ms'), ('120.04 ms', '120 ms'), ('2 s', '2 s'))
@@ -164,23 +178,23 @@ class Quantity:
 
     @cached_property
     def _base(self) -> str:
-        """The SI unit."""
+        """Return the SI unit."""
         return next(unit for unit, factor in self.units.items() if factor == 1)
 
     @cached_property
     def _powers(self) -> dict[str, tuple[str, float] | None]:
-        """``_as_powers`` of every unit."""
+        """Return ``_as_powers`` of every unit."""
         return {unit: _as_powers(factor) for unit, factor in self.units.items()}
 
     def _suggest_unit(self, number: object) -> str | None:
-        """For a bare number, which has no unit at all."""
+        """Return a suggestion for a bare number, which has no unit at all."""
         if isinstance(number, bool) or not _is_number(number):
             return None
         unit = self.example.split(" ", 1)[1]
         return f'a number needs its unit: did you mean "{number} {unit}"?'
 
     def _suggest_spelling(self, number: str, unit: str) -> str | None:
-        """For a unit that this quantity does not have."""
+        """Return a suggestion for a unit that this quantity does not have."""
         meant = [known for known in dict.fromkeys(_respelt(unit)) if known in self.units]
         if not meant:
             return None
@@ -191,8 +205,8 @@ class Quantity:
 
 
 def finite(value: object) -> float | None:
-    """A number of a document as a float; None for anything else, and for a whole number that no
-    float holds.
+    """Return a number of a document as a float; None for anything else, and for an integer beyond
+    the range of floats.
 
     >>> finite(3), finite(True), finite(10**400), finite(math.inf)
     (3.0, None, None, None)
@@ -207,7 +221,7 @@ def finite(value: object) -> float | None:
 
 
 def _respelt(unit: str) -> Iterator[str]:
-    """Everything that a wrongly spelt unit may stand for, whether or not it is a unit.
+    """Yield everything that a misspelt unit may stand for; not all of it need be a unit.
 
     >>> sorted(RATE.units.keys() & set(_respelt("Gbps")))
     ['GB/s', 'Gbit/s']
@@ -227,8 +241,8 @@ def _respelt(unit: str) -> Iterator[str]:
 
 
 def _as_powers(factor: Decimal) -> tuple[str, float] | None:
-    """A factor 10**e * 2**k as the text of its power of ten and the value of its power of two; None
-    for another.
+    """Return a factor 10**e * 2**k as the text of its power of ten and the value of its power of
+    two; None for any other factor.
 
     >>> _as_powers(Decimal(10**9) / 8), _as_powers(Decimal(1024)), _as_powers(Decimal(3600))
     (('e9', 0.125), ('e0', 1024.0), None)
@@ -242,11 +256,11 @@ def _as_powers(factor: Decimal) -> tuple[str, float] | None:
 
 
 def _product(digits: str, factor: Decimal, powers: tuple[str, float] | None) -> float:
-    """``digits`` times ``factor``, rounded once; infinity if that is out of range, but not for
-    zero.
+    """Return ``digits`` times ``factor``, rounded once; infinity if the product is too large or too
+    small for a float and is not 0.
 
-    A power of ten is read with the digits and a power of two is exact: so a float does what else
-    takes decimals.
+    A power of ten is parsed together with the digits, and multiplying by a power of two is exact,
+    so a float product gives the same result as decimal arithmetic, faster.
     """
     if powers is not None and digits.isascii() and "e" not in digits and "E" not in digits:
         value = float(digits + powers[0]) * powers[1]
@@ -266,22 +280,26 @@ def _is_number(value: object) -> bool:
 
 
 def _plain(value: float, digits: int) -> str:
-    """``value`` with at most ``digits`` significant digits, no exponent where a person would write
-    none."""
+    """Return ``value`` with at most ``digits`` significant digits, without an exponent if people
+    would write none."""
     text = f"{value:.{digits}g}"
     if "e" in text and 1e-4 <= abs(value) < 1e15:
         text = str(round(value))
     return text
 
 
+# Sizes in bytes, printed with binary prefixes.
 SIZE = Quantity("size", "80 GiB", _SIZES, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+# Rates in bytes/s, printed with decimal prefixes.
 RATE = Quantity(
     "rate",
     "25 Gbit/s",
     {f"{unit}/s": factor for unit, factor in _SIZES.items()},
     ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"),
 )
+# Times in seconds.
 TIME = Quantity("time", "30 us", _TIMES, ("ns", "us", "ms", "s"))
+# Compute rates in FLOP/s.
 COMPUTE = Quantity(
     "compute rate",
     "312 TFLOP/s",
@@ -291,7 +309,8 @@ COMPUTE = Quantity(
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """
+    """Return a number with its noun in the singular or plural.
+
     >>> counted(1, "stage"), counted(2, "stage"), counted(0, "micro-batch", "micro-batches")
     ('1 stage', '2 stages', '0 micro-batches')
     """

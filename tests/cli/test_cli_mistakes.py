@@ -104,7 +104,7 @@ def test_a_file_of_another_sort_is_one_line(run: Run, files: Path) -> None:
     result = run("explain", "timeline.json")
     assert result.code == 2
     assert len(result.err.splitlines()) == 1
-    assert "timeline.json: found another sort of file, with busy, clock, devices" in result.err
+    assert "timeline.json: found a file of another kind, with busy, clock, devices" in result.err
     assert "expected a file with model, cluster, global_batch" in result.err
 
 

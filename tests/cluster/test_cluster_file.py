@@ -42,7 +42,7 @@ EDITED = r"""
 ## the same host twice
 - count = 2
 + hosts = ["gpu01", { name = "gpu01", port = 29600 }]
-> cluster.toml:5: nodes[0].hosts[1]: found "gpu01", expected a host that no other node is
+> cluster.toml:5: nodes[0].hosts[1]: found "gpu01", expected a host that no other node has
 
 ## a host that a script would take for something else
 - count = 2
@@ -301,13 +301,13 @@ EDITED = r"""
 - intra = [{ medium = "nvlink", bandwidth = "300 GB/s", latency = "3 us" }]
 + intra = [{ medium = "nvlink", bandwidth = "300 GB/s", latency = "3 us" }]
 + conflicts = [["nvlink"]]
-> cluster.toml:8: nodes[0].conflicts[0]: found a list of 1, expected two different media or more that conflict
+> cluster.toml:8: nodes[0].conflicts[0]: found a list of 1, expected two or more different media
 
 ## conflict with itself
 - intra = [{ medium = "nvlink", bandwidth = "300 GB/s", latency = "3 us" }]
 + intra = [{ medium = "nvlink", bandwidth = "300 GB/s", latency = "3 us" }]
 + conflicts = [["nvlink", "nvlink"]]
-> cluster.toml:8: nodes[0].conflicts[0]: found a list of 2, expected two different media or more that conflict
+> cluster.toml:8: nodes[0].conflicts[0]: found a list of 2, expected two or more different media
 
 ## conflicts without their inner lists
 - intra = [{ medium = "nvlink", bandwidth = "300 GB/s", latency = "3 us" }]
@@ -820,8 +820,8 @@ name = "a"
 devices = { kind = "T4" }
 nic = { bandwidth = "1 Gbit/s" }
 > cluster.toml:2: conflicts[0][1]: found "b0.nic", expected an edge such as a0.nic; did you mean "a0.nic"?
-> cluster.toml:2: conflicts[1]: found a list of 1, expected two different edges or more that conflict
-> cluster.toml:2: conflicts[2]: found a list of 2, expected two different edges or more that conflict
+> cluster.toml:2: conflicts[1]: found a list of 1, expected two or more different edges
+> cluster.toml:2: conflicts[2]: found a list of 2, expected two or more different edges
 """
 """Files of their own."""
 
@@ -908,7 +908,7 @@ def test_the_text_of_a_file_is_not_its_name() -> None:
 
 def test_tables_within_tables_without_end() -> None:
     assert message("name = " + "[" * 5000 + "]" * 5000) == (
-        "cluster.toml: found tables within tables without end, expected a document of reasonable size"
+        "cluster.toml: found too many nested tables, expected a document of reasonable size"
     )
 
 

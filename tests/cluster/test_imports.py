@@ -379,6 +379,6 @@ def test_a_topology_file_that_was_written_by_hand() -> None:
     assert [medium.name for medium in node.intra] == ["pcie"]
     assert node.intra[0].bandwidth == pytest.approx(16e9 * 16 / 8 * 128 / 130)
     assert node.nic == (200e9, 1)
-    assert "does not tell whether there is NVLink" in node.note
+    assert "does not state whether there is NVLink" in node.note
     with pytest.raises(InputError, match="--kind"):
         read_nccl(by_hand(4), "topo.xml", host="x", kind=None)

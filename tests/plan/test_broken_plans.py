@@ -338,8 +338,8 @@ schedule.depth = [9, 1]
 
 ## depths that deadlock
 schedule.depth = [1, 2]
-> plan.json:37: schedule: found worker 0 with 0B0 waiting for 1B0 for ever, expected an order without deadlock
-> plan.json:37: schedule: found worker 1 with 1F1 waiting for 0F1 for ever, expected an order without deadlock
+> plan.json:37: schedule: found worker 0 with 0B0 blocked by 1B0, expected an order without deadlock
+> plan.json:37: schedule: found worker 1 with 1F1 blocked by 0F1, expected an order without deadlock
 
 ## depth that is not used
 schedule = {"kind": "zero-bubble", "depth": [2, 1]}
@@ -480,7 +480,7 @@ TEXTS = {
     ),
     "nested without end": (
         '{"version": ' + "[" * 100_000,
-        "plan.json: found tables within tables without end, expected a document of reasonable size",
+        "plan.json: found too many nested tables, expected a document of reasonable size",
     ),
     "number without end": (
         '{"version": ' + "1" * 5000 + "}",

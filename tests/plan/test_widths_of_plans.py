@@ -67,7 +67,7 @@ def test_what_fits_passes_and_survives_a_file() -> None:
         ),
         (
             plan_with("llama-3-8b", devices=2, length=2, context=2),
-            "stages[0].context: found 2, expected at most 1, as often as layers 0..33 can be cut",
+            "stages[0].context: found 2, expected at most 1, the most parts that layers 0..33 allow",
         ),
         (
             plan_with("llama-3-8b", devices=1, context=2),

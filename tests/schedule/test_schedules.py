@@ -271,15 +271,15 @@ def test_channels_in_order_and_no_deadlock_mean_that_receives_can_be_matched(
         (
             "0B0 0F0\n1F0 1B0",
             [
-                "worker 0: found 0B0 waiting for 0F0 for ever, expected an order without deadlock",
-                "worker 1: found 1F0 waiting for 0F0 for ever, expected an order without deadlock",
+                "worker 0: found 0B0 blocked by 0F0, expected an order without deadlock",
+                "worker 1: found 1F0 blocked by 0F0, expected an order without deadlock",
             ],
         ),
         (
             "0F0 0I0 0W0\n1W0 1F0 1I0",
             [
-                "worker 0: found 0I0 waiting for 1B0 for ever, expected an order without deadlock",
-                "worker 1: found 1W0 waiting for 1I0 for ever, expected an order without deadlock",
+                "worker 0: found 0I0 blocked by 1B0, expected an order without deadlock",
+                "worker 1: found 1W0 blocked by 1I0, expected an order without deadlock",
             ],
         ),
     ],
@@ -297,8 +297,8 @@ def test_a_worker_that_does_nothing_is_refused() -> None:
 def test_all_workers_of_a_deadlock_are_named_with_what_they_wait_for() -> None:
     schedule = rows("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1", 2, 2)
     assert refusal(schedule) == [
-        "worker 0: found 0B0 waiting for 1B0 for ever, expected an order without deadlock",
-        "worker 1: found 1F1 waiting for 0F1 for ever, expected an order without deadlock",
+        "worker 0: found 0B0 blocked by 1B0, expected an order without deadlock",
+        "worker 1: found 1F1 blocked by 0F1, expected an order without deadlock",
     ]
 
 

@@ -110,7 +110,7 @@ def test_kinds_without_a_forward_of_their_own_are_named() -> None:
     chain, profiles = read_cephalo(CEPHALO, "deepspeedgpt_1.3b", dtype=Dtype.FP16)
     assert list(profiles) == ["L4", "RTX-A6000", "p100", "p40"]
     assert chain.source.endswith(
-        "forward and backward were not told apart on rtx3090, v100x32: left out"
+        "omitted because forward and backward were not separated: rtx3090, v100x32"
     )
 
 

@@ -1,20 +1,20 @@
-"""Measured runs of one's own as a JSON file, version 1.
+"""Read a user's own measured runs from a JSON file, version 1.
 
     {version, source?, blocking?, prefetch?, profiles?: [file, ...],
      runs: [{name?, plan: file, SETTINGS, seconds | timeline: file, peak_bytes?}
-            {name?, model, cluster, sequence_length?, dtype?, optimizer?, tensor?, data?, pipeline?, context?, expert?,
-             virtual_stages?, schedule?, cuts?: [blocks of each stage, ...], micro_batch,
-             global_batch, recompute?, zero?, shard?, fused_attention?, SETTINGS, seconds |
-             timeline, peak_bytes?}]}
-
-    SETTINGS: compiled?, fused_loss?, sequence_parallel?, async_tensor?, selective?, gradient_dtype?, reduce_dtype?
+            {name?, model, cluster, sequence_length?, dtype?, optimizer?, tensor?, data?, pipeline?,
+             context?, expert?, virtual_stages?, schedule?, cuts?: [blocks of each stage, ...],
+             micro_batch, global_batch, recompute?, zero?, shard?, fused_attention?, SETTINGS,
+             seconds | timeline, peak_bytes?}]}
+    SETTINGS: compiled?, fused_loss?, sequence_parallel?, async_tensor?, selective?,
+              gradient_dtype?, reduce_dtype?
 
 A run names the plan that ran, or the degrees of an even plan as Megatron-LM counts them, with
 ``micro_batch`` per replica. ``shard`` is the number of replicas over which ZeRO shards; hybrid
-sharding, over fewer than all, is not modelled and refused. What SETTINGS mean:
+sharding, over fewer than all, is not modelled and is rejected. SETTINGS are fields of
 ``cost.calibration.Calibration``. In place of ``seconds`` a run may name the timeline that ``argosy
-run`` ended with: the median of its steps counts, without the first, which also prepares everything,
-where there are others (``Timeline.usual_seconds``). Files are looked for beside the file itself.
+run`` has written: the median of its steps counts, without the first, which includes set-up, unless
+it is the only one (``Timeline.usual_seconds``). File names are relative to the folder of the file.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from argosy.workload.fields import Amount, Count, DtypeField, Name, OptimizerFie
 from argosy.workload.load import load_model, preset_names
 from argosy.workload.profile_file import read_profile
 
+# Version of the file format.
 VERSION = 1
 
 SETTINGS = (
@@ -54,7 +55,7 @@ SETTINGS = (
     "gradient_dtype",
     "reduce_dtype",
 )
-"""What a run states of the system that ran it."""
+"""Names of the constants that a run states about the system that ran it."""
 
 
 def _seconds(value: object) -> object:
@@ -107,7 +108,8 @@ class _File(Schema):
 
 
 def read_measured(source: Path | str) -> Measurements:
-    """Runs from a file of this form, a published table (CSV), or a folder of Sailor's."""
+    """Read runs from a JSON file of this form, a published table (CSV), or a folder of Sailor's
+    runs."""
     path = Path(source)
     if not is_there(path):
         expected = (
@@ -128,7 +130,7 @@ _TABLES = (
     (korthikanti.COLUMNS, korthikanti.read_korthikanti),
     (sailor.COLUMNS, sailor.read_mixed),
 )
-"""Published tables that can be read, by the columns that they have at least."""
+"""Published tables that can be read, with the columns that each must have."""
 
 
 def _read_table(path: Path) -> Measurements:
@@ -150,7 +152,7 @@ def _read_table(path: Path) -> Measurements:
 
 
 def read_runs(path: Path | str) -> Measurements:
-    """Measured runs of one's own."""
+    """Read a user's own measured runs from a JSON file."""
     path = Path(path)
     document = read_json(path)
     content = validate(document, _File)
@@ -176,7 +178,7 @@ def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun
     )
     assert seconds is not None
     peak = run.peak_bytes if run.peak_bytes is not None else peak
-    plan, chain, cluster, name = _what_ran(document, index, run, folder)
+    plan, chain, cluster, name = _plan_of_run(document, index, run, folder)
     stated = {name: getattr(run, name) for name in SETTINGS}
     return MeasuredRun(
         name=name,
@@ -190,8 +192,7 @@ def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun
 
 
 def _measured(path: Path) -> tuple[float, float | None]:
-    """Seconds of a step, and the highest memory in use where the timeline knows, from a run's own
-    timeline."""
+    """Return the seconds of a step and the peak bytes, if recorded, from the timeline of a run."""
     timeline = load_timeline(path)
     seconds = timeline.usual_seconds
     if timeline.clock != "measured" or seconds is None:
@@ -202,11 +203,12 @@ def _measured(path: Path) -> tuple[float, float | None]:
     return seconds, max(peaks, default=0.0) or None
 
 
-def _what_ran(
+def _plan_of_run(
     document: Document, index: int, run: _Run, folder: Path
 ) -> tuple[Plan, Chain, Cluster, str]:
+    """Return plan, chain, cluster and name of a run: from its plan file, or from its degrees."""
     if run.plan is not None:
-        return _planned(run, folder)
+        return _plan_from_file(run, folder)
     missing = [
         name
         for name in ("model", "cluster", "micro_batch", "global_batch")
@@ -244,7 +246,8 @@ def _what_ran(
     return plan, chain, cluster, run.name or f"{run.model} {degrees!r}"
 
 
-def _planned(run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
+def _plan_from_file(run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
+    """Return plan, chain, cluster and name of a run that names its plan file."""
     assert run.plan is not None
     path = folder / run.plan
     document = read_plan(str(path) if is_there(path) else run.plan)

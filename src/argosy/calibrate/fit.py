@@ -1,29 +1,26 @@
-"""Fitting constants of the cost model to measured runs, and saying how far off the others are.
+"""Fit constants of the cost model to measured runs, and report the errors on the other runs.
 
     (1)  error of a run    = | predicted / measured - 1 |
     (2)  what is minimised = the mean of | log predicted - log measured | over the runs to fit on,
-         by the simplex of
-                             Nelder and Mead over the logarithms of the constants: no derivatives,
-                             no step size to choose, and a kink in the floor of a layer does not
-                             disturb it
-    (3)  rank correlation = Spearman's: how far the order of the predictions is that of the
+         by the simplex of Nelder and Mead over the logarithms of the constants: no derivatives, no
+         step size to choose, and a kink in the floor of a layer does not disturb it
+    (3)  rank correlation  = Spearman's: how far the order of the predictions is that of the
          measurements
-
-    (4)  to few runs many constants fit about as well. So (2) is weighed against what was known
-         before: errors of 5 % are usual, and so are changes by 10 % of a constant that the
-         catalogue has, or by a factor e of others. What is minimised is the sum of the errors over
-         0.05 and of half the squares of the constants' changes, in logarithms, over 0.1 or 1; with
-         many runs the errors alone count
-    (5)  a constant is *identified* by runs if doubling it would change their predictions by 1 % at
-         least, root mean square, beyond what the other fitted constants can undo. One that is not
-         stays as it was
+    (4)  to few runs many constants fit about as well. So (2) is weighed against prior knowledge:
+         errors of 5 % are usual, and so are changes by 10 % of a constant that the catalogue has,
+         or by a factor e of others. What is minimised is the sum of the errors over 0.05 and of
+         half the squares of the constants' changes, in logarithms, over 0.1 or 1; with many runs
+         the errors dominate
+    (5)  a constant is *identified* by runs if doubling it would change their predictions by at
+         least 1 %, root mean square, beyond what the other fitted constants can undo. One that is
+         not identified stays as it was
     (6)  with few runs each is left out in turn. Constants that predict such a run no better than
          those before the fit are dropped
 
-In closed form a prediction is off by what it leaves out. Before a fit every run is played once in
-the exact engine, and the closed form is scaled by what that gives at the start. A constant is kept
-inside what is physically possible (``LIMITS``). Runs are split by a seed; with few runs every one
-is left out in turn (``leave_one_out``), so that no figure is of a run that was fitted on.
+A prediction in closed form has errors of its own. So before a fit every run is simulated once in
+the exact engine, and the closed form is scaled to that result at the start. A constant is kept
+inside what is physically possible (``LIMITS``). Runs are split by a seed; with few runs each is
+left out in turn (``leave_one_out``), so that no figure is of a run that was fitted on.
 """
 
 from __future__ import annotations
@@ -62,13 +59,14 @@ LIMITS = {
     "process_bytes": (1e6, 3e10),
     "activation_factor": (0.5, 4.0),
 }
-"""Constants that can be fitted, and what is possible. ``peak`` stands for both shares of the peak,
-forward and backward, in their usual ratio: whole iterations do not tell them apart."""
+"""Constants that can be fitted, and their possible ranges. ``peak`` stands for both shares of the
+peak, forward and backward, in their usual ratio: whole iterations cannot distinguish them."""
 ABOUT_MEMORY = ("process_bytes", "activation_factor")
-"""Those that are fitted to peak bytes; the others are fitted to seconds."""
+"""Constants that are fitted to peak bytes; the others are fitted to seconds."""
 
 MOST = 5
-"""Constants about seconds at a time: more would be a regression, not a calibration."""
+"""Largest number of constants about seconds at a time: more would be a regression, not a
+calibration."""
 
 _USUAL = {
     "gathered": 1.0,
@@ -77,10 +75,12 @@ _USUAL = {
     "latency": 1e-4,
     "process_bytes": 1e9,
 }
-"""Of what is 0 until something is fitted, where to begin."""
+"""Starting values of the constants whose default is 0, which has no logarithm."""
 _MOST_LEFT_OUT = 16
-"""Runs of which each is left out in turn, (6)."""
+"""Largest number of runs for which each is left out in turn (6)."""
+# Usual error of a prediction, in logarithms (4).
 _USUAL_ERROR = 0.05
+# Usual changes, in logarithms, of the constants that the catalogue has by device kind (4).
 _USUAL_CHANGE = {
     "peak": 0.1,
     "forward_peak": 0.1,
@@ -89,31 +89,31 @@ _USUAL_CHANGE = {
     "passes": 0.1,
 }
 _ANY_CHANGE = 1.0
-"""Of the logarithm of a constant, (4): of those that the catalogue has by kind, and of others."""
+"""Usual change, in logarithms, of all other constants (4)."""
 _PROBE = -0.05
-"""Change of a logarithm by which (5) is measured."""
-_TOLD = 0.01
-"""Least change of predictions in (5)."""
+"""Change of a constant's logarithm by which (5) is measured."""
+_LEAST_EFFECT = 0.01
+"""Least change of predictions by which a constant counts as identified (5)."""
 _STEP = 0.25
 """Edge of the first simplex, in logarithms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """How far predictions are off."""
+    """A summary of the errors that predictions have."""
 
     count: int
     median: float
     mean: float
     ninetieth: float
-    """Nine of ten runs are off by less."""
+    """90th percentile: nine of ten runs have smaller errors."""
     worst: float
     rank: float
-    """(3); 1 = the same order."""
+    """Rank correlation (3); 1 means the same order."""
 
 
 def errors(predicted: FloatArray, measured: FloatArray) -> Errors:
-    """(1) and (3)"""
+    """Return the errors (1) and the rank correlation (3) of predictions."""
     off = np.abs(predicted / measured - 1)
     return Errors(
         count=len(off),
@@ -126,7 +126,7 @@ def errors(predicted: FloatArray, measured: FloatArray) -> Errors:
 
 
 def rank_correlation(one: FloatArray, other: FloatArray) -> float:
-    """(3)
+    """Return Spearman's rank correlation (3).
 
     >>> rank_correlation(np.array([1.0, 2.0, 4.0]), np.array([10.0, 30.0, 20.0]))
     0.5
@@ -143,7 +143,7 @@ def rank_correlation(one: FloatArray, other: FloatArray) -> float:
 
 
 def _ranks(values: FloatArray) -> FloatArray:
-    """From 0; equal values share the mean of their ranks."""
+    """Return the ranks of values from 0; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: FloatArray = (np.cumsum(counts) - (counts + 1) / 2)[inverse]
     return ranks
@@ -152,7 +152,8 @@ def _ranks(values: FloatArray) -> FloatArray:
 def split_runs(
     runs: Sequence[MeasuredRun], share: float, seed: int
 ) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
-    """A random ``share`` of the runs to fit on, and the rest; the same for the same seed."""
+    """Return a random ``share`` of the runs to fit on, and the rest; equal seeds give equal
+    splits."""
     order = np.random.default_rng(seed).permutation(len(runs))
     chosen = set(order[: round(share * len(runs))].tolist())
     fitted = tuple(run for index, run in enumerate(runs) if index in chosen)
@@ -160,7 +161,7 @@ def split_runs(
 
 
 def leave_one_out(measured: Measurements, names: Sequence[str], start: Calibration) -> list[Fitted]:
-    """Per run, the constants fitted on all the others."""
+    """Return, per run, the constants that are fitted on all other runs."""
     runs = measured.runs
     return [
         fit_to(measured, runs[:index] + runs[index + 1 :], names, start, leave_out=False)
@@ -170,20 +171,21 @@ def leave_one_out(measured: Measurements, names: Sequence[str], start: Calibrati
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What a fit ends with."""
+    """A result that a fit returns."""
 
     calibration: Calibration
     unidentified: tuple[str, ...] = ()
-    """(5): constants that the runs do not tell, left as they were."""
+    """Constants that the runs do not identify (5); they stay as they were."""
     left_out: float | None = None
-    """(6): mean error of the seconds of each run with constants fitted on the others; None if runs
-    are many."""
+    """Mean error of the seconds of each run with constants fitted on the others (6); None if there
+    are many runs."""
     before: float | None = None
-    """The same without any fit."""
+    """Mean error of the seconds of each run without any fit; None if there are many runs."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether fitted constants predict a run that was left out better than those before."""
+        """Return whether fitted constants predict a left-out run better than the constants before
+        the fit."""
         return self.left_out is None or self.before is None or self.left_out < self.before
 
 
@@ -195,8 +197,8 @@ def fit_to(
     *,
     leave_out: bool = True,
 ) -> Fitted:
-    """(2) to (5), for seconds and for bytes apart: no constant is about both; (6) if
-    ``leave_out``."""
+    """Fit constants by (2) to (5), separately for seconds and for bytes, because no constant
+    concerns both; also by (6) if ``leave_out``."""
     check_names(names)
     weighed = [run for run in runs if run.peak_bytes is not None]
     exact = np.array([exact_seconds(measured, run, start) for run in runs])
@@ -228,7 +230,7 @@ def fit_to(
 
 
 Prediction = Callable[[Calibration], FloatArray]
-"""Of all runs of a fit."""
+"""Function that returns the predictions of all runs of a fit."""
 
 
 def _fitted(
@@ -243,26 +245,26 @@ def _fitted(
     if not names or not len(measured):
         return Fitted(calibration=start)
     usual = {name: _value(start, name, runs) for name in names}
-    told = _identified(predict, names, start, usual)
-    unidentified = tuple(name for name in names if name not in told)
-    if not told:
+    identified = _identified(predict, names, start, usual)
+    unidentified = tuple(name for name in names if name not in identified)
+    if not identified:
         return Fitted(calibration=start, unidentified=unidentified)
-    truth, begin = np.log(measured), np.log([usual[name] for name in told])
+    truth, begin = np.log(measured), np.log([usual[name] for name in identified])
     everything = np.ones(len(truth), dtype=bool)
-    found = Fitted(
-        calibration=_minimised(predict, truth, everything, told, start, begin),
+    fitted = Fitted(
+        calibration=_minimised(predict, truth, everything, identified, start, begin),
         unidentified=unidentified,
     )
     if not leave_out or len(truth) > _MOST_LEFT_OUT:
-        return found
+        return fitted
     off = []
     for left in range(len(truth)):
         others = np.arange(len(truth)) != left
-        constants = _minimised(predict, truth, others, told, start, begin)
+        constants = _minimised(predict, truth, others, identified, start, begin)
         off.append(abs(np.exp(np.log(predict(constants))[left] - truth[left]) - 1))
     before = float(np.mean(np.abs(predict(start) / measured - 1)))
-    found = replace(found, left_out=float(np.mean(off)), before=before)
-    return found if found.is_kept else replace(found, calibration=start)
+    fitted = replace(fitted, left_out=float(np.mean(off)), before=before)
+    return fitted if fitted.is_kept else replace(fitted, calibration=start)
 
 
 def _minimised(
@@ -273,7 +275,7 @@ def _minimised(
     start: Calibration,
     begin: FloatArray,
 ) -> Calibration:
-    """(2) with (4), over the runs that are ``counted``."""
+    """Return the constants that minimise (2) with (4) over the runs that are ``counted``."""
     usual = np.array([_USUAL_CHANGE.get(name, _ANY_CHANGE) for name in names])
 
     def loss(point: FloatArray) -> float:
@@ -287,31 +289,33 @@ def _minimised(
 def _identified(
     predict: Prediction, names: Sequence[str], start: Calibration, usual: Mapping[str, float]
 ) -> list[str]:
-    """(5): drop the constant that the runs tell least of, until they tell enough of all that are
-    left."""
-    left = list(names)
+    """Return the constants that the runs identify (5): repeatedly drop the least identified one
+    until all that remain are identified."""
+    remaining = list(names)
     begin = {name: np.log(value) for name, value in usual.items()}
-    base = np.log(predict(_at(start, left, np.array([begin[name] for name in left]))))
+    base = np.log(predict(_at(start, remaining, np.array([begin[name] for name in remaining]))))
     columns = {}
-    for name in left:
-        point = np.array([begin[other] + _PROBE * (other == name) for other in left])
-        columns[name] = (np.log(predict(_at(start, left, point))) - base) / _PROBE
-    while left:
-        told = {}
-        for name in left:
-            others = np.array([columns[other] for other in left if other != name]).T
+    for name in remaining:
+        point = np.array([begin[other] + _PROBE * (other == name) for other in remaining])
+        columns[name] = (np.log(predict(_at(start, remaining, point))) - base) / _PROBE
+    while remaining:
+        effects = {}
+        for name in remaining:
+            others = np.array([columns[other] for other in remaining if other != name]).T
             column = columns[name]
             if others.size:
                 column = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
-            told[name] = float(np.sqrt(np.mean(column**2))) * np.log(2)
-        least = min(left, key=lambda name: told[name])
-        if told[least] >= _TOLD:
+            effects[name] = float(np.sqrt(np.mean(column**2))) * np.log(2)
+        least = min(remaining, key=lambda name: effects[name])
+        if effects[least] >= _LEAST_EFFECT:
             break
-        left.remove(least)
-    return left
+        remaining.remove(least)
+    return remaining
 
 
 def check_names(names: Sequence[str]) -> None:
+    """Raise an ``InputError`` unless the names are different constants that can be fitted
+    together."""
     for name in names:
         if name not in LIMITS:
             expected = f"a constant that can be fitted ({', '.join(LIMITS)})"
@@ -324,8 +328,8 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def _value(calibration: Calibration, name: str, runs: Sequence[MeasuredRun]) -> float:
-    """Where the simplex begins; nothing has no logarithm, and what is by kind begins as the first
-    run's kind has it."""
+    """Return the value at which the simplex begins: a default of 0 is replaced because it has no
+    logarithm, and a constant by device kind begins with the value of the first run's kind."""
     begin = None if name == "peak" else getattr(calibration, name)
     if begin is None:
         kind = runs[0].cluster.device(runs[0].plan.devices[0]).kind
@@ -344,7 +348,7 @@ def _value(calibration: Calibration, name: str, runs: Sequence[MeasuredRun]) -> 
 
 
 def _at(start: Calibration, names: Sequence[str], point: FloatArray) -> Calibration:
-    """``start`` with the constants at a point of the simplex, kept inside their limits."""
+    """Return ``start`` with the constants at a point of the simplex, kept inside their limits."""
     values = {
         name: float(np.clip(np.exp(x), *LIMITS[name])) for name, x in zip(names, point, strict=True)
     }
@@ -362,9 +366,11 @@ def nelder_mead(
     tolerance: float = 1e-5,
     steps: int = 200,
 ) -> FloatArray:
-    """A point near ``start`` where ``loss`` is least: reflect, expand, contract, shrink.
+    """Return a point near ``start`` at which ``loss`` is least, by reflecting, expanding,
+    contracting and shrinking a simplex.
 
-    >>> nelder_mead(lambda x: float((x[0] - 1) ** 2 + (x[1] + 2) ** 2), np.zeros(2)).round(2).tolist()
+    >>> point = nelder_mead(lambda x: float((x[0] - 1) ** 2 + (x[1] + 2) ** 2), np.zeros(2))
+    >>> point.round(2).tolist()
     [1.0, -2.0]
     """
     points = [np.asarray(start, dtype=float)]
@@ -376,9 +382,9 @@ def nelder_mead(
         if values[-1] - values[0] < tolerance and max(np.ptp(points, axis=0)) < 1e-2:
             break
         centre = np.mean(points[:-1], axis=0)
-        found = _better(loss, centre, points[-1], values[0], values[-2], values[-1])
-        if found is not None:
-            points[-1], values[-1] = found
+        replacement = _better(loss, centre, points[-1], values[0], values[-2], values[-1])
+        if replacement is not None:
+            points[-1], values[-1] = replacement
             continue
         points = [points[0], *(points[0] + 0.5 * (point - points[0]) for point in points[1:])]
         values = [values[0], *(loss(point) for point in points[1:])]
@@ -393,8 +399,8 @@ def _better(
     second: float,
     most: float,
 ) -> tuple[FloatArray, float] | None:
-    """A point to put in place of the worst, beyond the centre or on the way to it; None: shrink the
-    simplex."""
+    """Return a point and its loss to replace the worst one, beyond the centre or on the way to it;
+    None if the simplex should shrink."""
     reflected = 2 * centre - worst
     value = loss(reflected)
     if value < least:

@@ -1,10 +1,10 @@
-"""Megatron-LM's times published by Korthikanti et al. (arXiv:2205.05198): GPT of 22 to 1,000
+"""Read Megatron-LM's times published by Korthikanti et al. (arXiv:2205.05198): GPT of 22 to 1,000
 billion weights on A100.
 
-A row is two runs: everything recomputed and no sequence parallelism, and selective recomputation
-with sequence parallelism. fp16, 2,048 tokens, unfused attention, fused kernels, 51,200 words,
-gradients kept in fp32. Published beside it and not read here: parameter, optimizer and activation
-bytes of the first pipeline stage.
+A row is two runs: one with full recomputation and no sequence parallelism, one with selective
+recomputation and sequence parallelism. All use fp16, 2,048 tokens, unfused attention, fused
+kernels, a vocabulary of 51,200, and gradients kept in fp32. The table also has parameter, optimizer
+and activation bytes of the first pipeline stage, which are not read here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from argosy.workload.chain import Chain, Selective
 from argosy.workload.huggingface import read_config
 from argosy.workload.transformer import build_chain
 
+# Columns that the table must have.
 COLUMNS = frozenset(
     {
         "model",
@@ -39,12 +40,14 @@ COLUMNS = frozenset(
         "seconds_seqsel",
     }
 )
+# Sequence length and vocabulary of all runs.
 _TOKENS, _WORDS = 2048, 51_200
+# The two runs of a row: the column of its seconds, and its recomputation.
 _RUNS = (("seconds_full", Recompute.FULL), ("seconds_seqsel", Recompute.SELECTIVE))
 
 
 def read_korthikanti(path: Path | str) -> Measurements:
-    """Every row as two runs."""
+    """Read a table in which every row is two runs."""
     table = read_table(path)
     runs = tuple(
         replace(_run(table, line, row, column, recompute), row=index)

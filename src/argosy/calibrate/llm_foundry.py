@@ -1,11 +1,11 @@
-"""Throughputs published with LLM Foundry: MPT models of many sizes and lengths, fully sharded over
-8 to 512 devices.
+"""Read throughputs published with LLM Foundry: MPT models of many sizes and lengths, fully sharded
+over 8 to 512 devices.
 
-A row is one run: tokens per second of the whole job, samples of a device's micro-batch, and how
-often gradients are accumulated. ``FULL_SHARD`` is ZeRO 3, ``SHARD_GRAD_OP`` ZeRO 2. Activations are
-checkpointed block by block or not at all. ``amp_fp8`` runs the projections of blocks in fp8. Taken
-from elsewhere: the shapes of the models (their configurations), positions learned for the row's
-length, 50,368 words, biases, flash attention, a fused loss.
+A row is one run: tokens per second of the whole job, samples of a device's micro-batch, and the
+number of gradient accumulations. ``FULL_SHARD`` is ZeRO 3, ``SHARD_GRAD_OP`` ZeRO 2. Activations
+are checkpointed block by block or not at all. ``amp_fp8`` runs the projections of blocks in fp8.
+The table lacks the following, which comes from the models' configurations: shapes, positions
+learned for the row's length, a vocabulary of 50,368, biases, flash attention, a fused loss.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from argosy.workload.architecture import (
 from argosy.workload.chain import Chain
 from argosy.workload.transformer import build_chain
 
+# Columns that the table must have.
 COLUMNS = frozenset(
     {
         "Model",
@@ -58,14 +59,16 @@ _SHAPES = {
     "30b": (7168, 48, 56),
     "70b": (8192, 80, 64),
 }
-"""Hidden width, blocks, heads: the configurations in LLM Foundry's
+"""Hidden width, blocks and heads by size: the configurations in LLM Foundry's
 ``scripts/train/yamls/pretrain``."""
+# Size of the vocabulary.
 _WORDS = 50_368
+# ZeRO level of each sharding strategy.
 _ZERO = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
 
 
 def read_llm_foundry(path: Path | str) -> Measurements:
-    """Every row as a run."""
+    """Read a table in which every row is a run."""
     table = read_table(path)
     runs = tuple(_run(table, line, row) for line, row in table.rows)
     return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
@@ -106,7 +109,7 @@ def _run(table: PublishedTable, line: int, row: Mapping[str, str]) -> MeasuredRu
 
 
 def _is_true(text: str) -> bool:
-    """True or False."""
+    """Return the truth value of a text; raise a ``Mismatch`` unless it is ``True`` or ``False``."""
     return (
         {"true": True, "false": False}[text.lower()]
         if text.lower() in ("true", "false")
@@ -134,7 +137,7 @@ def _dtype(text: str) -> Dtype:
 
 @cache
 def mpt(name: str, tokens: int, dtype: Dtype, *, file: str = "") -> Chain:
-    """An MPT model by the name of its size."""
+    """Return an MPT model by the name of its size."""
     if name not in _SHAPES:
         raise bad_input(f"one of the MPT sizes {', '.join(_SHAPES)}", name, where=f"{file}: Model")
     hidden, blocks, heads = _SHAPES[name]

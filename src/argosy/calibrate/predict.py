@@ -1,4 +1,4 @@
-"""What the cost model says of measured runs: in closed form for fitting, by the exact engine for
+"""Predict measured runs by the cost model: in closed form for fitting, by the exact engine for
 judging.
 
 In closed form a run is a bare pipeline (``sim.constant``), all runs of one shape at once, every
@@ -6,17 +6,20 @@ transfer alone on its route:
 
     (1)  forward, backward of a stage = its slowest device, and the reductions of its
          tensor-parallel groups as rings
-    (2)  transfer between stages      = what leaves the busiest node, or device inside a node, for a whole micro-batch
-    (3)  tail of a stage              = twice around the ring of its replicas, and the update
-    (4)  blocking                     = that share of (2) is part of the forwards and backwards at both ends instead
-    (5)  ZeRO 3 with ``prefetch``      = a forward takes no less than a gather of the weights, a backward no less than
-                                        a gather and a scatter
-    (6)  interleaved                  = M times the work of the busiest worker, and the bubble over its chunks
-    (7)  peak memory                  = what the process takes, and of the fullest device its state and activations
-                                        (``cost.planned``)
+    (2)  transfer between stages = what leaves the busiest node, or device inside a node, for a
+         whole micro-batch
+    (3)  tail of a stage         = twice around the ring of its replicas, and the update
+    (4)  blocking                = that share of (2) is part of the forwards and backwards at both
+         ends instead
+    (5)  ZeRO 3 with ``prefetch`` = a forward takes at least a gather of the weights, a backward at
+         least a gather and a scatter
+    (6)  interleaved             = M times the work of the busiest worker, and the bubble over its
+         chunks
+    (7)  peak memory             = the bytes of the process, and the state and activations of the
+         fullest device (``cost.planned``)
 
-The exact engine plays the same plan with its links shared (``sim.engine.exact``), folded along its
-symmetries where it is large.
+The exact engine simulates the same plan with shared links (``sim.engine.exact``), folded along its
+symmetries if it is large.
 """
 
 from __future__ import annotations
@@ -51,14 +54,15 @@ from argosy.sim.simulate import iteration_seconds
 from argosy.workload.chain import Chain, Layer
 
 _SMALL = 512
-"""Devices times micro-batches of a run that is played whole."""
+"""Devices times micro-batches up to which a run is simulated without folding."""
 _LARGE = 16_384
-"""The same of an interleaved run that is not played: within 0.4 % of (6) where both were tried."""
+"""Devices times micro-batches above which an interleaved run is not simulated: (6) was within 0.4 %
+of the simulation when both were tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """One run as a bare pipeline, seconds per stage."""
+    """A bare pipeline that stands for one run, in seconds per stage."""
 
     forward: list[float]
     backward: list[float]
@@ -69,7 +73,7 @@ class _Columns:
 def quick_seconds(
     measured: Measurements, runs: Sequence[MeasuredRun], calibration: Calibration
 ) -> FloatArray:
-    """(1) to (6): seconds of an iteration of each run."""
+    """Return the seconds of an iteration of each run in closed form, by (1) to (6)."""
     pricings: dict[Calibration, _Pricing] = {}
     columns = []
     for run in runs:
@@ -86,21 +90,21 @@ def quick_seconds(
         depth = depth_of(run.plan.schedule, len(run.plan.stages), run.plan.num_micro_batches)
         groups[depth, run.plan.schedule.k, run.plan.num_micro_batches].append(index)
     for (depth, group, count), members in groups.items():
-        each = [columns[index] for index in members]
+        pipelines = [columns[index] for index in members]
         seconds[members] = pipeline_seconds(
             ScheduleSpec(kind=ScheduleKind.KFKB, k=group, depth=depth),
             count,
-            forward=np.array([c.forward for c in each]).T,
-            backward=np.array([c.backward for c in each]).T,
-            transfer=np.array([c.transfer for c in each]).T,
+            forward=np.array([c.forward for c in pipelines]).T,
+            backward=np.array([c.backward for c in pipelines]).T,
+            transfer=np.array([c.transfer for c in pipelines]).T,
             latency=np.zeros((len(depth), len(members))),
-            tail=np.array([c.tail for c in each]).T,
+            tail=np.array([c.tail for c in pipelines]).T,
         )
     return seconds
 
 
 def _interleaved(columns: _Columns, plan: Plan) -> float:
-    """(6)"""
+    """Return the seconds of an iteration of an interleaved run (6)."""
     chunks = plan.schedule.chunks
     workers = len(plan.stages) // chunks
     work = [
@@ -112,7 +116,7 @@ def _interleaved(columns: _Columns, plan: Plan) -> float:
 
 
 def peak_bytes(runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatArray:
-    """(7)"""
+    """Return the peak memory of each run (7), in bytes."""
     return np.array([_peak(run, run.under(calibration)) for run in runs])
 
 
@@ -123,8 +127,8 @@ def _peak(run: MeasuredRun, calibration: Calibration) -> float:
 
 
 def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibration) -> float:
-    """Seconds of an iteration in the exact engine; of a large interleaved plan, which cannot be
-    folded, (6)."""
+    """Return the seconds of an iteration in the exact engine; by (6) for a large interleaved plan,
+    which cannot be folded."""
     own = run.under(calibration)
     size = len(run.plan.devices) * run.plan.num_micro_batches
     if run.plan.schedule.kind is ScheduleKind.INTERLEAVED and size > _LARGE:
@@ -134,19 +138,20 @@ def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibra
 
 
 class _Pricing:
-    """Prices stages under one calibration; remembers layers, which recur in many runs."""
+    """A pricing of stages under one calibration that caches layers, which recur in many runs."""
 
     def __init__(self, calibration: Calibration, measured: Measurements) -> None:
         self.calibration = calibration
         self.model: ComputeModel = calibration.compute_model(measured.profiles or None)
         self.inside: dict[int, frozenset[int]] = {}
-        """Per cluster, the links inside its nodes."""
+        """Links inside the nodes of each cluster, by the cluster's id."""
         self.chains: dict[int, Chain] = {}
-        """Per chain of a run, the same under this calibration."""
+        """Chains of runs under this calibration, by the id of the run's chain."""
         self.layers: dict[tuple[object, ...], tuple[float, float]] = {}
         self.stages: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
     def columns(self, run: MeasuredRun) -> _Columns:
+        """Return a run as a bare pipeline, with (4)."""
         cluster, stages = run.cluster, run.plan.stages
         if id(run.chain) not in self.chains:
             self.chains[id(run.chain)] = self.calibration.chain(run.chain)
@@ -170,7 +175,8 @@ class _Pricing:
     def _known_stage(
         self, chain: Chain, stage: Stage, cluster: Cluster
     ) -> tuple[float, float, float]:
-        """(1) and (3); the same stage recurs in many runs."""
+        """Return forward, backward (1) and tail (3) of a stage in seconds, cached because stages
+        recur in many runs."""
         key = (id(chain), id(cluster), stage)
         if key not in self.stages:
             self.stages[key] = (
@@ -180,9 +186,11 @@ class _Pricing:
         return self.stages[key]
 
     def _stage(self, chain: Chain, stage: Stage, cluster: Cluster) -> tuple[float, float]:
-        """(1)"""
+        """Return the seconds of forward and backward of a stage (1)."""
         pairs = []
-        for replica in {_look(replica, cluster): replica for replica in stage.replicas}.values():
+        for replica in {
+            _replica_key(replica, cluster): replica for replica in stage.replicas
+        }.values():
             device = cluster.device(replica.devices[0])
             portion = Portion(
                 device=device,
@@ -211,8 +219,10 @@ class _Pricing:
     def _layer(
         self, chain: Chain, layer: Layer, stage: Stage, portion: Portion
     ) -> tuple[float, float]:
+        """Return the seconds of forward and backward of a layer, with recomputation, cached by
+        their key."""
         device = portion.device
-        look = (
+        layer_key = (
             layer.kind,
             layer.forward_flop,
             layer.parameters,
@@ -220,7 +230,7 @@ class _Pricing:
             stage.recompute,
         )
         name = layer.name if self.model.profile_for(device) else ""
-        where = (
+        portion_key = (
             device.kind.name,
             device.efficiency,
             portion.samples,
@@ -228,12 +238,8 @@ class _Pricing:
             portion.width,
             portion.context,
         )
-        key = (
-            id(chain),
-            name,
-            *look,
-            *where,
-        )  # a model's name may stand for several lengths and dtypes
+        # Chains are distinguished by id: several lengths and dtypes may have one name.
+        key = (id(chain), name, *layer_key, *portion_key)
         if key not in self.layers:
             forward, backward = layer_seconds(self.model, chain, layer, portion)
             again = recompute_seconds(self.model, chain, layer, portion, stage.recompute, forward)
@@ -241,7 +247,7 @@ class _Pricing:
         return self.layers[key]
 
     def _hop(self, run: MeasuredRun, cluster: Cluster, index: int) -> float:
-        """(2) from a stage to the next."""
+        """Return the seconds of a transfer (2) from a stage to the next."""
         source, target = run.plan.stages[index], run.plan.stages[index + 1]
         size = run.plan.micro_batch_size * run.chain.layers[source.end - 1].output_bytes
         start, end = source.devices[0], target.devices[0]
@@ -252,7 +258,8 @@ class _Pricing:
         return size / share / self._bandwidth(cluster, route) + self._latency(cluster, route)
 
     def _reduce(self, chain: Chain, stage: Stage, replica: Replica, cluster: Cluster) -> float:
-        """The reductions of one forward or backward of a stage in a tensor-parallel group."""
+        """Return the seconds of the reductions of one forward or backward of a stage in a
+        tensor-parallel group."""
         layers = chain.layers[stage.first : stage.end]
         payload = replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
         width = replica.width // stage.context
@@ -265,7 +272,7 @@ class _Pricing:
         return seconds + rounds * self._latency(cluster, route)
 
     def _tail(self, chain: Chain, stage: Stage, cluster: Cluster) -> float:
-        """(3)"""
+        """Return the seconds of the tail of a stage (3)."""
         first, count = stage.replicas[0], len(stage.replicas)
         device = cluster.device(first.devices[0])
         portion = Portion(
@@ -277,7 +284,7 @@ class _Pricing:
         return update + 2 * self._around(chain, stage, cluster)
 
     def _around(self, chain: Chain, stage: Stage, cluster: Cluster) -> float:
-        """Once around the ring of a stage's replicas with its weights."""
+        """Return the seconds that a stage's weights take once around the ring of its replicas."""
         first, count = stage.replicas[0], len(stage.replicas)
         if count < 2:
             return 0.0
@@ -298,7 +305,7 @@ class _Pricing:
         )
 
     def _bandwidth(self, cluster: Cluster, route: Route) -> float:
-        """Bytes/s that the program sees."""
+        """Return the bytes/s that reach the program."""
         constants = self.calibration
         share = constants.bandwidth
         if constants.nic_bandwidth is not None:
@@ -309,10 +316,12 @@ class _Pricing:
         return share * cluster.bandwidth_at(route)
 
     def _latency(self, cluster: Cluster, route: Route) -> float:
-        """Seconds; every link of a route takes half of the constant."""
+        """Return the seconds of latency; every link of a route adds half of the calibrated
+        latency."""
         return cluster.latency(route) + len(route.links) * self.calibration.latency / 2
 
 
-def _look(replica: Replica, cluster: Cluster) -> tuple[object, ...]:
+def _replica_key(replica: Replica, cluster: Cluster) -> tuple[object, ...]:
+    """Return a key that is equal for replicas that take the same time."""
     device = cluster.device(replica.devices[0])
     return device.kind.name, device.efficiency, replica.samples, replica.shares

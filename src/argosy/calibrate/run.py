@@ -1,5 +1,5 @@
-"""A run that somebody measured: the plan that ran, what it ran on, and how long an iteration
-took."""
+"""Define a measured run: the plan that ran, its model and cluster, and the seconds of an
+iteration."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """One run."""
+    """A run that was measured."""
 
     name: str
     plan: Plan
     chain: Chain
     cluster: Cluster
     seconds: float
-    """Of one iteration."""
+    """Seconds of one iteration."""
     peak_bytes: float | None = None
     """Highest memory in use on any device; None: not measured."""
     settings: Settings = field(default_factory=dict)
     """Constants that this run states and no fit may change: ``compiled``, ``sequence_parallel``,
     ``selective``, ``gradient_dtype``, ``reduce_dtype``."""
     row: int | None = None
-    """Its row in the table that it was read from, where a row has several runs."""
+    """Row of the table that the run was read from, if a row has several runs; else None."""
 
     def under(self, calibration: Calibration) -> Calibration:
-        """The calibration with what the run states."""
+        """Return the calibration with the constants that the run states."""
         return replace(calibration, **self.settings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """Runs of one piece of software on one kind of machine, which one set of constants should
-    explain."""
+    """A set of runs of one piece of software on one kind of machine, which one set of constants
+    should explain."""
 
     source: str
     runs: tuple[MeasuredRun, ...]
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     """Measured layer times by device kind, in place of the roofline."""
     blocking: float = False
-    """For which share of transfers between stages that software waits instead of overlapping
+    """Share of the transfers between stages for which that software waits instead of overlapping
     them."""
     prefetch: bool = False
     """Whether that software exchanges what ZeRO shards layer by layer, beside compute."""
@@ -65,7 +65,7 @@ class Measurements:
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """An even plan as Megatron-LM names it: the same degrees everywhere."""
+    """An even plan as Megatron-LM describes it: all stages have equal degrees."""
 
     micro_batch: int
     """Samples of a replica."""
@@ -82,7 +82,7 @@ class Degrees:
     zero: int = 0
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     cuts: tuple[int, ...] = ()
-    """Blocks of each stage; empty: as even as can be."""
+    """Blocks of each stage; empty: as even as possible."""
 
     @property
     def num_devices(self) -> int:
@@ -108,8 +108,8 @@ class Degrees:
 
 
 def even_plan(degrees: Degrees, chain: Chain, cluster: Cluster) -> Plan:
-    """Ranks in Megatron's order: tensor-parallel neighbours first, then parts of the sequence, then
-    data-parallel ones, then stages."""
+    """Build the plan of these degrees, with ranks in Megatron's order: tensor-parallel neighbours
+    first, then parts of the sequence, then data-parallel replicas, then stages."""
     if degrees.num_devices > len(cluster.devices):
         expected = f"at most {len(cluster.devices)} devices, those of {cluster.name}"
         raise bad_input(expected, degrees.num_devices, where="tensor x context x data x pipeline")
@@ -150,8 +150,8 @@ def even_plan(degrees: Degrees, chain: Chain, cluster: Cluster) -> Plan:
 
 
 def _ranges(chain: Chain, degrees: Degrees) -> list[tuple[int, int]]:
-    """Layers of each stage; what comes before the blocks is with the first stage, what comes after
-    with the last."""
+    """Return the range of layers of each stage; layers before the blocks are in the first stage,
+    those after them in the last."""
     kinds = Counter(layer.kind for layer in chain.layers)
     block = max(kinds, key=lambda kind: kinds[kind])
     places = [index for index, layer in enumerate(chain.layers) if layer.kind == block]

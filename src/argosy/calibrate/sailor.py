@@ -1,14 +1,12 @@
-"""Real runs published with Sailor as measured runs: each plan on the cluster that its own
+"""Read runs published with Sailor as measured runs: each plan on the cluster that its own
 bandwidths describe.
 
 The cluster of a run has a node for each of its groups of GPUs. Its links are Sailor's saturated
-bandwidths: within a node among its GPUs, between nodes those of all GPUs of one to all of the
-other, for every pair of nodes on its own. Latencies were not published and are 0. The runs are
-DeepSpeed's, whose pipeline engine does not overlap transfers with compute
-(``Calibration.blocking``), and whose tensor-parallel groups do not split the sequence.
-
-Of the mixed RTX runs a table says which figures cannot be: peaks below what the weights take, and a
-run that is a copy of another (``read_mixed``).
+bandwidths: within a node among its GPUs, and between each pair of nodes from all GPUs of one to all
+of the other. Latencies were not published and are 0. The runs are DeepSpeed's, whose pipeline
+engine does not overlap transfers with compute (``Calibration.blocking``), and whose tensor-parallel
+groups do not split the sequence. The table of the mixed RTX runs marks impossible figures: peaks
+below the bytes of the weights, and a run that is a copy of another (``read_mixed``).
 """
 
 from __future__ import annotations
@@ -44,11 +42,12 @@ from argosy.workload.imports.sailor_runs import (
 )
 
 _ZONE = "us-central1-a"
-"""The only one that the published bandwidths of these kinds have."""
+"""The only zone in the published bandwidths of these device kinds."""
 
 
 def read_sailor_runs(folder: Path | str, *, model: str = "OPT-350") -> Measurements:
-    """Every ``*.json`` of a folder of measured runs; the layer times are in a folder above it."""
+    """Read every ``*.json`` of a folder of measured runs; the layer times are in a folder above
+    it."""
     folder = Path(folder)
     home = next((place for place in folder.parents if (place / "layer-times.json").exists()), None)
     paths = sorted(folder.glob("*.json"))
@@ -63,6 +62,7 @@ def read_sailor_runs(folder: Path | str, *, model: str = "OPT-350") -> Measureme
     )
 
 
+# Columns that the table of mixed runs must have.
 COLUMNS = frozenset(
     {
         "run",
@@ -77,12 +77,12 @@ COLUMNS = frozenset(
     }
 )
 _NOT_A_RUN = "not a run"
-"""In a judgement, of a row whose figures are another run's."""
+"""Text in the judgement of a row whose figures are those of another run."""
 
 
 def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
-    """The rows of a table of mixed runs whose figures can be; a folder ``sailor`` beside or above
-    has layer times."""
+    """Read the rows of a table of mixed runs whose figures are possible; a folder ``sailor`` beside
+    or above the table has the layer times."""
     table = read_table(path)
     places = (parent / "sailor" for parent in Path(path).resolve().parents)
     home = next((place for place in places if (place / "layer-times.json").exists()), None)
@@ -103,15 +103,17 @@ def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
             continue
         weighed = not row["judgement"].strip()
         run = _mixed_run(table, line, row, len(chain.layers))
-        found = _measured(run, row["run"].strip(), chain, bandwidths, file=f"{path}:{line}")
-        runs.append(replace(found, row=index, peak_bytes=found.peak_bytes if weighed else None))
+        measured = _measured(run, row["run"].strip(), chain, bandwidths, file=f"{path}:{line}")
+        runs.append(
+            replace(measured, row=index, peak_bytes=measured.peak_bytes if weighed else None)
+        )
     return Measurements(source=Path(path).stem, runs=tuple(runs), profiles=profiles, blocking=True)
 
 
 def _mixed_run(
     table: PublishedTable, line: int, row: Mapping[str, str], num_layers: int
 ) -> SailorRun:
-    """Stages are separated by semicolons, the replicas of a stage by plus signs."""
+    """Return the run of a row; semicolons separate stages, plus signs the replicas of a stage."""
     width = table.count(line, row, "tp")
     texts = row["layers_per_stage"].split("/")
     counts = [
@@ -175,7 +177,7 @@ def _measured(
 def sailor_cluster(
     groups: Iterable[SailorGroup], bandwidths: SailorBandwidths, *, name: str
 ) -> Cluster:
-    """A node for each group of GPUs."""
+    """Return a cluster with a node for each group of GPUs."""
     counts = Counter(groups)
     nodes: list[dict[str, Any]] = []
     for index, (group, count) in enumerate(counts.items()):
@@ -191,12 +193,14 @@ def sailor_cluster(
         nodes.append(node)
     links = [
         {
-            "between": [f"g{one}n{at}", f"g{other}n{there}"],
+            "between": [f"g{source}n{source_node}", f"g{target}n{target_node}"],
             "bandwidth": _rate(bandwidths.between_nodes(sender, receiver)),
-            "name": f"wire{one}-{at}-{other}-{there}",
+            "name": f"wire{source}-{source_node}-{target}-{target_node}",
         }
-        for (one, sender), (other, receiver) in itertools.combinations(enumerate(counts), 2)
-        for at, there in itertools.product(range(counts[sender]), range(counts[receiver]))
+        for (source, sender), (target, receiver) in itertools.combinations(enumerate(counts), 2)
+        for source_node, target_node in itertools.product(
+            range(counts[sender]), range(counts[receiver])
+        )
     ]
     content = {"name": name, "nodes": nodes, "links": links}
     return build_cluster(Document(name, content, {}), folder=Path())
@@ -205,7 +209,7 @@ def sailor_cluster(
 def _widest(
     group: SailorGroup, others: Iterable[SailorGroup], bandwidths: SailorBandwidths
 ) -> float:
-    return max(bandwidths.between_nodes(group, other) for other in others)
+    return max(bandwidths.between_nodes(group, peer) for peer in others)
 
 
 def _rate(bandwidth: float) -> str:
@@ -213,7 +217,7 @@ def _rate(bandwidth: float) -> str:
 
 
 def sailor_plan(run: SailorRun, chain: Chain, cluster: Cluster) -> Plan:
-    """The run's plan in our form: groups take the nodes of their kind in order."""
+    """Return the plan of a run; groups take the nodes of their kind in order."""
     free: dict[str, list[str]] = {}
     for node in cluster.nodes:
         free.setdefault(cluster.device(node.devices[0]).kind.name, []).append(node.name)

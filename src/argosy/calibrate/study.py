@@ -1,9 +1,9 @@
-"""One study of measured runs: which constants were fitted on which runs, and how far off the
-predictions are on the others.
+"""Study measured runs: fit constants on some of them, and report how far off the predictions are on
+the others.
 
-Runs that were fitted on are never judged: either a random share is held out, or, where runs are
-few, each is predicted with constants that were fitted on all the others. The calibration that a
-study ends with is fitted on the runs that the figures allow: the share, or all of them.
+Runs that were fitted on are never judged: either a random share is held out, or, if runs are few,
+each is predicted with constants that were fitted on all the others. The calibration that a study
+returns is fitted on the runs that the figures allow: the share, or all of them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from argosy.cost.calibration import Calibration
 from argosy.errors import bad_input
 
 FEW = 40
-"""Fewer runs are left out one by one."""
+"""Number of runs below which each is left out in turn."""
 LEAST = 4
-"""Runs that anything is fitted on."""
+"""Least number of runs that anything is fitted on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A run beside what was predicted for it."""
+    """A run that is compared with its prediction."""
 
     run: MeasuredRun
     seconds: float
@@ -45,40 +45,44 @@ class Judged:
 
     @property
     def error(self) -> float:
-        """Of the seconds, signed."""
+        """Return the relative error of the seconds, signed."""
         return self.seconds / self.run.seconds - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The result."""
+    """A result that a study returns."""
 
     measured: Measurements
     names: tuple[str, ...]
     """Constants that were fitted."""
     method: str
-    """On what, for people."""
+    """Description of the runs that were fitted on and judged, for people."""
     calibration: Calibration
     judged: tuple[Judged, ...]
     unidentified: tuple[str, ...] = ()
-    """Constants that the runs do not tell, left as they were."""
+    """Constants that the runs do not identify; they stay as they were."""
     dropped: str = ""
-    """Why fitted constants were dropped, for people."""
+    """Reason why fitted constants were dropped, for people; empty if they were not."""
 
     @property
     def seconds(self) -> Errors:
-        return errors(*_columns([(one.seconds, one.run.seconds) for one in self.judged]))
+        """Return the errors of the seconds."""
+        return errors(*_columns([(judged.seconds, judged.run.seconds) for judged in self.judged]))
 
     @property
     def memory(self) -> Errors | None:
-        pairs = [(one.peak_bytes, one.run.peak_bytes) for one in self.judged if one.run.peak_bytes]
+        """Return the errors of the peak bytes; None if no run measured them."""
+        weighed = [judged for judged in self.judged if judged.run.peak_bytes]
+        pairs = [(judged.peak_bytes, judged.run.peak_bytes) for judged in weighed]
         return errors(*_columns(pairs)) if pairs else None
 
     def worst(self, count: int) -> list[Judged]:
-        return sorted(self.judged, key=lambda one: -abs(one.error))[:count]
+        """Return the runs with the largest errors of the seconds."""
+        return sorted(self.judged, key=lambda judged: -abs(judged.error))[:count]
 
     def to_dict(self) -> dict[str, Any]:
-        """Its figures, for a file."""
+        """Return the figures of the study for a file."""
         memory = self.memory
         return {
             "method": self.method,
@@ -94,8 +98,8 @@ def _columns(pairs: Sequence[tuple[float, float | None]]) -> tuple[np.ndarray, n
 
 
 def default_names(measured: Measurements) -> tuple[str, ...]:
-    """What is worth fitting: no constant of the roofline where layer times were measured, nothing
-    on a handful of runs, nothing about memory that nobody weighed."""
+    """Return the constants that are worth fitting: none of the roofline if layer times were
+    measured, none at all on a handful of runs, none about memory if memory was not measured."""
     if len(measured.runs) < LEAST:
         return ()
     kinds = {device.kind.name for run in measured.runs for device in run.cluster.devices}
@@ -114,7 +118,7 @@ def default_names(measured: Measurements) -> tuple[str, ...]:
 def study(
     measured: Measurements, names: Sequence[str] | None = None, *, share: float = 0.5, seed: int = 0
 ) -> Study:
-    """Fit ``names`` (by default what is worth fitting) and judge what was not fitted on."""
+    """Fit ``names`` (by default those worth fitting) and judge the runs that were not fitted on."""
     names = default_names(measured) if names is None else tuple(names)
     check_names(names)
     start = replace(Calibration(), blocking=measured.blocking, prefetch=measured.prefetch)
@@ -130,40 +134,41 @@ def study(
     if len(runs) < LEAST:
         raise bad_input(f"at least {LEAST} runs to fit on", len(runs), where=measured.source)
     if len(runs) < FEW:
-        found = fit_to(measured, runs, names, start)
+        fit = fit_to(measured, runs, names, start)
         constants = [
-            one.calibration if found.is_kept else start
-            for one in leave_one_out(measured, names, start)
+            without_run.calibration if fit.is_kept else start
+            for without_run in leave_one_out(measured, names, start)
         ]
         return Study(
             measured=measured,
             names=names,
             method=f"each of {len(runs)} runs left out in turn",
-            calibration=found.calibration,
-            unidentified=found.unidentified,
-            dropped=_dropped(found),
+            calibration=fit.calibration,
+            unidentified=fit.unidentified,
+            dropped=_dropped(fit),
             judged=tuple(
-                _judged(measured, run, one) for run, one in zip(runs, constants, strict=True)
+                _judged(measured, run, calibration)
+                for run, calibration in zip(runs, constants, strict=True)
             ),
         )
     fitted, held_out = split_runs(runs, share, seed)
-    found = fit_to(measured, fitted, names, start)
+    fit = fit_to(measured, fitted, names, start)
     return Study(
         measured=measured,
         names=names,
         method=f"fitted on {len(fitted)} runs (seed {seed}), judged on {len(held_out)} others",
-        calibration=found.calibration,
-        unidentified=found.unidentified,
-        judged=tuple(_judged(measured, run, found.calibration) for run in held_out),
+        calibration=fit.calibration,
+        unidentified=fit.unidentified,
+        judged=tuple(_judged(measured, run, fit.calibration) for run in held_out),
     )
 
 
-def _dropped(found: Fitted) -> str:
-    if found.is_kept or found.left_out is None or found.before is None:
+def _dropped(fit: Fitted) -> str:
+    if fit.is_kept or fit.left_out is None or fit.before is None:
         return ""
     return (
         f"constants about seconds stay as they were: fitted ones miss a run that is left out by "
-        f"{100 * found.left_out:.1f} % in the mean, those before by {100 * found.before:.1f} %"
+        f"{100 * fit.left_out:.1f} % in the mean, those before by {100 * fit.before:.1f} %"
     )
 
 

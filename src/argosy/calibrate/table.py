@@ -1,10 +1,9 @@
-"""Published tables of measured runs: a CSV whose first line may name its source, and the machines
-that they ran on.
+"""Read published tables of measured runs (CSV), and build the machines that they ran on.
 
-A table says little about the machines. Here they are nodes of eight devices, joined inside by
-NVLink at the rate of the device's generation and outside by the rate that its datasheet or the
-table's source states. Of NVLink's stated rate collectives are taken to reach 0.79, as fitted on
-every second row of torchtitan's reports.
+The first line of a table may name its source. A table states little about the machines. Here they
+are nodes of eight devices, joined inside by NVLink at the rate of the device's generation and
+outside at the rate that the datasheet or the table's source states. Collectives are assumed to
+reach 0.79 of NVLink's stated rate, as fitted on every second row of torchtitan's reports.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from argosy.units import SIZE
 
 Value = TypeVar("Value")
 
+# Devices of a node.
 PER_NODE = 8
 _INSIDE = {
     "V100": 150,
@@ -40,8 +40,10 @@ _INSIDE = {
 }
 """NVLink of a device, one way, in GB/s: datasheets of NVIDIA's SXM modules."""
 _OUTSIDE = {"V100": 100, "A100": 1600, "A800": 1600}
-"""NICs of a node together, in Gbit/s; all others: one 400 Gbit/s NIC for each device."""
+"""NICs of a node together, in Gbit/s."""
+# NICs of a node of any other kind, in Gbit/s: one of 400 Gbit/s for each device.
 _OUTSIDE_OTHERS = 3200
+# Share of NVLink's stated rate that collectives reach.
 _NVLINK_REACHED = 0.79
 _PCIE = 16
 """GB/s one way, for kinds without NVLink."""
@@ -49,7 +51,7 @@ _PCIE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTable:
-    """The rows of a published table, each by its columns' names, with the line it stands on."""
+    """A published table that was read: its rows by column name, each with its line."""
 
     file: str
     rows: tuple[tuple[int, Mapping[str, str]], ...]
@@ -57,14 +59,14 @@ class PublishedTable:
     def value(
         self, line: int, row: Mapping[str, str], column: str, parse: Callable[[str], Value]
     ) -> Value:
-        """Parse a cell; one that cannot be parsed is an error that names line and column."""
+        """Return the parsed value of a cell; raise an ``InputError`` with line and column if it
+        cannot be parsed."""
         text = row[column].strip()
         try:
             return parse(text)
-        except (ValueError, Mismatch) as error:
-            expected = error.expected if isinstance(error, Mismatch) else _expected(parse)
+        except Mismatch as error:
             problem = Problem(
-                file=self.file, line=line, path=column, found=show(text), expected=expected
+                file=self.file, line=line, path=column, found=show(text), expected=error.expected
             )
             raise InputError([problem]) from None
 
@@ -75,33 +77,41 @@ class PublishedTable:
         return self.value(line, row, column, positive)
 
 
-def _expected(parse: Callable[[str], object]) -> str:
-    return (parse.__doc__ or "another value").split("\n")[0].rstrip(".")
-
-
 def whole_number(text: str) -> int:
-    """a whole number above 0."""
-    number = int(text)
+    """Return a whole number above 0; raise a ``Mismatch`` for any other text."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if not 0 < number < 10**12:
-        raise ValueError
+        raise Mismatch(text, "a whole number above 0")
     return number
 
 
 def positive(text: str) -> float:
-    """a finite number above 0."""
-    number = float(text)
+    """Return a finite number above 0; raise a ``Mismatch`` for any other text."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < math.inf:
-        raise ValueError
+        raise Mismatch(text, "a finite number above 0")
     return number
 
 
 def gibibytes(text: str) -> float | None:
-    """GiB, or nothing."""
-    return SIZE.parse(f"{positive(text)} GiB") if text else None
+    """Return the bytes of a number of GiB; None for an empty text."""
+    if not text:
+        return None
+    try:
+        amount = positive(text)
+    except Mismatch:
+        raise Mismatch(text, "GiB, or nothing") from None
+    return SIZE.parse(f"{amount} GiB")
 
 
 def read_table(path: Path | str) -> PublishedTable:
-    """Read a CSV with a head line, without the lines in front of it that name its source."""
+    """Read a CSV with a head line; lines before it that name the source are skipped."""
     text = read_text(path).lstrip("\ufeff")
     lines = text.splitlines()
     skipped = next(
@@ -134,12 +144,12 @@ def read_table(path: Path | str) -> PublishedTable:
 
 
 def _is_source(line: str) -> bool:
-    """Whether a line is a comment about the source; a head may begin with a number sign, too."""
+    """Return whether a line is a comment about the source; a head line may begin with ``#`` too."""
     return line.startswith("#") and line[1:].lstrip().lower().startswith("source")
 
 
 def columns_of(path: Path | str) -> frozenset[str]:
-    """The columns of a table with at least one row; none for any other file."""
+    """Return the columns of a table with at least one row; none for any other file."""
     if Path(path).suffix != ".csv":
         return frozenset()
     rows = read_table(path).rows
@@ -147,13 +157,13 @@ def columns_of(path: Path | str) -> frozenset[str]:
 
 
 def kind_named(text: str) -> str:
-    """a device kind of the catalogue."""
+    """Return the name of a device kind of the catalogue."""
     return device_kind(text.strip().replace("_", "-")).name
 
 
 @cache
 def machines(kind: str, count: int) -> Cluster:
-    """A cluster of so many devices of one kind, in nodes of eight."""
+    """Return a cluster of ``count`` devices of one kind, in nodes of eight."""
     family = kind.split("-")[0]
     inside = _NVLINK_REACHED * _INSIDE[family] if family in _INSIDE else _PCIE
     outside = _OUTSIDE.get(family, _OUTSIDE_OTHERS)

@@ -1,12 +1,12 @@
-"""Throughputs published with torchtitan: Llama 3 under FSDP, tensor, pipeline and context
+"""Read throughputs published with torchtitan: Llama 3 under FSDP, tensor, pipeline and context
 parallelism.
 
 A row is one run: tokens per second of a device, ``local_batch`` samples of each data-parallel
-group. FSDP shards weights (ZeRO 3), under pipeline parallelism without gathering them again for
-every micro-batch (ZeRO 1), with as many micro-batches as pipeline stages, torchtitan's default.
-*selective op* checkpointing keeps the results of every second matrix product, *selective layer*
-recomputes every second block; both are taken for the former here. Weights are fp32 shards, gathered
-in bf16; gradients are kept and summed in fp32.
+group. FSDP shards weights (ZeRO 3); under pipeline parallelism it does not gather them again for
+every micro-batch (ZeRO 1), and there are as many micro-batches as pipeline stages, torchtitan's
+default. *selective op* checkpointing keeps the results of every second matrix product, *selective
+layer* recomputes every second block; both are treated as the former here. Weights are fp32 shards,
+gathered in bf16; gradients are kept and summed in fp32.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from argosy.workload.transformer import build_chain
 
 Value = TypeVar("Value")
 
+# Columns that the table must have.
 COLUMNS = frozenset(
     {
         "model",
@@ -44,18 +45,21 @@ COLUMNS = frozenset(
         "tokens_per_s_per_gpu",
     }
 )
+# Presets by the name of the size.
 _MODELS = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3.1-405b"}
+# Recomputation by the name of the checkpointing.
 _RECOMPUTE = {
     "none": Recompute.NONE,
     "selective op": Recompute.SELECTIVE,
     "selective layer": Recompute.SELECTIVE,
     "full": Recompute.FULL,
 }
+# Number formats by the name of the precision.
 _DTYPES = {"bf16": Dtype.BF16, "float8": Dtype.FP8, "fp8": Dtype.FP8}
 
 
 def read_torchtitan(path: Path | str) -> Measurements:
-    """Every row as a run."""
+    """Read a table in which every row is a run."""
     table = read_table(path)
     runs = tuple(_run(table, line, row) for line, row in table.rows)
     return Measurements(source=Path(path).stem, runs=runs, prefetch=True)

@@ -1,12 +1,12 @@
-"""Iteration times published with vTrain: Megatron-DeepSpeed on one node of 8 A100, over all even
-degrees.
+"""Read iteration times published with vTrain: Megatron-DeepSpeed on one node of 8 A100, over all
+even degrees.
 
 The CSV has a row per run: GPUs, global batch, micro-batch, hidden size, heads, layers, sequence
-length, the three degrees, milliseconds. What its authors' configurations say beside it: GPT with
-50,257 tokens and tied embeddings, fp16, 1F1B, activations recomputed in full, fused kernels,
-weights summed after the last backward. Not said, and taken from elsewhere: the node's links (NVLink
-of an A100: 300 GB/s each way; ``bandwidth`` is fitted on it) and that attention is unfused, as in
-Megatron-LM before 2023.
+length, the three degrees, milliseconds. The authors' configurations add: GPT with a vocabulary of
+50,257 and tied embeddings, fp16, 1F1B, full recomputation, fused kernels, gradients summed after
+the last backward. Two facts are not published and are assumed: the node's links (NVLink of an A100:
+300 GB/s each way; ``bandwidth`` is fitted on it), and unfused attention, as in Megatron-LM before
+2023.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from argosy.workload.chain import Chain
 from argosy.workload.huggingface import read_config
 from argosy.workload.transformer import build_chain
 
+# Columns that the table must have.
 COLUMNS = (
     "# GPUs",
     "global batch",
@@ -40,7 +41,9 @@ COLUMNS = (
     "pipeline parallelism",
     "iteration time (ms)",
 )
+# Size of the vocabulary.
 _VOCABULARY = 50_257
+# The node that all runs used.
 _NODE = {
     "name": "a100-node",
     "nodes": [
@@ -54,7 +57,7 @@ _NODE = {
 
 
 def read_vtrain(path: Path | str) -> Measurements:
-    """Every row as a run on the same node."""
+    """Read a table in which every row is a run on the same node."""
     table = read_table(path)
     if table.rows and not set(COLUMNS) <= set(table.rows[0][1]):
         raise InputError(

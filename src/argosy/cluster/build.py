@@ -1,5 +1,4 @@
-"""From the fields of a cluster file to a ``Cluster``: names expanded, references resolved, every
-wrong one reported."""
+"""Build a ``Cluster`` from the fields of a cluster file, and report every wrong reference."""
 
 from __future__ import annotations
 
@@ -14,12 +13,14 @@ from argosy.cluster.trace import Trace
 from argosy.document import Document, Location
 from argosy.errors import InputError, Mismatch, Problem, closest
 
+# Largest number of devices of a cluster, to bound time and memory.
 _MOST_DEVICES = 100_000
+# Largest number of switches above one another.
 _MOST_LEVELS = 64
 
 
 class Builder:
-    """Collects nodes, links and problems while walking a cluster file from top to bottom."""
+    """A builder that collects nodes, links and problems while it walks a cluster file."""
 
     def __init__(self, schema: ClusterSchema, document: Document) -> None:
         self.schema = schema
@@ -27,7 +28,7 @@ class Builder:
         self.problems: list[Problem] = []
         self.nodes: list[Node] = []
         self.names: dict[str, None] = {}
-        """Of the nodes."""
+        """Names of the nodes, in order."""
         self.hosts: set[str] = set()
         self.devices: list[Device] = []
         self.links: list[Link] = []
@@ -69,7 +70,7 @@ class Builder:
                 for position, name in enumerate(names)
             ]
             if len(sides) < 2 or sum(map(len, sides)) > len(frozenset().union(*sides)):
-                self._report(place, "two different edges or more that conflict", names)
+                self._report(place, "two or more different edges", names)
             conflicts.append(tuple(sides))
         self.raise_problems()
         return Cluster(
@@ -89,14 +90,12 @@ class Builder:
     def _add_nodes(self, schema: NodeSchema, place: Location) -> list[tuple[frozenset[int], ...]]:
         num_devices = sum(group.count for group in schema.devices)
         if num_devices > 1 and not schema.intra:
-            self._report(
-                (*place, "intra"),
-                f"at least one medium between the {num_devices} devices of a node",
-            )
+            expected = f"at least one medium between the {num_devices} devices of a node"
+            self._report((*place, "intra"), expected)
         names = [f"{schema.name}{index}" for index in range(schema.num_nodes)]
         taken = [name for name in names if name in self.names]
         if taken:
-            self._report((*place, "name"), "nodes that differ in name plus index", _some(taken))
+            self._report((*place, "name"), "nodes that differ in name plus index", _few(taken))
         self._check_kinds(schema, place)
         self._check_media(schema, place)
         self._check_hosts(schema, place)
@@ -139,7 +138,7 @@ class Builder:
                     )
                     self._report((*where, index), expected, name, closest(name, media))
             if len(set(names)) < max(len(names), 2):
-                self._report(where, "two different media or more that conflict", names)
+                self._report(where, "two or more different media", names)
 
     def _check_hosts(self, schema: NodeSchema, place: Location) -> None:
         if schema.hosts and len(schema.hosts) != schema.num_nodes:
@@ -147,7 +146,8 @@ class Builder:
             self._report((*place, "hosts"), expected, len(schema.hosts))
         for position, host in enumerate(schema.hosts):
             if host.name in self.hosts:
-                self._report((*place, "hosts", position), "a host that no other node is", host.name)
+                where = (*place, "hosts", position)
+                self._report(where, "a host that no other node has", host.name)
             self.hosts.add(host.name)
 
     def _add_node(self, schema: NodeSchema, name: str, index: int) -> Node:
@@ -155,7 +155,7 @@ class Builder:
         gres: list[str | None] = []
         for group in schema.devices:
             kind = self.kinds.get(group.kind)
-            if kind is None:  # was reported
+            if kind is None:  # ``_check_kinds`` has reported it
                 continue
             for _ in range(group.count):
                 device = Device(
@@ -233,9 +233,8 @@ class Builder:
         for index, switch in enumerate(self.schema.switches):
             place: Location = ("switches", index)
             if switch.name in uplinks or switch.name in self.names:
-                self._report(
-                    (*place, "name"), "a name that no other switch or node has", switch.name
-                )
+                expected = "a name that no other switch or node has"
+                self._report((*place, "name"), expected, switch.name)
             uplink = switch.uplink
             uplinks[switch.name] = self._add_edge(
                 f"{switch.name}.uplink", ("out", "in"), uplink.bandwidth, uplink.latency
@@ -266,7 +265,7 @@ class Builder:
             self.nodes[index] = replace(value, uplinks=tuple(uplinks[name] for name in chain))
 
     def _above(self, switch: str | None, known: Mapping[str, SwitchSchema]) -> list[str]:
-        """``switch`` and the switches above it, nearest first, as far as a tree may be high."""
+        """Return ``switch`` and the switches above it, nearest first, up to ``_MOST_LEVELS``."""
         chain: dict[str, None] = {}
         while (
             switch is not None
@@ -282,16 +281,16 @@ class Builder:
         wires = []
         for index, link in enumerate(self.schema.links):
             place: Location = ("links", index)
-            one, other = (
+            left, right = (
                 self._nodes(pattern, (*place, "between", at))
                 for at, pattern in enumerate(link.between)
             )
-            both = sorted(set(one) & set(other))
-            if both and link.between[0] != link.between[1]:
-                expected = f"two groups that do not share {_some(both)}"
+            common = sorted(set(left) & set(right))
+            if common and link.between[0] != link.between[1]:
+                expected = f"two groups that do not share {_few(common)}"
                 self._report((*place, "between"), expected, " and ".join(link.between))
-            elif both and len(one) == 1:
-                self._report((*place, "between"), "two nodes or more", one[0])
+            elif common and len(left) == 1:
+                self._report((*place, "between"), "two nodes or more", left[0])
             name = link.name or (
                 link.medium if link.medium not in self.edges else f"{link.medium}-{index}"
             )
@@ -305,8 +304,8 @@ class Builder:
             wires.append(
                 Wire(
                     name=name,
-                    one=frozenset(one),
-                    other=frozenset(other),
+                    one=frozenset(left),
+                    other=frozenset(right),
                     forward=forward,
                     back=back,
                     bypasses_nic=link.bypasses_nic,
@@ -332,8 +331,8 @@ class Builder:
     def _add_edge(
         self, edge: str, ways: tuple[str, str], bandwidth: float, latency: float
     ) -> tuple[int, int]:
-        one, other = (self._add_link(f"{edge}.{way}", edge, bandwidth, latency) for way in ways)
-        return one, other
+        first, second = (self._add_link(f"{edge}.{way}", edge, bandwidth, latency) for way in ways)
+        return first, second
 
     def _add_link(self, name: str, edge: str, bandwidth: float, latency: float) -> int:
         index = len(self.links)
@@ -349,28 +348,28 @@ class Builder:
         return index
 
     def _nodes(self, pattern: str, place: Location) -> list[str]:
-        if pattern in self.names:  # as an importer writes them, one by one
+        if pattern in self.names:  # importers write nodes one by one
             return [pattern]
         names = list(self.names)
-        found = [name for name in names if is_meant(name, pattern)]
-        if not found:
+        matches = [name for name in names if is_meant(name, pattern)]
+        if not matches:
             self._report(
                 place,
-                f'a node ({_some(names)}) or a pattern such as "a*"',
+                f'a node ({_few(names)}) or a pattern such as "a*"',
                 pattern,
                 closest(pattern, names),
             )
-        return found
+        return matches
 
     def _edge(self, pattern: str, place: Location) -> list[int]:
-        found = [
+        matches = [
             link for edge, links in self.edges.items() if is_meant(edge, pattern) for link in links
         ]
-        if not found:
+        if not matches:
             self._report(
-                place, f"an edge such as {_some(self.edges)}", pattern, closest(pattern, self.edges)
+                place, f"an edge such as {_few(self.edges)}", pattern, closest(pattern, self.edges)
             )
-        return found
+        return matches
 
     def _report(
         self, place: Location, expected: str, found: object = None, suggestion: str | None = None
@@ -391,10 +390,10 @@ def _host_memory(schema: HostMemorySchema | None) -> HostMemory:
 
 
 def _sides(media: list[Medium], device: int) -> tuple[frozenset[int], ...]:
-    """For one device, its links of each medium that conflicts with the others."""
+    """Return, for one device, its links of each medium that conflicts with the others."""
     return tuple(frozenset((medium.outward[device], medium.inward[device])) for medium in media)
 
 
-def _some(names: Iterable[str]) -> str:
+def _few(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")

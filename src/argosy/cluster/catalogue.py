@@ -1,4 +1,4 @@
-"""The catalogue of device kinds, read from the packaged ``data/devices.toml``."""
+"""Read the catalogue of device kinds from the packaged ``data/devices.toml``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DtypeName = Annotated[Dtype, Field(strict=False)]
 
 
 class _Generation(Schema):
-    """One ``[generations.*]`` table."""
+    """A ``[generations.*]`` table, which holds the constants of a device generation."""
 
     products: dict[_DtypeName, float]
     attention: float
@@ -29,7 +29,7 @@ class _Generation(Schema):
 
 
 class _Entry(Schema):
-    """One ``[[devices]]`` table."""
+    """A ``[[devices]]`` table, which describes one device kind."""
 
     name: str
     vendor: str
@@ -48,7 +48,8 @@ class _Catalogue(Schema):
 
 @cache
 def catalogue() -> tuple[DeviceKind, ...]:
-    """Every kind that Argosy knows, in the order of the file: by vendor, then by generation."""
+    """Return every device kind that Argosy has, in the order of the file: by vendor, then by
+    generation."""
     path = resources.files("argosy") / "data" / "devices.toml"
     document = parse_toml(path.read_text(encoding="utf-8"), file="devices.toml")
     content = validate(document, _Catalogue)
@@ -78,7 +79,8 @@ def catalogue() -> tuple[DeviceKind, ...]:
 
 
 def _host_bandwidth(entry: _Entry, content: _Catalogue) -> float:
-    """That of the kind, else of its generation, else the default."""
+    """Return the bandwidth to the host (bytes/s) of the kind, else of its generation, else the
+    default."""
     if entry.host_bandwidth is not None:
         return entry.host_bandwidth
     if entry.generation is None:
@@ -92,7 +94,7 @@ def _by_lower_name() -> dict[str, DeviceKind]:
 
 
 def device_kind(name: str) -> DeviceKind:
-    """The kind of that name, whatever its case.
+    """Return the kind of that name, in upper or lower case.
 
     >>> device_kind("a100-80gb")
     A100-80GB (NVIDIA, 80 GiB)
@@ -104,8 +106,8 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def _suggest(name: str) -> str | None:
-    """Kinds whose name contains ``name`` (there are several "A100"), or else the one it
-    misspells."""
+    """Return a suggestion: kinds whose name contains ``name`` (there are several "A100"), or else
+    the kind that it misspells."""
     names = [kind.name for kind in catalogue()]
     variants = [known for known in names if name and name.lower() in known.lower()][:4]
     if variants:

@@ -1,4 +1,5 @@
-"""How a cluster changes over time: a [[changes]] entry becomes traces on its links and devices."""
+"""Apply the changes of a cluster over time: a [[changes]] entry becomes traces on links and
+devices."""
 
 from __future__ import annotations
 
@@ -17,16 +18,17 @@ from argosy.errors import InputError, Mismatch, Problem, closest
 from argosy.units import RATE, TIME
 
 _MOMENT = replace(TIME, example="30 s")
-"""A time on the clock of a trace: who forgets its unit means seconds."""
+"""Quantity of a time in a trace; its example shows seconds, which users mean if they omit the
+unit."""
 
 
 def link_steps(edge: str, trace: Trace) -> dict[str, Any]:
-    """A change that makes an edge follow ``trace`` (bytes/s)."""
+    """Return a change that makes an edge follow ``trace`` (bytes/s)."""
     return {"link": edge, "steps": _knots(trace, RATE.exact(trace.values))}
 
 
 def device_steps(device: str, trace: Trace) -> dict[str, Any]:
-    """A change that makes a device follow ``trace`` (relative speed)."""
+    """Return a change that makes a device follow ``trace`` (relative speed)."""
     return {"device": device, "steps": _knots(trace, trace.values)}
 
 
@@ -47,7 +49,7 @@ def apply_change(
     stated: Cluster,
     folder: Path,
 ) -> tuple[Cluster, list[dict[str, Any]]]:
-    """The cluster after one [[changes]] entry, and the entry written out as steps.
+    """Return the cluster after one [[changes]] entry, and the entry written out as steps.
 
     ``stated`` is the cluster before any change: its values hold before a first step, and a
     generator scales them.
@@ -67,7 +69,7 @@ def apply_change(
 
 
 def _contradictions(change: ChangeSchema, document: Document, place: Location) -> Iterator[Problem]:
-    """Fields that do not go together."""
+    """Yield a problem for each group of fields that cannot be combined."""
     if (change.link is None) == (change.device is None):
         found = "neither" if change.link is None else "both"
         yield replace(document.problem(place, 'either "link" or "device"'), found=found)
@@ -207,14 +209,15 @@ def _change_devices(
 def _columns(
     change: ChangeSchema, followers: int, document: Document, place: Location, folder: Path
 ) -> TraceColumns | None:
-    """The trace file of a change that so many edges or devices follow, each with rows of its
-    own."""
+    """Return the trace file of a change that ``followers`` edges or devices follow; raise an
+    ``InputError`` if it is too long, because each follower gets rows of its own."""
     if change.trace is None:
         return None
     columns = read_columns(folder / change.trace)
     rows = len(columns.times) * len(columns.values) * followers
     if rows > _MOST_ROWS:
-        expected = f"at most {_MOST_ROWS:,} values of traces, counted for every edge or device that follows them"
+        most = f"at most {_MOST_ROWS:,} values of traces"
+        expected = f"{most}, counted for every edge or device that follows them"
         raise document.error((*place, "trace"), expected, rows)
     return columns
 
@@ -222,7 +225,8 @@ def _columns(
 def _generated(
     change: ChangeSchema, nominal: float, document: Document, place: Location, offset: int
 ) -> Trace:
-    """Edges and devices that one pattern matches get seeds of their own, in name order."""
+    """Return the trace of a generator; edges and devices that one pattern matches get different
+    seeds, in name order."""
     try:
         return generate(
             change.generator or "",
@@ -239,8 +243,11 @@ def _generated(
         raise InputError([document.mismatch((*place, "generator"), error)]) from None
 
 
+# Largest number of values of traces of one change, over all that follow it.
 _MOST_ROWS = 10_000_000
+# Largest speed of a device, relative to full speed.
 _FASTEST = 100.0
+# Expected speed of a device, for error messages.
 _SPEED = f"a speed from 0 to {_FASTEST:g}, where 1 is full speed"
 
 

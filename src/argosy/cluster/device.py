@@ -1,4 +1,5 @@
-"""Device kinds (what a datasheet says) and devices (one of them in a node of a cluster)."""
+"""Define device kinds (as datasheets describe them) and devices (one of a kind in a node of a
+cluster)."""
 
 from __future__ import annotations
 
@@ -11,39 +12,41 @@ from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.units import SIZE
 
+# Speed of a device that never changes.
 FULL_SPEED = Trace.constant(1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """What training steps reach of a device's peaks; the defaults are for a kind that nobody has
-    measured."""
+    """A set of shares of a device's peaks that training steps reach; the defaults are for kinds
+    without measurements."""
 
     products: tuple[tuple[Dtype, float], ...] = ()
-    """Share of the peak that large matrix products reach, per dtype; a dtype that is missing
-    reaches ``USUAL``."""
+    """Share of the peak that large matrix products reach, per dtype; a missing dtype reaches
+    ``USUAL``."""
     attention: float = 0.5
     """Share of the peak for 16-bit numbers that attention proper reaches."""
     passes: float = 2.5
-    """How often kept bytes and weights cross the memory bus in a forward."""
+    """Times that kept bytes and weights cross the memory bus in a forward."""
     error: float = 0.5
-    """Nine of ten measured steps are predicted with a smaller relative error."""
+    """Relative error below which nine of ten measured steps are predicted."""
     source: str = ""
 
     USUAL: ClassVar[float] = 0.725
+    """Share of the peak that matrix products reach if nothing was measured."""
 
     @cached_property
     def _shares(self) -> dict[Dtype, float]:
         return dict(self.products)
 
     def share(self, dtype: Dtype) -> float:
-        """Of the peak, that products in a dtype reach."""
+        """Return the share of the peak that products in a dtype reach."""
         return self._shares.get(dtype, self.USUAL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """A model of accelerator, as its maker describes it."""
+    """A model of accelerator, as its manufacturer describes it."""
 
     name: str
     vendor: str
@@ -52,12 +55,12 @@ class DeviceKind:
     memory_bandwidth: float
     """Bytes/s."""
     flops: tuple[tuple[Dtype, float], ...]
-    """Dense matrix FLOP/s per dtype, without structured sparsity; a dtype that is missing is not
+    """Dense matrix FLOP/s per dtype, without structured sparsity; a missing dtype is not
     supported."""
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
     reached: Reached = Reached()
-    """What programs reach of these figures."""
+    """Shares of these figures that programs reach."""
     host_bandwidth: float = 12e9
     """Bytes/s that copies to and from pinned host memory reach, in each direction."""
 
@@ -66,7 +69,8 @@ class DeviceKind:
         return dict(self.flops)
 
     def peak(self, dtype: Dtype) -> float:
-        """Dense FLOP/s for ``dtype``. A kind without tf32 multiplies tf32 at its fp32 rate."""
+        """Return the dense FLOP/s for ``dtype``. A kind without tf32 multiplies tf32 at its fp32
+        rate."""
         rates = self._rates
         if dtype is Dtype.TF32 and dtype not in rates:
             dtype = Dtype.FP32
@@ -81,18 +85,18 @@ class DeviceKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One accelerator of a cluster."""
+    """An accelerator that belongs to a cluster."""
 
     name: str
     """Node and index: ``v1.2``."""
     node: str
     kind: DeviceKind
     efficiency: float = 1.0
-    """This device's own share of what its kind usually reaches."""
+    """Share of what its kind usually reaches that this device reaches."""
     price_per_hour: float = 0.0
-    """Currency units, whatever the user counts in."""
+    """Price in the user's currency."""
     speed: Trace = FULL_SPEED
-    """Over time, relative to full speed; 0 = lost."""
+    """Speed over time, relative to full speed; 0 = lost."""
 
     def __repr__(self) -> str:
         return f"{self.name} ({self.kind.name})"

@@ -1,5 +1,4 @@
-"""Parts of a cluster between which links are slower than inside: candidates for sites that train on
-their own.
+"""Divide a cluster into parts between which links are slower than inside: candidates for islands.
 
 With b(x, y) the bandwidth between two nodes at time 0, the parts of level b are the connected
 components of the graph of nodes with an edge wherever b(x, y) >= b. Every bandwidth that occurs
@@ -17,43 +16,45 @@ from argosy.errors import InfeasibleError, bad_input
 Division = tuple[tuple[str, ...], ...]
 """Devices by part, in the cluster's order."""
 
-_ASKED = "--islands"
+# Option that error messages name.
+_OPTION = "--islands"
 _PROBE_BYTES = 1e6
-"""Of the message by which the fastest of several routes is chosen."""
+"""Bytes of the message for which the fastest of several routes is chosen."""
 
 
 def divisions(cluster: Cluster) -> list[Division]:
-    """Every division of at least two parts that follows from the bandwidths between nodes, coarsest
-    first."""
+    """Return every division of at least two parts that follows from the bandwidths between nodes,
+    coarsest first."""
     nodes = _live(cluster)
     edges: dict[float, list[tuple[int, int]]] = {}
-    for one, other in itertools.combinations(range(len(nodes)), 2):
-        edges.setdefault(_bandwidth(cluster, nodes[one], nodes[other]), []).append((one, other))
+    for left, right in itertools.combinations(range(len(nodes)), 2):
+        bandwidth = _bandwidth(cluster, nodes[left], nodes[right])
+        edges.setdefault(bandwidth, []).append((left, right))
     part_of = list(range(len(nodes)))
-    found = [_parts(cluster, nodes, part_of)]
+    levels = [_parts(cluster, nodes, part_of)]
     for bandwidth in sorted(edges, reverse=True):
         if bandwidth > 0:
-            for one, other in edges[bandwidth]:
-                old, new = part_of[other], part_of[one]
+            for left, right in edges[bandwidth]:
+                old, new = part_of[right], part_of[left]
                 part_of = [new if part == old else part for part in part_of]
-            found.append(_parts(cluster, nodes, part_of))
-    distinct = {len(division): division for division in found if len(division) > 1}
+            levels.append(_parts(cluster, nodes, part_of))
+    distinct = {len(division): division for division in levels if len(division) > 1}
     return [distinct[count] for count in sorted(distinct)]
 
 
 def division_into(cluster: Cluster, count: int) -> Division:
-    """The division into so many parts: the coarsest that has at least as many, with its slowest
-    parts joined."""
+    """Return the division into ``count`` parts: the coarsest that has at least as many, with its
+    slowest parts joined."""
     most = len(_live(cluster))
     if most < 2:
         raise bad_input(
             f"off, because {cluster.name} has one node, and an island has at least one",
             count,
-            where=_ASKED,
+            where=_OPTION,
         )
     if not 2 <= count <= most:
         expected = "2, for its two nodes" if most == 2 else f"2 to {most}, the number of its nodes"
-        raise bad_input(f"for {cluster.name} {expected}", count, where=_ASKED)
+        raise bad_input(f"for {cluster.name} {expected}", count, where=_OPTION)
     finer = next(division for division in divisions(cluster) if len(division) >= count)
     parts = [list(part) for part in finer]
     while len(parts) > count:
@@ -69,7 +70,7 @@ def division_into(cluster: Cluster, count: int) -> Division:
 
 
 def _live(cluster: Cluster) -> list[Node]:
-    """The nodes with a device that is not lost at time 0."""
+    """Return the nodes with a device that is not lost at time 0."""
     return [
         node
         for node in cluster.nodes
@@ -77,10 +78,11 @@ def _live(cluster: Cluster) -> list[Node]:
     ]
 
 
-def _bandwidth(cluster: Cluster, one: Node, other: Node) -> float:
-    """Bytes/s between two nodes at time 0, in the slower direction; 0 without a route."""
+def _bandwidth(cluster: Cluster, left: Node, right: Node) -> float:
+    """Return the bytes/s between two nodes at time 0, in the slower direction; 0 without a
+    route."""
     slower = math.inf
-    for source, target in ((one, other), (other, one)):
+    for source, target in ((left, right), (right, left)):
         try:
             route = cluster.fastest(source.devices[0], target.devices[0], _PROBE_BYTES)
         except InfeasibleError:
@@ -99,8 +101,8 @@ def _parts(cluster: Cluster, nodes: list[Node], part_of: list[int]) -> Division:
 
 
 def _speed(cluster: Cluster, devices: list[str]) -> float:
-    """FLOP/s of devices at time 0, each in the format in which it is fastest."""
-    found = [cluster.device(name) for name in devices]
+    """Return the FLOP/s of devices at time 0, each in the format in which it is fastest."""
+    members = [cluster.device(name) for name in devices]
     return math.fsum(
-        device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in found
+        device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in members
     )

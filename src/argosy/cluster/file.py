@@ -1,4 +1,4 @@
-"""Reading cluster files, and putting other changes on a cluster."""
+"""Read cluster files, and replace the changes of a cluster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from argosy.cluster.topology import Cluster, canonical
 from argosy.document import Document, is_there, parse_json, parse_toml, read_toml, validate
 from argosy.errors import InputError, Problem, bad_input, closest
 
-# An entry of [[changes]] counts once for every edge or device that its pattern means.
+# Largest number of changes of a cluster. An entry of [[changes]] counts once for every edge or
+# device that its pattern matches.
 _MOST_CHANGES = 100_000
 
 
 def load_cluster(source: str | Path) -> Cluster:
-    """A cluster from a TOML file, or a bundled one by its name (``mixed-16``)."""
+    """Read a cluster from a TOML file, or a bundled cluster by its name (``mixed-16``)."""
     if not is_there(source):
         names = bundled_clusters()
         if str(source) in names:
@@ -37,18 +38,18 @@ def load_cluster(source: str | Path) -> Cluster:
 
 
 def bundled_clusters() -> list[str]:
-    """Names of the clusters that come with the package."""
+    """Return the names of the clusters that come with the package."""
     files = (resources.files("argosy") / "data" / "clusters").iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".toml"))
 
 
 def cluster_from_content(content: str) -> Cluster:
-    """A cluster from the canonical JSON that it carries itself."""
+    """Build a cluster from the canonical JSON in ``Cluster.content``."""
     return build_cluster(replace(parse_json(content, file="cluster"), lines={}), folder=Path())
 
 
 def build_cluster(document: Document, *, folder: Path) -> Cluster:
-    """A cluster from a parsed file; ``folder`` is where the traces it names are looked for."""
+    """Build a cluster from a parsed file; the traces that it names are read from ``folder``."""
     schema = validate(document, ClusterSchema)
     stated = cluster = Builder(schema, document).build()
     written: list[dict[str, Any]] = []
@@ -62,7 +63,8 @@ def build_cluster(document: Document, *, folder: Path) -> Cluster:
         except InputError as error:
             problems += error.problems
         if len(written) > _MOST_CHANGES:
-            expected = f"at most {_MOST_CHANGES} edges and devices that change, counted once for every entry"
+            most = f"at most {_MOST_CHANGES} edges and devices that change"
+            expected = f"{most}, counted once for every entry"
             raise document.error(("changes",), expected, len(written))
     if problems:
         raise InputError(problems)
@@ -79,6 +81,6 @@ def with_changes(
     file: str = "changes",
     folder: Path = Path(),
 ) -> Cluster:
-    """The cluster with ``changes``, as in a cluster file, in place of its own."""
+    """Return the cluster with ``changes``, as in a cluster file, in place of its own."""
     content = {**json.loads(cluster.content), "changes": list(changes)}
     return fitted(build_cluster(Document(file, content, {}), folder=folder), cluster.fit)

@@ -12,8 +12,8 @@ from argosy.units import SIZE
 
 
 def fitted(cluster: Cluster, fit: CalibrationFactors) -> Cluster:
-    """Return the cluster with slower links and smaller devices. Its file stays as it is, so that a
-    plan still names the cluster it was made for."""
+    """Return the cluster with slower links and smaller devices. Its content stays unchanged, so
+    that a plan still names the cluster it was made for."""
     assert cluster.fit == CalibrationFactors(), "a calibration is applied once"
     if fit.bandwidth != 1 or fit.nic_bandwidth is not None or fit.latency:
         inside = inside_links(cluster)
@@ -27,14 +27,14 @@ def fitted(cluster: Cluster, fit: CalibrationFactors) -> Cluster:
 
 
 def inside_links(cluster: Cluster) -> frozenset[int]:
-    """Links of the media inside nodes."""
+    """Return the links of the media inside nodes."""
     media = [medium for node in cluster.nodes for medium in node.media]
     return frozenset(link for medium in media for link in (*medium.outward, *medium.inward))
 
 
 def _slower(link: Link, fit: CalibrationFactors, *, inside: bool) -> Link:
-    """Most routes have two links, out of one end and into the other, and each takes half of the
-    latency."""
+    """Return a link with calibrated bandwidth and latency. Most routes have two links, out of one
+    end and into the other, so each takes half of the latency."""
     late = Trace(
         link.latency.times, tuple(value + fit.latency / 2 for value in link.latency.values)
     )

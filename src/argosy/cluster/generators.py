@@ -1,15 +1,15 @@
-"""Seeded traces: links that are preempted, sway, wander, burst or flap, and devices that lag
-behind.
+"""Generate seeded traces: links that are preempted, sway, wander, burst or flap, and devices that
+lag behind.
 
-A generator is a function of a random source and its parameters that yields *steps* for ever: time
-in seconds and the share of the nominal value from then on, in time order, the first at 0.
+A generator is a function of a random source and its parameters that yields *steps* without end:
+time in seconds and the share of the nominal value from then on, in time order, the first at 0.
 ``generate`` reads the parameters, cuts the steps at a horizon and scales them:
 
     (1)  value(t) = nominal * share(t)  for t < horizon,  value(t) = nominal  from the horizon on.
 
-The nominal value returns at the horizon so that no trace ends in an outage that lasts for ever.
-Same parameters and seed, same trace. ``GENERATORS`` lists all; ``docs/traces.md`` shows the same
-table.
+The nominal value returns at the horizon so that no trace ends in a permanent outage. Equal
+parameters and seeds give equal traces. ``GENERATORS`` lists all generators; ``docs/traces.md`` has
+the same table.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ Step = tuple[float, float]
 """Seconds, and the share of the nominal value that holds from then on."""
 Random = np.random.Generator
 
+# Largest number of steps of a trace, to bound time and memory.
 _MOST_STEPS = 1_000_000
 
 
 class BadParameter(Mismatch):
-    """A parameter of a generator that is not what it needs; ``parameter`` is its name."""
+    """An error that reports a wrong parameter of a generator; ``parameter`` is its name."""
 
     def __init__(self, parameter: str, mismatch: Mismatch) -> None:
         ValueError.__init__(self, f"{parameter}: {mismatch}")
@@ -47,7 +48,7 @@ class BadParameter(Mismatch):
 
 
 def on_off(random: Random, *, on: float, off: float, low: float, durations: str) -> Iterator[Step]:
-    """Full, then ``low``, in turns: a link or device that others take away for a while."""
+    """Yield full and ``low`` in turns: a link or device that others take away for a while."""
     draw = random.exponential if durations == "exponential" else float
     return _alternate(lambda: draw(on), lambda: draw(off), low)
 
@@ -55,8 +56,8 @@ def on_off(random: Random, *, on: float, off: float, low: float, durations: str)
 def periodic(
     _: Random, *, period: float, depth: float, phase: float, shape: str, samples: int
 ) -> Iterator[Step]:
-    """Full at the start of a period, ``1 - depth`` half a period later; a sample holds its middle
-    value."""
+    """Yield full at the start of a period and ``1 - depth`` half a period later; a sample holds its
+    middle value."""
     steps = 2 if shape == "square" else samples
     for index in itertools.count(math.floor(phase * steps)):
         position = (index % steps + 0.5) / steps
@@ -71,8 +72,8 @@ def periodic(
 def random_walk(
     random: Random, *, step: float, volatility: float, low: float, high: float
 ) -> Iterator[Step]:
-    """From 1, times exp(volatility * a standard normal number) every ``step``, kept within [low,
-    high]."""
+    """Yield a walk from 1 that is multiplied by exp(volatility * a standard normal number) every
+    ``step``, kept within [low, high]."""
     if low > high:
         raise BadParameter("low", Mismatch(low, f"at most high = {high}"))
     share = min(max(1.0, low), high)
@@ -88,8 +89,8 @@ def markov(
     dwell: float,
     transitions: Sequence[Sequence[float]] | None,
 ) -> Iterator[Step]:
-    """Exponential stays of mean ``dwell``, first at the first level; after each a jump by
-    ``transitions``."""
+    """Yield a Markov chain: exponential stays of mean ``dwell``, first at the first level, each
+    followed by a jump by ``transitions``."""
     rows = _uniform_jumps(len(levels)) if transitions is None else transitions
     if len(rows) != len(levels) or any(len(row) != len(levels) for row in rows):
         expected = f"{len(levels)} rows of {len(levels)}, one for each level"
@@ -104,11 +105,12 @@ def markov(
 def token_bucket(
     _: Random, *, burst: float, baseline: float, demand: float, busy: float, idle: float
 ) -> Iterator[Step]:
-    """Burst credits of a cloud: full while credits last, ``baseline`` once they are spent.
+    """Yield the burst credits of a cloud: full while credits last, ``baseline`` once they are
+    spent.
 
     The bucket starts full, with ``burst`` seconds of full-rate traffic in it, and refills at
-    ``baseline``. It is used at ``demand`` for ``busy`` seconds, then left alone for ``idle``
-    seconds, in turns: it lasts for level / (demand - baseline) of a busy spell. Once it is empty,
+    ``baseline``. It is used at ``demand`` for ``busy`` seconds, then not used for ``idle`` seconds,
+    in turns: it lasts for level / (demand - baseline) of a busy spell. Once it is empty,
     ``baseline`` holds until the next spell.
     """
     time, level = 0.0, burst
@@ -122,13 +124,14 @@ def token_bucket(
 
 
 def flap(random: Random, *, every: float, outage: float) -> Iterator[Step]:
-    """A link that is down for about ``outage``, about ``every`` so often; both are exponential."""
+    """Yield a link that goes down for ``outage`` after ``every``; both are means of exponential
+    times."""
     return _alternate(lambda: random.exponential(every), lambda: random.exponential(outage), 0.0)
 
 
 def straggler(random: Random, *, every: float, duration: float, slowdown: float) -> Iterator[Step]:
-    """A device that is ``slowdown`` times slower for about ``duration``, about ``every`` so
-    often."""
+    """Yield a device that is ``slowdown`` times slower for ``duration`` after ``every``; both are
+    means of exponential times."""
     return _alternate(
         lambda: random.exponential(every), lambda: random.exponential(duration), 1 / slowdown
     )
@@ -146,7 +149,7 @@ def _alternate(
 
 
 def _uniform_jumps(count: int) -> list[list[float]]:
-    """To every other state with equal chance; a single state stays."""
+    """Return equal chances of a jump to every other state; a single state stays."""
     if count == 1:
         return [[1.0]]
     return [
@@ -216,23 +219,25 @@ def _word(*known: str) -> Callable[[object], str]:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One keyword of a generator, as a cluster file writes it."""
+    """A keyword that a generator takes, as a cluster file writes it."""
 
     read: Callable[[object], Any]
-    """From what the file says to what the function takes; raises ``Mismatch``."""
+    """Function that converts the value in a file to the argument of the generator; it raises
+    ``Mismatch``."""
     default: object
-    """As a file would write it; ``None`` is a default that has no text."""
+    """Default as a file would write it; ``None`` for a default that has no text."""
     meaning: str
 
 
 @dataclass(frozen=True)
 class Generator:
-    """A kind of trace: its function, and the parameters that a file may give."""
+    """A kind of trace that is generated: its function, and the parameters that a file may set."""
 
     steps: Callable[..., Iterator[Step]]
     parameters: Mapping[str, Parameter]
 
 
+# All generators by name, with the parameters that a file may set and their defaults.
 GENERATORS: Mapping[str, Generator] = {
     "on-off": Generator(
         on_off,
@@ -311,13 +316,13 @@ GENERATORS: Mapping[str, Generator] = {
 def generate(
     name: str, parameters: Mapping[str, object], *, nominal: float, seed: int, horizon: float
 ) -> Trace:
-    """The trace (1) of the generator ``name``; ``nominal`` in the unit of the trace, ``horizon`` in
-    seconds.
+    """Return the trace (1) of the generator ``name``; ``nominal`` in the unit of the trace,
+    ``horizon`` in seconds.
 
-    Raises ``Mismatch`` for an unknown name and ``BadParameter`` for a parameter that is unknown or
-    wrong.
+    Raise ``Mismatch`` for an unknown name and ``BadParameter`` for an unknown or wrong parameter.
 
-    >>> generate("on-off", {"on": "4 s", "off": "1 s", "durations": "fixed"}, nominal=10, seed=0, horizon=10)
+    >>> fixed = {"on": "4 s", "off": "1 s", "durations": "fixed"}
+    >>> generate("on-off", fixed, nominal=10, seed=0, horizon=10)
     Trace(10 until 4 s, 1 until 5 s, 10 until 9 s, 1 until 10 s, then 10)
     """
     generator = GENERATORS.get(name)

@@ -1,10 +1,10 @@
-"""The host memory of nodes and the links that lead there, for plans that keep something outside
-their devices.
+"""Model the host memory of nodes and the links to it, for plans that keep something outside their
+devices.
 
-What a cluster file leaves open is filled in:
+Defaults for what a cluster file omits:
 
-    (1)  size       as much as the devices of the node have together, at least 32 GiB
-    (2)  bandwidth that of the device's kind (``data/devices.toml``), in each direction; if
+    (1)  size       the memory of the node's devices together, at least 32 GiB
+    (2)  bandwidth  that of the device's kind (``data/devices.toml``), in each direction; if
          ``shared``, the largest one
 
 A plan may use ``USABLE_HOST`` of (1), every device an equal share. Links to host memory are not
@@ -20,47 +20,49 @@ from argosy.cluster.trace import Trace
 
 
 class Tier(StrEnum):
-    """Where a stage of a plan keeps what its devices do not hold."""
+    """A place outside the devices where a stage of a plan keeps data."""
 
     HOST = "host"
-    """In the memory of the node."""
+    """Memory of the node."""
     NVME = "nvme"
-    """On a drive of the node; priced and simulated, not run."""
+    """A drive of the node; priced and simulated, not run."""
 
 
 USABLE_HOST = 0.8
 """Share of a host's memory that a plan may fill: the rest is for the system and the data."""
+# Least bytes of host memory that are assumed (1).
 _LEAST_SIZE = 32 * 2**30
 
 
 def host_size(cluster: Cluster, node: Node) -> float:
-    """(1), in bytes."""
+    """Return the bytes of a node's host memory, by default (1)."""
     if node.host_memory.size is not None:
         return node.host_memory.size
     return max(_LEAST_SIZE, sum(cluster.device(name).kind.memory for name in node.devices))
 
 
 def tier_size(cluster: Cluster, node: Node, tier: Tier) -> float:
-    """Bytes that a plan may keep in host memory or on the drive of a node; 0 without a drive."""
+    """Return the bytes that a plan may keep in host memory or on the drive of a node; 0 without a
+    drive."""
     if tier is Tier.NVME:
         return node.host_memory.nvme_size or 0.0
     return USABLE_HOST * host_size(cluster, node)
 
 
 def host_bandwidth(cluster: Cluster, name: str) -> float:
-    """(2) for one device, in bytes/s."""
+    """Return the bytes/s between one device and its host, by default (2)."""
     node, _ = cluster.node_of[name]
     if node.host_memory.bandwidth is not None:
         return node.host_memory.bandwidth
     kinds = [
-        cluster.device(other).kind
-        for other in (node.devices if node.host_memory.shared else (name,))
+        cluster.device(device).kind
+        for device in (node.devices if node.host_memory.shared else (name,))
     ]
     return max(kind.host_bandwidth for kind in kinds)
 
 
 def tier_bandwidth(cluster: Cluster, name: str, tier: Tier) -> float:
-    """Bytes/s that a device reaches alone, in each direction; 0 without a drive."""
+    """Return the bytes/s that a device reaches alone, in each direction; 0 without a drive."""
     rate = host_bandwidth(cluster, name)
     return (
         min(rate, cluster.node_of[name][0].host_memory.nvme_bandwidth)
@@ -70,12 +72,12 @@ def tier_bandwidth(cluster: Cluster, name: str, tier: Tier) -> float:
 
 
 def tier_name(node: str, tier: Tier) -> str:
-    """What a flow to or from there names: ``box0.host``."""
+    """Return the name of a tier as the end of a flow: ``box0.host``."""
     return f"{node}.{tier}"
 
 
 def with_host_links(cluster: Cluster) -> Cluster:
-    """The same cluster with links and routes between every device and the memory and drive of its
+    """Return the cluster with links and routes between every device and the memory and drive of its
     node."""
     links: list[Link] = []
     routes: dict[tuple[str, str], tuple[Route, ...]] = {}
@@ -99,10 +101,9 @@ def with_host_links(cluster: Cluster) -> Cluster:
             common = tuple(add(f"{edge}.{way}", edge, rate) for way in ("out", "in"))
         drive = None
         if node.host_memory.nvme_size is not None:
-            there = tier_name(node.name, Tier.NVME)
+            nvme = tier_name(node.name, Tier.NVME)
             drive = tuple(
-                add(f"{there}.{way}", there, node.host_memory.nvme_bandwidth)
-                for way in ("out", "in")
+                add(f"{nvme}.{way}", nvme, node.host_memory.nvme_bandwidth) for way in ("out", "in")
             )
         for name in node.devices:
             rate = host_bandwidth(cluster, name)

@@ -1,5 +1,5 @@
-"""A cluster at one moment, and from one moment on: as it is then for ever, or with what is left of
-its future."""
+"""Return a cluster at one time, or from one time on: frozen in that state, or with the rest of its
+changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from argosy.cluster.trace import Trace
 
 
 def last_change(clusters: Sequence[Cluster]) -> float:
-    """The last knot of any trace; 0 where nothing changes."""
+    """Return the seconds of the last knot of any trace; 0 if nothing changes."""
     traces = [
         trace
         for cluster in clusters
@@ -24,17 +24,18 @@ def last_change(clusters: Sequence[Cluster]) -> float:
 
 
 def at_time_zero(cluster: Cluster) -> Cluster:
-    """The cluster as it is at time 0, for ever: what a plan without a scenario is made for."""
+    """Return the cluster with its state at time 0 made permanent: the input of a plan without a
+    scenario."""
     return at_moment(cluster, 0.0) if last_change([cluster]) else cluster
 
 
 def at_moment(cluster: Cluster, time: float) -> Cluster:
-    """The cluster as it is at a moment, for ever."""
+    """Return the cluster with its state at a time made permanent."""
     return _with_traces(cluster, lambda trace: Trace.constant(trace.at(time)))
 
 
 def from_moment(cluster: Cluster, time: float) -> Cluster:
-    """The cluster with its future from a moment on, which becomes time 0."""
+    """Return the cluster with its changes from a time on, which becomes time 0."""
     return _with_traces(cluster, lambda trace: trace.after(time)) if time else cluster
 
 
@@ -48,7 +49,7 @@ def _with_traces(cluster: Cluster, change: Callable[[Trace], Trace]) -> Cluster:
 
 
 def with_only(cluster: Cluster, names: Collection[str]) -> Cluster:
-    """The cluster with every device lost for ever but those of these names."""
+    """Return the cluster with every device permanently lost except those of these names."""
     devices = [
         d if d.name in names else replace(d, speed=Trace.constant(0.0)) for d in cluster.devices
     ]
@@ -56,8 +57,11 @@ def with_only(cluster: Cluster, names: Collection[str]) -> Cluster:
 
 
 def within_reach(cluster: Cluster) -> Cluster:
-    """The cluster without the devices that a link which is down at time 0 cuts off from the rest:
-    of the parts into which it falls the one with most speed stays."""
+    """Return the cluster without the devices that links which are down at time 0 cut off from the
+    rest.
+
+    Of the parts into which the cluster falls, the one with most FLOP/s stays.
+    """
     if all(link.bandwidth.at(0) > 0 for link in cluster.links):
         return cluster
     stays = max(_parts(cluster), key=lambda part: math.fsum(_speed(cluster, node) for node in part))
@@ -65,14 +69,15 @@ def within_reach(cluster: Cluster) -> Cluster:
 
 
 def _parts(cluster: Cluster) -> list[list[Node]]:
-    """The nodes that see each other, or see others that do; parts with later nodes come later.
+    """Return the connected parts of nodes that can reach each other; parts with later nodes come
+    later.
 
-    Nodes are taken in groups of which each member sees the same others (``_view``), so that one
-    speaks for all. Without wires of their own, those of one group see each other and nobody of
-    another such group; what has wires is asked.
+    Nodes are grouped so that all members of a group reach the same others (``_view``), and one is
+    tested for all. Without wires of their own, the nodes of one group reach each other and no node
+    of another such group; groups with wires are tested pairwise.
     """
     groups: dict[tuple[object, ...], list[int]] = {}
-    dead = {link for link, one in enumerate(cluster.links) if one.bandwidth.at(0) <= 0}
+    dead = {index for index, link in enumerate(cluster.links) if link.bandwidth.at(0) <= 0}
     dead |= {member for members, link in cluster.shared if link in dead for member in members}
     wires = _wires(cluster)
     for at, node in enumerate(cluster.nodes):
@@ -88,7 +93,7 @@ def _parts(cluster: Cluster) -> list[list[Node]]:
         for member in members[1:]:
             part_of[part(member)] = part(members[0])
 
-    asked: list[list[int]] = []
+    wired_groups: list[list[int]] = []
     for (wired, reach, *_), group in groups.items():
         first = cluster.nodes[group[0]]
         if not wired:
@@ -97,9 +102,9 @@ def _parts(cluster: Cluster) -> list[list[Node]]:
             continue
         if len(group) > 1 and _see_each_other(cluster, first, cluster.nodes[group[1]]):
             join(group)
-        asked.append(group)
-    for at, group in enumerate(asked):
-        others = [*asked[:at], *(other for view, other in groups.items() if not view[0])]
+        wired_groups.append(group)
+    for at, group in enumerate(wired_groups):
+        others = [*wired_groups[:at], *(other for view, other in groups.items() if not view[0])]
         for other in others:
             apart = part(group[0]) != part(other[0])
             if apart and _see_each_other(cluster, cluster.nodes[group[0]], cluster.nodes[other[0]]):
@@ -107,31 +112,32 @@ def _parts(cluster: Cluster) -> list[list[Node]]:
     parts: dict[int, list[int]] = {}
     for at in range(len(cluster.nodes)):
         parts.setdefault(part(at), []).append(at)
-    return [[cluster.nodes[at] for at in one] for one in sorted(parts.values(), key=max)]
+    ordered = sorted(parts.values(), key=max)
+    return [[cluster.nodes[at] for at in members] for members in ordered]
 
 
 def _wires(cluster: Cluster) -> dict[str, tuple[tuple[int, bool], ...]]:
-    """Per node its ends of wires."""
-    found: dict[str, tuple[tuple[int, bool], ...]] = {}
+    """Return, per node, its ends of wires."""
+    ends: dict[str, tuple[tuple[int, bool], ...]] = {}
     for at, wire in enumerate(cluster.wires):
         for names, end in ((wire.one, True), (wire.other, False)):
             for name in names:
-                found[name] = (*found.get(name, ()), (at, end))
-    return found
+                ends[name] = (*ends.get(name, ()), (at, end))
+    return ends
 
 
 def _view(
     cluster: Cluster, node: Node, wired: tuple[tuple[int, bool], ...], dead: Set[int]
 ) -> tuple[object, ...]:
-    """Its wires; how far up the switches it is heard (None: not at all); and what decides which
-    wire is the fastest."""
+    """Return a node's wires, the highest switch that it reaches (None: no network), and what
+    determines which wire is fastest."""
     reach: tuple[int, ...] | None = None
     if node.nic and dead.isdisjoint(node.nic):
-        heard = next(
+        working = next(
             (at for at, way in enumerate(node.uplinks) if not dead.isdisjoint(way)),
             len(node.uplinks),
         )
-        reach = tuple(out for out, _ in node.uplinks[heard:])
+        reach = tuple(out for out, _ in node.uplinks[working:])
     if not wired:
         return wired, reach
     links = [
@@ -143,8 +149,8 @@ def _view(
     return wired, reach, *links, shared
 
 
-def _see_each_other(cluster: Cluster, one: Node, other: Node) -> bool:
-    pairs = ((one.devices[0], other.devices[0]), (other.devices[0], one.devices[0]))
+def _see_each_other(cluster: Cluster, left: Node, right: Node) -> bool:
+    pairs = ((left.devices[0], right.devices[0]), (right.devices[0], left.devices[0]))
     return all(cluster.bandwidth_at(cluster.fastest(*pair, 1e6)) > 0 for pair in pairs)
 
 

@@ -1,4 +1,4 @@
-"""What a probe has measured so far, as a JSON file, so that one that was cut can go on.
+"""Store what a probe has measured so far in a JSON file, so that an interrupted probe can continue.
 
 {version, devices: [...], links: [...], hosts: [...]}
 """
@@ -16,15 +16,17 @@ from pydantic import TypeAdapter, ValidationError
 from argosy.cluster.probed import ProbedDevice, ProbedHost, ProbedLink
 from argosy.document import Schema
 
+# Version of the file format.
 VERSION = 1
 
 
 @dataclass(kw_only=True)
 class ProbeNotes:
-    """Grows while a probe measures; ``save`` is called after every measurement."""
+    """A list of measurements that grows during a probe; ``save`` is called after every
+    measurement."""
 
     path: Path | None = None
-    """Where it is kept; None: nowhere."""
+    """File of the notes; None: they are not saved."""
     devices: list[ProbedDevice] = field(default_factory=list)
     links: list[ProbedLink] = field(default_factory=list)
     hosts: list[ProbedHost] = field(default_factory=list)
@@ -37,11 +39,11 @@ class ProbeNotes:
         return json.dumps({"version": VERSION, **self.parts()})
 
     def parts(self) -> dict[str, list[dict[str, Any]]]:
-        """What was measured, for JSON."""
+        """Return the measurements for JSON."""
         return {
-            "devices": [asdict(one) for one in self.devices],
-            "links": [asdict(one) for one in self.links],
-            "hosts": [asdict(one) for one in self.hosts],
+            "devices": [asdict(device) for device in self.devices],
+            "links": [asdict(link) for link in self.links],
+            "hosts": [asdict(host) for host in self.hosts],
         }
 
     def link(self, source: int, target: int) -> ProbedLink | None:
@@ -53,7 +55,7 @@ class ProbeNotes:
         return next((host for host in self.hosts if host.host == name), None)
 
     def keep_if_made_by(self, hosts: Sequence[str]) -> None:
-        """Forget everything unless it was measured by as many ranks on the same hosts."""
+        """Drop all measurements unless they were made by as many ranks on the same hosts."""
         if [device.host for device in self.devices] != list(hosts):
             self.devices, self.links, self.hosts = [], [], []
 
@@ -66,8 +68,8 @@ class _File(Schema):
 
 
 def read_notes(text: str, path: Path | None = None) -> ProbeNotes:
-    """Notes from their text; nothing from one that is empty, broken or of another version: then all
-    is measured."""
+    """Return the notes of a text; none if it is empty, broken or of another version, so that all is
+    measured again."""
     try:
         content = _File.model_validate_json(text)
     except ValidationError:
@@ -81,7 +83,7 @@ def read_notes(text: str, path: Path | None = None) -> ProbeNotes:
 
 
 def device_of(text: str) -> ProbedDevice:
-    """Back from the JSON of its fields."""
+    """Return the device of a JSON text."""
     return _DEVICE.validate_json(text)
 
 

@@ -1,18 +1,19 @@
-"""A commented cluster file from what was measured of devices and links.
+"""Write a commented cluster file from measurements of devices and links.
 
-Devices of one host and kind form a group; hosts that are alike form a ``[[nodes]]`` entry. A pair
-of hosts tells the narrower of two NICs, and what a host exchanges with all others at once tells
-what its own NIC carries beyond that. So a host's NIC is
+Devices of one host and kind form a group; nearly equal hosts form a ``[[nodes]]`` entry. A
+measurement between two hosts shows the narrower of two NICs; the rate between a host and all others
+at once shows whether its own NIC carries more. So a host's NIC is
 
     (1)  nic_h = max( rate(h, g) over other hosts g, min(what h sends to all at once, what all send
          to h at once) )
 
-and a pair that is slower than both NICs by more than a quarter has a link of its own in between. A
-NIC that is wider than all others together is found to be as wide as they are: nothing can tell.
+A pair that is slower than both NICs by more than a quarter has a link of its own in between. A NIC
+that is wider than all others together is measured as wide as they are, because nothing can fill it.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,21 +22,22 @@ from dataclasses import dataclass
 from argosy.dtype import Dtype
 from argosy.units import COMPUTE, RATE, SIZE, TIME
 
-_ALIKE = 0.1
-"""Hosts whose figures differ by no more than this share an entry."""
-_SLOWER = 0.75
-_EQUAL = 0.97
-"""Devices from this share of the best of their kind on count as it."""
+_MOST_DIFFERENCE = 0.1
+"""Largest relative difference of figures between hosts that share an entry."""
+# Share of the narrower NIC's rate below which a pair of hosts gets a link of its own.
+_SLOW_PAIR_SHARE = 0.75
+_EQUAL_SHARE = 0.97
+"""Share of the best device of a kind from which on a device counts as equal to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedDevice:
-    """One device as it was measured."""
+    """A device that was measured."""
 
     rank: int
     host: str
     kind: str
-    """As its driver calls it."""
+    """Name that its driver reports."""
     memory: float
     """Bytes."""
     memory_bandwidth: float
@@ -43,26 +45,26 @@ class ProbedDevice:
     flops: tuple[tuple[Dtype, float], ...]
     """FLOP/s of the best size of square matrix product, per dtype."""
     by_size: tuple[tuple[Dtype, int, float], ...] = ()
-    """(dtype, size, FLOP/s) of every product that was measured."""
+    """Dtype, size and FLOP/s of every product that was measured."""
     facts: str = ""
-    """What its driver says beside: its version, bus, links."""
+    """Other facts that its driver reports: version, bus, links."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedLink:
-    """One direction between two ranks, alone on the network."""
+    """A direction between two ranks that was measured alone on the network."""
 
     source: int
     target: int
     bandwidth: float
     """Bytes/s of a large message."""
     latency: float
-    """Seconds: half a round trip of a small one."""
+    """Seconds: half a round trip of a small message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedHost:
-    """One host with all others at the same time."""
+    """A host that was measured with all others at the same time."""
 
     host: str
     out: float
@@ -77,14 +79,17 @@ class _Host:
     intra: tuple[float, float] | None
     """Bytes/s and seconds between two of its devices."""
     nic: tuple[float, float] | None
+    """Bytes/s and seconds of its NIC; None with a single host."""
 
     def is_like(self, other: _Host) -> bool:
-        mine, theirs = self._figures, other._figures
-        if [d.kind for d in self.devices] != [d.kind for d in other.devices] or len(mine) != len(
+        own, theirs = self._figures, other._figures
+        if [d.kind for d in self.devices] != [d.kind for d in other.devices] or len(own) != len(
             theirs
         ):
             return False
-        return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(mine, theirs, strict=True))
+        return all(
+            abs(a - b) <= _MOST_DIFFERENCE * max(a, b) for a, b in zip(own, theirs, strict=True)
+        )
 
     @property
     def _figures(self) -> list[float]:
@@ -102,7 +107,8 @@ def cluster_toml(
     *,
     measured: str = "measured",
 ) -> str:
-    """The text of a cluster file; ``measured`` says when and with what, in a comment."""
+    """Return the text of a cluster file; ``measured`` is a comment about the time and tool of the
+    measurement."""
     at_once = {host.host: min(host.out, host.into) for host in together}
     pairs = {(link.source, link.target): link for link in links}
     ranks = {
@@ -112,11 +118,11 @@ def cluster_toml(
     hosts = {host: _host(host, devices, ranks, pairs, at_once.get(host, 0.0)) for host in ranks}
     groups: list[list[str]] = []
     for host in hosts:
-        alike = next((group for group in groups if hosts[group[0]].is_like(hosts[host])), None)
-        if alike is None:
+        similar = next((group for group in groups if hosts[group[0]].is_like(hosts[host])), None)
+        if similar is None:
             groups.append([host])
         else:
-            alike.append(host)
+            similar.append(host)
     text = [f"# {measured}", f'name = "{name}"', ""]
     kinds = dict.fromkeys(
         _kind_name(device) for group in groups for device in hosts[group[0]].devices
@@ -132,8 +138,9 @@ def cluster_toml(
         letter = chr(ord("a") + index) if index < 26 else f"n{index}x"
         names |= {host: f"{letter}{at}" for at, host in enumerate(group)}
         text += _nodes(letter, group, [hosts[host] for host in group], best)
-    text += [line for one in ranks for other in ranks if one < other
-             for line in _slow_pair(one, other, hosts, ranks, pairs, names)]  # fmt: skip
+    for first, second in itertools.product(ranks, ranks):
+        if first < second:
+            text += _slow_pair(first, second, hosts, ranks, pairs, names)
     return "\n".join(text).rstrip() + "\n"
 
 
@@ -161,7 +168,7 @@ def _host(
 
 
 def _speed(device: ProbedDevice) -> float:
-    """FLOP/s by which devices of a kind are compared."""
+    """Return the FLOP/s by which devices of a kind are compared."""
     return dict(device.flops)[min(dict(device.flops))]
 
 
@@ -177,8 +184,8 @@ def _kind_name(device: ProbedDevice) -> str:
 
 
 def _kind(name: str, devices: Sequence[ProbedDevice]) -> list[str]:
-    """A ``[[kinds]]`` entry: the best of each rate; a slower device of the kind gets an efficiency
-    below 1."""
+    """Return a ``[[kinds]]`` entry with the best of each rate; a slower device of the kind gets an
+    efficiency below 1."""
     best = {
         dtype: max(dict(d.flops).get(dtype, 0.0) for d in devices) for dtype, _ in devices[0].flops
     }
@@ -215,7 +222,7 @@ def _nodes(
         rate, latency = host.intra or (host.devices[0].memory_bandwidth, 0.0)
         lines.append(f'intra = [{{ medium = "local", {_pair(rate, latency)} }}]')
     if host.nic is not None:
-        nics = [one.nic for one in hosts if one.nic is not None]
+        nics = [member.nic for member in hosts if member.nic is not None]
         rate, latency = (
             statistics.median(nic[0] for nic in nics),
             statistics.median(nic[1] for nic in nics),
@@ -225,7 +232,7 @@ def _nodes(
 
 
 def _groups(hosts: Sequence[_Host], best: Mapping[str, float]) -> list[str]:
-    """Runs of equal devices, with each one's efficiency relative to the best of its kind."""
+    """Return runs of equal devices, each with its efficiency relative to the best of its kind."""
     rows: list[tuple[str, int]] = []
     for at, device in enumerate(hosts[0].devices):
         kind = _kind_name(device)
@@ -233,7 +240,7 @@ def _groups(hosts: Sequence[_Host], best: Mapping[str, float]) -> list[str]:
             statistics.mean(_speed(host.devices[at]) for host in hosts) / best[kind], 2
         )
         row = f'kind = "{kind}"' + (
-            f", efficiency = {max(efficiency, 0.01)}" if efficiency < _EQUAL else ""
+            f", efficiency = {max(efficiency, 0.01)}" if efficiency < _EQUAL_SHARE else ""
         )
         if rows and rows[-1][0] == row:
             rows[-1] = (row, rows[-1][1] + 1)
@@ -247,24 +254,24 @@ def _pair(rate: float, latency: float) -> str:
 
 
 def _slow_pair(
-    one: str,
-    other: str,
+    first: str,
+    second: str,
     hosts: dict[str, _Host],
     ranks: dict[str, list[int]],
     pairs: dict[tuple[int, int], ProbedLink],
     names: dict[str, str],
 ) -> list[str]:
-    between = [pairs[a, b] for a in ranks[one] for b in ranks[other] if (a, b) in pairs]
-    nics = [nic[0] for nic in (hosts[one].nic, hosts[other].nic) if nic is not None]
+    between = [pairs[a, b] for a in ranks[first] for b in ranks[second] if (a, b) in pairs]
+    nics = [nic[0] for nic in (hosts[first].nic, hosts[second].nic) if nic is not None]
     if not between or len(nics) < 2:
         return []
     rate, latency = _typical(between)
-    if rate >= _SLOWER * min(nics):
+    if rate >= _SLOW_PAIR_SHARE * min(nics):
         return []
     return [
         "[[links]]  # slower than both NICs",
-        f'between = ["{names[one]}", "{names[other]}"]',
-        f'name = "{names[one]}-{names[other]}"',
+        f'between = ["{names[first]}", "{names[second]}"]',
+        f'name = "{names[first]}-{names[second]}"',
         *_pair(rate, latency).split(", "),
         "",
     ]

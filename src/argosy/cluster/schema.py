@@ -1,5 +1,4 @@
-"""The fields of a cluster file, as pydantic models; what they mean is told in
-``docs/clusters.md``."""
+"""Declare the fields of a cluster file as pydantic models; ``docs/clusters.md`` explains them."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from argosy.errors import Mismatch
 from argosy.units import COMPUTE, RATE, SIZE, TIME, Quantity, finite
 
 _LARGEST = 1e21
-"""Bytes, bytes/s or FLOP/s; products of what is below stay finite."""
+"""Largest bytes, bytes/s or FLOP/s, so that products stay finite."""
 _SMALLEST = 1e-6
-"""Bytes, bytes/s or FLOP/s; what is divided by it stays finite."""
+"""Smallest bytes, bytes/s or FLOP/s, so that quotients stay finite."""
 _MOST = 10_000
-"""Nodes of a group, devices of a node, NICs of a host."""
+"""Largest number of nodes of a group, devices of a node, or NICs of a host."""
 
 
 def _positive(quantity: Quantity, smallest: float = _SMALLEST) -> BeforeValidator:
@@ -82,7 +81,7 @@ def _name(value: Any) -> Any:
 
 
 def _word(pattern: str, expected: str) -> BeforeValidator:
-    """Text that scripts and schedulers take as one word."""
+    """Return a validator for text that scripts and schedulers take as one word."""
 
     def check(value: Any) -> Any:
         if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
@@ -109,12 +108,16 @@ Flops = Annotated[float, _positive(COMPUTE)]
 Seconds = Annotated[float, BeforeValidator(TIME.parse)]
 Horizon = Annotated[float, _positive(replace(TIME, example="10 min"), smallest=0.0)]
 """Seconds."""
+# A name of letters, digits, - and _, because names become parts of edges and file names.
 Name = Annotated[str, BeforeValidator(_name)]
+# A number of nodes, devices or NICs.
 Count = Annotated[int, _whole(1, _MOST, f"a whole number from 1 to {_MOST}")]
 Seed = Annotated[int, _whole(0, math.inf, "a whole number, at least 0")]
+# Share of what the device kind usually reaches; above 1 for a device that is better than usual.
 Efficiency = Annotated[
     float, _number(lambda value: 0 < value <= 1.5, "a number above 0, at most 1.5")
 ]
+# A price in the user's currency.
 Price = Annotated[float, _number(lambda value: value >= 0, "a finite number, at least 0")]
 
 HostName = Annotated[
@@ -128,13 +131,14 @@ Interface = Annotated[
     str, _word(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,14}", 'a network interface such as "eth0"')
 ]
 Port = Annotated[int, _whole(1, 65535, "a port from 1 to 65535")]
+# A generic resource of Slurm.
 Gres = Annotated[
     str, _word(r"[A-Za-z0-9_.:-]{0,64}", 'a resource of Slurm such as "gpu:a100", or "" for none')
 ]
 
 
 class KindSchema(Schema):
-    """A device kind of the user's own, beside the catalogue."""
+    """A device kind that the user adds to the catalogue."""
 
     name: Name
     vendor: str = "custom"
@@ -166,7 +170,7 @@ class NicSchema(Schema):
 
 
 class HostSchema(Schema):
-    """The machine that a node is."""
+    """A machine that runs a node."""
 
     name: HostName
     address: HostAddress | None = None
@@ -199,7 +203,7 @@ class NodeSchema(Schema):
 
     @property
     def num_nodes(self) -> int:
-        """``count``, or the number of hosts that are named, or 1."""
+        """Return ``count``, or the number of named hosts, or 1."""
         return self.count or len(self.hosts) or 1
 
 
@@ -232,8 +236,8 @@ class SharedSchema(Schema):
 
 
 class ChangeSchema(Schema):
-    """How one edge or device changes: one of ``steps`` (and ``latency_steps``), ``trace`` or
-    ``generator``."""
+    """A change of one edge or device, which has one of ``steps`` (and ``latency_steps``), ``trace``
+    or ``generator``."""
 
     link: str | None = None
     device: str | None = None

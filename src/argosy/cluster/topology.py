@@ -1,10 +1,11 @@
-"""A cluster: devices in nodes, and a network of directed links with the routes that follow from it.
+"""Define a cluster: devices in nodes, and a network of directed links with its routes.
 
-The network is a multigraph. What a user names is an *edge* (``v0.nic``, ``v0.nvlink``, ``wan``);
-inside, an edge is one or more directed ``Link``s, each with its own capacity:
+The network is a multigraph. A user names *edges* (``v0.nic``, ``v0.nvlink``, ``wan``); inside, an
+edge is one or more directed ``Link``s, each with its own capacity:
 
     edge                     links
-    a node's medium          ``v0.2.nvlink.out`` and ``.in`` for every device, into a non-blocking switch of the node
+    a node's medium          ``v0.2.nvlink.out`` and ``.in`` for every device, into a non-blocking
+                             switch of the node
     a shared medium          ``v0.pcie``: one capacity for the whole node
     a node's NIC             ``v0.nic.out``, ``v0.nic.in``
     a switch's uplink        ``rack0.uplink.out``, ``rack0.uplink.in``
@@ -12,8 +13,8 @@ inside, an edge is one or more directed ``Link``s, each with its own capacity:
     a [[shared]] entry       ``root0``: one capacity on top of the edges it lists
 
 A transfer takes one ``Route``; parallel edges give several routes between the same two devices, and
-*conflicts* list edges that cannot carry bytes at the same time. A route's latency is the sum of its
-links', its bandwidth at any moment that of its narrowest link.
+*conflicts* list edges that cannot carry bytes at the same time. A route's latency is the sum of
+those of its links; its bandwidth at any time is that of its narrowest link.
 """
 
 from __future__ import annotations
@@ -30,27 +31,28 @@ from argosy.cluster.device import Device
 from argosy.cluster.trace import Trace, minimum
 from argosy.errors import InfeasibleError, bad_input, closest
 
+# Longest pattern that is matched; matching longer ones could take very long.
 _LONGEST_PATTERN = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One directed capacity of the network."""
+    """A directed capacity that the network has."""
 
     name: str
     edge: str
-    """What the user calls it; the directions of one edge share this name."""
+    """Name that the user gives it; the directions of one edge share this name."""
     bandwidth: Trace
     """Bytes/s over time; 0 = down."""
     latency: Trace
     """Seconds over time."""
     price_per_byte: float = 0.0
-    """Currency units."""
+    """Price in the user's currency."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """One way from a device to another: indices of the links it crosses, in order."""
+    """A way that leads from a device to another: indices of the links it crosses, in order."""
 
     medium: str
     links: tuple[int, ...]
@@ -58,33 +60,33 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class Medium:
-    """A way for the devices of one node to talk: links out of and into each of them."""
+    """A medium that connects the devices of one node by links out of and into each of them."""
 
     name: str
     outward: tuple[int, ...]
-    """Per device of the node; the same link for all where the medium is shared."""
+    """Link per device of the node; one link for all if the medium is shared."""
     inward: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """How a scheduler and the network call a node; nothing of it matters to a plan."""
+    """A machine that runs a node, as schedulers and the network name it; plans do not depend on
+    it."""
 
     name: str
-    """The host's name, also in a scheduler."""
+    """Name of the host, also in a scheduler."""
     address: str | None = None
-    """Where other hosts reach it; its name unless given."""
+    """Address at which other hosts reach it; its name unless given."""
     interface: str | None = None
-    """The network interface that training uses; unless given, the one that leads to the first
-    node."""
+    """Network interface that training uses; unless given, the one that leads to the first node."""
     port: int | None = None
-    """Where the store of a run listens, if this is its first node."""
+    """Port at which the store of a run listens, if this is its first node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """The memory of a node, and how its devices reach it; None where the file does not say
-    (``cluster.host``)."""
+    """A description of the memory that a node has and of the links to it; None for what the file
+    omits (``cluster.host``)."""
 
     size: float | None = None
     """Bytes."""
@@ -100,7 +102,7 @@ class HostMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A host with its devices."""
+    """A host that has devices."""
 
     name: str
     devices: tuple[str, ...]
@@ -111,17 +113,16 @@ class Node:
     """Links out of and into each switch above the host, nearest first."""
     machine: Machine | None = None
     cpus: int | None = None
-    """CPUs that a scheduler may give a job there; None where the file does not say."""
+    """CPUs that a scheduler may give a job there; None if the file does not state it."""
     gres: tuple[str | None, ...] = ()
-    """Per device, the generic resource that Slurm has it under; None where the file does not
-    say."""
+    """Generic resource of Slurm per device; None if the file does not state it."""
     host_memory: HostMemory = HostMemory()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """A [[links]] entry: an edge between two groups of nodes, in place of the route through the
-    switches."""
+    """A [[links]] entry, which is an edge between two groups of nodes in place of the route through
+    the switches."""
 
     name: str
     one: frozenset[str]
@@ -133,21 +134,23 @@ class Wire:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationFactors:
-    """What a calibration changes of every link and device; the defaults change nothing."""
+    """A set of factors by which a calibration changes links and devices; the defaults change
+    nothing."""
 
     bandwidth: float = 1.0
-    """Share of a link's stated bandwidth."""
+    """Share of a link's stated bandwidth that reaches the program."""
     nic_bandwidth: float | None = None
-    """The same for links outside nodes; None: as inside."""
+    """Share of the stated bandwidth for links between nodes; None: ``bandwidth``."""
     latency: float = 0.0
-    """Seconds more for every message."""
+    """Seconds added to the latency of every message."""
     process_bytes: float = 0.0
     """Bytes of every device's memory that a process takes before the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Devices and the network between them, with everything that is known of their future."""
+    """A cluster, which consists of devices and the network between them, with all known future
+    changes."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -155,17 +158,17 @@ class Cluster:
     links: tuple[Link, ...]
     wires: tuple[Wire, ...] = ()
     conflicts: tuple[tuple[frozenset[int], ...], ...] = ()
-    """Each a list of edges (as sets of links) of which at most one may carry bytes at a time."""
+    """Groups of edges (as sets of links) of which at most one may carry bytes at a time."""
     shared: tuple[tuple[frozenset[int], int], ...] = ()
-    """(members, link): routes over any member also cross the link."""
+    """Pairs (members, link): routes over any member also cross the link."""
     content: str = field(default="{}", repr=False)
     """The cluster file as canonical JSON, with every trace written out; ``fit`` is not in it."""
     fit: CalibrationFactors = CalibrationFactors()
-    """The calibration that ``links`` and ``devices`` already contain."""
+    """Calibration that ``links`` and ``devices`` already contain."""
 
     @cached_property
     def hash(self) -> str:
-        """Of ``content``; equal for equal clusters."""
+        """Return the SHA-256 of ``content``; equal for equal clusters."""
         return hashlib.sha256(self.content.encode()).hexdigest()
 
     @cached_property
@@ -174,16 +177,16 @@ class Cluster:
 
     @cached_property
     def edges(self) -> dict[str, list[int]]:
-        """Per edge, its links."""
-        found: dict[str, list[int]] = {}
+        """Return the links of each edge."""
+        links: dict[str, list[int]] = {}
         for index, link in enumerate(self.links):
-            found.setdefault(link.edge, []).append(index)
-        return found
+            links.setdefault(link.edge, []).append(index)
+        return links
 
     @cached_property
     def halved(self) -> frozenset[int]:
-        """Links of media that are not shared: a transfer crosses two of them, each with half of a
-        medium's latency."""
+        """Return the links of media that are not shared: a transfer crosses two of them, each with
+        half of the medium's latency."""
         media = [
             medium
             for node in self.nodes
@@ -194,7 +197,7 @@ class Cluster:
 
     @cached_property
     def node_of(self) -> dict[str, tuple[Node, int]]:
-        """Per device name, its node and its position there."""
+        """Return the node and the position in it for each device name."""
         return {
             name: (node, index) for node in self.nodes for index, name in enumerate(node.devices)
         }
@@ -211,20 +214,21 @@ class Cluster:
         return self.devices[self.device_index[name]]
 
     def routes(self, source: str, target: str) -> tuple[Route, ...]:
-        """Every way from one device to another, at least one."""
+        """Return every route from one device to another, at least one; raise an ``InfeasibleError``
+        if there is none."""
         key = (source, target)
         if key not in self._routes:
-            found = tuple(self._find_routes(self.device(source).name, self.device(target).name))
-            if not found:
+            routes = tuple(self._find_routes(self.device(source).name, self.device(target).name))
+            if not routes:
                 raise InfeasibleError(
                     f"{self.name}: no route from {source} to {target}; "
                     "give their nodes a nic, or a [[links]] entry between them"
                 )
-            self._routes[key] = found
+            self._routes[key] = routes
         return self._routes[key]
 
     def with_routes(self, routes: Mapping[tuple[str, str], tuple[Route, ...]]) -> Cluster:
-        """The same cluster with routes of the caller's own between some devices."""
+        """Return the cluster with the caller's routes between some devices."""
         copy = replace(self)
         copy._routes.update(routes)
         return copy
@@ -232,27 +236,27 @@ class Cluster:
     def with_links(
         self, links: Sequence[Link], routes: Mapping[tuple[str, str], tuple[Route, ...]]
     ) -> Cluster:
-        """The same cluster with more links, and with routes over them to places that are no
+        """Return the cluster with more links, and with routes over them to places that are no
         devices."""
         copy = replace(self, links=(*self.links, *links))
         copy._routes.update({**self._routes, **routes})
         return copy
 
     def latency(self, route: Route, time: float = 0.0) -> float:
-        """Seconds from one end to the other at ``time``."""
+        """Return the seconds of latency from one end of a route to the other at ``time``."""
         return sum(self.links[link].latency.at(time) for link in route.links)
 
     def bandwidth(self, route: Route) -> Trace:
-        """Bytes/s over time if nobody else uses the route."""
+        """Return the bytes/s over time that a route has without other traffic."""
         return minimum(self.links[link].bandwidth for link in route.links)
 
     def bandwidth_at(self, route: Route, time: float = 0.0) -> float:
-        """The same at a moment."""
+        """Return the bytes/s at ``time`` that a route has without other traffic."""
         return min(self.links[link].bandwidth.at(time) for link in route.links)
 
     def fastest(self, source: str, target: str, num_bytes: float, time: float = 0.0) -> Route:
-        """The route over which so many bytes, alone on the network, arrive first; the earlier one
-        on a tie."""
+        """Return the route over which ``num_bytes``, alone on the network, arrive first; the
+        earlier one on a tie."""
 
         def arrival(route: Route) -> float:
             end = self.bandwidth(route).advance(time, num_bytes)
@@ -296,7 +300,8 @@ class Cluster:
 
 
 def _between(start: Node, end: Node) -> tuple[int, ...]:
-    """Up from one host to the first switch that both are under, and down to the other."""
+    """Return the links up from one host to the first switch that both are under, and down to the
+    other."""
     common = {out for out, _ in start.uplinks} & {out for out, _ in end.uplinks}
     up = tuple(out for out, _ in start.uplinks if out not in common)
     down = tuple(into for out, into in end.uplinks if out not in common)
@@ -304,11 +309,11 @@ def _between(start: Node, end: Node) -> tuple[int, ...]:
 
 
 def is_meant(name: str, pattern: str) -> bool:
-    """Whether a pattern of a file or command (``a*.nic``) covers the name of an edge or device; no
-    pattern is long."""
+    """Return whether a pattern of a file or command (``a*.nic``) matches the name of an edge or
+    device; very long patterns match nothing."""
     return len(pattern) <= _LONGEST_PATTERN and fnmatchcase(name, pattern)
 
 
 def canonical(content: dict[str, Any]) -> str:
-    """JSON with sorted keys and no spaces: equal content, equal bytes."""
+    """Return JSON with sorted keys and no spaces: equal content gives equal bytes."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

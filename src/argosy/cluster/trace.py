@@ -1,8 +1,8 @@
-"""A quantity that changes over time, as an exact step function: link bandwidth, link latency,
-device speed.
+"""Represent a quantity that changes over time as an exact step function: link bandwidth, link
+latency, device speed.
 
 A ``Trace`` v has knots 0 = T[0] < T[1] < ... and holds ``values[i]`` on [T[i], T[i+1]), the last
-for ever. Work done since time 0 is the continuous, piecewise linear
+value without end. Work done since time 0 is the continuous, piecewise linear
 
     (1)  C(t) = integral of v from 0 to t,
 
@@ -32,12 +32,12 @@ from argosy.errors import bad_input
 FloatArray = NDArray[np.float64]
 
 _FOREVER = 1e12
-"""Seconds; stands for the end of time in (1) so that interpolation has a right end."""
+"""Seconds that stand for the end of time in (1), so that interpolation has a right end."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A step function of time; hashable, so that equal traces are shared."""
+    """A step function of time that is hashable, so that equal traces are shared."""
 
     times: tuple[float, ...]
     values: tuple[float, ...]
@@ -63,8 +63,8 @@ class Trace:
 
     @classmethod
     def from_steps(cls, steps: Iterable[tuple[float, float]], *, initial: float) -> Trace:
-        """Steps in time order; ``initial`` holds before the first. Steps that change nothing are
-        dropped.
+        """Return the trace of steps in time order; ``initial`` holds before the first. Steps that
+        change nothing are dropped.
 
         >>> Trace.from_steps([(30, 4.0), (90, 25.0)], initial=25.0)
         Trace(25 until 30 s, 4 until 90 s, then 25)
@@ -86,18 +86,18 @@ class Trace:
         return len(self.times) == 1
 
     def at(self, time: float) -> float:
-        """The value that holds at ``time``; before 0 the first one does."""
+        """Return the value that holds at ``time``; before 0 the first one does."""
         if len(self.values) == 1:
             return self.values[0]
         return self.values[max(bisect.bisect_right(self.times, time) - 1, 0)]
 
     def next_change(self, time: float) -> float:
-        """The first knot after ``time``, or infinity."""
+        """Return the first knot after ``time``, or infinity."""
         index = bisect.bisect_right(self.times, time)
         return self.times[index] if index < len(self.times) else math.inf
 
     def knots_between(self, start: float, end: float) -> tuple[float, ...]:
-        """The times after ``start`` and before ``end`` at which the value changes.
+        """Return the times after ``start`` and before ``end`` at which the value changes.
 
         >>> Trace.from_steps([(30, 4.0), (90, 25.0)], initial=25.0).knots_between(30, 91)
         (90.0,)
@@ -107,11 +107,11 @@ class Trace:
         ]
 
     def integral(self, start: float, end: float) -> float:
-        """(1) between two times."""
+        """Return the integral (1) between two times."""
         return self._cumulative_at(end) - self._cumulative_at(start)
 
     def advance(self, start: float, amount: float) -> float:
-        """(2): when ``amount`` is done if it starts at ``start``.
+        """Return the time (2) at which ``amount`` is done if it starts at ``start``.
 
         >>> Trace.from_steps([(10, 0.0), (20, 1.0)], initial=2.0).advance(9, 4.0)
         22.0
@@ -130,20 +130,19 @@ class Trace:
             amount -= value * (end - now)
             now = end
             index += 1
-            if (
-                amount <= 0
-            ):  # by rounding: done at the knot, not after the outage that may begin there
+            # By rounding: done at the knot, not after the outage that may begin there.
+            if amount <= 0:
                 return now
 
     def mean(self, start: float, end: float) -> float:
-        """Average over an interval; the value itself where the interval is empty."""
+        """Return the average over an interval; the value itself if the interval is empty."""
         return self.integral(start, end) / (end - start) if end > start else self.at(start)
 
     def scaled(self, factor: float) -> Trace:
         return Trace(self.times, tuple(value * factor for value in self.values))
 
     def after(self, time: float) -> Trace:
-        """The same from ``time`` on, which becomes 0.
+        """Return the trace from ``time`` on, which becomes 0.
 
         >>> Trace.from_steps([(30, 4.0), (90, 25.0)], initial=25.0).after(40)
         Trace(4 until 50 s, then 25)
@@ -157,14 +156,14 @@ class Trace:
 
     @cached_property
     def knots(self) -> tuple[FloatArray, FloatArray]:
-        """(T, C) of (1) as arrays with a far right end, for vectorised inversion."""
+        """Return T and C of (1) as arrays with a far right end, for vectorised inversion."""
         times = np.append(np.asarray(self.times), _FOREVER)
         done = np.concatenate(([0.0], np.cumsum(np.asarray(self.values) * np.diff(times))))
         return times, done
 
     @cached_property
     def steps(self) -> tuple[FloatArray, FloatArray]:
-        """Times and values as arrays."""
+        """Return times and values as arrays."""
         return np.asarray(self.times), np.asarray(self.values)
 
     @cached_property
@@ -172,7 +171,7 @@ class Trace:
         return hash((self.times, self.values))
 
     def __hash__(self) -> int:
-        """Computed once: a trace may have a million knots."""
+        """Return the hash, computed once, because a trace may have a million knots."""
         return self._code
 
     @property
@@ -188,11 +187,12 @@ class Trace:
         parts = [f"{v:g} until {t:g} s" for v, t in zip(self.values, self.times[1:], strict=False)]
         if len(parts) > 4:
             parts = [*parts[:2], f"... {len(parts) - 3} more", parts[-1]]
-        return f"Trace({', '.join([*parts, f'then {self.values[-1]:g}' if parts else f'{self.values[-1]:g}'])})"
+        last = f"then {self.values[-1]:g}" if parts else f"{self.values[-1]:g}"
+        return f"Trace({', '.join([*parts, last])})"
 
 
 def total(traces: Iterable[Trace]) -> Trace:
-    """The pointwise sum: what several links carry together, or how late bytes are after crossing
+    """Return the pointwise sum: the bandwidth of several links together, or the latency of crossing
     them all.
 
     >>> total([Trace.constant(3.0), Trace.from_steps([(5, 1.0)], initial=4.0)])
@@ -205,8 +205,8 @@ def total(traces: Iterable[Trace]) -> Trace:
 
 
 def minimum(traces: Iterable[Trace]) -> Trace:
-    """The pointwise minimum: the bandwidth of a route is that of its narrowest link at every
-    moment.
+    """Return the pointwise minimum: the bandwidth of a route is that of its narrowest link at every
+    time.
 
     >>> minimum([Trace.constant(3.0), Trace.from_steps([(5, 1.0)], initial=4.0)])
     Trace(3 until 5 s, then 1)

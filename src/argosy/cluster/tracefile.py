@@ -1,8 +1,8 @@
-"""Traces from files: our CSV with units, and two public formats of measured traces.
+"""Read traces from files: Argosy's CSV with units, and two public formats of measured traces.
 
-Ours has a header: ``seconds``, then ``bandwidth`` or ``latency`` or both for a link, ``speed`` for
-a device. ``seconds`` and ``speed`` are plain numbers; the others carry their unit. ``#`` starts a
-comment line.
+Argosy's CSV has a header: ``seconds``, then ``bandwidth`` or ``latency`` or both for a link,
+``speed`` for a device. ``seconds`` and ``speed`` are plain numbers; the others carry their unit.
+``#`` starts a comment line.
 
     seconds,bandwidth,latency
     0,25 Gbit/s,20 us
@@ -25,34 +25,36 @@ from argosy.document import read_text
 from argosy.errors import InputError, Mismatch, Problem, bad_input, closest, show
 from argosy.units import RATE, TIME
 
+# Headers that a file may have.
 _HEADERS = ("seconds,bandwidth", "seconds,bandwidth,latency", "seconds,latency", "seconds,speed")
+# Largest number of problems that are reported for one file.
 _MOST_PROBLEMS = 20
 
 Columns = Mapping[str, Callable[[str], Any]]
-"""Name of each column, in order, and how its text is read; a reader raises ``Mismatch``."""
+"""Name of each column, in order, with the function that reads its text; it raises ``Mismatch``."""
 Row = tuple[int, list[str]]
 """Line number and cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileTrace:
-    """The columns of a trace file; ``None`` for a column that it does not have."""
+    """A set of traces that a file has; ``None`` for a column that it does not have."""
 
     bandwidth: Trace | None = None
     """Bytes/s."""
     latency: Trace | None = None
     """Seconds."""
     speed: Trace | None = None
-    """Relative to full speed."""
+    """Speed relative to full speed."""
 
 
 @dataclass(frozen=True)
 class TraceColumns:
-    """The rows of a trace file, which several edges or devices may follow."""
+    """A table that holds the rows of a trace file, which several edges or devices may follow."""
 
     times: Sequence[float]
     values: Mapping[str, Sequence[float]]
-    """By column."""
+    """Values by column."""
 
     def traces(
         self,
@@ -61,7 +63,7 @@ class TraceColumns:
         latency: float | None = None,
         speed: float | None = None,
     ) -> FileTrace:
-        """The traces; the keywords hold before the first row (SI units; by default that row
+        """Return the traces; the keywords hold before the first row (SI units; by default that row
         does)."""
         initial = {"bandwidth": bandwidth, "latency": latency, "speed": speed}
         return FileTrace(
@@ -79,13 +81,13 @@ def read_trace(
     latency: float | None = None,
     speed: float | None = None,
 ) -> FileTrace:
-    """A trace in our CSV; the keywords hold before its first row (SI units; by default that row
-    does)."""
+    """Read a trace in Argosy's CSV; the keywords hold before its first row (SI units; by default
+    that row does)."""
     return read_columns(path).traces(bandwidth=bandwidth, latency=latency, speed=speed)
 
 
 def read_columns(path: Path | str) -> TraceColumns:
-    """The rows of a trace in our CSV."""
+    """Read the rows of a trace in Argosy's CSV."""
     rows = _rows(path, separator=",")
     columns = _columns(path, next(rows, (1, [])))
     times, *values = _read(path, rows, columns)
@@ -93,13 +95,13 @@ def read_columns(path: Path | str) -> TraceColumns:
 
 
 def column_names(path: Path | str) -> list[str]:
-    """The header of a trace in our CSV."""
+    """Return the header of a trace in Argosy's CSV."""
     return list(_columns(path, next(_rows(path, separator=","), (1, []))))
 
 
 def read_oboe(path: Path | str) -> Trace:
-    """Throughput in bytes/s, from lines of ``seconds Mbit/s`` without a header; the first holds
-    from 0."""
+    """Return throughput in bytes/s, from lines of ``seconds Mbit/s`` without a header; the first
+    holds from 0."""
     times, rates = _read(
         path, _rows(path, separator=None), {"seconds": _plain_number, "Mbit/s": _plain_number}
     )
@@ -107,8 +109,8 @@ def read_oboe(path: Path | str) -> Trace:
 
 
 def rescaled(trace: Trace, *, capacity: float) -> Trace:
-    """``trace`` scaled so that its highest value is ``capacity``: its shape, not its measured
-    values."""
+    """Return ``trace`` scaled so that its highest value is ``capacity``: it keeps its shape, not
+    its measured values."""
     peak = max(trace.values)
     if peak == 0:
         raise bad_input("a trace that is not 0 everywhere", peak, where="trace")
@@ -116,8 +118,8 @@ def rescaled(trace: Trace, *, capacity: float) -> Trace:
 
 
 def read_bamboo(path: Path | str) -> dict[str, Trace]:
-    """Availability (1 or 0) of each node, from lines of ``milliseconds,add|remove,node`` without a
-    header.
+    """Return the availability (1 or 0) of each node, from lines of ``milliseconds,add|remove,node``
+    without a header.
 
     A node that is not added at 0 starts at 0. Nodes are in the order in which they first appear.
     """
@@ -135,8 +137,8 @@ def _trace(times: Sequence[float], values: Sequence[float], initial: float | Non
 
 
 def _rows(path: Path | str, *, separator: str | None) -> Iterator[Row]:
-    """Lines that are not blank and no comment, cut into cells; without a separator at white
-    space."""
+    """Yield lines that are neither blank nor comments, cut into cells; at white space without a
+    separator."""
     for line, text in enumerate(read_text(path).removeprefix("\ufeff").splitlines(), start=1):
         if text.strip() and not text.lstrip().startswith("#"):
             if separator is None or '"' not in text:
@@ -183,8 +185,8 @@ def _columns(path: Path | str, header: Row) -> Columns:
 def _read(
     path: Path | str, rows: Iterable[Row], columns: Columns, *, may_repeat: bool = False
 ) -> list[list[Any]]:
-    """The columns as values. The first one is a time: it increases, or stays if it
-    ``may_repeat``."""
+    """Return the columns as values. The first one is a time, which must increase, or may stay equal
+    if ``may_repeat``."""
     first = next(iter(columns))
     values: list[list[Any]] = [[] for _ in columns]
     readers = list(zip(columns, columns.values(), values, strict=True))
@@ -247,7 +249,7 @@ def _plain_number(text: str) -> float:
 
 
 def _action(text: str) -> float:
-    """What a node's availability becomes."""
+    """Return the availability of a node after an action."""
     known = {"add": 1.0, "remove": 0.0}
     if text not in known:
         raise Mismatch(text, '"add" or "remove"', closest(text, known))

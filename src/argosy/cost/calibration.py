@@ -1,24 +1,23 @@
-"""The few constants of the cost model that depend on the software that runs a plan, as one value
-and one file.
+"""Hold the few constants of the cost model that depend on the software that runs a plan.
 
-``argosy calibrate`` fits them to measured runs (``calibrate.fit``); everything else of the cost
-model comes from datasheets and the model's shape. What a calibration changes:
+``argosy calibrate`` fits them to measured runs (``calibrate.fit``); the rest of the cost model
+comes from datasheets and the model's shape. A calibration sets:
 
-    (1)  the shares of a device's peak that matrix products and attention reach, how often kept
-         bytes and, where tensors are split, whole outputs cross its memory bus, seconds beside the
-         work of a layer, its least seconds, and how many times as many they are where tensors are
-         split, and how far the speeds of equal devices differ (``cost.compute``)
-    (2)  the share of a link's stated bandwidth that reaches the program, inside nodes and between
-         them, what a message takes beside its bytes, and what of a link sums of gradients reach
-    (3)  what share of a transfer between stages keeps both its ends waiting
+    (1)  compute (``cost.compute``): the shares of a device's peak that matrix products and
+         attention reach; how often kept bytes and, in tensor-parallel groups, whole outputs cross
+         the memory bus; the seconds of a layer beside its work; its least seconds, and their factor
+         in a tensor-parallel group; and how far the speeds of equal devices differ
+    (2)  network: the share of a link's stated bandwidth that reaches the program, inside nodes and
+         between them; the latency added to a message; the share that sums of gradients reach
+    (3)  overlap: the share of transfers between stages that keeps both ends waiting
          (``sim.tasks.blocking``), and whether weights under ZeRO 3 arrive layer by layer beside the
          action that needs them (``sim.tasks.compile``)
-    (4)  what a process takes of every device's memory before the model, and how much more live
-         activations take than their bytes: an allocator's slack, inputs that every device of a
-         tensor-parallel group repeats
-    (5)  what a system keeps, recomputes and sums: the formats of gradients, the meaning of
-         selective recomputation, sequence parallelism, asynchronous tensor parallelism, fused
-         kernels, a fused loss
+    (4)  memory: the bytes that a process takes of every device before the model, and the factor of
+         live activations over their bytes (allocator slack, and inputs that every device of a
+         tensor-parallel group repeats)
+    (5)  the training system's choices: the formats of gradients, the meaning of selective
+         recomputation, sequence parallelism, asynchronous tensor parallelism, fused kernels, a
+         fused loss
 """
 
 from __future__ import annotations
@@ -33,74 +32,79 @@ from argosy.dtype import Dtype
 from argosy.workload.chain import Chain, Selective
 from argosy.workload.profile import Profile
 
+# The compute model whose constants are the defaults of a calibration.
 _DEFAULT = ComputeModel()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Constants of the cost model; the defaults are those of the model itself."""
+    """A set of constants that the cost model uses; the defaults are those of the cost model
+    itself."""
 
     forward_peak: float | None = _DEFAULT.forward_peak
-    """Share of the datasheet's peak that matrix products reach; None: as the catalogue has it for
-    each kind."""
+    """Share of the datasheet's peak that matrix products of a forward reach; None: the catalogue's
+    value for each device kind."""
     backward_peak: float | None = _DEFAULT.backward_peak
+    """Share of the datasheet's peak that matrix products of a backward reach; None: the catalogue's
+    value."""
     attention_peak: float | None = _DEFAULT.attention_peak
-    """Share of the datasheet's peak that attention proper reaches; None: as the catalogue has
-    it."""
+    """Share of the datasheet's peak that attention proper reaches; None: the catalogue's value."""
     passes: float | None = _DEFAULT.passes
-    """None: as the catalogue has it. How often kept bytes and weights cross the memory bus in a
-    forward."""
+    """Times that kept bytes and weights cross the memory bus in a forward; None: the catalogue's
+    value."""
     forward_floor: float = _DEFAULT.forward_floor
-    """Seconds of a layer at least."""
+    """Least seconds of a layer's forward."""
     backward_floor: float = _DEFAULT.backward_floor
+    """Least seconds of a layer's backward."""
     split_launches: float = _DEFAULT.split_launches
-    """Launches of a layer whose tensors are split over those of a whole one."""
+    """Kernel launches of a layer in a tensor-parallel group over those of a layer on one device."""
     gathered: float = _DEFAULT.gathered
-    """How often a layer's whole output crosses the memory bus in a forward where tensors are
-    split."""
+    """Times that a layer's whole output crosses the memory bus in a forward of a tensor-parallel
+    group."""
     forward_start: float = _DEFAULT.forward_start
-    """Seconds beside the work of a layer."""
+    """Seconds of a layer's forward beside its work."""
     backward_start: float = _DEFAULT.backward_start
+    """Seconds of a layer's backward beside its work."""
     profile_factor: float = _DEFAULT.profile_factor
     """Seconds of layers in a run over those of measured profiles, which were taken one layer at a
     time."""
     spread: float = _DEFAULT.spread
-    """Relative standard deviation of the speeds of equal devices, the slowest of which a stage
-    waits for."""
+    """Relative standard deviation of the speeds of equal devices; a stage waits for its slowest
+    device."""
     bandwidth: float = 1.0
-    """Share of a link's stated bandwidth."""
+    """Share of a link's stated bandwidth that reaches the program."""
     nic_bandwidth: float | None = None
-    """The same for links outside nodes; None: as inside."""
+    """Share of the stated bandwidth for links between nodes; None: ``bandwidth``."""
     latency: float = 0.0
-    """Seconds more for every message."""
+    """Seconds added to the latency of every message."""
     reduction: float = 1.0
     """Share of ``bandwidth`` that sums of gradients reach."""
     blocking: float = False
-    """For which share of transfers between stages devices wait; True is all of them."""
+    """Share of the transfers between stages for which devices wait; True means all of them."""
     prefetch: bool = False
-    """Whether ZeRO 2 and 3 exchange layer by layer, beside the action that needs it."""
+    """Whether ZeRO 2 and 3 exchange layer by layer, beside the action that needs the data."""
     process_bytes: float = 0.0
-    """Of every device, taken before the model."""
+    """Bytes of every device that a process takes before the model."""
     activation_factor: float = 1.0
     """Memory of live activations over their bytes."""
     compiled: bool = False
-    """Whether what lies between matrix products is fused into few kernels, by a compiler or by
+    """Whether operations between matrix products are fused into few kernels, by a compiler or by
     hand."""
     fused_loss: bool = False
     """Whether the loss is computed from the logits without copies of them."""
     sequence_parallel: bool = True
     """Whether tensor-parallel groups split the sequence outside their matrix products."""
     selective: Selective = Selective.ELEMENTWISE
-    """What selective recomputation means."""
+    """Meaning of selective recomputation."""
     gradient_dtype: Dtype | None = None
-    """In which gradients are kept; None: as the weights are."""
+    """Format in which gradients are kept; None: that of the weights."""
     reduce_dtype: Dtype | None = None
-    """In which gradients are summed; None: as they are kept."""
+    """Format in which gradients are summed; None: that in which they are kept."""
     async_tensor: bool = False
     """Whether tensor-parallel groups exchange in pieces beside their matrix products."""
 
     def compute_model(self, profiles: Mapping[str, Profile] | None = None) -> ComputeModel:
-        """(1) and (3)"""
+        """Return the compute model with (1) and (3)."""
         return ComputeModel(
             forward_peak=self.forward_peak,
             backward_peak=self.backward_peak,
@@ -132,7 +136,7 @@ class Calibration:
         return fitted(cluster, fit)
 
     def chain(self, chain: Chain) -> Chain:
-        """The chain with the activations' part of (4), and with (5)."""
+        """Return the chain with the activations' part of (4), and with (5)."""
         return replace(
             chain.with_selective(self.selective)
             .with_loss(fused=self.fused_loss, compiled=self.compiled)

@@ -1,9 +1,10 @@
-"""Calibrations as JSON files, version 1.
+"""Read and write calibrations as JSON files, version 1.
 
-    {version, constants: {passes, forward_floor, ..., blocking}, fitted: [name, ...], source, errors: {...}}
+    {version, constants: {passes, forward_floor, ..., blocking}, fitted: [name, ...], source,
+     errors: {...}}
 
-``constants`` may leave out what is as the cost model has it; seconds and bytes are plain numbers.
-``fitted``, ``source`` and ``errors`` say where the constants come from and are for people.
+Constants that ``constants`` omits have the defaults of the cost model; seconds and bytes are plain
+numbers. ``fitted``, ``source`` and ``errors`` record the origin of the constants for people.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from argosy.units import finite
 from argosy.workload.chain import Selective
 from argosy.workload.fields import Amount, DtypeField
 
+# Version of the file format.
 VERSION = 1
 
 
@@ -94,7 +96,7 @@ class _File(Schema):
 
 
 def read_calibration(path: Path | str) -> Calibration:
-    """A file, or constants that come with Argosy, by their name."""
+    """Read a calibration from a file, or by name one that comes with Argosy."""
     names = calibration_names()
     if str(path) in names:
         file = f"{path}.json"
@@ -115,7 +117,7 @@ def constants_of(document: Document) -> Calibration:
 
 
 def calibration_names() -> list[str]:
-    """Those that come with Argosy."""
+    """Return the names of the calibrations that come with Argosy."""
     return sorted(file.name.removesuffix(".json") for file in _folder().iterdir())
 
 

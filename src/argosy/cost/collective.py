@@ -1,21 +1,23 @@
-"""Collectives as bytes from device to device: who sends how much to whom under each algorithm, and
-how long it takes.
+"""List the bytes that a collective sends from device to device, and the seconds that it takes.
 
 *Once* means one half of an all-reduce of B bytes over n devices: a reduce-scatter or an all-gather.
 
-    (1)  ring           in the order of the devices: each sends (n-1)/n B to the next;  n - 1 latencies
-    (2)  hierarchical   B along a chain through the devices of each node, to or from its first; a ring (1) of the first
-                        ones over N nodes, (N-1)/N B each;  N - 1 latencies
-    (3)  tree           the same chains, and between the first ones two binary trees, each of half the bytes: leaves of
-                        one are inner in the other;  log2 N latencies;  inside one node the trees are of all devices
-    (4)  padded         (1) of n times the largest shard, where shards are unequal
-    (5)  grouped        every shard goes around to all others on its own: each device passes on all but the shard of the
-                        one behind it;  n latencies
+    (1)  ring          in the order of the devices: each sends (n-1)/n B to the next;
+                       n - 1 latencies
+    (2)  hierarchical  B along a chain through the devices of each node, to or from its first; a
+                       ring (1) over the first devices of the N nodes, (N-1)/N B each;
+                       N - 1 latencies
+    (3)  tree          the chains of (2), and between the first devices two binary trees, each of
+                       half the bytes: leaves of one are inner nodes of the other; log2 N latencies;
+                       inside one node the trees span all devices
+    (4)  padded        (1) of n times the largest shard, for unequal shards
+    (5)  grouped       every shard goes round to all other devices on its own: each device passes on
+                       all but the shard of the next device; n latencies
 
 Chunks follow one another, so the phases of (2) and (3) overlap, and all flows of a collective begin
 together. A tree has no halves, so it only does whole all-reduces. Devices that hold all of B in
-unequal numbers of slices have a collective for each slice (``sliced``). On the routes of a cluster
-a collective that has them to itself takes
+unequal numbers of slices have a collective for each slice (``sliced``). A collective that has the
+routes of a cluster to itself takes
 
     (6)  max over routes ( max over its links (all bytes that cross it / its bandwidth) + the
          latencies of the route ).
@@ -35,13 +37,14 @@ from argosy.cluster.topology import Cluster
 from argosy.plan.plan import Algorithm
 
 Pairs = Mapping[tuple[str, str], float]
-"""From a device to another: bytes, or a share of them."""
+"""Bytes, or a share of them, by source and target device."""
 
 
 def once_around(
     algorithm: Algorithm, devices: Sequence[str], node_of: Callable[[str], str]
 ) -> tuple[Pairs, int]:
-    """(1) to (3) for one byte over devices in their order, and its latencies.
+    """Return the share of each pair for one byte over the devices in their order, by (1) to (3),
+    and the number of latencies.
 
     >>> once_around(Algorithm.RING, ["a0.0", "a0.1"], lambda name: name[:2])
     ({('a0.0', 'a0.1'): 0.5, ('a0.1', 'a0.0'): 0.5}, 1)
@@ -62,9 +65,9 @@ def once_around(
         )
     pairs: dict[tuple[str, str], float] = defaultdict(float)
     for members in nodes.values():
-        for one, other in itertools.pairwise(members):
-            pairs[one, other] += 0.5
-            pairs[other, one] += 0.5
+        for left, right in itertools.pairwise(members):
+            pairs[left, right] += 0.5
+            pairs[right, left] += 0.5
     first = [members[0] for members in nodes.values()]
     is_tree = algorithm is Algorithm.TREE
     for pair, share in (_trees(first) if is_tree else _ring(first)).items():
@@ -78,7 +81,8 @@ def _ring(devices: Sequence[str]) -> Pairs:
 
 
 def _trees(devices: Sequence[str]) -> Pairs:
-    """Half of an all-reduce is a quarter of the bytes over each edge of each tree, both ways."""
+    """Return the shares of half an all-reduce by trees: a quarter of the bytes over each edge of
+    each tree, both ways."""
     pairs: dict[tuple[str, str], float] = defaultdict(float)
     for order in (list(devices), list(reversed(devices))):
         for child in range(1, len(order)):
@@ -89,7 +93,7 @@ def _trees(devices: Sequence[str]) -> Pairs:
 
 
 def tree_depth(count: int) -> int:
-    """Latencies from the leaves of a binary tree to its root.
+    """Return the number of latencies from the leaves of a binary tree to its root.
 
     >>> [tree_depth(count) for count in (2, 3, 4, 8)]
     [1, 1, 2, 3]
@@ -99,7 +103,8 @@ def tree_depth(count: int) -> int:
 
 @cache
 def tree_load(count: int) -> float:
-    """Share of the bytes that the busiest of so many devices sends, half an all-reduce by trees.
+    """Return the share of the bytes that the busiest of ``count`` devices sends in half an
+    all-reduce by trees.
 
     >>> [tree_load(count) for count in (2, 3, 4, 8)]
     [0.5, 0.75, 0.75, 1.0]
@@ -111,8 +116,8 @@ def tree_load(count: int) -> float:
 
 
 def in_ring_order(devices: Sequence[str], node_of: Callable[[str], str]) -> dict[str, int]:
-    """A place for every device so that those of a node follow one another, else in the order
-    given."""
+    """Return a position for every device so that devices of a node follow one another, otherwise in
+    the given order."""
     nodes: dict[str, list[str]] = defaultdict(list)
     for name in devices:
         nodes[node_of(name)].append(name)
@@ -125,8 +130,10 @@ def sliced(
     order: Mapping[str, int],
     node_of: Callable[[str], str],
 ) -> tuple[Pairs, int]:
-    """Once around groups of devices, each of which holds all of one byte in equal slices: a group
-    of width w holds w of them, and each slice goes its own way.
+    """Return once around groups of devices, each of which holds all of one byte in equal slices,
+    and the number of latencies.
+
+    A group of width w holds w slices, and each slice has a collective of its own.
 
     >>> order = {name: at for at, name in enumerate(("a0.0", "a0.1", "b0.0"))}
     >>> sliced(Algorithm.RING, [["a0.0", "a0.1"], ["b0.0"]], order, lambda name: name[:2])[0]
@@ -149,20 +156,21 @@ def sliced(
 def uneven_once(
     algorithm: Algorithm, devices: Sequence[str], shares: Sequence[float]
 ) -> tuple[Pairs, int]:
-    """(4) and (5) for one byte of which each device holds a share; equal shares are a ring."""
+    """Return the share of each pair for one byte of which each device holds a share, by (4) and
+    (5), and the number of latencies; equal shares give a ring."""
     count = len(devices)
     if algorithm is Algorithm.GROUPED:
         passed = [
             (devices[at], devices[(at + 1) % count], 1 - shares[(at + 1) % count])
             for at in range(count)
         ]
-        return {(one, other): share for one, other, share in passed}, count
+        return {(source, target): share for source, target, share in passed}, count
     larger = count * max(shares)
     return {pair: share * larger for pair, share in _ring(devices).items()}, count - 1
 
 
 def seconds_alone(cluster: Cluster, pairs: Pairs, rounds: int) -> float:
-    """(6); for ever where a link is down."""
+    """Return the seconds of (6); infinity if a link is down."""
     loads: dict[int, float] = defaultdict(float)
     routes = [cluster.fastest(*pair, num_bytes) for pair, num_bytes in pairs.items()]
     for route, num_bytes in zip(routes, pairs.values(), strict=True):

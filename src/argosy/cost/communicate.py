@@ -1,12 +1,13 @@
-"""Seconds of communication in closed form before devices are known: one bandwidth, one latency,
-alone on the network.
+"""Price communication in closed form before devices are known: one bandwidth, one latency, no
+contention.
 
-    (1)  ring gather or scatter   = (n-1)/n bytes / bandwidth + (n-1) latency      of ``bytes`` in all
-    (2)  all-reduce               = twice (1), or a tree: 2 bytes / bandwidth + 2 ceil(log2 n) latency
+    (1)  ring gather or scatter   = (n-1)/n bytes / bandwidth + (n-1) latency, with ``bytes`` in all
+    (2)  all-reduce               = twice (1), or a tree:
+                                    2 bytes / bandwidth + 2 ceil(log2 n) latency
     (3)  hierarchical all-reduce  = twice (1) inside nodes + (2) between them
 
-``cost.collective`` does the same on the routes of a cluster, for every algorithm; the simulator
-adds what contention costs.
+``cost.collective`` does this on the routes of a cluster, for every algorithm; the simulator adds
+the cost of contention.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import math
 from argosy.workload.chain import Layer
 
 DOWN = 1.0
-"""Bytes/s that a link counts as while it is down: no plan that uses it can be of use, and none
-divides by 0."""
+"""Bytes/s that stand for a link that is down: a plan that uses it becomes too slow to be chosen,
+and nothing divides by 0."""
 
 
 def ring_seconds(num_bytes: float, count: int, bandwidth: float, latency: float) -> float:
-    """(1)
+    """Return the seconds of a ring gather or scatter (1).
 
     >>> ring_seconds(8e6, 4, 1e9, 0.0)
     0.006
@@ -32,7 +33,7 @@ def ring_seconds(num_bytes: float, count: int, bandwidth: float, latency: float)
 
 
 def all_reduce_seconds(num_bytes: float, count: int, bandwidth: float, latency: float) -> float:
-    """(2), the better of both.
+    """Return the seconds of an all-reduce (2), by the faster of ring and tree.
 
     >>> all_reduce_seconds(8e6, 4, 1e9, 0.0)
     0.012
@@ -51,7 +52,9 @@ def hierarchical_seconds(
     inside: tuple[float, float],
     between: tuple[float, float],
 ) -> float:
-    """(3); ``inside`` and ``between`` are (bandwidth of one device, or of one node; latency).
+    """Return the seconds of a hierarchical all-reduce (3).
+
+    ``inside`` and ``between`` are pairs of bandwidth (of one device, or of one node) and latency.
 
     >>> hierarchical_seconds(8e9, 2, 4, inside=(1e11, 0.0), between=(1e10, 0.0))
     0.92
@@ -61,7 +64,8 @@ def hierarchical_seconds(
 
 
 def num_reductions(layer: Layer) -> int:
-    """All-reduces that a tensor-parallel group does in one forward of a layer."""
+    """Return the number of all-reduces that a tensor-parallel group does in one forward of a
+    layer."""
     if not layer.reduced_bytes:
         return 0
     return max(1, round(layer.reduced_bytes / layer.output_bytes)) if layer.output_bytes else 1

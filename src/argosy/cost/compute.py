@@ -1,25 +1,25 @@
-"""Seconds of compute: a roofline per layer, or a measured profile where there is one.
+"""Price compute: the seconds of a layer by a roofline, or by a measured profile if there is one.
 
 For n samples of a layer on a device, with share r of a replica's work, the sequence in c parts, the
 experts over e holders, peak P of the device's kind for the dtype, peak P' for the format that the
 dtype is stored in, memory bandwidth H and the device's own efficiency e':
 
-    (1)  forward = max( n r (FLOP_f - A_f) / (a_f e' P) + n r A_f / (a' e' P') + p (r c weights + r
-         n kept) / (e' H)
-                         + g n / c out / (e' H) + s_f,  l floor_f )
-    (2)  backward = max( n r (FLOP_b - A_b) / (a_b e' P) + n r A_b / (a' e' P') + 2 p (r c weights +
-         r n kept) / (e' H)
-                         + 2 g n / c out / (e' H) + s_b,  l floor_b )
-    (3)  with recomputation the backward also pays for what it computes again
-    (4)  update   = 2 u (trained weights + gradients + optimizer state on the device) / (e' H)     u passes of the
-         optimizer (``workload.optimizer``)
-    (5)  weights = those of no expert, and of experts Q / e (1 - (1 - q)^t): what any of the t
-         tokens of a holder's group is sent to, each to a share q of the experts
+    (1)  forward  = max( n r (FLOP_f - A_f) / (a_f e' P) + n r A_f / (a' e' P')
+                         + p (r c weights + r n kept) / (e' H) + g n / c out / (e' H) + s_f,
+                         l floor_f )
+    (2)  backward = max( n r (FLOP_b - A_b) / (a_b e' P) + n r A_b / (a' e' P')
+                         + 2 p (r c weights + r n kept) / (e' H) + 2 g n / c out / (e' H) + s_b,
+                         l floor_b )
+    (3)  with recomputation the backward also includes what it computes again
+    (4)  update   = 2 u (trained weights + gradients + optimizer state on the device) / (e' H)
+         with u passes of the optimizer (``workload.optimizer``)
+    (5)  weights  = those outside experts, and of experts Q / e (1 - (1 - q)^t): the experts that
+         any of the t tokens of a holder's group is sent to, each token to a share q of the experts
     (6)  attention that can run while keys and values arrive = (c - 1) / c of the time of its FLOP;
          the last of c pieces has nothing left to wait for
     (7)  under fp8 only the projections of blocks have the peak for fp8; attention, embeddings and
          heads have the peak for bf16, the format that fp8 is stored in (``Dtype.stored``)
-    (8)  frozen weights are read like trained ones; those stored in 8 or 4 bits are first unpacked,
+    (8)  frozen weights are read like trained ones. Those stored in 8 or 4 bits are first unpacked,
          in every forward and backward: their bytes are read and their bytes in the dtype written,
          once over e' H. ``kept`` stands for memory traffic, so it is that of the layer as if it
          were trained (``Frozen.moved_bytes``). Layers without a backward take no time in (2) and
@@ -29,28 +29,32 @@ dtype is stored in, memory bandwidth H and the device's own efficiency e':
          devices and z_n the expected largest of n standard normal numbers, by Blom's formula the
          quantile at (n - 3/8) / (n + 1/4)
 
-r c stands for the share of a tensor-parallel group's weights; it is 1 where a part of a sequence
-has one device, of whatever size. Where experts or samples of a group are uneven, the FLOP of
-experts are those of the tokens that a device's experts take in, all experts taking in as many.
+r c is the share of a tensor-parallel group's weights; it is 1 if a part of a sequence has one
+device, whatever the part's size. If the experts or samples of a group are uneven, the FLOP of
+experts are those of the tokens that a device's experts receive; every expert is taken to receive
+the same number of tokens.
 
-Matrix products reach a share a of the datasheet's peak, attention proper (A, its part of the FLOP)
-a share a' of its own; everything between them (norms, activation functions, residuals) moves the
-``kept`` bytes p times through memory, one kernel after the other, so the terms add up; and a host
-that launches kernels one by one needs the floor whatever the device, and a segment of a program as
-much of it as its ``launches`` say. a, a' and p are constants of the device's generation
+Matrix products reach a share a of the datasheet's peak, and attention proper (A, its part of the
+FLOP) a share a' of its own. Everything between them (norms, activation functions, residuals) moves
+the ``kept`` bytes p times through memory, one kernel after the other, so the terms add up. A host
+that launches kernels one by one needs the floor on any device; a segment of a program needs the
+part of it that its ``launches`` state. a, a' and p are constants of the device's generation
 (``data/devices.toml``, fitted on published training runs), unless a calibration sets them for all
 kinds: a_f = 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128
 measurements on an H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a
 tensor-parallel group move a layer's whole output (out) g times, however narrow their slices are;
-without sequence parallelism 3.1 times as often. A compiler that fuses kernels takes p to 0.65 p.
-The constants of generations are those of steps on eight devices, mostly, so (9) counts from there;
-d was fitted on pairs of published steps that differ in the number of devices. Two things count only
-where a calibration says so: how many times the launches of a whole layer a group makes (l, for
-devices alone 1); and the seconds s between kernels that no launch ahead of time removes. Not in
-here: a device's speed over time, which stretches these seconds in the simulator. Measured times
-already contain a, p and the floor and replace (1) and (2), divided by e' and times a factor that a
-calibration may set; a sequence in c parts is looked up as 1 / c of the samples, and below the
-fewest that were measured it takes its part of their time, but no less than the floor.
+without sequence parallelism 3.1 times as often. A compiler that fuses kernels reduces p to 0.65 p.
+
+The constants of generations come mostly from steps on eight devices, so (9) counts from there; d
+was fitted on pairs of published steps that differ in the number of devices. Two terms are used only
+if a calibration sets them: the launches of a layer in a tensor-parallel group over those of a layer
+on one device (l, otherwise 1), and the seconds s between kernels that no launch ahead of time
+removes. A device's speed over time is not in here: it stretches these seconds in the simulator.
+
+Measured times already contain a, p and the floor and replace (1) and (2), divided by e' and times a
+factor that a calibration may set. A sequence in c parts is looked up as 1 / c of the samples; below
+the fewest samples that were measured it takes a proportional part of their time, but at least the
+floor.
 """
 
 from __future__ import annotations
@@ -71,8 +75,9 @@ from argosy.workload.chain import Chain, Frozen, Layer
 from argosy.workload.optimizer import OPTIMIZERS
 from argosy.workload.profile import Profile
 
-# Shares of the peak in a forward and in a backward over their mean, which the catalogue has.
+# Share of the peak that a forward reaches over the mean share, which the catalogue has (1).
 FORWARD_OVER_MEAN = 1.076
+# Share of the peak that a backward reaches over the mean share, which the catalogue has (2).
 BACKWARD_OVER_MEAN = 0.966
 # Passes of kept bytes with kernels that a compiler fuses, over those without: fitted on every
 # second row of torchtitan's reports (docs/validation.md).
@@ -82,14 +87,15 @@ FUSED = 0.65
 UNSPLIT = 3.1
 # d of (9): fitted on the 25 pairs of steps of one model, length and kind in every second row of LLM
 # Foundry's table that differ in the number of devices
-# (docs/decisions/0051-waiting-for-the-slowest.md). Speeds of equal GPUs were found to differ by 8 %
-# on average (Sinha et al., arXiv:2208.11035), in steady load and without a choice of nodes.
+# (docs/decisions/0051-waiting-for-the-slowest.md). For comparison: speeds of equal GPUs were found
+# to differ by 8 % on average (Sinha et al., arXiv:2208.11035), in steady load and without a choice
+# of nodes.
 SPREAD = 0.031
-# Times that PowerSGD reads or writes what it keeps of a weight: the gradient and the error are read
-# and their sum is written, the two factors read the sum, the factors' product is written, and the
-# error read and written.
+# Times that PowerSGD reads or writes the error that it keeps per weight: the gradient and the error
+# are read and their sum is written, the two factors read the sum, the factors' product is written,
+# and the error is read and written.
 FACTOR_PASSES = 8
-# Devices of most steps that the constants of generations were fitted on.
+# Number of devices of most steps that the constants of generations were fitted on.
 _FITTED_DEVICES = 8
 # Kinds of layers whose products are not multiplied in fp8 (7).
 _OUTSIDE_BLOCKS = ("embedding", "head")
@@ -97,47 +103,51 @@ _OUTSIDE_BLOCKS = ("embedding", "head")
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeModel:
-    """The constants of the roofline, and measured profiles by device kind."""
+    """A compute model that consists of the constants of the roofline and of measured profiles by
+    device kind."""
 
     forward_peak: float | None = None
-    """a_f in (1); None: as the catalogue has it for the device's generation."""
+    """a_f in (1); None: the catalogue's value for the device's generation."""
     backward_peak: float | None = None
-    """a_b in (2) likewise."""
+    """a_b in (2); None: the catalogue's value for the device's generation."""
     attention_peak: float | None = None
-    """a' likewise."""
+    """a' in (1) and (2); None: the catalogue's value for the device's generation."""
     passes: float | None = None
-    """p likewise: how often kept bytes and weights cross the memory bus in a forward."""
+    """p in (1) and (2): times that kept bytes and weights cross the memory bus in a forward; None:
+    the catalogue's value for the device's generation."""
     forward_floor: float = 0.3e-3
-    """Seconds to launch the kernels of one layer."""
+    """Seconds to launch the kernels of one layer's forward."""
     backward_floor: float = 1.0e-3
+    """Seconds to launch the kernels of one layer's backward."""
     split_launches: float = 1.0
-    """l: launches of a layer whose tensors are split over those of a whole one."""
+    """l: launches of a layer in a tensor-parallel group over those of a layer on one device."""
     gathered: float = 2.7
-    """g: how often a layer's whole output crosses the memory bus in a forward where tensors are
-    split."""
+    """g: times that a layer's whole output crosses the memory bus in a forward of a tensor-parallel
+    group."""
     forward_start: float = 0.0
-    """s_f: seconds beside the work of a layer."""
+    """s_f: seconds of a layer's forward beside its work."""
     backward_start: float = 0.0
+    """s_b: seconds of a layer's backward beside its work."""
     profiles: Mapping[str, Profile] | None = None
-    """By the name of the device kind."""
+    """Measured profiles by the name of the device kind."""
     spread: float = SPREAD
     """d: relative standard deviation of the speeds of equal devices."""
     reduction: float = 1.0
     """Share of a link's bandwidth that sums of gradients and exchanges of weights reach."""
     blocking: float = False
-    """For which share of transfers between stages devices wait instead of computing on
+    """Share of the transfers between stages for which devices wait instead of computing on
     (``sim.tasks.blocking``)."""
     profile_factor: float = 1.0
     """Seconds of layers in a run over those of measured profiles."""
     compiled: bool = False
-    """Whether what lies between matrix products is fused, so that kept bytes cross the memory bus
+    """Whether operations between matrix products are fused, so that kept bytes cross the memory bus
     less often."""
     prefetch: bool = False
     """Whether ZeRO 2 and 3 exchange weights and gradients layer by layer beside the action that
     needs or makes them, as FSDP does, instead of as a whole between actions."""
 
     def can_run(self, chain: Chain, device: Device) -> bool:
-        """Whether the device has the chain's dtype, or was measured."""
+        """Return whether the device supports the chain's dtype or has a measured profile."""
         has_dtype = chain.dtype in dict(device.kind.flops) or chain.dtype is Dtype.TF32
         return has_dtype or self.profile_for(device) is not None
 
@@ -146,19 +156,20 @@ class ComputeModel:
 
 
 class LayerRates(NamedTuple):
-    """What a device reaches for one layer."""
+    """A set of rates that a device reaches for one layer."""
 
     forward: float
     """FLOP/s of matrix products in a forward: a_f e' P."""
     backward: float
+    """FLOP/s of matrix products in a backward: a_b e' P."""
     attention: float
     """FLOP/s of attention proper: a' e' P'."""
     traffic: float
-    """Bytes/s of what is kept, per crossing in a forward: e' H / p."""
+    """Bytes/s of kept bytes, per crossing in a forward: e' H / p."""
 
 
 def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) -> LayerRates:
-    """What (1) and (2) divide by, with (7)."""
+    """Return the rates that (1) and (2) divide by, with (7)."""
     kind, dtype = device.kind, chain.dtype
     reached, stored = kind.reached, dtype.stored
     dtype = stored if layer.kind in _OUTSIDE_BLOCKS else dtype
@@ -184,37 +195,39 @@ def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """What one device does of a stage."""
+    """A part of a stage's work that one device does."""
 
     device: Device
     samples: int
-    """Of every micro-batch."""
+    """Samples of every micro-batch."""
     share: float = 1.0
-    """Of its replica's work."""
+    """Share of its replica's work."""
     width: int = 1
     """Number of devices in its replica."""
     context: int = 1
     """Parts of the sequence in its replica."""
     expert: int = 1
-    """Holders that share out the experts."""
+    """Number of holders over which the experts are divided."""
     routed: float = 1.0
-    """Tokens that its experts take in over those that it routes."""
+    """Tokens that its experts receive over those that it routes."""
 
     @property
     def tensor_width(self) -> int:
+        """Return the number of devices of its tensor-parallel group."""
         return self.width // self.context
 
 
 def layer_seconds(
     model: ComputeModel, chain: Chain, layer: Layer, portion: Portion
 ) -> tuple[float, float]:
-    """(1) and (2): forward and backward of one layer."""
+    """Return the seconds of forward (1) and backward (2) of one layer."""
     device, samples, share = portion.device, portion.samples, portion.share
     profile = model.profile_for(device)
     if profile is not None:
         return _measured_seconds(model, profile, chain, layer, portion)
     if not chain.forward_flop:
-        expected = f"a measured profile of {chain.name} for {device.kind.name}, because the model states no FLOP"
+        subject = f"{chain.name} for {device.kind.name}"
+        expected = f"a measured profile of {subject}, because the model states no FLOP"
         raise bad_input(expected, where=f"layer {layer.name}")
     rates = rates_of(model, chain, layer, device)
     weights = read_weights(chain, layer, portion) * chain.dtype.bytes
@@ -253,14 +266,16 @@ def layer_seconds(
 
 
 def _expert_share(layer: Layer) -> float:
-    """Of the FLOP of a layer's products, those of experts: as of the weights that a token meets."""
+    """Return the share of the FLOP of a layer's products that experts have: their share of the
+    weights that a token meets."""
     if not layer.expert_parameters or not layer.active_parameters:
         return 0.0
     return layer.active_share * layer.expert_parameters / layer.active_parameters
 
 
 def _unpack_seconds(chain: Chain, frozen: Frozen, portion: Portion) -> float:
-    """(8): packed weights of a layer, read and written in the dtype once."""
+    """Return the seconds to read the packed weights of a layer and write them in the dtype once
+    (8)."""
     device = portion.device
     held = portion.context * portion.share / portion.expert
     moved = frozen.packed_bytes + frozen.packed_parameters * chain.dtype.bytes
@@ -268,20 +283,21 @@ def _unpack_seconds(chain: Chain, frozen: Frozen, portion: Portion) -> float:
 
 
 def attention_flops(layer: Layer) -> tuple[float, float]:
-    """A_f and A_b: the parts of a layer's FLOP in which queries, keys and values meet."""
+    """Return A_f and A_b: the FLOP of a layer in which queries, keys and values meet."""
     if not layer.attention_flop:
         return 0.0, 0.0
     return layer.attention_flop, layer.attention_flop * layer.backward_flop / layer.forward_flop
 
 
 def _floors(model: ComputeModel, portion: Portion) -> tuple[float, float]:
-    """What the launches of a layer take, forward and backward."""
+    """Return the seconds that the launches of a layer take, forward and backward."""
     launches = model.split_launches if portion.tensor_width > 1 else 1.0
     return launches * model.forward_floor, launches * model.backward_floor
 
 
 def read_weights(chain: Chain, layer: Layer, portion: Portion) -> float:
-    """(5): weights of a layer that a forward reads on a holder with all of its tensors."""
+    """Return the number of weights (5) of a layer that a forward reads on a holder with all of its
+    tensors."""
     frozen = 0.0 if layer.frozen is None else _read_frozen(chain, layer.frozen, portion)
     if not layer.expert_parameters:
         return layer.parameters + layer.tied_parameters + frozen
@@ -292,7 +308,7 @@ def read_weights(chain: Chain, layer: Layer, portion: Portion) -> float:
 
 
 def _read_frozen(chain: Chain, frozen: Frozen, portion: Portion) -> float:
-    """(5) for frozen weights, tied ones included."""
+    """Return the number of frozen weights (5) that a forward reads, including tied ones."""
     outside = frozen.parameters - frozen.expert_parameters + frozen.tied_bytes / chain.dtype.bytes
     if not frozen.expert_parameters:
         return outside
@@ -304,8 +320,8 @@ def _read_frozen(chain: Chain, frozen: Frozen, portion: Portion) -> float:
 def hidden_seconds(
     model: ComputeModel, chain: Chain, layer: Layer, portion: Portion, seconds: tuple[float, float]
 ) -> tuple[float, float]:
-    """(6): of ``seconds`` for forward and backward of a layer, those of attention that an exchange
-    may hide behind."""
+    """Return the part of ``seconds``, forward and backward of a layer, in which attention can hide
+    an exchange (6)."""
     if portion.context == 1 or not layer.attention_flop:
         return 0.0, 0.0
     if model.profile_for(portion.device) is None:
@@ -326,7 +342,11 @@ def hidden_seconds(
 def _measured_seconds(
     model: ComputeModel, profile: Profile, chain: Chain, layer: Layer, portion: Portion
 ) -> tuple[float, float]:
-    """A hole in a profile is refused by name; between measured micro-batches it interpolates."""
+    """Return the measured seconds of forward and backward of one layer, interpolated between
+    measured micro-batches.
+
+    A layer that the profile does not have raises an ``InputError`` with its name.
+    """
     name = profile.row_name(layer)
     if name is None:
         raise bad_input(
@@ -353,7 +373,8 @@ def _measured_seconds(
 
 @cache
 def waiting(spread: float, num_devices: int) -> float:
-    """(9): how many times as long a stage of so many devices takes as its devices alone.
+    """Return how many times as long a stage of ``num_devices`` takes as each of its devices alone
+    (9).
 
     >>> [round(waiting(0.031, count), 4) for count in (1, 8, 16, 128, 512)]
     [1.0, 1.0, 1.0104, 1.0357, 1.0495]
@@ -364,26 +385,29 @@ def waiting(spread: float, num_devices: int) -> float:
 
 
 def largest_of(count: int) -> float:
-    """z_n of (9): the expected largest of so many standard normal numbers, by Blom's formula."""
+    """Return z_n of (9): the expected largest of ``count`` standard normal numbers, by Blom's
+    formula."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
-    """What one micro-batch takes on one device."""
+    """A record of the seconds that one micro-batch takes on one device."""
 
     forward: float
     backward: float
-    """Both gradients, and what is computed again."""
+    """Seconds for both gradients, including recomputation."""
     hidden_forward: float = 0.0
-    """The part of ``forward`` during which keys and values may arrive."""
+    """Seconds of ``forward`` during which keys and values may arrive."""
     hidden_backward: float = 0.0
+    """Seconds of ``backward`` during which keys and values may arrive."""
 
 
 def stage_seconds(
     model: ComputeModel, chain: Chain, stage: Stage, portion: Portion
 ) -> tuple[float, float]:
-    """Forward and backward of a whole stage on one device, with (3) and (9)."""
+    """Return the seconds of forward and backward of a whole stage on one device, with (3) and
+    (9)."""
     seconds = split_stage_seconds(model, chain, stage, portion)
     return seconds.forward, seconds.backward
 
@@ -391,7 +415,8 @@ def stage_seconds(
 def split_stage_seconds(
     model: ComputeModel, chain: Chain, stage: Stage, portion: Portion
 ) -> StageSeconds:
-    """Forward and backward of a whole stage on one device, with (3), (6) and (9)."""
+    """Return the seconds of forward and backward of a whole stage on one device, with (3), (6) and
+    (9)."""
     portion = replace(portion, context=stage.context, expert=stage.expert)
     forward = backward = hidden_forward = hidden_backward = 0.0
     for layer in chain.layers[stage.first : stage.end]:
@@ -415,8 +440,10 @@ def recompute_seconds(
     recompute: Recompute,
     forward: float,
 ) -> float:
-    """(3). Selective recomputation drops cheap results that are large: what it costs is mostly
-    memory traffic."""
+    """Return the seconds that recomputation adds to the backward of a layer (3).
+
+    Selective recomputation drops cheap results that are large, so it costs mostly memory traffic.
+    """
     if not layer.has_backward:
         return 0.0
     match recompute:
@@ -431,8 +458,8 @@ def recompute_seconds(
 
 
 def update_seconds(chain: Chain, stage: Stage, portion: Portion) -> float:
-    """(4): the optimizer reads and writes everything it keeps; PowerSGD goes over its errors before
-    that."""
+    """Return the seconds of an update (4): the optimizer reads and writes all it keeps, and
+    PowerSGD first reads and writes its errors."""
     held = state_bytes(chain, stage, portion.share)
     moved = 2 * OPTIMIZERS[chain.optimizer].passes * held.updated + FACTOR_PASSES * held.errors
     return moved / (portion.device.efficiency * portion.device.kind.memory_bandwidth)

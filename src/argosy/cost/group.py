@@ -1,17 +1,17 @@
-"""A group of devices that share every tensor: how fast each computes, and what a collective costs
-between them.
+"""Price compute and collectives of a group of devices that share every tensor.
 
 For n devices, S bytes in all, a largest share m of them (1/n when even), ring bandwidth B and
 latency L:
 
-    (1)  all-gather, reduce-scatter   padded:  m S (n-1) / B + (n-1) L       every shard grown to the largest
-                                      grouped: S (1 - smallest share) / B + n L   each shard broadcast or reduced alone
-    (2)  all-reduce                   even pieces whatever the shares: 2 S (n-1)/n / B + 2 (n-1) L, or hierarchical
-    (3)  all-to-all                   m S p (n-p)/n / B + (n-1) L         p devices behind one NIC (1 inside a node)
-    (4)  compute                      FLOP x share / speed + bytes x share / memory bandwidth + launch
-    (5)  re-shard                     most that one device sends or receives / B + (n-1) L
+    (1)  all-gather, reduce-scatter
+             padded:   m S (n-1) / B + (n-1) L           every shard grown to the largest
+             grouped:  S (1 - smallest share) / B + n L  each shard broadcast or reduced alone
+    (2)  all-reduce   2 S (n-1)/n / B + 2 (n-1) L, in even pieces for any shares, or hierarchical
+    (3)  all-to-all   m S p (n-p)/n / B + (n-1) L        p devices behind one NIC (1 inside a node)
+    (4)  compute      FLOP x share / speed + bytes x share / memory bandwidth + launch
+    (5)  re-shard     most that one device sends or receives / B + (n-1) L
 
-The cheapest way is taken per tensor and its name kept. Where collectives were measured, their rates
+The cheapest method is taken per tensor and its name kept. If collectives were measured, their rates
 replace (1)-(3): bytes (n times the largest shard for padded ones) over bytes per second.
 """
 
@@ -30,11 +30,12 @@ from argosy.cost.memory import USABLE
 from argosy.dtype import Dtype
 
 LAUNCH = 15e-6
-"""Seconds to start one kernel: of a transformer's block 20 take 0.3 ms (``cost.compute``)."""
+"""Seconds to start one kernel: a transformer block has about 20 kernels, which take 0.3 ms
+(``cost.compute``)."""
 
 
 class GroupCollective(StrEnum):
-    """What moves a tensor from one state to another."""
+    """A collective that moves a tensor from one state to another."""
 
     NONE = "none"
     SLICE = "slice"
@@ -46,7 +47,7 @@ class GroupCollective(StrEnum):
 
 
 class CollectiveMethod(StrEnum):
-    """How a collective is carried out."""
+    """A method that carries out a collective."""
 
     LOCAL = "local"
     PADDED = "padded"
@@ -58,7 +59,8 @@ class CollectiveMethod(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRates:
-    """Measured bytes/s of collectives over a group, padded and as grouped calls."""
+    """A set of measured rates (bytes/s) that collectives over a group reach, padded and as grouped
+    calls."""
 
     all_gather: float
     grouped_all_gather: float
@@ -70,7 +72,7 @@ class CollectiveRates:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceGroup:
-    """Devices in the order of their shares."""
+    """A group of devices, which are in the order of their shares."""
 
     names: tuple[str, ...]
     flops: tuple[float, ...]
@@ -80,14 +82,16 @@ class DeviceGroup:
     memory: tuple[float, ...]
     """Bytes that a step may use."""
     bandwidth: float
-    """Bytes/s of the narrowest hop of a ring through all of them."""
+    """Bytes/s of the narrowest hop of a ring through all devices."""
     latency: float
-    """Seconds of its slowest hop."""
+    """Seconds of latency of the slowest hop of the ring."""
     nodes: int = 1
+    """Number of nodes if several take part with equally many devices each, else 1."""
     inside: tuple[float, float] = (0.0, 0.0)
-    """Bandwidth and latency inside a node, where several nodes take part evenly; else zeros."""
+    """Bandwidth and latency inside a node if several nodes take part with equally many devices
+    each, else zeros."""
     per_node: int = 1
-    """Most devices of one node, which share its NIC."""
+    """Largest number of devices of one node, which share its NIC."""
     launch: float = LAUNCH
     rates: CollectiveRates | None = None
 
@@ -100,11 +104,11 @@ class DeviceGroup:
 
     @cached_property
     def by_speed(self) -> tuple[float, ...]:
-        """Ratios in proportion to speed."""
+        """Return ratios in proportion to speed."""
         return tuple(speed / sum(self.flops) for speed in self.flops)
 
     def compute_seconds(self, flop: float, num_bytes: float, shares: Sequence[float]) -> float:
-        """(4) on the device that takes longest."""
+        """Return the seconds of compute (4) on the device that takes longest."""
         times = (
             share * (flop / speed + num_bytes / moving)
             for share, speed, moving in zip(shares, self.flops, self.memory_bandwidths, strict=True)
@@ -114,7 +118,7 @@ class DeviceGroup:
     def reshard_seconds(
         self, num_bytes: float, before: Sequence[float], after: Sequence[float]
     ) -> float:
-        """(5)."""
+        """Return the seconds of a re-shard (5)."""
         passed = passed_on(before, after)
         sent = (sum(row) for row in passed)
         received = (sum(column) for column in zip(*passed, strict=True))
@@ -126,14 +130,15 @@ class DeviceGroup:
     def transfer_seconds(
         self, kind: GroupCollective, num_bytes: float, shares: Sequence[float]
     ) -> tuple[float, CollectiveMethod]:
-        """(1) to (3): seconds of the cheapest way, and its name."""
+        """Return the seconds of the cheapest method for a collective by (1) to (3), and the
+        method."""
         if kind in (GroupCollective.NONE, GroupCollective.SLICE) or len(self) == 1:
             return 0.0, CollectiveMethod.LOCAL
         if self.rates is not None:
             return _measured(self.rates, kind, num_bytes, len(self) * max(shares))
         count, largest = len(self), max(shares)
         if kind is GroupCollective.ALL_REDUCE:
-            ways = [
+            methods = [
                 (
                     all_reduce_seconds(num_bytes, count, self.bandwidth, self.latency),
                     CollectiveMethod.RING,
@@ -144,8 +149,8 @@ class DeviceGroup:
                 seconds = hierarchical_seconds(
                     num_bytes, self.nodes, count // self.nodes, inside=self.inside, between=between
                 )
-                ways.append((seconds, CollectiveMethod.HIERARCHICAL))
-            return min(ways)
+                methods.append((seconds, CollectiveMethod.HIERARCHICAL))
+            return min(methods)
         if kind is GroupCollective.ALL_TO_ALL:
             together = self.per_node if self.per_node < count else 1
             sent = largest * num_bytes * together * (count - together) / count
@@ -156,8 +161,8 @@ class DeviceGroup:
 
 
 def passed_on(before: Sequence[float], after: Sequence[float]) -> list[list[float]]:
-    """What share each device (row) passes to each other (column) when consecutive pieces change
-    their lengths.
+    """Return the share that each device (row) passes to each other (column) when consecutive pieces
+    change their lengths.
 
     >>> passed_on([0.5, 0.5], [0.75, 0.25])
     [[0.0, 0.0], [0.25, 0.0]]
@@ -165,10 +170,10 @@ def passed_on(before: Sequence[float], after: Sequence[float]) -> list[list[floa
     old, new = _pieces(before), _pieces(after)
     return [
         [
-            0.0 if i == j else max(min(one[1], other[1]) - max(one[0], other[0]), 0.0)
-            for j, other in enumerate(new)
+            0.0 if i == j else max(min(left[1], right[1]) - max(left[0], right[0]), 0.0)
+            for j, right in enumerate(new)
         ]
-        for i, one in enumerate(old)
+        for i, left in enumerate(old)
     ]
 
 
@@ -197,7 +202,8 @@ def _measured(
 
 
 class RingState(NamedTuple):
-    """What a ring is at a moment, in the words of ``DeviceGroup``."""
+    """A snapshot that describes a ring at one time; its fields mean the same as those of
+    ``DeviceGroup``."""
 
     bandwidth: float
     latency: float
@@ -205,14 +211,15 @@ class RingState(NamedTuple):
 
 
 class RingNetwork:
-    """The network through some devices in their order and back to the first, over time."""
+    """A model of the network over time that connects devices in their order and back to the
+    first."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
         self.cluster = cluster
         hops = [
-            (one, other)
-            for one, other in zip(names, [*names[1:], names[0]], strict=True)
-            if one != other
+            (source, target)
+            for source, target in zip(names, [*names[1:], names[0]], strict=True)
+            if source != target
         ]
         self.bandwidths = {
             hop: {r: cluster.bandwidth(r) for r in cluster.routes(*hop)} for hop in hops
@@ -222,25 +229,21 @@ class RingNetwork:
         count = len(set(self.homes))
         even = len({self.homes.count(home) for home in self.homes}) == 1
         self.is_regular = count > 1 and even and len(names) > count
-        """Whether several nodes take part, with as many devices each."""
-        self.within = [(one, other) for one, other in hops if home_of[one] == home_of[other]]
+        """Whether several nodes take part, with equally many devices each."""
+        self.within = [hop for hop in hops if home_of[hop[0]] == home_of[hop[1]]]
 
     @cached_property
     def changes(self) -> list[float]:
-        """When anything on its way may change, time 0 first."""
-        links = {
-            link for each in self.bandwidths.values() for route in each for link in route.links
-        }
-        found = (self.cluster.links[link] for link in links)
-        return sorted(
-            {
-                0.0,
-                *(time for link in found for time in (*link.bandwidth.times, *link.latency.times)),
-            }
-        )
+        """Return the times, 0 first, at which a link of the ring may change."""
+        routes = (route for traces in self.bandwidths.values() for route in traces)
+        indices = {index for route in routes for index in route.links}
+        links = [self.cluster.links[index] for index in indices]
+        times = (time for link in links for time in (*link.bandwidth.times, *link.latency.times))
+        return sorted({0.0, *times})
 
     def at(self, time: float) -> RingState:
-        """Over the route of each hop that is fastest then."""
+        """Return the state of the ring at a time, over the route of each hop that is fastest
+        then."""
         rates, waits = {}, {}
         for hop, known in self.bandwidths.items():
             route = next(iter(known)) if len(known) == 1 else self.cluster.fastest(*hop, 1e6, time)
@@ -260,7 +263,8 @@ class RingNetwork:
 
 
 def device_group(cluster: Cluster, names: Sequence[str], dtype: Dtype) -> DeviceGroup:
-    """The named devices of a cluster, at the speeds and bandwidths of time zero."""
+    """Return the group of the named devices of a cluster, at the speeds and bandwidths of time
+    0."""
     devices = [cluster.device(name) for name in names]
     ring = RingNetwork(cluster, names)
     now, homes = ring.at(0.0), ring.homes

@@ -1,37 +1,36 @@
-"""Bytes of memory: what a stage holds on each of its devices.
+"""Count the bytes of memory that a stage holds on each of its devices.
 
-With P parameters in a stage, Q of them in experts, share r of the work of a replica with n_samples
-on the device, the sequence in c parts and the experts over e holders, n = replicas x c holders of
-the weights, and the number of micro-batches in flight. r c is 1 where a part of the sequence has
-one device, of whatever size; Q / e is that of the holder with most experts.
+A stage has P parameters, Q of them in experts. Its replicas cut the sequence into c parts, so that
+there are n = replicas x c holders of the weights, and e holders divide the experts. A device does
+the share r of the work of a replica that has n_samples. r c is 1 if a part of the sequence has one
+device, whatever the part's size; Q / e is that of the holder with most experts.
 
     (1)  weights    = (r c (P - Q) + r c Q / e) b     b bytes per element of the dtype
-    (2)  gradients  = the same, with the bytes of ``gradient_dtype`` for b if that is stated
-    (3)  optimizer  = the same with s for b           s from ``workload.optimizer``
-         ZeRO 1 divides (3) by the number of holders that have the same weights: n, for experts n / e; ZeRO 2 also
-         (2), ZeRO 3 also (1). PowerSGD keeps an error of 4 bytes for each weight that n > 1 holders have, in (2)
+    (2)  gradients  = (1) with the bytes of ``gradient_dtype`` for b if that is stated
+    (3)  optimizer  = (1) with s for b                s from ``workload.optimizer``
+         ZeRO 1 divides (3) by the number of holders that have the same weights: n, for experts
+         n / e; ZeRO 2 also (2), ZeRO 3 also (1). PowerSGD keeps an error of 4 bytes for each weight
+         that n > 1 holders have, in (2)
     (4)  activations of one micro-batch = r n_samples (sum of the layers' kept bytes, less what
          recomputation drops)
-    (5)  recomputed in a backward       = r n_samples (the largest that a layer of the stage has dropped)
-    (6)  on their way between devices   = r n_samples (the largest of a layer: where c > 1, keys and values twice over,
-         and their gradients in a backward; where e > 1, what is routed)
-
-    (7)  passing through a backward     = r n_samples (the largest over layers l of what l holds for a moment and the
-         gradient it is given, less what the layers behind it have given back), for layers of which it was measured
-    (8)  whole for a moment             = r c (the weights of the largest layer, experts over e holders) b w
-         with w = 2 + 1 / n in a backward under ZeRO 2 and 3, for a gradient and a vector with what is sent or received
-         of it, and the part that stays; one more under ZeRO 3, whose weights are there, too, and come alike in a
-         forward; else 0
-
-    (9)  whole inputs and results       = 2 n_samples / c (the largest output of a layer) in a tensor-parallel group,
-         whose products read all of a gathered input and write all of a result before it is scattered
-
+    (5)  recomputed in a backward = r n_samples (the largest that a layer of the stage has dropped)
+    (6)  on their way between devices = r n_samples (the largest of a layer: if c > 1, keys and
+         values twice over, and their gradients in a backward; if e > 1, routed tokens)
+    (7)  passing through a backward = r n_samples (the largest over layers l of what l holds for a
+         moment and the gradient it receives, less what the layers behind it have freed), for layers
+         of which it was measured
+    (8)  gathered for a moment = r c (the weights of the largest layer, experts over e holders) b w
+         with w = 2 + 1 / n in a backward under ZeRO 2 and 3: one for a gradient, one for a vector
+         with what is sent or received of it, 1 / n for the part that stays. ZeRO 3 adds 1 for the
+         weights, which are gathered too, and in a forward has w = 2 + 1 / n; otherwise w = 0
+    (9)  whole inputs and results = 2 n_samples / c (the largest output of a layer) in a
+         tensor-parallel group, whose products read all of a gathered input and write all of a
+         result before it is scattered
     (10) frozen weights = r c (their bytes, those of experts over e holders, and the largest matrix
          that is unpacked at a time), in (1) beside the trained ones that P and Q count; ZeRO leaves
          them whole. Layers that no backward runs through keep nothing, and nothing of them is
          computed again or passes through a backward; in a forward the largest of them holds its
          ``forward_bytes`` for a moment
-
     (11) offloaded (``Stage.offload``): moments of the optimizer leave (3), while an fp32 copy of
          16-bit weights stays; weights leave (1) and (10); of (4) only the input of the stage stays.
          In their place a device has what is copied at a time, never more than all of it: in an
@@ -40,13 +39,12 @@ one device, of whatever size; Q / e is that of the holder with most experts.
          layers keep on average, and what the layer at work keeps; and twice the weights of the
          largest
 
-(4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more.
-    Tensor-parallel
-groups are taken to split activations along the sequence outside the matrix products too; if
-``sequence_parallel`` is off, every device of a group has what is outside (``stream_bytes``, and the
-inputs that full recomputation keeps) whole: of kept bytes A with U outside, r (A - U) + U / c in
-place of r A. How many micro-batches are in flight at a time is the schedule's affair: the simulator
-adds (4) up as it goes.
+(4) and (5) are multiplied by the chain's ``activation_factor``, which is 1 unless a calibration
+sets it. Tensor-parallel groups are assumed to split activations along the sequence outside the
+matrix products too. If ``sequence_parallel`` is off, every device of a group has the activations
+outside products (``stream_bytes``, and the inputs that full recomputation keeps) whole: of kept
+bytes A with U outside, r (A - U) + U / c in place of r A. The schedule determines how many
+micro-batches are in flight at a time; the simulator adds up (4) as it runs.
 """
 
 from __future__ import annotations
@@ -61,50 +59,51 @@ from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
 USABLE = 0.92
 """Share of a device's memory that a plan may fill: the rest is workspace and fragmentation."""
 COPIED_LAYERS = 2
-"""Layers whose activations, weights or moments a device holds while they are copied, (11)."""
+"""Number of layers whose activations, weights or moments a device holds while they are copied
+(11)."""
 PIECE_BYTES = 64 * 2**20
-"""Moments that an update copies and updates at a time, (11)."""
+"""Bytes of moments that an update copies and updates at a time (11)."""
 WHOLE_OUTPUTS = 2
-"""Of a layer, that a device of a tensor-parallel group holds for a moment, (9)."""
+"""Number of a layer's outputs that a device of a tensor-parallel group holds for a moment (9)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """What a device holds of a stage between iterations, in bytes."""
+    """A record of the bytes that a device holds of a stage between iterations."""
 
     weights: float
-    """Trained and frozen."""
+    """Bytes of trained and frozen weights."""
     gradients: float
     optimizer: float
     frozen: float = 0.0
-    """The part of ``weights`` that is frozen."""
+    """Bytes of ``weights`` that are frozen."""
     outside_moments: float = 0.0
-    """Kept outside the device: state of the optimizer."""
+    """Bytes of optimizer state that are kept outside the device."""
     outside_weights: float = 0.0
-    """Trained weights alike."""
+    """Bytes of trained weights that are kept outside the device."""
     outside_frozen: float = 0.0
-    """Frozen weights alike."""
+    """Bytes of frozen weights that are kept outside the device."""
     errors: float = 0.0
-    """What PowerSGD keeps of gradients that it has not passed on."""
+    """Bytes that PowerSGD keeps of gradients that it has not passed on."""
 
     @property
     def total(self) -> float:
-        """On the device."""
+        """Return the bytes on the device."""
         return self.weights + self.gradients + self.optimizer + self.errors
 
     @property
     def outside(self) -> float:
-        """Kept outside the device."""
+        """Return the bytes that are kept outside the device."""
         return self.outside_moments + self.outside_weights + self.outside_frozen
 
     @property
     def updated(self) -> float:
-        """What an update reads and writes."""
+        """Return the bytes that an update reads and writes."""
         return self.total - self.frozen - self.errors + self.outside_moments + self.outside_weights
 
 
 def optimizer_bytes(chain: Chain) -> float:
-    """s in (3)."""
+    """Return s in (3): the bytes of optimizer state per weight."""
     if chain.optimizer not in OPTIMIZERS:
         expected = f"one of the optimizers {', '.join(OPTIMIZERS)}"
         raise bad_input(
@@ -117,8 +116,8 @@ def optimizer_bytes(chain: Chain) -> float:
 
 
 def stage_parameters(chain: Chain, stage: Stage) -> int:
-    """Trained weights a stage must hold: those of its layers, and once what they share with a layer
-    elsewhere."""
+    """Return the number of trained weights that a stage holds: those of its layers, and once those
+    that they share with a layer elsewhere."""
     layers = chain.layers[stage.first : stage.end]
     shared: dict[int, int] = {}
     for layer in layers:
@@ -128,8 +127,8 @@ def stage_parameters(chain: Chain, stage: Stage) -> int:
 
 
 def shared_parameters(chain: Chain, stage: Stage) -> tuple[int, int]:
-    """Weights of a stage that every holder has, and those of experts that its holders share out: P
-    - Q and Q, the latter 0 where experts are not split."""
+    """Return the number of weights that every holder of a stage has, P - Q, and of those of experts
+    that its holders divide, Q; Q is 0 if experts are not split."""
     split = (
         sum(layer.expert_parameters for layer in chain.layers[stage.first : stage.end])
         if stage.expert > 1
@@ -139,8 +138,11 @@ def shared_parameters(chain: Chain, stage: Stage) -> tuple[int, int]:
 
 
 def summed_parameters(chain: Chain, stage: Stage) -> float:
-    """Elements that the holders of a stage sum for its gradients under PowerSGD; of weights that
-    layers share with one elsewhere, at least."""
+    """Return the number of elements that the holders of a stage sum for its gradients under
+    PowerSGD.
+
+    For weights that layers share with one elsewhere the number is a lower bound.
+    """
     layers = chain.layers[stage.first : stage.end]
     own = sum(layer.parameters for layer in layers)
     summed = sum(
@@ -151,20 +153,20 @@ def summed_parameters(chain: Chain, stage: Stage) -> float:
 
 
 def error_bytes(chain: Chain, num_holders: int) -> int:
-    """Of an error that PowerSGD keeps for each weight of a stage; 0 if there is nobody to sum
-    gradients with."""
+    """Return the bytes of the error that PowerSGD keeps per weight of a stage; 0 if gradients are
+    not summed, because there is one holder."""
     return SUMMED_BYTES if chain.powersgd and num_holders > 1 else 0
 
 
 def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
-    """(1) to (3) for one device of a stage."""
+    """Return the bytes of (1) to (3) for one device of a stage."""
     common, split = shared_parameters(chain, stage)
     tensor_share = stage.tensor_share(share)
     split_here = split * max(stage.expert_shares)
 
     def held(width: float, level: int) -> float:
-        """Under ZeRO of this level, one of the holders that have an element keeps it: over all
-        alike, split or not."""
+        """Return the bytes at ``width`` bytes per weight; under ZeRO of at least ``level`` each
+        element is kept by one of the holders that have it, evenly, whether experts or not."""
         if stage.zero >= level:
             return (common + split_here * stage.expert) * tensor_share * width / stage.num_holders
         return (common + split_here) * tensor_share * width
@@ -193,8 +195,8 @@ def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
 
 
 def frozen_bytes(chain: Chain, stage: Stage) -> float:
-    """(10) for a holder of all tensors of a stage; what layers share with one elsewhere counts
-    once."""
+    """Return the bytes of frozen weights (10) on a holder of all tensors of a stage; those that
+    layers share with one elsewhere count once."""
     own = unpacked = 0.0
     shared: dict[int, float] = {}
     for layer in chain.layers[stage.first : stage.end]:
@@ -207,12 +209,13 @@ def frozen_bytes(chain: Chain, stage: Stage) -> float:
 
 
 def held_frozen_bytes(frozen: Frozen, expert: int) -> float:
-    """Frozen weights of one layer on one of the holders that its experts are split over."""
+    """Return the bytes of frozen weights of one layer on one of the holders that its experts are
+    split over."""
     return frozen.bytes - frozen.expert_bytes * (1 - 1 / expert)
 
 
 def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
-    """(4) for one micro-batch on one device, with (11)."""
+    """Return the bytes of activations (4) that one micro-batch keeps on one device, with (11)."""
     kept = kept_bytes(chain, stage, samples, share)
     if (
         stage.offload.activations is None
@@ -225,7 +228,8 @@ def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
 
 
 def kept_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
-    """(4) for one micro-batch of one device, wherever it is kept."""
+    """Return the bytes of activations (4) that one micro-batch of one device keeps, on the device
+    or outside."""
     total = whole = 0.0
     for index in range(stage.first, stage.end):
         kept, outside = _kept_by_layer(chain, stage, index)
@@ -235,8 +239,8 @@ def kept_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
 
 
 def _kept_by_layer(chain: Chain, stage: Stage, index: int) -> tuple[float, float]:
-    """What one sample of a layer keeps for the backward, and the part of it that is outside
-    products."""
+    """Return the bytes that one sample of a layer keeps for the backward, and how many of them are
+    outside products."""
     layer = chain.layers[index]
     if not layer.has_backward:
         return 0.0, 0.0
@@ -251,7 +255,7 @@ def _kept_by_layer(chain: Chain, stage: Stage, index: int) -> tuple[float, float
 
 
 def _kept_on_device(chain: Chain, stage: Stage, index: int, share: float) -> float:
-    """(4) of one sample of one layer."""
+    """Return the bytes of activations (4) of one sample of one layer."""
     return chain.activation_factor * _on_device(
         chain, stage, *_kept_by_layer(chain, stage, index), share
     )
@@ -260,8 +264,11 @@ def _kept_on_device(chain: Chain, stage: Stage, index: int, share: float) -> flo
 def copied_at_a_time(
     chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool
 ) -> float:
-    """(11): activations and weights that a forward or a backward has on a device while they are
-    copied; what the layer at work keeps is in ``working_bytes`` in a backward."""
+    """Return the bytes of activations and weights that a device has while a forward or a backward
+    copies them (11).
+
+    In a backward, ``working_bytes`` includes what the layer at work keeps.
+    """
     held = 0.0
     if stage.offload.activations is not None:
         held += kept_bytes(chain, stage, samples, share) / stage.num_layers
@@ -270,17 +277,17 @@ def copied_at_a_time(
             held += max(_kept_on_device(chain, stage, index, share) for index in layers) * samples
     if stage.offload.weights is not None:
         state = state_bytes(chain, stage, share)
-        each = (
+        sizes = (
             layer_bytes(chain, layer, stage.expert)
             for layer in chain.layers[stage.first : stage.end]
         )
-        copied = COPIED_LAYERS * share * stage.context * max(each)
+        copied = COPIED_LAYERS * share * stage.context * max(sizes)
         held += min(copied, state.outside_weights + state.outside_frozen)
     return held
 
 
 def moments_at_a_time(chain: Chain, stage: Stage, share: float) -> float:
-    """(11): moments that an update has on a device while they are copied."""
+    """Return the bytes of moments that a device has while an update copies them (11)."""
     if stage.offload.optimizer is None:
         return 0.0
     moments = state_bytes(chain, stage, share).outside_moments
@@ -295,8 +302,8 @@ def moments_at_a_time(chain: Chain, stage: Stage, share: float) -> float:
 
 
 def _on_device(chain: Chain, stage: Stage, total: float, whole: float, share: float) -> float:
-    """What a device with a share of its replica's work has of kept bytes, of which ``whole`` are
-    outside products."""
+    """Return the bytes that a device with ``share`` of its replica's work has of ``total`` kept
+    bytes, of which ``whole`` are outside products."""
     if chain.splits_stream:
         return total * share
     return share * (total - whole) + whole * (share if stage.parts_are_alone else 1 / stage.context)
@@ -305,8 +312,8 @@ def _on_device(chain: Chain, stage: Stage, total: float, whole: float, share: fl
 def passing_bytes(
     chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool
 ) -> float:
-    """(5) to (9): what the forward or backward of one micro-batch holds for a moment, on one
-    device."""
+    """Return the bytes (5) to (9) that the forward or backward of one micro-batch holds for a
+    moment on one device."""
     if backward and stage.end <= chain.first_backward:
         return 0.0
     through = exchanged_bytes(chain, stage, samples, share, backward=backward)
@@ -326,7 +333,7 @@ def passing_bytes(
 
 
 def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
-    """(5) on one device."""
+    """Return the bytes (5) that a backward computes again on one device."""
     layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.has_backward]
     if not layers:
         return 0.0
@@ -336,16 +343,17 @@ def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
         case Recompute.SELECTIVE:
             largest = max(layer.selective_bytes for layer in layers)
         case Recompute.FULL:
-            each = (
-                _on_device(chain, stage, one.activation_bytes, one.stream_bytes, share)
-                for one in layers
+            sizes = (
+                _on_device(chain, stage, layer.activation_bytes, layer.stream_bytes, share)
+                for layer in layers
             )
-            return max(each) * samples * chain.activation_factor
+            return max(sizes) * samples * chain.activation_factor
     return largest * samples * share * chain.activation_factor
 
 
 def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
-    """(7): gradients on their way through the backward of one micro-batch, on one device."""
+    """Return the bytes of gradients (7) on their way through the backward of one micro-batch, on
+    one device."""
     most = freed = 0.0
     is_kept = stage.recompute is Recompute.NONE and stage.offload.activations is None
     for index in reversed(range(stage.first, stage.end)):
@@ -356,16 +364,16 @@ def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> flo
             else 0.0
         )
         if layer.working_bytes or own:
-            given = (
-                layer.output_bytes if index + 1 < stage.end else 0.0
-            )  # the stage's own has a buffer
+            # The gradient of the stage's last output has a buffer of its own.
+            given = layer.output_bytes if index + 1 < stage.end else 0.0
             most = max(most, share * (layer.working_bytes + given - freed) + own)
         freed += layer.activation_bytes if is_kept else 0.0
     return most * samples
 
 
 def forward_working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
-    """(10): what the forward of layers without a backward holds for a moment, on one device."""
+    """Return the bytes (10) that the forward of layers without a backward holds for a moment, on
+    one device."""
     if stage.first >= chain.first_backward:
         return 0.0
     layers = chain.layers[stage.first : min(stage.end, chain.first_backward)]
@@ -377,7 +385,7 @@ def forward_working_bytes(chain: Chain, stage: Stage, samples: int, share: float
 
 
 def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) -> float:
-    """(8) on one device."""
+    """Return the bytes of gathered weights and gradients (8) on one device."""
     times = times_whole(stage.zero, stage.num_holders, backward=backward)
     if not times:
         return 0.0
@@ -388,20 +396,20 @@ def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) 
 
 
 def times_whole(zero: int, holders: int, *, backward: bool) -> float:
-    """w in (8)."""
+    """Return w in (8): copies of the largest layer's weights that are gathered for a moment."""
     if holders < 2 or zero < (2 if backward else 3):
         return 0.0
     return (zero if backward else 2) + 1 / holders
 
 
 def layer_weights(layer: Layer, expert: int) -> float:
-    """What a holder of a layer has of it whole. A table that is tied is as large in either layer
-    that uses it."""
+    """Return the number of weights of a layer on one holder; a tied table counts fully in each
+    layer that uses it."""
     return layer.parameters + layer.tied_parameters - layer.expert_parameters * (1 - 1 / expert)
 
 
 def layer_bytes(chain: Chain, layer: Layer, expert: int) -> float:
-    """Weights of a layer on one holder, trained and frozen, in bytes."""
+    """Return the bytes of the weights of a layer, trained and frozen, on one holder."""
     frozen = 0.0 if layer.frozen is None else held_frozen_bytes(layer.frozen, expert)
     return layer_weights(layer, expert) * chain.dtype.bytes + frozen
 
@@ -409,8 +417,8 @@ def layer_bytes(chain: Chain, layer: Layer, expert: int) -> float:
 def exchanged_bytes(
     chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool
 ) -> float:
-    """(6): what one micro-batch has on its way to other parts of the sequence and to experts, on
-    one device."""
+    """Return the bytes (6) that one micro-batch has on its way to other parts of the sequence and
+    to experts, on one device."""
     largest = max(
         exchange_buffers(layer, stage.context, stage.expert, backward=backward)
         for layer in chain.layers[stage.first : stage.end]
@@ -419,6 +427,6 @@ def exchanged_bytes(
 
 
 def exchange_buffers(layer: Layer, context: int, expert: int, *, backward: bool) -> float:
-    """(6) per sample, for one layer on all devices of a replica."""
+    """Return the bytes (6) per sample, for one layer on all devices of a replica."""
     parts = (4 if backward else 2) * layer.key_value_bytes if context > 1 else 0.0
     return parts + (layer.routed_bytes if expert > 1 else 0.0)

@@ -1,17 +1,17 @@
-"""What it costs to go from one plan to another: bytes of state that change hands, over the links as
-they are then.
+"""Price the move from one plan to another: the bytes of state that devices send, over the links at
+that time.
 
 A device holds an interval of each layer's weights and one of its optimizer state: its part of a
-tensor-parallel group, of that its part among the stage's holders where ZeRO shares it out (state
-from level 1 on, weights at level 3). Weights that several layers use, such as a table of tokens,
-are held once by every device that has one of these layers, and as the runtime keeps them: whole on
-every device where they are in several stages, and whole, whatever ZeRO says, under ZeRO 2 and 3 in
-several layers of one.
+tensor-parallel group, and of that its part among the stage's holders if ZeRO divides it (state from
+level 1 on, weights at level 3). Weights that several layers use, such as a table of tokens, are
+held once by every device that has one of these layers, as the runtime keeps them: whole on every
+device if the layers are in several stages, and whole under ZeRO 2 and 3 too if several layers of
+one stage use them.
 
-    (1)  a device receives what it holds under the new plan and did not under the old one
-    (2)  from a device that held it: of several, of its own node, then from whoever sends the fewest
-         bytes yet; where none of them can be reached, from whoever can, as copies and checkpoints
-         are there for
+    (1)  a device receives what it holds under the new plan and did not hold under the old one
+    (2)  the source is a device that held it: first one of the same node, then the one that has sent
+         the fewest bytes so far; if none of them can be reached, any reachable device, which reads
+         a copy or a checkpoint
     (3)  seconds = the longest that any link takes for the bytes that cross it, and ``PAUSE`` for
          the switch itself
 
@@ -34,45 +34,48 @@ from argosy.plan.plan import Plan, Stage
 from argosy.workload.chain import Chain, Frozen
 
 PAUSE = 0.5
-"""Seconds that a switch takes beside its bytes: groups are formed anew."""
+"""Seconds that a switch takes beside its bytes, because process groups are formed again."""
 
+# Parts of a layer below this length are rounding errors.
 _ROUNDING = 1e-9
 
 
 class _Kept(NamedTuple):
-    """What a device keeps of some weights, as parts of a layer."""
+    """A pair of intervals that a device keeps of some weights and of their state, as parts of a
+    layer."""
 
     weights: Interval
     state: Interval
 
 
+# All of some weights and of their state.
 _ALL = _Kept((0.0, 1.0), (0.0, 1.0))
 
 
 class _Weights(NamedTuple):
-    """Weights that the same layers use."""
+    """A set of weights that the same layers use."""
 
     size: int
     layers: frozenset[int]
     frozen_bytes: float = 0.0
-    """What they take if they are frozen: they have no optimizer state, and ZeRO leaves them
+    """Bytes of the weights if they are frozen: they have no optimizer state, and ZeRO leaves them
     whole."""
 
 
 _Held = dict[_Weights, dict[str, _Kept]]
-"""By device."""
+"""Intervals that each device keeps of each set of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Migration:
-    """(1) and (2)."""
+    """A set of transfers that a move needs, by (1) and (2)."""
 
     transfers: tuple[tuple[str, str, float], ...]
     """Source, target, bytes; at most one for each pair."""
 
     @cached_property
     def received(self) -> dict[str, float]:
-        """Bytes by device."""
+        """Return the bytes that each device receives."""
         amounts: dict[str, float] = defaultdict(float)
         for _, target, size in self.transfers:
             amounts[target] += size
@@ -83,8 +86,8 @@ class Migration:
         return sum(self.received.values())
 
     def seconds(self, cluster: Cluster, time: float = 0.0) -> float:
-        """(3), at the bandwidths of a moment; infinity while a link that is needed is down, 0 where
-        nothing moves."""
+        """Return the seconds (3) at the bandwidths of a time: infinity if a needed link is down, 0
+        if nothing moves."""
         crossing: dict[int, float] = defaultdict(float)
         for source, target, size in self.transfers:
             for link in cluster.fastest(source, target, size, time).links:
@@ -95,26 +98,26 @@ class Migration:
 
 
 def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float = 0.0) -> Migration:
-    """What has to move when one plan follows another at a moment."""
+    """Return the transfers that are needed when one plan follows another at a time."""
     weights = tuple(_weights(chain))
     before, sources = _held(old, weights), _Sources(old, cluster, time)
     widths = (chain.dtype.bytes, optimizer_bytes(chain))
-    for some, kept in _held(new, weights).items():
+    for group, kept in _held(new, weights).items():
         holders = [
-            {name: had[kind] for name, had in before[some].items()} for kind in range(len(widths))
+            {name: had[kind] for name, had in before[group].items()} for kind in range(len(widths))
         ]
         for device, wanted in kept.items():
-            if some.frozen_bytes:
-                sources.deliver(device, wanted[0], holders[0], some.frozen_bytes)
+            if group.frozen_bytes:
+                sources.deliver(device, wanted[0], holders[0], group.frozen_bytes)
                 continue
             for kind, width in enumerate(widths):
-                sources.deliver(device, wanted[kind], holders[kind], width * some.size)
+                sources.deliver(device, wanted[kind], holders[kind], width * group.size)
     transfers = [(*pair, size) for pair, size in sources.sent.items() if size > 0]
     return Migration(transfers=tuple(sorted(transfers)))
 
 
 class _Sources:
-    """(2)."""
+    """A ledger that chooses the source of each transfer by (2) and adds up the bytes."""
 
     def __init__(self, plan: Plan, cluster: Cluster, time: float) -> None:
         self.cluster, self.time, self.devices = cluster, time, plan.devices
@@ -124,28 +127,29 @@ class _Sources:
     def deliver(
         self, target: str, wanted: Interval, holders: Mapping[str, Interval], whole: float
     ) -> None:
-        """``whole``: bytes of the interval from 0 to 1."""
+        """Add the transfers by which ``target`` receives the wanted interval; ``whole`` is the
+        bytes of the interval from 0 to 1."""
         regions = {name: [(held,)] for name, held in holders.items()}
         for source, ((begin, end),) in deliveries(
-            target, [(wanted,)], regions, self._of, rounding=_ROUNDING
+            target, [(wanted,)], regions, self._source_for, rounding=_ROUNDING
         ):
             if source is not None:
                 self.sent[source, target] += (end - begin) * whole
                 self.totals[source] += (end - begin) * whole
 
-    def _of(self, holders: list[str], target: str) -> str | None:
-        """None: the plan had no other device."""
+    def _source_for(self, holders: list[str], target: str) -> str | None:
+        """Return the source for a target; None if the plan had no other device."""
         others = [name for name in self.devices if name != target]
         node = self.cluster.node_of
         for names in (holders, others):
-            found = [name for name in names if self._reaches(name, target)]
-            if found:
+            reachable = [name for name in names if self._reaches(name, target)]
+            if reachable:
                 return min(
-                    found,
-                    key=lambda one: (
-                        node[one][0].name != node[target][0].name,
-                        self.totals[one],
-                        one,
+                    reachable,
+                    key=lambda source: (
+                        node[source][0].name != node[target][0].name,
+                        self.totals[source],
+                        source,
                     ),
                 )
         return next(iter((*holders, *others)), None)
@@ -160,8 +164,8 @@ class _Sources:
 
 
 def _weights(chain: Chain) -> Iterator[_Weights]:
-    """Every weight once. Layers that are tied to one layer share the same weights of it, the
-    smaller shares in the larger ones."""
+    """Yield every weight once. Layers that are tied to one layer share weights of it; smaller
+    shares are parts of the larger ones."""
     ties: dict[int, dict[int, int]] = defaultdict(dict)
     for index, layer in enumerate(chain.layers):
         if layer.tied_to is not None and layer.tied_to != index:
@@ -178,7 +182,8 @@ def _weights(chain: Chain) -> Iterator[_Weights]:
 
 
 def _frozen_weights(chain: Chain, index: int, frozen: Frozen) -> Iterator[_Weights]:
-    """Frozen weights of one layer; those that others share with it are theirs too."""
+    """Yield the frozen weights of one layer; those that other layers share with it are in one set
+    with all users."""
     users = [
         (user, layer.frozen.tied_bytes)
         for user, layer in enumerate(chain.layers)
@@ -197,20 +202,20 @@ def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
     ]
     home = [index for index, stage in enumerate(plan.stages) for _ in range(stage.first, stage.end)]
     held: _Held = {}
-    for some in weights:
-        stages = sorted({home[layer] for layer in some.layers})
+    for group in weights:
+        stages = sorted({home[layer] for layer in group.layers})
         if len(stages) > 1:
             devices = (device for stage in stages for device in plan.stages[stage].devices)
-            held[some] = dict.fromkeys(devices, _ALL)
+            held[group] = dict.fromkeys(devices, _ALL)
         else:
-            is_shared = bool(some.frozen_bytes) or plan.zero_of(stages, len(some.layers)) == 0
-            held[some] = kept[stages[0]][is_shared]
+            is_whole = bool(group.frozen_bytes) or plan.zero_of(stages, len(group.layers)) == 0
+            held[group] = kept[stages[0]][is_whole]
     return held
 
 
 def _kept(stage: Stage, *, whole: bool) -> Iterator[tuple[str, _Kept]]:
-    """What each device of a stage keeps of each of its layers; ``whole``: of weights that ZeRO does
-    not share out."""
+    """Yield what each device of a stage keeps of each of its layers; ``whole``: of weights that
+    ZeRO does not divide."""
     zero = 0 if whole else stage.zero
     shares = {
         device: stage.tensor_share(share)

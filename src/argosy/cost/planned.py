@@ -1,4 +1,4 @@
-"""The peak memory of a plan's devices in closed form, without a simulation.
+"""Compute the peak memory of a plan's devices in closed form, without a simulation.
 
     (1)  peak = state + in-flight depth x activations + what arrives, or is computed again, for one
          more micro-batch
@@ -17,13 +17,13 @@ from argosy.workload.chain import Chain
 
 
 def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
-    """Return (1) for every device in use, in bytes."""
+    """Return the peak (1) of every device in use, in bytes."""
     return {name: sum(parts) for name, parts in planned_parts(plan, chain).items()}
 
 
 def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
-    """Return the terms of (1) for every device in use: weights, gradients, optimizer, activations,
-    buffers."""
+    """Return the terms of (1) for every device in use, in bytes: weights, gradients, optimizer,
+    activations, buffers."""
     depths = most_in_flight(plan.schedule, len(plan.stages), plan.num_micro_batches)
     held: dict[str, tuple[float, ...]] = {}
     for index, stage in enumerate(plan.stages):
@@ -54,8 +54,8 @@ def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
 def _passing(
     chain: Chain, stage: Stage, samples: int, share: float, arriving: float, returning: float
 ) -> float:
-    """What arrives for one more micro-batch, or comes back, and what its forward or backward holds
-    for a moment."""
+    """Return the bytes that arrive for one more micro-batch, or come back, and those that its
+    forward or backward holds for a moment."""
     ahead, back = (
         passing_bytes(chain, stage, samples, share, backward=way) for way in (False, True)
     )

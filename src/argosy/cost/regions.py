@@ -1,12 +1,12 @@
-"""Regions of a tensor, or of a layer's weights: what is missing, and who sends it to whom. Needs no
-torch.
+"""Compute with regions of a tensor, or of a layer's weights: which are missing, and who sends them
+to whom.
 
 A region is an interval in every dim: rows and columns of a matrix, a part of a layer between 0 and
-1, or nothing at all of a number, which has no dims.
+1, or an empty tuple for a number, which has no dims. This module does not need torch.
 
-    (1)  what lies in a region and not in another is at most two regions for each dim
+    (1)  the part of a region that is outside another is at most two regions for each dim
     (2)  a target receives what it wants and does not hold, each element once, from a holder that is
-         chosen for the first element that is missing and then sends as much as it holds
+         chosen for the first missing element and then sends as much as it holds
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import TypeVar
 Interval = tuple[float, float]
 """Begin and end."""
 Region = tuple[Interval, ...]
-"""By dim."""
+"""Intervals by dim."""
 Holder = TypeVar("Holder", int, str)
 
 
 def overlap(one: Region, other: Region) -> Region | None:
-    """What lies in both regions; None if nothing does.
+    """Return the region that lies in both; None if nothing does.
 
     >>> overlap(((0, 4), (0, 2)), ((3, 9), (1, 2))), overlap(((0, 4),), ((4, 9),)), overlap((), ())
     (((3, 4), (1, 2)), None, ())
     """
-    found = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True))
-    return None if any(begin >= end for begin, end in found) else found
+    common = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True))
+    return None if any(begin >= end for begin, end in common) else common
 
 
 def outside(wanted: Iterable[Region], held: Iterable[Region]) -> list[Region]:
-    """(1), for several regions: what of those that are wanted lies in none of those that are held.
+    """Return the parts of the wanted regions that lie in none of the held regions, by (1).
 
     >>> outside([((0, 10),)], [((3, 5),)]), outside([((0, 2), (0, 4))], [((0, 1), (1, 3))])
     ([((0, 3),), ((5, 10),)], [((1, 2), (0, 4)), ((0, 1), (0, 1)), ((0, 1), (3, 4))])
     """
     left = [region for region in wanted if all(begin < end for begin, end in region)]
-    for other in held:
-        left = [part for region in left for part in _without(region, other)]
+    for hole in held:
+        left = [part for region in left for part in _without(region, hole)]
     return left
 
 
@@ -56,7 +56,7 @@ def _without(region: Region, other: Region) -> Iterator[Region]:
 
 
 def volume(regions: Iterable[Region]) -> float:
-    """Elements in any of some regions, which may overlap.
+    """Return the number of elements in any of the regions, which may overlap.
 
     >>> volume([((0, 3), (0, 2)), ((2, 5), (0, 2))]), volume([()]), volume([])
     (10, 1, 0)
@@ -79,27 +79,28 @@ def deliveries(
     *,
     rounding: float = 0,
 ) -> Iterator[tuple[Holder | None, Region]]:
-    """(2): source and region of all that ``target`` receives.
+    """Yield source and region of everything that ``target`` receives, by (2).
 
-    ``choose`` takes one of those that hold the first element that is missing, or another if none
-    does.
+    ``choose`` receives the holders of the first missing element, which may be none, and returns a
+    source.
     """
     missing = outside(wanted, holders.get(target, ()))
     while missing:
         region = missing.pop(0)
         if any(end - begin <= rounding for begin, end in region):
             continue
-        found = ((name, _first_in(region, regions, rounding)) for name, regions in holders.items())
-        there = {name: held for name, held in found if held is not None}
-        source = choose(list(there), target)
-        part = overlap(region, there[source]) if source in there else region
+        firsts = ((name, _first_in(region, held, rounding)) for name, held in holders.items())
+        offers = {name: offered for name, offered in firsts if offered is not None}
+        source = choose(list(offers), target)
+        part = overlap(region, offers[source]) if source in offers else region
         assert part is not None
         yield source, part
         missing[:0] = outside([region], [part])
 
 
 def _first_in(region: Region, regions: Sequence[Region], rounding: float) -> Region | None:
-    """The one of some regions that has the first element of another."""
+    """Return the one of ``regions`` that has the first element of ``region``; None if there is
+    none."""
     for held in regions:
         places = zip(held, region, strict=True)
         if all(low <= begin + rounding < high for (low, high), (begin, _) in places):
@@ -108,18 +109,18 @@ def _first_in(region: Region, regions: Sequence[Region], rounding: float) -> Reg
 
 
 def shared_regions(held: Mapping[int, Sequence[Region]]) -> list[tuple[Region, tuple[int, ...]]]:
-    """Regions and all that hold each of them; every element that anybody holds is in one region.
+    """Return disjoint regions with all holders of each; they cover every element that has a holder.
 
     >>> shared_regions({0: [((0, 6),)], 1: [((6, 10),)], 2: [((0, 5),)], 3: [((5, 10),)]})
     [(((0, 5),), (0, 2)), (((5, 6),), (0, 3)), (((6, 10),), (1, 3))]
     """
-    found: list[tuple[Region, tuple[int, ...]]] = []
+    result: list[tuple[Region, tuple[int, ...]]] = []
     for holder, regions in sorted(held.items()):
         split: list[tuple[Region, tuple[int, ...]]] = []
-        for region, others in found:
+        for region, others in result:
             common = [part for own in regions if (part := overlap(region, own)) is not None]
             split += [(part, (*others, holder)) for part in common]
             split += [(part, others) for part in outside([region], common)]
-        alone = outside(regions, [region for region, _ in found])
-        found = split + [(region, (holder,)) for region in alone]
-    return sorted(found)
+        alone = outside(regions, [region for region, _ in result])
+        result = split + [(region, (holder,)) for region in alone]
+    return sorted(result)

@@ -1,4 +1,4 @@
-"""The cost model of a plan: recorded by content when the plan is made, rebuilt when it is used
+"""Record the cost model of a plan by content when the plan is made, and rebuild it when it is used
 again.
 
     (1)  A prediction follows from model, cluster and plan, and beside them from constants
@@ -10,8 +10,8 @@ again.
     (3)  A plan records the profiles of the device kinds of its cluster, and of these the rows that
          can be looked up for the layers and the dtype of its model.
 
-Under the default cost model a plan records nothing. Not recorded: links and devices that were
-changed in Python.
+Under the default cost model a plan records nothing. Links and devices that were changed in Python
+are not recorded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from argosy.workload.load import read_profiles
 from argosy.workload.profile import Profile
 from argosy.workload.profile_file import profile_of, profile_to_dict
 
+# The calibration whose constants a plan does not record.
 _DEFAULT = Calibration()
-# The constants that a ``ComputeModel`` holds.
+# Names of the constants that a ``Chain`` holds.
 _OF_CHAIN = (
     "activation_factor",
     "sequence_parallel",
@@ -42,12 +43,13 @@ _OF_CHAIN = (
     "reduce_dtype",
     "async_tensor",
 )
+# Names of the constants that a ``ComputeModel`` holds.
 _OF_MODEL = tuple(field.name for field in fields(ComputeModel) if field.name != "profiles")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """(1): what a prediction depends on beside model, cluster and plan."""
+    """A cost model (1), which holds what a prediction depends on beside model, cluster and plan."""
 
     calibration: Calibration = _DEFAULT
     profiles: tuple[Profile, ...] = ()
@@ -66,7 +68,7 @@ class CostModel:
 
 
 def cost_model_ref(chain: Chain, cluster: Cluster, model: ComputeModel) -> CostModelRef | None:
-    """Return (2) and (3); None for the default cost model."""
+    """Return the record (2) and (3) for a plan; None for the default cost model."""
     constants = {name: getattr(model, name) for name in _OF_MODEL}
     constants |= asdict(cluster.fit) | {name: getattr(chain, name) for name in _OF_CHAIN}
     content: dict[str, Any] = {}
@@ -80,7 +82,7 @@ def cost_model_ref(chain: Chain, cluster: Cluster, model: ComputeModel) -> CostM
 
 
 def _used_profiles(chain: Chain, cluster: Cluster, model: ComputeModel) -> list[Profile]:
-    """(3), in the order of their device kinds."""
+    """Return the profiles (3), in the order of their device kinds."""
     kinds = sorted({device.kind.name for device in cluster.devices}) if model.profiles else []
     named = [
         (kind, model.profiles[kind]) for kind in kinds if model.profiles and kind in model.profiles
@@ -89,7 +91,8 @@ def _used_profiles(chain: Chain, cluster: Cluster, model: ComputeModel) -> list[
 
 
 def _used_part(profile: Profile, kind: str, chain: Chain) -> Profile:
-    """The rows of a profile that can be looked up for a chain; all of them if there are none."""
+    """Return a profile with the rows that can be looked up for a chain; with all rows if there are
+    none."""
     names = {profile.row_name(layer) for layer in chain.layers}
     rows = tuple(row for row in profile.rows if row.layer in names and row.dtype is chain.dtype)
     bare = [replace(row, peak_bytes=None) for row in rows or profile.rows]

@@ -1,8 +1,9 @@
-"""How far off a prediction may be: an interval around its seconds, and a margin on its bytes.
+"""Estimate how far off a prediction may be: an interval around its seconds, and a margin on its
+bytes.
 
-The catalogue has for each generation of devices how far off nine of ten measured training steps
-were that no constant was fitted on (``Reached.error``). A plan's prediction is as uncertain as that
-of its least known kind, and more where less was measured:
+For each generation of devices the catalogue has the error that nine of ten measured training steps
+stayed within; no constant was fitted on these steps (``Reached.error``). The prediction of a plan
+is as uncertain as that of its least known kind, and more so if less was measured:
 
     (1)  e of a kind = its generation's; 0.5 without one; at most 0.1 with a measured profile of the
          kind
@@ -21,10 +22,11 @@ than predicted by
     (5)  o = r^2 z_n / root(r^2 + s^2)      z_n: the expected largest of n standard normal numbers
 
 on average. r is 2/3 e and at most 0.08, and s = 0.4, as on the 1,440 runs of vTrain's table, of
-which up to 26 are plans for one job; more plans than that count as 26, because near copies err
-alike. There the chosen plans of jobs with eight plans or more are 2.9 % slower than predicted, and
-(5) gives 2.6 %; with four to seven plans they were 4.1 % faster (``benchmarks/selection.py``). A
-plan that nobody searched for has o = 0. The prediction itself and the certificate do not contain o.
+which up to 26 are plans for one job; more plans than that count as 26, because the errors of nearly
+equal plans are nearly equal. There the chosen plans of jobs with eight plans or more are 2.9 %
+slower than predicted, and (5) gives 2.6 %; with four to seven plans they were 4.1 % faster
+(``benchmarks/selection.py``). A plan that was not searched for has o = 0. The prediction itself and
+the certificate do not contain o.
 """
 
 from __future__ import annotations
@@ -38,33 +40,39 @@ from argosy.cost.compute import largest_of
 from argosy.plan.plan import Plan
 
 MEMORY_MARGIN = 0.1
-"""(4)"""
+"""Relative margin below a device's memory within which a peak counts as close (4)."""
 RESIDUAL = 0.08
-"""r of (5) at most."""
+"""Largest residual r of a prediction in (5), relative."""
 PLANS_APART = 0.4
-"""s of (5)."""
+"""s of (5): standard deviation of the logarithms of the plans' true times."""
 MOST_PLANS = 26
-"""n of (5) at most."""
+"""Largest number n of plans in (5), because the errors of nearly equal plans are nearly equal."""
+# r of (5) over e.
 _RESIDUAL_OVER_ERROR = 2 / 3
+# Largest e of a kind with a measured profile (1).
 _PROFILED = 0.1
+# Relative error that tensor-parallel groups add (2).
 _GROUPS = 0.08
+# Relative error that each doubling of the devices beyond ``_MEASURED_DEVICES`` adds (2).
 _DOUBLING = 0.01
+# Number of devices up to which e does not grow (2).
 _MEASURED_DEVICES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Seconds between which an iteration is expected to be, with the relative error behind them."""
+    """An interval of seconds in which an iteration is expected to be, with the relative error
+    behind it."""
 
     low: float
     high: float
     error: float
     optimism: float
-    """(5)."""
+    """o of (5)."""
 
 
 def relative_error(plan: Plan, cluster: Cluster) -> float:
-    """Return (2)."""
+    """Return e of a plan (2)."""
     profiled = set()
     if plan.cost_model is not None:
         profiled = {
@@ -82,7 +90,7 @@ def relative_error(plan: Plan, cluster: Cluster) -> float:
 
 
 def optimism(num_plans: int, residual: float, apart: float = PLANS_APART) -> float:
-    """Return (5).
+    """Return o of (5).
 
     >>> [round(optimism(count, 0.08), 4) for count in (1, 10, 26)]
     [0.0, 0.0243, 0.0311]
@@ -93,7 +101,7 @@ def optimism(num_plans: int, residual: float, apart: float = PLANS_APART) -> flo
 
 
 def interval(plan: Plan, cluster: Cluster, seconds: float) -> Interval:
-    """Return (3)."""
+    """Return the interval (3) around ``seconds``."""
     error = relative_error(plan, cluster)
     num_plans = min(plan.search.candidates, MOST_PLANS) if plan.search is not None else 1
     chosen = optimism(num_plans, min(RESIDUAL, _RESIDUAL_OVER_ERROR * error))
@@ -104,5 +112,5 @@ def interval(plan: Plan, cluster: Cluster, seconds: float) -> Interval:
 
 
 def is_close(peak: float, capacity: float) -> bool:
-    """Whether a peak is as close to a device's memory as (4) says."""
+    """Return whether a peak is close to a device's memory, by (4)."""
     return peak * (1 + MEMORY_MARGIN) > capacity

@@ -1,6 +1,6 @@
-"""Whether a plan makes sense on a cluster: one function per rule, every violation reported.
+"""Check that a plan makes sense on a cluster: one function per rule, every violation reported.
 
-What the checker passes can be simulated; memory is a question of cost and is answered there.
+A plan that passes can be simulated. Memory is checked by the cost model, not here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_sc
 from argosy.schedule.action import worker_of
 from argosy.workload.chain import Chain
 
+# A function that yields the problems that a plan has by one rule.
 Rule = Callable[[Plan, Chain, Cluster], Iterator[Problem]]
 
+# Largest product of stages and micro-batches for which a schedule is built, to bound time and
+# memory.
 _MOST_ACTIONS = 1_000_000
+# Largest number of unknown devices with a suggestion, because each is compared with all devices.
 _MOST_SUGGESTED = 8
 
 
@@ -33,7 +37,7 @@ def check_plan(
     document: Document | None = None,
     file: str | None = None,
 ) -> None:
-    """Raise one ``InputError`` with everything that is wrong, or return.
+    """Raise one ``InputError`` with all problems of a plan, if it has any.
 
     Problems name the line in ``document``, the file that the plan was read from, or else only
     ``file``.
@@ -52,15 +56,14 @@ def check_plan(
 
 
 def check_devices(plan: Plan, cluster: Cluster) -> None:
-    """What can be checked without the plan's model: an ``InputError`` where the cluster has no such
-    device."""
+    """Raise an ``InputError`` if the cluster lacks a device of the plan; this needs no model."""
     problems = list(_unknown_devices(plan, cluster))
     if problems:
         raise InputError(problems)
 
 
 def batch_adds_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """``micro_batch_size * num_micro_batches = global_batch``."""
+    """Check that ``micro_batch_size * num_micro_batches = global_batch``."""
     product = plan.micro_batch_size * plan.num_micro_batches
     if product != plan.global_batch:
         expected = f"micro_batch_size x num_micro_batches = {product}"
@@ -68,7 +71,7 @@ def batch_adds_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Proble
 
 
 def samples_add_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """Over a stage, the replicas' samples are the micro-batch."""
+    """Check that the samples of a stage's replicas sum to the micro-batch."""
     for index, stage in enumerate(plan.stages):
         total = sum(replica.samples for replica in stage.replicas)
         if total != plan.micro_batch_size:
@@ -79,7 +82,7 @@ def samples_add_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Probl
 
 
 def layers_are_covered(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """Stages follow one another from the first layer to the last."""
+    """Check that stages follow one another from the first layer to the last."""
     at = 0
     for index, stage in enumerate(plan.stages):
         if stage.first != at or stage.end <= stage.first:
@@ -100,15 +103,16 @@ def layers_are_covered(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[P
 
 
 def devices_exist(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """Check that the cluster has every device."""
     yield from _unknown_devices(plan, cluster)
 
 
 def devices_work_once(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """A device belongs to one replica of one stage; a worker of some schedules hosts several
-    stages."""
+    """Check that a device belongs to one replica of one stage, or of the stages of one worker if
+    the schedule puts several on a worker."""
     chunks = plan.schedule.stages_per_worker
     if chunks < 1 or len(plan.stages) % chunks:
-        return  # ``schedule_fits`` says so
+        return  # ``schedule_fits`` reports this problem
     workers = len(plan.stages) // chunks
     for index, stage in enumerate(plan.stages[workers:], start=workers):
         worker = worker_of(plan.schedule.kind, index, workers)
@@ -129,7 +133,7 @@ def devices_work_once(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
 
 
 def _placed_devices(plan: Plan) -> Iterator[tuple[str, str, int]]:
-    """Where each device is named, its name, and its stage."""
+    """Yield the place at which each device is named, its name, and its stage."""
     for index, stage in enumerate(plan.stages):
         for position, replica in enumerate(stage.replicas):
             for name in replica.devices:
@@ -142,8 +146,8 @@ def _unknown_devices(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
 
 
 def _unknown(places: Iterable[tuple[str, str]], cluster: Cluster) -> Iterator[Problem]:
-    """Of devices that are named somewhere, those that the cluster lacks; the first few with what
-    may be meant, because that is looked for among all devices."""
+    """Yield a problem for each named device that the cluster lacks; the first few with a
+    suggestion, because finding one takes a comparison with all devices."""
     missing = ((path, name) for path, name in places if name not in cluster.device_index)
     for number, (path, name) in enumerate(missing):
         suggestion = closest(name, cluster.device_index) if number < _MOST_SUGGESTED else None
@@ -156,6 +160,7 @@ def _unknown(places: Iterable[tuple[str, str]], cluster: Cluster) -> Iterator[Pr
 
 
 def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """Check that ratios are one per device, at least 0, and sum to 1."""
     for index, stage in enumerate(plan.stages):
         for position, replica in enumerate(stage.replicas):
             path = f"stages[{index}].replicas[{position}].ratios"
@@ -174,9 +179,12 @@ def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
 
 
 def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """The sequence can be cut so often, twice over because each part takes a piece from the front
-    and one from the back, and evenly unless ratios say otherwise; every replica has devices for as
-    many parts, whose tensor-parallel groups share them alike."""
+    """Check that a stage can cut the sequence into its number of parts.
+
+    Each part takes a piece from the front and one from the back, so the length must divide by twice
+    the number of parts, unless ratios state the sizes. Every replica needs devices for all parts,
+    and the tensor-parallel groups of all parts must have the same ratios inside.
+    """
     for index, stage in enumerate(plan.stages):
         if stage.context == 1:
             continue
@@ -185,7 +193,7 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
         most = min((layer.max_context for layer in layers), default=1)
         if stage.context > most:
             expected = (
-                f"at most {most}, as often as layers {stage.first}..{stage.end - 1} can be cut"
+                f"at most {most}, the most parts that layers {stage.first}..{stage.end - 1} allow"
             )
             yield Problem(path=path, found=found, expected=expected)
         elif chain.sequence_length % (2 * stage.context) and not all(
@@ -201,13 +209,14 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
                     path=f"{where}.devices", found=f"{replica.width} devices", expected=expected
                 )
             elif replica.ratios and _differ(replica.ratios, replica.width // stage.context):
-                expected = f"tensor-parallel groups that share each of the {stage.context} parts in the same ratios"
-                yield Problem(path=f"{where}.ratios", found="others", expected=expected)
+                groups = "tensor-parallel groups that share each of"
+                expected = f"{groups} the {stage.context} parts in the same ratios"
+                yield Problem(path=f"{where}.ratios", found="different ratios", expected=expected)
 
 
 def _differ(ratios: Sequence[float], width: int) -> bool:
-    """Whether groups of ``width`` devices share their parts in different ratios; parts may be of
-    any size above 0."""
+    """Return whether groups of ``width`` devices share their parts in different ratios; parts may
+    have any size above 0."""
     groups = [ratios[at : at + width] for at in range(0, len(ratios), width)]
     if min(map(sum, groups)) <= 0:
         return True
@@ -220,8 +229,10 @@ def _differ(ratios: Sequence[float], width: int) -> bool:
 
 
 def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """Experts fall into equal parts, or as the stage gives them; holders that share them and cut
-    the sequence or have several devices are alike."""
+    """Check that experts can be divided: equally, or as the stage states.
+
+    Holders that divide experts must be equal if they cut the sequence or have several devices.
+    """
     for index, stage in enumerate(plan.stages):
         if stage.expert == 1 or any(replica.width % stage.context for replica in stage.replicas):
             continue
@@ -247,8 +258,11 @@ def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
             expected = f"a divisor of the {stage.num_holders} holders of the stage's weights"
             yield Problem(path=path, found=found, expected=expected)
         elif _are_uneven(stage):
-            expected = "replicas of one width, and equal ones if they have several devices, in groups that share experts"
-            yield Problem(path=f"stages[{index}].replicas", found="others", expected=expected)
+            equal = "replicas of one width, and equal ones if they have several devices"
+            expected = f"{equal}, in groups that share experts"
+            yield Problem(
+                path=f"stages[{index}].replicas", found="unequal replicas", expected=expected
+            )
 
 
 def _experts_add_up(stage: Stage, path: str, counts: Collection[int]) -> Iterator[Problem]:
@@ -273,13 +287,14 @@ def _experts_add_up(stage: Stage, path: str, counts: Collection[int]) -> Iterato
 def _are_uneven(stage: Stage) -> bool:
     if all(replica.width == 1 for replica in stage.replicas):
         return False
-    looks = [(r.width, r.samples, r.ratios) for r in stage.replicas for _ in range(stage.context)]
-    groups = (looks[at : at + stage.expert] for at in range(0, len(looks), stage.expert))
+    shapes = [(r.width, r.samples, r.ratios) for r in stage.replicas for _ in range(stage.context)]
+    groups = (shapes[at : at + stage.expert] for at in range(0, len(shapes), stage.expert))
     return any(len(set(group)) > 1 for group in groups)
 
 
 def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """A layer with h attention heads can be split over at most h devices."""
+    """Check that tensor-parallel groups are not too wide: a layer with h attention heads can be
+    split over at most h devices."""
     for index, stage in enumerate(plan.stages):
         layers = chain.layers[stage.first : stage.end]
         most = max(1, min((layer.max_tensor_width for layer in layers), default=1))
@@ -299,8 +314,8 @@ def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
 
 
 def offload_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """Nodes have the drives that a plan names; kept activations are all of a layer's, or of its
-    input."""
+    """Check that nodes have the drives that a plan names, and that a stage can offload its
+    activations: it keeps all of each layer's, or only the inputs."""
     for index, stage in enumerate(plan.stages):
         path, activations = f"stages[{index}].offload", stage.offload.activations
         nodes = {cluster.node_of[name][0] for name in stage.devices if name in cluster.node_of}
@@ -317,12 +332,14 @@ def offload_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
 
 
 def schedule_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """The schedule can be built for these stages and micro-batches, and does not deadlock."""
+    """Check that the schedule can be built for these stages and micro-batches, and does not
+    deadlock."""
     yield from _schedule_problems(plan, plan.schedule, "schedule")
 
 
 def policy_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """So can each schedule to switch to; what it depends on is an edge of the cluster."""
+    """Check that each schedule of the policy can be built, and that each rule names an edge of the
+    cluster."""
     edges = sorted(cluster.edges)
     for index, rule in enumerate(plan.policy):
         if rule.edge not in edges:
@@ -364,7 +381,8 @@ def _schedule_problems(plan: Plan, spec: ScheduleSpec, path: str) -> Iterator[Pr
 
 
 def collectives_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """Each is chosen once for a stage that there is, by a way to do it."""
+    """Check that each collective is chosen once, for a stage that exists, with an algorithm that
+    can do it."""
     chosen = set()
     for index, choice in enumerate(plan.collectives):
         path = f"collectives[{index}]"
@@ -380,13 +398,16 @@ def collectives_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Prob
             )
         if (choice.collective, choice.stage) in chosen:
             expected = f"one choice for {choice.collective} of stage {choice.stage}"
-            yield Problem(path=path, found="another", expected=expected)
+            yield Problem(path=path, found="a second one", expected=expected)
         chosen.add((choice.collective, choice.stage))
 
 
 def algorithms(collective: Collective, stage: Stage) -> tuple[Algorithm, ...]:
-    """Ways to do a collective of a stage. Unequal shards are padded or grouped; a tree sums, and
-    what ZeRO scatters and gathers is half of a sum."""
+    """Return the algorithms that can do a collective of a stage.
+
+    Unequal shards are padded or grouped. A tree only does whole sums, so it cannot do the scatters
+    and gathers of ZeRO, which are halves of a sum.
+    """
     if collective is Collective.TENSOR:
         uneven = (Algorithm.PADDED, Algorithm.GROUPED)
         return uneven if stage.is_uneven else (Algorithm.RING, Algorithm.TREE)
@@ -396,10 +417,12 @@ def algorithms(collective: Collective, stage: Stage) -> tuple[Algorithm, ...]:
 
 
 def powersgd_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """Check that PowerSGD can run the plan."""
     yield from powersgd_problems(plan)
 
 
 def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """Check that the devices that a plan leaves out exist and are in no stage."""
     places = [
         (f"left_out[{index}].device", left.device) for index, left in enumerate(plan.left_out)
     ]
@@ -410,6 +433,7 @@ def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Ite
             yield Problem(path=path, found=f'"{name}"', expected="a device that no stage uses")
 
 
+# All rules, in the order in which their problems are reported.
 RULES: tuple[Rule, ...] = (
     batch_adds_up,
     samples_add_up,

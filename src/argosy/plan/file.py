@@ -1,5 +1,7 @@
-"""``plan.json``, version 1: the contract between planning, simulating and running. Its fields:
-``docs/formats.md``."""
+"""Read and write ``plan.json``, version 1: the contract between planning, simulating and running.
+
+Its fields are listed in ``docs/formats.md``.
+"""
 
 from __future__ import annotations
 
@@ -236,12 +238,13 @@ class PlanSchema(Schema):
 
 
 def load_plan(source: Path | str) -> Plan:
-    """A plan from a JSON file, or a bundled one by its name (``llama-3-8b-on-mixed-16``)."""
+    """Read a plan from a JSON file, or a bundled plan by its name (``llama-3-8b-on-mixed-16``)."""
     return plan_from_document(read_plan(source))
 
 
 def read_plan(source: Path | str) -> Document:
-    """The JSON document at a path, or the bundled plan of that name; a file wins."""
+    """Return the JSON document at a path, or the bundled plan of that name; a file takes
+    precedence."""
     bundled = resources.files("argosy") / "data" / "plans" / f"{source}.json"
     if is_there(source) or Path(source).suffix == ".json" or "/" in str(source):
         return read_json(source)
@@ -253,7 +256,7 @@ def read_plan(source: Path | str) -> Document:
 
 
 def bundled_plans() -> list[str]:
-    """Names of the plans that come with the package."""
+    """Return the names of the plans that come with the package."""
     files = (resources.files("argosy") / "data" / "plans").iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".json"))
 
@@ -263,8 +266,8 @@ def loads_plan(text: str, *, file: str = "plan.json") -> Plan:
 
 
 def plan_from_document(document: Document) -> Plan:
-    """A plan, or one ``InputError`` with everything that is wrong with the file, the cluster in it
-    included."""
+    """Return the plan of a document; raise one ``InputError`` with everything that is wrong with
+    the file, including the cluster in it."""
     if document.data.get("kind") == "islands":
         raise document.error(
             ("kind",),
@@ -303,7 +306,8 @@ def plan_from_document(document: Document) -> Plan:
 
 
 def _model(schema: ModelSchema, document: Document) -> ModelRef:
-    """Which model; raise ``InputError`` for a captured program with broken layers."""
+    """Return the model that a plan names; raise an ``InputError`` for a captured program with
+    broken layers."""
     content = ""
     if schema.content is not None:
         layers = layers_of(document.inside("model", "content"))
@@ -319,16 +323,17 @@ def _model(schema: ModelSchema, document: Document) -> ModelRef:
 
 
 def _cost_model(document: Document) -> CostModelRef:
-    """Read the cost model of a plan; raise ``InputError`` if its hash is another one or a profile
-    in it is broken."""
+    """Return the cost model of a plan; raise an ``InputError`` if its hash does not match or a
+    profile in it is broken."""
     stored = document.data["cost_model"]
-    found = CostModelRef.of(stored["content"])
-    if stored["hash"] != found.hash:
-        expected = f"{found.hash[:8]}..., the SHA-256 of its content; plan again instead of editing the cost model"
+    reference = CostModelRef.of(stored["content"])
+    if stored["hash"] != reference.hash:
+        digest = f"{reference.hash[:8]}..., the SHA-256 of its content"
+        expected = f"{digest}; plan again instead of editing the cost model"
         raise document.error(("cost_model", "hash"), expected, f"{stored['hash'][:8]}...")
     for index in range(len(stored["content"].get("profiles", []))):
         profile_of(document.inside("cost_model", "content", "profiles", index))
-    return found
+    return reference
 
 
 def _predicted(schema: PredictedSchema) -> Predicted:
@@ -344,7 +349,7 @@ def _search(schema: SearchSchema) -> Search:
 
 
 def dumps_plan(plan: Plan) -> str:
-    """JSON text; equal plans give equal bytes."""
+    """Return a plan as JSON text; equal plans give equal bytes."""
     return json.dumps(plan_to_dict(plan), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -383,8 +388,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return result
 
 
-_SOMETIMES = ("content", "tuning", "powersgd")
-"""Fields of a model that are written only where they differ from their defaults."""
+_OPTIONAL_FIELDS = ("content", "tuning", "powersgd")
+"""Fields of a model that are written only if they differ from their defaults."""
 
 
 def _model_to_dict(model: ModelRef) -> dict[str, Any]:
@@ -393,7 +398,9 @@ def _model_to_dict(model: ModelRef) -> dict[str, Any]:
         content["tuning"] = without_defaults(model.tuning) | {"targets": list(model.tuning.targets)}
     if model.powersgd:
         content["powersgd"] = model.powersgd
-    return {name: value for name, value in vars(model).items() if name not in _SOMETIMES} | content
+    return {
+        name: value for name, value in vars(model).items() if name not in _OPTIONAL_FIELDS
+    } | content
 
 
 def schedule_to_dict(spec: ScheduleSpec) -> dict[str, Any]:

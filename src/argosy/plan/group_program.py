@@ -1,9 +1,9 @@
-"""How a tensor-parallel group shares the operations of a captured program, as the plan file says
-it.
+"""Define how a tensor-parallel group shares the operations of a captured program, as plan files
+store it.
 
-The runtime executes these programs as they are. States are written as ``space.operations.sharding``
-writes them: ``whole``, ``partial`` (a sum not yet done), ``dim 1 / 8`` (cut along dim 1 into eight
-units).
+The runtime executes these programs as they are. States are written as in
+``space.operations.sharding``: ``whole``, ``partial`` (a sum not yet done), ``dim 1 / 8`` (cut along
+dim 1 into eight units).
 """
 
 from __future__ import annotations
@@ -20,39 +20,41 @@ from argosy.workload.fields import Count, LayerRange, Natural
 
 @dataclass(frozen=True, kw_only=True)
 class Delivered:
-    """The states in which a tensor can be read, where these are not the one in which it was
-    made."""
+    """A list of states in which a tensor can be read, if it can be read in others than the one in
+    which it was made."""
 
     output: int
-    """Which result of its operation the tensor is."""
+    """Index of the tensor among the results of its operation."""
     states: tuple[str, ...]
     way: str = ""
-    """How the collective is done that changes the state; empty for a slice, which sends nothing."""
+    """Method of the collective that changes the state; empty for a slice, which sends nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedOperation:
-    """One operation of a segment."""
+    """An operation of a segment that a group shares."""
 
     op: str
     takes: tuple[str, ...]
-    """The state of each tensor that it reads."""
+    """State of each tensor that the operation reads."""
     leaves: tuple[str, ...]
-    """The state of each result."""
+    """State of each result."""
     units: int = 0
-    """A device does its share of so many units of work; 0: every device does all of it."""
+    """Number of units of work of which each device does its share; 0: every device does all of
+    it."""
     local: str = ""
-    """An implementation of its own, where the operation itself does not do on a shard."""
+    """Name of a local implementation, if the operation itself does not work on a shard; else
+    empty."""
     delivered: tuple[Delivered, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSegment:
-    """Layers that a group shares in the same way."""
+    """A set of layers that a group shares in the same way."""
 
     layers: tuple[int, ...]
     operations: tuple[SharedOperation, ...]
-    """Of each of them."""
+    """Operations of each of the layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +68,20 @@ class SharedWeight:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupProgram:
-    """What groups with these ratios do with a range of layers, for so many samples at a time."""
+    """A program by which groups with these ratios run a range of layers on ``samples`` samples at a
+    time."""
 
     first: int
     end: int
     """One past the last layer."""
     ratios: tuple[float, ...]
-    """In the order of ranks."""
+    """Shares of the work, in the order of ranks."""
     samples: int
     weights: tuple[SharedWeight, ...]
     segments: tuple[SharedSegment, ...]
 
     def operations(self, layer: int) -> tuple[SharedOperation, ...]:
-        """The operations of a layer; none if the program does not have it."""
+        """Return the operations of a layer; none if the program does not have it."""
         return next(
             (segment.operations for segment in self.segments if layer in segment.layers), ()
         )
@@ -108,7 +111,7 @@ class SharedOperationSchema(Schema):
             leaves=tuple(self.leaves),
             units=self.units,
             local=self.local,
-            delivered=tuple(one.value() for one in self.delivered),
+            delivered=tuple(delivered.value() for delivered in self.delivered),
         )
 
 
@@ -152,7 +155,7 @@ class GroupProgramSchema(Schema):
 
 
 def group_program_to_dict(program: GroupProgram) -> dict[str, Any]:
-    """What ``GroupProgramSchema`` reads back to an equal value."""
+    """Return the fields of a program, which ``GroupProgramSchema`` reads back to an equal value."""
     return {
         "layers": [program.first, program.end],
         "ratios": list(program.ratios),
@@ -185,7 +188,7 @@ def _operation_fields(operation: SharedOperation) -> Iterator[tuple[str, Any]]:
     if operation.local:
         yield "local", operation.local
     if operation.delivered:
-        yield "delivered", [dict(_delivered_fields(one)) for one in operation.delivered]
+        yield "delivered", [dict(_delivered_fields(value)) for value in operation.delivered]
 
 
 def _delivered_fields(delivered: Delivered) -> Iterator[tuple[str, Any]]:

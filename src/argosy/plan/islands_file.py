@@ -1,4 +1,5 @@
-"""``plan.json`` of kind ``islands``, version 1. Its fields: ``docs/formats.md``."""
+"""Read and write ``plan.json`` of kind ``islands``, version 1. Its fields are in
+``docs/formats.md``."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from argosy.plan.plan import Certificate
 from argosy.workload.fields import Amount, Count, Natural
 
 KIND = "islands"
-"""Of a plan file; a plan without islands has no kind."""
+"""Value of ``kind`` in the file of an island plan; the file of a plan without islands has no
+kind."""
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -56,8 +58,8 @@ def is_island_plan(document: Document) -> bool:
 
 
 def island_plan_from_document(document: Document) -> IslandPlan:
-    """An island plan, or one ``InputError`` with what is wrong with the file or with a plan in
-    it."""
+    """Return the island plan of a document; raise one ``InputError`` with everything that is wrong
+    with the file or with a plan in it."""
     schema = validate(document, IslandPlanSchema)
     plans = tuple(
         plan_from_document(document.inside("islands", at)) for at in range(len(schema.islands))
@@ -96,31 +98,31 @@ def check_island_plan(plan: IslandPlan) -> None:
 
 
 def _mistakes(plan: IslandPlan) -> list[tuple[tuple[str | int, ...], str, object]]:
-    """Where, what was expected, what was found."""
-    found: list[tuple[tuple[str | int, ...], str, object]] = []
+    """Return the location, the expected value and the found value of each mistake."""
+    mistakes: list[tuple[tuple[str | int, ...], str, object]] = []
     first = plan.islands[0]
     owner: dict[str, int] = {}
     for at, island in enumerate(plan.islands):
         if island.model != first.model:
-            found.append((("islands", at, "model"), "the model of island 0", island.model.name))
+            mistakes.append((("islands", at, "model"), "the model of island 0", island.model.name))
         if island.cluster.hash != first.cluster.hash:
-            found.append(
+            mistakes.append(
                 (("islands", at, "cluster"), "the cluster of island 0", island.cluster.name)
             )
         for device in island.devices:
             if owner.setdefault(device, at) != at:
                 expected = f"a device that island {owner[device]} does not use"
-                found.append((("islands", at, "stages"), expected, device))
+                mistakes.append((("islands", at, "stages"), expected, device))
     if plan.sync_every % plan.fragments:
-        found.append(
+        mistakes.append(
             (("fragments",), f"a divisor of sync_every, {plan.sync_every}", plan.fragments)
         )
     elif plan.overlap >= plan.period:
         expected = (
             f"fewer than {plan.period} steps, so that one exchange ends before the next begins"
         )
-        found.append((("overlap",), expected, plan.overlap))
-    return found
+        mistakes.append((("overlap",), expected, plan.overlap))
+    return mistakes
 
 
 def _prediction(schema: IslandPredictionSchema) -> IslandPrediction:
@@ -130,7 +132,7 @@ def _prediction(schema: IslandPredictionSchema) -> IslandPrediction:
 
 
 def dumps_island_plan(plan: IslandPlan) -> str:
-    """JSON text; equal plans give equal bytes."""
+    """Return an island plan as JSON text; equal plans give equal bytes."""
     return json.dumps(island_plan_to_dict(plan), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What a plan can do by itself: the package's functions for plans, as methods. Each is a line of
+"""Give plans methods that call the package's functions for plans. Each is a line of
 ``argosy.api``."""
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class PlanMethods:
-    """Ways from a plan into the rest of the package; models and clusters are the plan's own unless
-    given."""
+    """A base class that gives plans methods of ``argosy.api``; model and cluster are the plan's own
+    unless given."""
 
     @property
     def offloads(self: Any) -> bool:
-        """Whether any stage keeps something outside its devices."""
+        """Return whether any stage keeps something outside its devices."""
         return any(stage.offload for stage in self.stages)
 
     def explain(self: Plan, chain: Any = None, cluster: Any = None) -> Shown:  # type: ignore[misc]
@@ -29,7 +29,7 @@ class PlanMethods:
         return explain(self, chain, cluster)
 
     def simulate(self: Plan, chain: Any = None, cluster: Any = None, **options: Any) -> Timeline:  # type: ignore[misc]
-        """Play the plan in the exact engine: ``simulate(iterations=3)``."""
+        """Simulate the plan in the exact engine: ``simulate(iterations=3)``."""
         from argosy.api import simulate
 
         return simulate(self, chain, cluster, **options)

@@ -1,4 +1,4 @@
-"""The chain of the model that a plan names."""
+"""Build the chain of the model that a plan names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from argosy.workload.load import load_model
 
 
 def planned_chain(model: ModelRef, named: str | None = None) -> Chain:
-    """The layers of a captured program from its plan; else the model of that name, or as
-    ``named``."""
+    """Return the chain of a model: from the plan if it has the layers of a captured program, else
+    by name; ``named`` overrides both."""
     if model.content and named is None:
         document = Document("plan", parse_json(model.content, file="plan").data, {})
         return captured_chain(

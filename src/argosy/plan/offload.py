@@ -1,5 +1,5 @@
-"""What a stage keeps outside its devices: optimizer state, activations or weights, in host memory
-or on NVMe."""
+"""Define what a stage keeps outside its devices: optimizer state, activations or weights, in host
+memory or on NVMe."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from argosy.errors import bad_input, closest
 
 @dataclass(frozen=True, kw_only=True)
 class Offload:
-    """What a stage keeps outside its devices, and where; None: on the devices."""
+    """A choice of what a stage keeps outside its devices, and in which tier; None: on the
+    devices."""
 
     optimizer: Tier | None = None
-    """Moments of the optimizer. A copy of 16-bit weights in fp32 stays on the device."""
+    """Tier of the optimizer's moments. A copy of 16-bit weights in fp32 stays on the device."""
     activations: Tier | None = None
-    """What a forward keeps for its backward, but for the input of the stage."""
+    """Tier of the activations that a forward keeps for its backward, except the input of the
+    stage."""
     weights: Tier | None = None
-    """Weights as the layers read them, trained and frozen."""
+    """Tier of the weights that the layers read, trained and frozen."""
 
     def __bool__(self) -> bool:
         return any(tier is not None for _, tier in self.parts)
@@ -35,30 +37,31 @@ class Offload:
 
     @property
     def named(self) -> dict[str, str]:
-        """``{"optimizer": "host"}``: what a plan file says."""
+        """Return the tiers as a plan file stores them: ``{"optimizer": "host"}``."""
         return {name: str(tier) for name, tier in self.parts if tier is not None}
 
     def __str__(self) -> str:
-        """As ``--offload`` reads it: ``optimizer,activations=nvme``."""
-        each = (
+        """Return the text that ``--offload`` reads: ``optimizer,activations=nvme``."""
+        texts = (
             f"{name}={tier}" if tier is Tier.NVME else name
             for name, tier in self.parts
             if tier is not None
         )
-        return ",".join(each)
+        return ",".join(texts)
 
 
+# The choice to keep everything on the devices.
 NO_OFFLOAD = Offload()
 
 
 def parse_offload(text: str, *, where: str = "--offload") -> Offload:
-    """Read ``optimizer,activations=nvme``.
+    """Return the choice that a text such as ``optimizer,activations=nvme`` describes.
 
     >>> str(parse_offload("activations, optimizer=nvme"))
     'optimizer=nvme,activations'
     """
     names = [field.name for field in fields(Offload)]
-    found: dict[str, Tier] = {}
+    tiers: dict[str, Tier] = {}
     for part in text.split(","):
         name, _, tier = (piece.strip() for piece in part.partition("="))
         if name not in names:
@@ -66,12 +69,12 @@ def parse_offload(text: str, *, where: str = "--offload") -> Offload:
             raise bad_input(expected, part.strip(), where=where, suggestion=closest(name, names))
         if tier not in ("", *Tier):
             raise bad_input(f"{name}, {name}=host or {name}=nvme", part.strip(), where=where)
-        found[name] = Tier(tier or Tier.HOST)
-    return Offload(**found)
+        tiers[name] = Tier(tier or Tier.HOST)
+    return Offload(**tiers)
 
 
 def choices(allowed: Offload) -> Iterator[Offload]:
-    """Every way to use some of what is allowed, nothing first.
+    """Yield every choice that uses a part of what is allowed, nothing first.
 
     >>> [str(choice) for choice in choices(parse_offload("optimizer,activations"))]
     ['', 'activations', 'optimizer', 'optimizer,activations']

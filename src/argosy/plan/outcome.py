@@ -1,5 +1,5 @@
-"""What is known about a plan: its prediction, its certificate, what finding it took, and what was
-left out."""
+"""Hold the results of a search for a plan: prediction, certificate, search effort, and devices left
+out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """What the simulator says the plan will do."""
+    """A prediction that the simulator makes for the plan."""
 
     iteration_seconds: float
     samples_per_second: float
     peak_memory_bytes: tuple[tuple[str, float], ...]
-    """Per device, in the order of their names."""
+    """Peak bytes per device, in the order of their names."""
     bottleneck: str
 
     def __post_init__(self) -> None:
@@ -22,31 +22,31 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """How much better any other plan could be at most."""
+    """A certificate that bounds how much better any other plan could be."""
 
     lower_bound_seconds: float
     gap: float
     """Predicted time over lower bound, minus 1."""
     granularity: int
     scope: str
-    """For which plans the bound holds."""
+    """Plans for which the bound holds, in words."""
     free_bound_seconds: float | None = None
-    """No plan of any granularity takes less per iteration, by throughput alone."""
+    """Lower bound on an iteration of any plan of any granularity, by throughput alone."""
     cost_model: str | None = None
-    """The cost model under which the bounds hold, in words; None in files that do not record it."""
+    """Cost model under which the bounds hold, in words; None in files that do not record it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What finding the plan took."""
+    """A record of the effort that it took to find the plan."""
 
     cpu_seconds: float
     candidates: int
     pruned: tuple[tuple[str, int], ...]
     """Candidates removed per rule, in the order of the rules' names."""
     history: tuple[tuple[float, float, float], ...] = ()
-    """(CPU seconds since the start, best iteration so far, lower bound), whenever one of the two
-    had moved."""
+    """CPU seconds since the start, best iteration so far and lower bound, whenever one of the
+    latter two changed."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pruned", tuple(sorted(self.pruned)))
@@ -54,7 +54,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerUp:
-    """A plan that lost, and why."""
+    """A plan that was not chosen, and the reason."""
 
     description: str
     iteration_seconds: float
@@ -63,7 +63,7 @@ class RunnerUp:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A device that the plan does not use, and why."""
+    """A device that the plan does not use, and the reason."""
 
     device: str
     reason: str

@@ -1,5 +1,5 @@
-"""The plan: which layers run where, split how, in which order. A value; ``file`` reads and writes
-it as JSON."""
+"""Define the plan: which layers run where, split how, in which order. ``file`` reads and writes it
+as JSON."""
 
 from __future__ import annotations
 
@@ -31,31 +31,33 @@ from argosy.workload.tuning import FULL, Tuning
 
 
 class Recompute(StrEnum):
-    """What is computed again in the backward instead of being kept from the forward."""
+    """A choice of activations that a backward computes again instead of keeping them from the
+    forward."""
 
     NONE = "none"
     SELECTIVE = "selective"
-    """What comes back without a projection: norms, activation functions, unfused attention's
-    scores."""
+    """Computes again what needs no projection: norms, activation functions, scores of unfused
+    attention."""
     FULL = "full"
-    """Everything but each layer's input."""
+    """Computes everything again except each layer's input."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRef:
-    """Which model, at which size; ``plan.model.planned_chain`` gives its chain."""
+    """A reference that names a model and its size; ``plan.model.planned_chain`` returns its
+    chain."""
 
     name: str
     sequence_length: int
     dtype: Dtype
     optimizer: str = "adamw"
     content: str = ""
-    """Of a captured program, its layers as canonical JSON, so that its plan is whole on its own;
-    else empty."""
+    """Layers of a captured program as canonical JSON, so that its plan is complete on its own; else
+    empty."""
     tuning: Tuning = FULL
-    """Which of its weights are trained."""
+    """Choice of the weights that are trained."""
     powersgd: int = 0
-    """Rank of the matrices as which its gradients are summed; 0: they are summed as they are."""
+    """Rank of the matrices as which gradients are summed; 0: gradients are summed whole."""
 
     @classmethod
     def of(cls, chain: Chain) -> ModelRef:
@@ -72,30 +74,32 @@ class ModelRef:
 
 @lru_cache(maxsize=8)
 def _operation_ends(content: str) -> tuple[int, ...]:
-    """Of a captured program's layers, one past the last forward operation of each."""
+    """Return, for each layer of a captured program, one past its last forward operation."""
     return tuple(layer["operations"][1] for layer in json.loads(content)["layers"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRef:
-    """Which cluster the plan was made for."""
+    """A reference that identifies the cluster that the plan was made for."""
 
     name: str
     hash: str
     content: str
-    """The cluster file as canonical JSON, so that a plan is whole on its own."""
+    """The cluster file as canonical JSON, so that a plan is complete on its own."""
 
     @classmethod
     def of(cls, cluster: Cluster) -> ClusterRef:
         return cls(name=cluster.name, hash=cluster.hash, content=cluster.content)
 
 
+# Name of the default cost model in certificates and reports.
 DEFAULT_COST_MODEL = "default cost model"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostModelRef:
-    """Which cost model the plan was made with; ``cost.remembered`` rebuilds it."""
+    """A reference that identifies the cost model that the plan was made with; ``cost.remembered``
+    rebuilds it."""
 
     hash: str
     content: str
@@ -109,7 +113,7 @@ class CostModelRef:
 
     @property
     def words(self) -> str:
-        """``profile of H200 and calibration (3f2a91c0)``."""
+        """Return a description for people: ``profile of H200 and calibration (3f2a91c0)``."""
         content = json.loads(self.content)
         kinds = [profile["device"] for profile in content.get("profiles", [])]
         parts = [f"profile of {', '.join(kinds)}"] if kinds else []
@@ -119,15 +123,15 @@ class CostModelRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """A group of devices that runs a stage on samples of its own: parts of the sequence, each a
+    """A group of devices that runs a stage on samples of its own; each part of the sequence has a
     tensor-parallel group."""
 
     devices: tuple[str, ...]
-    """Part by part."""
+    """Names of the devices, part by part."""
     samples: int
-    """Its share of every micro-batch."""
+    """Samples of every micro-batch."""
     ratios: tuple[float, ...] = ()
-    """How its work is split over the devices; sums to 1. Empty: evenly."""
+    """Shares of the work by device, which sum to 1; empty: equal shares."""
 
     @property
     def width(self) -> int:
@@ -135,11 +139,11 @@ class Replica:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """``ratios``, or equal ones."""
+        """Return ``ratios``, or equal ones if it is empty."""
         return self.ratios or (1 / self.width,) * self.width
 
     def parts(self, context: int) -> tuple[tuple[str, ...], ...]:
-        """The tensor-parallel groups, one for each part of the sequence.
+        """Return the tensor-parallel groups, one for each part of the sequence.
 
         >>> Replica(devices=("a", "b", "c", "d"), samples=1).parts(2)
         (('a', 'b'), ('c', 'd'))
@@ -150,7 +154,7 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A range of layers and the replicas that run it."""
+    """A range of layers that is run by one or more replicas."""
 
     first: int
     end: int
@@ -158,16 +162,17 @@ class Stage:
     replicas: tuple[Replica, ...]
     recompute: Recompute = Recompute.NONE
     zero: int = 0
-    """What the holders keep only a part of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
-    weights."""
+    """ZeRO level: holders keep only a part of nothing (0), optimizer state (1), also gradients (2),
+    also weights (3)."""
     context: int = 1
     """Parts into which every replica cuts the sequence."""
     expert: int = 1
-    """Holders that follow one another and hold the experts together."""
+    """Number of consecutive holders that hold the experts together."""
     experts: tuple[int, ...] = ()
-    """Experts of a layer that each holder of a group has, in its order. Empty: as many each."""
+    """Experts of a layer that each holder of a group has, in its order; empty: equally many
+    each."""
     offload: Offload = NO_OFFLOAD
-    """What is kept outside the devices."""
+    """Choice of what is kept outside the devices."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -183,22 +188,23 @@ class Stage:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether devices of some replica have unequal shares of its work."""
+        """Return whether devices of some replica have unequal shares of its work."""
         return any(len(set(replica.ratios)) > 1 for replica in self.replicas)
 
     @cached_property
     def parts_are_alone(self) -> bool:
-        """Whether every part of a sequence, or every replica where it is whole, has one device."""
+        """Return whether each part of a sequence, or each replica if the sequence is whole, has one
+        device."""
         return all(replica.width == self.context for replica in self.replicas)
 
     def tensor_share(self, share: float) -> float:
-        """Of a device with this share of its replica's work, the share of its tensor-parallel
-        group's weights."""
+        """Return the share of its tensor-parallel group's weights that a device with ``share`` of
+        its replica's work has."""
         return 1.0 if self.context > 1 and self.parts_are_alone else share * self.context
 
     @property
     def expert_shares(self) -> tuple[float, ...]:
-        """Of all experts, those that each holder of a group has."""
+        """Return the share of all experts that each holder of a group has."""
         total = sum(self.experts)
         return (
             tuple(count / total for count in self.experts)
@@ -208,30 +214,32 @@ class Stage:
 
     @property
     def num_holders(self) -> int:
+        """Return the number of tensor-parallel groups that hold the stage's weights."""
         return len(self.replicas) * self.context
 
     @property
     def holders(self) -> tuple[tuple[str, ...], ...]:
-        """The tensor-parallel groups, each of which holds the stage's weights once, experts aside:
-        every part of every replica, in order."""
+        """Return the tensor-parallel groups: every part of every replica, in order. Each holds the
+        stage's weights once, experts aside."""
         return tuple(part for replica in self.replicas for part in replica.parts(self.context))
 
     @property
     def expert_groups(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
-        """Holders that hold all experts together and send each other tokens."""
+        """Return the groups of holders that hold all experts together and send each other
+        tokens."""
         holders = self.holders
         return tuple(holders[at : at + self.expert] for at in range(0, len(holders), self.expert))
 
     @property
     def expert_copies(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
-        """Holders of the same experts, which sum their gradients."""
+        """Return the groups of holders that have the same experts and sum their gradients."""
         return tuple(self.holders[at :: self.expert] for at in range(self.expert))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRule:
-    """Which schedule to switch to while an edge's bandwidth is below a threshold; of several that
-    hold, the lowest."""
+    """A rule that switches to a schedule while an edge's bandwidth is below a threshold; if several
+    rules hold, that of the lowest threshold applies."""
 
     edge: str
     below: float
@@ -240,17 +248,18 @@ class PolicyRule:
 
 
 class Collective(StrEnum):
-    """What groups of devices of a stage do together."""
+    """A collective that groups of devices of a stage do."""
 
     TENSOR = "tensor"
-    """The reductions of its tensor-parallel groups."""
+    """Reductions in tensor-parallel groups."""
     WEIGHTS = "weights"
-    """Gradients summed, or under ZeRO scattered and weights gathered, over the holders that have
-    them."""
+    """Sums of gradients over the holders of the same weights, or under ZeRO scatters of gradients
+    and gathers of weights."""
 
 
 class Algorithm(StrEnum):
-    """How a collective is done; ``cost.collective`` says who sends what to whom."""
+    """An algorithm that carries out a collective; ``cost.collective`` lists the bytes that devices
+    send."""
 
     RING = "ring"
     TREE = "tree"
@@ -263,7 +272,7 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveChoice:
-    """Which algorithm the groups of a stage use for which collective."""
+    """A choice of the algorithm that the groups of a stage use for a collective."""
 
     collective: Collective
     stage: int
@@ -272,7 +281,7 @@ class CollectiveChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(PlanMethods):
-    """How a model runs on a cluster."""
+    """A plan, which describes how a model runs on a cluster."""
 
     model: ModelRef
     cluster: ClusterRef
@@ -290,27 +299,27 @@ class Plan(PlanMethods):
     runner_ups: tuple[RunnerUp, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     cost_model: CostModelRef | None = None
-    """None: the default one."""
+    """Reference to the cost model; None: the default one."""
     programs: tuple[GroupProgram, ...] = ()
-    """What tensor-parallel groups do, in a plan for a captured program."""
+    """Programs of tensor-parallel groups, in a plan for a captured program."""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Every device in use, once, in stage order."""
+        """Return every device in use, once, in stage order."""
         return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
 
     @property
     def bare(self) -> Plan:
-        """Without what was said about it: what is predicted and proven, what finding it took, what
-        lost."""
+        """Return the plan without prediction, certificate, search record, runner-ups and left-out
+        devices."""
         return replace(
             self, predicted=None, certificate=None, search=None, runner_ups=(), left_out=()
         )
 
     @property
     def cut(self) -> tuple[int, ...] | None:
-        """The stage of every operation of the forward, in a plan for a captured program; else
-        None."""
+        """Return the stage of every operation of the forward; None unless the plan is for a
+        captured program."""
         if not self.model.content:
             return None
         stages = [at for at, stage in enumerate(self.stages) for _ in range(stage.first, stage.end)]
@@ -318,27 +327,27 @@ class Plan(PlanMethods):
 
     @property
     def operation_layers(self) -> tuple[int, ...] | None:
-        """The layer of every operation of the forward, in a plan for a captured program; else
-        None."""
+        """Return the layer of every operation of the forward; None unless the plan is for a
+        captured program."""
         if not self.model.content:
             return None
         bounds = itertools.pairwise((0, *_operation_ends(self.model.content)))
         return tuple(at for at, (first, end) in enumerate(bounds) for _ in range(first, end))
 
     def zero_of(self, stages: Collection[int], num_layers: int) -> int:
-        """The level of ZeRO at which weights of some stages are kept that ``num_layers`` of a stage
-        use.
+        """Return the ZeRO level of weights that are in these stages, and in ``num_layers`` layers
+        of each.
 
-        Weights in several stages, and from level 2 on in several layers of one, are kept whole:
-        level 0.
+        Weights in several stages, and from level 2 on weights in several layers of one stage, are
+        kept whole: level 0.
         """
         (first, *others) = sorted(stages)
         zero = self.stages[first].zero
         return 0 if others or (zero > 1 and num_layers > 1) else zero
 
     def algorithm(self, collective: Collective, stage: int) -> Algorithm:
-        """As the plan says; else a ring, padded where the shards of a tensor-parallel group are
-        unequal."""
+        """Return the algorithm that the plan chooses, or by default a ring, which is padded if the
+        shards of a tensor-parallel group are unequal."""
         for choice in self.collectives:
             if choice.collective is collective and choice.stage == stage:
                 return choice.algorithm
@@ -346,9 +355,12 @@ class Plan(PlanMethods):
         return Algorithm.PADDED if uneven else Algorithm.RING
 
     def schedule_at(self, bandwidths: Mapping[str, float]) -> ScheduleSpec:
-        """What the policy says for bandwidths (bytes/s) by edge: of the rules that hold, the one
-        whose edge has fallen furthest below its threshold, and of an edge's several the lowest; the
-        plan's own schedule where none holds."""
+        """Return the schedule that the policy prescribes for bandwidths (bytes/s) by edge.
+
+        Of the rules that hold, the one whose edge has fallen furthest below its threshold applies,
+        and of several rules of an edge the one with the lowest threshold; if none holds, the plan's
+        own schedule.
+        """
         lowest: dict[str, PolicyRule] = {}
         for rule in sorted(self.policy, key=lambda rule: rule.below):
             if bandwidths.get(rule.edge, math.inf) < rule.below:
@@ -358,8 +370,9 @@ class Plan(PlanMethods):
         return min(lowest.values(), key=lambda rule: bandwidths[rule.edge] / rule.below).schedule
 
     def __repr__(self) -> str:
+        stages = counted(len(self.stages), "stage")
+        micro_batches = counted(self.num_micro_batches, "micro-batch", "micro-batches")
         return (
-            f"Plan: {self.model.name} on {self.cluster.name}, {counted(len(self.stages), 'stage')}, "
-            f"{counted(self.num_micro_batches, 'micro-batch', 'micro-batches')} of {self.micro_batch_size}, "
-            f"{self.schedule!r}"
+            f"Plan: {self.model.name} on {self.cluster.name}, {stages}, "
+            f"{micro_batches} of {self.micro_batch_size}, {self.schedule!r}"
         )

@@ -1,10 +1,10 @@
-"""What our own runtime executes: one table, which the search keeps to and the runtime checks plans
-against.
+"""List what Argosy's own runtime executes: one table that limits the search and checks plans for
+the runtime.
 
-A row is a feature of a stage, what a stage asks for, and the values that run. Whatever has no row
-runs for any value: numbers of stages and replicas, shares of samples, numbers and sizes of
-micro-batches, k and depths of schedules, the algorithms of ``collectives``, widths and ratios of
-tensor-parallel groups. A policy runs where its schedules have the same stages per worker.
+A row is a feature of a stage, the value that a stage requests, and the values that run. A feature
+without a row runs for any value: numbers of stages and replicas, shares of samples, numbers and
+sizes of micro-batches, k and depths of schedules, the algorithms of ``collectives``, widths and
+ratios of tensor-parallel groups. A policy runs if its schedules have the same stages per worker.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.units import RATE
 
+# A value of a feature.
 Value = int | str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One row: what a stage may ask for, and what of it runs."""
+    """A feature that a stage may request, with the values of it that run: a row of the table."""
 
     name: str
     asked: Callable[[Stage], Value]
-    """The value that a stage asks for."""
+    """Function that returns the value that a stage requests."""
     runs: tuple[Value, ...]
-    """The values that the runtime executes."""
+    """Values that the runtime executes."""
 
     def allows(self, stage: Stage) -> bool:
         return self.asked(stage) in self.runs
 
 
 def _parts(stage: Stage) -> str:
-    """What has a part of the sequence."""
+    """Return what kind of group computes one part of the sequence."""
     return ALONE if stage.context == 1 or stage.parts_are_alone else "over tensor-parallel groups"
 
 
 def _experts(stage: Stage) -> str:
-    """What has a part of the experts."""
+    """Return what kind of group holds one part of the experts."""
     if stage.expert == 1 or all(replica.width == 1 for replica in stage.replicas):
         return ALONE
     return "over parts of the sequence" if stage.context > 1 else "over tensor-parallel groups"
 
 
+# Value of a feature whose parts are on single devices.
 ALONE = "over single devices"
 CONTEXT = Feature(name="context parallelism", asked=_parts, runs=(ALONE,))
 EXPERT = Feature(name="expert parallelism", asked=_experts, runs=(ALONE,))
@@ -61,12 +63,13 @@ OFFLOAD = Feature(
     runs=("nothing", "optimizer", "activations", "optimizer,activations"),
 )
 
+# All rows of the table.
 FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE, OFFLOAD)
 
 
 def powersgd_problems(plan: Plan) -> Iterator[Problem]:
-    """What in a plan PowerSGD cannot do: it needs whole gradients of whole matrices, in units that
-    do not change."""
+    """Yield what PowerSGD cannot do in a plan: it needs whole gradients of whole matrices, in units
+    that do not change."""
     if not plan.model.powersgd:
         return
     if plan.model.dtype is Dtype.FP16:
@@ -91,14 +94,14 @@ def powersgd_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
-    """A sentence for everything in a plan that the runtime does not execute; empty where it runs as
-    it is."""
+    """Return a sentence for each feature of a plan that the runtime does not execute; empty if the
+    plan runs."""
     return tuple(_sentences(plan))
 
 
 def check_movable(plan: Plan) -> None:
-    """Raise an ``InputError`` for what in a plan cannot be handed on to other devices while it
-    runs."""
+    """Raise an ``InputError`` for everything in a plan that cannot move to other devices during a
+    run."""
     expected, hint = (
         "stages that a run can move",
         "argosy plan --max-context 1 --max-expert 1 keeps to them",
@@ -128,11 +131,12 @@ def check_movable(plan: Plan) -> None:
 
 
 def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:
-    """Devices of a tensor-parallel group at most in the plans that a run goes on by; None for any
-    number.
+    """Return the largest number of devices of a tensor-parallel group in the plans that a run
+    continues with; None for any number.
 
-    Groups share operations of a captured forward. A run that began with layers alone may have a
-    model that cannot be captured, and compiled stages have no groups: such runs go on without any.
+    Groups share operations of a captured forward. A run that began with single devices may have a
+    model that cannot be captured, and compiled stages have no groups: such runs continue without
+    any.
     """
     is_captured = bool(plan.model.content) or any(
         r.width > 1 for stage in plan.stages for r in stage.replicas
@@ -142,11 +146,16 @@ def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:
 
 def _sentences(plan: Plan) -> Iterator[str]:
     for problem in powersgd_problems(plan):
-        yield f"The plan asks for {problem.found} in {problem.path}, and the runtime executes {problem.expected}."
+        asked = f"The plan asks for {problem.found} in {problem.path}"
+        yield f"{asked}, and the runtime executes {problem.expected}."
     for index, rule in enumerate(plan.policy):
         if rule.schedule.placement != plan.schedule.placement:
-            switch = f"from {plan.schedule.kind} to {rule.schedule.kind} below {RATE.format(rule.below)} on {rule.edge}"
-            yield f"Rule {index} of the policy switches {switch}, and the runtime switches between others only."
+            change = f"from {plan.schedule.kind} to {rule.schedule.kind}"
+            switch = f"{change} below {RATE.format(rule.below)} on {rule.edge}"
+            yield (
+                f"Rule {index} of the policy switches {switch}, "
+                "and the runtime switches between others only."
+            )
     sharing = [index for index, stage in enumerate(plan.stages) if stage.expert > 1]
     wide = [
         index
@@ -157,21 +166,25 @@ def _sentences(plan: Plan) -> Iterator[str]:
         beside = (
             f"beside stage {min(set(wide) - set(sharing))}, whose replicas have several devices"
         )
-        yield f"Stage {sharing[0]} shares out experts {beside}, and the runtime executes that only with single devices."
+        yield (
+            f"Stage {sharing[0]} divides experts {beside}, "
+            "and the runtime executes that only with single devices."
+        )
     for index, stage in enumerate(plan.stages):
         for feature in FEATURES:
             if not feature.allows(stage):
-                asked, runs = feature.asked(stage), _listed(feature.runs)
-                yield f"Stage {index} asks for {feature.name} {asked}, and the runtime executes only {runs}."
+                request = f"Stage {index} asks for {feature.name} {feature.asked(stage)}"
+                yield f"{request}, and the runtime executes only {_listed(feature.runs)}."
         if stage.offload.activations is not None and stage.zero > 1:
             yield (
-                f"Stage {index} asks for offload of activations with ZeRO {stage.zero}, and the runtime executes it "
-                "only with ZeRO 0 and 1."
+                f"Stage {index} asks for offload of activations with ZeRO {stage.zero}, "
+                "and the runtime executes it only with ZeRO 0 and 1."
             )
 
 
 def _listed(values: tuple[Value, ...]) -> str:
-    """
+    """Return values as a list in words.
+
     >>> _listed((0, 1, 3))
     '0, 1 and 3'
     """

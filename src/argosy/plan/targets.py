@@ -1,5 +1,5 @@
-"""What other systems run: one table, which the search keeps to and the exporters check plans
-against.
+"""List what other training systems run: one table that limits the search and checks plans for the
+exporters.
 
 A row names a system, the version that its exporter is written for, and the values that a plan for
 it may have. A system with *one grid* has one number of replicas, one tensor-parallel width, one
@@ -19,7 +19,7 @@ from argosy.workload.chain import Chain
 
 
 class TargetName(StrEnum):
-    """The systems that a search can be restricted to."""
+    """A system that a search can be restricted to."""
 
     TORCHTITAN = "torchtitan"
     MEGATRON = "megatron"
@@ -30,31 +30,30 @@ class TargetName(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One row: a system, and what of a plan it runs."""
+    """A training system that plans can be exported to, with what it runs: a row of the table."""
 
     name: str
-    """As the system writes it."""
+    """Name as the system writes it."""
     version: str
-    """That the export is written for, and read by in ``make test-doors``."""
+    """Version that the export is written for and that ``make test-doors`` reads it with."""
     calibration: str
-    """The bundled constants of the cost model that say what the system keeps and sums."""
+    """Name of the bundled calibration that describes what the system keeps and sums."""
     dtypes: tuple[Dtype, ...]
     schedules: tuple[ScheduleKind, ...]
     zero: tuple[int, ...]
-    """Levels for a pipeline of several stages."""
+    """ZeRO levels for a pipeline of several stages."""
     zero_alone: tuple[int, ...] = ()
-    """Levels that a plan of one stage may have; empty: as for several."""
+    """ZeRO levels for a plan of one stage; empty: those for several."""
     shards_splits: bool = False
     """Whether sequences and experts are split over ranks that shard weights, so that ZeRO 0 has
     neither."""
     recompute: tuple[Recompute, ...]
     one_grid: bool = True
-    """Whether the whole pipeline has one width of everything; else every stage has its own, and
-    equal shares."""
+    """Whether the whole pipeline has one grid; else every stage has its own, with equal shares."""
     one_recompute: bool = True
-    """Whether all stages recompute alike."""
+    """Whether all stages have the same recomputation."""
     max_width: int | None = None
-    """Devices of a tensor-parallel group; None: any number."""
+    """Largest number of devices of a tensor-parallel group; None: any number."""
     max_context: int | None = None
     max_expert: int | None = None
     mixed: bool = True
@@ -62,19 +61,19 @@ class Target:
     whole_hosts: bool = False
     """Whether ranks are numbered host by host, so that a stage takes whole hosts."""
     needs_blocks: bool = False
-    """Whether every stage has a block, not an embedding or a head alone."""
+    """Whether every stage must have a block, not only an embedding or a head."""
 
     @property
     def full_name(self) -> str:
-        """``torchtitan 0.3.0``."""
+        """Return name and version: ``torchtitan 0.3.0``."""
         return f"{self.name} {self.version}"
 
     def levels(self, num_stages: int) -> tuple[int, ...]:
-        """The ZeRO levels of a plan with so many stages."""
+        """Return the ZeRO levels that a plan with ``num_stages`` may have."""
         return self.zero if num_stages > 1 or not self.zero_alone else self.zero_alone
 
     def runs(self, plan: Plan, chain: Chain) -> bool:
-        """Whether the stages of a plan are as alike as the target needs them."""
+        """Return whether the stages of a plan are as equal as the target requires."""
         if plan.offloads:
             return False
         levels = {stage.zero for stage in plan.stages if has_holders(stage)}
@@ -95,7 +94,8 @@ class Target:
         return not self.one_grid or len({stage.expert for stage in plan.stages}) == 1
 
     def _recomputes(self, kinds: set[Recompute]) -> bool:
-        """Selective recomputation is one setting for all stages everywhere."""
+        """Return whether the target runs these kinds together; every system has one setting of
+        selective recomputation for all stages."""
         is_one = len(kinds) == 1
         return is_one if self.one_recompute else is_one or Recompute.SELECTIVE not in kinds
 
@@ -105,14 +105,17 @@ def has_block(stage: Stage, chain: Chain) -> bool:
 
 
 def has_holders(stage: Stage) -> bool:
-    """Whether several devices hold the same weights of a stage, so that ZeRO has something to
-    divide."""
+    """Return whether several devices hold the same weights of a stage, so that ZeRO can divide
+    them."""
     return len(stage.replicas) * stage.context > 1
 
 
+# Kinds of recomputation of a system that has all of them.
 _ALL = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+# Kinds of recomputation of a system without selective recomputation.
 _WHOLE = (Recompute.NONE, Recompute.FULL)
 
+# The table, by the name of the target.
 TARGETS: dict[TargetName, Target] = {
     TargetName.TORCHTITAN: Target(
         name="torchtitan",

@@ -1,5 +1,5 @@
-"""In which order the stages of a pipeline work: actions, schedules, and what can be checked about
-them before a run."""
+"""Define the order in which pipeline stages work: actions, schedules, and the checks before a
+run."""
 
 from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
 from argosy.schedule.check import check_schedule, in_flight, most_in_flight

@@ -1,5 +1,5 @@
-"""The words of a schedule: one ``Action`` of one stage on one micro-batch, and a ``Schedule`` as
-rows of actions.
+"""Define the words of a schedule: an ``Action`` of one stage on one micro-batch, and a ``Schedule``
+as rows of actions.
 
 The text form of an action is stage, kind, micro-batch, and parses back: ``2F0`` is stage 2's
 forward of micro-batch 0.
@@ -16,15 +16,16 @@ from argosy.units import counted
 
 
 class ActionKind(StrEnum):
-    """What is done. Computation first, then the communication that a pass inserts."""
+    """A kind of work that a stage does: first the computations, then the communication that
+    ``with_communication`` inserts."""
 
     FORWARD = "F"
     BACKWARD = "B"
-    """Both gradients at once."""
+    """Computes the gradients of inputs and weights in one action."""
     INPUT_GRADIENT = "I"
-    """The half of a backward that the previous stage waits for."""
+    """Computes the half of a backward that the previous stage waits for."""
     WEIGHT_GRADIENT = "W"
-    """The other half, which nobody waits for until the optimizer runs."""
+    """Computes the other half, which nothing waits for until the optimizer runs."""
     SEND_FORWARD = "SF"
     RECEIVE_FORWARD = "RF"
     SEND_BACKWARD = "SB"
@@ -36,24 +37,26 @@ class ActionKind(StrEnum):
 
     @property
     def is_gradient(self) -> bool:
-        """Whether it yields the gradient that the previous stage waits for."""
+        """Return whether the action produces the gradient that the previous stage waits for."""
         return self in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
 
     @property
     def frees_activations(self) -> bool:
-        """Whether the micro-batch's activations can go once it is done."""
+        """Return whether the action ends the use of the micro-batch's activations."""
         return self in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
 
 
+# Kinds that compute; all others communicate.
 _COMPUTATION = frozenset(
     (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
 )
+# Text form of an action: stage, kind, micro-batch.
 _TEXT = re.compile(r"(\d+)([A-Z]+)(\d+)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Action:
-    """One thing a stage does with one micro-batch."""
+    """A piece of work that a stage does with one micro-batch."""
 
     stage: int
     kind: ActionKind
@@ -61,7 +64,8 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """
+        """Return the action that a text such as ``2F0`` names.
+
         >>> Action.parse("2F0"), Action.parse("11RB3")
         (2F0, 11RB3)
         """
@@ -78,7 +82,7 @@ class Action:
 
 
 class ScheduleKind(StrEnum):
-    """Families of schedules; the first four are corners of one (``generate.family``)."""
+    """A family of schedules. The first four are special cases of one rule (``generate.family``)."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -91,23 +95,23 @@ class ScheduleKind(StrEnum):
 
     @property
     def is_v(self) -> bool:
-        """Whether the pipeline turns round: a worker hosts a stage on the way down and one on the
-        way back."""
+        """Return whether the pipeline turns round: each worker hosts one stage on the way down and
+        one on the way back."""
         return self in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUALPIPE_V)
 
     @property
     def is_chunked(self) -> bool:
-        """Whether a worker hosts several stages."""
+        """Return whether a worker hosts several stages."""
         return self is ScheduleKind.INTERLEAVED or self.is_v
 
     @property
     def is_split(self) -> bool:
-        """Whether backwards are split in two halves."""
+        """Return whether backwards are split into input and weight gradients."""
         return self is ScheduleKind.ZERO_BUBBLE or self.is_v
 
 
 def worker_of(kind: ScheduleKind, stage: int, num_workers: int) -> int:
-    """The worker that hosts a stage.
+    """Return the worker that hosts a stage.
 
     >>> [worker_of(ScheduleKind.INTERLEAVED, stage, 2) for stage in range(4)]
     [0, 1, 0, 1]
@@ -119,8 +123,8 @@ def worker_of(kind: ScheduleKind, stage: int, num_workers: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Per worker, the order of its actions. A worker is a group of devices that hosts one stage, or
-    under some schedules several (``worker_of``)."""
+    """A schedule, which holds the order of actions of each worker. A worker is a group of devices
+    that hosts one stage, or several under some schedules (``worker_of``)."""
 
     kind: ScheduleKind
     num_stages: int
@@ -139,7 +143,8 @@ class Schedule:
         return f"{self.kind}: {counted(self.num_stages, 'stage')}, {batches}"
 
     def text(self) -> str:
-        """One line per worker, actions separated by spaces; ``parse_rows`` reads it back.
+        """Return one line per worker, with actions separated by spaces; ``parse_rows`` reads it
+        back.
 
         >>> print(Schedule(ScheduleKind.GPIPE, 1, 1, ((Action(0, ActionKind.FORWARD, 0),),)).text())
         0F0
@@ -148,7 +153,7 @@ class Schedule:
 
 
 def parse_rows(text: str) -> tuple[tuple[Action, ...], ...]:
-    """Rows from the text form of a schedule."""
+    """Return the rows of the text form of a schedule."""
     return tuple(
         tuple(Action.parse(word) for word in line.split())
         for line in text.splitlines()

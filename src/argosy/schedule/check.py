@@ -1,5 +1,4 @@
-"""What can be known about a schedule before anything runs: is it complete, does it deadlock, how
-much is in flight.
+"""Check a schedule before anything runs: is it complete, does it deadlock, how much is in flight.
 
 Dependencies between actions, for stage s and micro-batch m:
 
@@ -16,12 +15,13 @@ from argosy.errors import InputError, Problem
 from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
 from argosy.schedule.generate import ScheduleSpec, build_schedule, depth_of
 
-# Micro-batches per stage after which a schedule holds no more than before.
+# Micro-batches per stage after which the peak in flight of a schedule has been reached.
 _ROUNDS = 8
 
 
 def needs(action: Action, num_stages: int) -> tuple[tuple[Action, ...], ...]:
-    """(1) to (3): for each need, the actions any one of which satisfies it."""
+    """Return the dependencies (1) to (3) of an action; each is a tuple of actions, any one of which
+    satisfies it."""
     stage, micro_batch = action.stage, action.micro_batch
     if action.kind is ActionKind.FORWARD:
         return ((Action(stage - 1, ActionKind.FORWARD, micro_batch),),) if stage > 0 else ()
@@ -55,7 +55,7 @@ def check_schedule(schedule: Schedule, *, limit: tuple[int, ...] | None = None) 
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Most micro-batches whose activations each stage holds at once.
+    """Return, per stage, the largest number of micro-batches whose activations it holds at once.
 
     >>> from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
     >>> in_flight(build_schedule(ScheduleSpec(kind=ScheduleKind.KFKB, k=2), 4, 16))
@@ -74,10 +74,11 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
 
 
 def most_in_flight(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, ...]:
-    """``in_flight`` of the schedule of a plan, in a time that does not grow with its micro-batches.
+    """Return ``in_flight`` of the schedule of a plan, in a time that does not grow with the number
+    of micro-batches.
 
-    Stages of the family hold their depth. The others hold most while they begin, so that a few
-    rounds tell it.
+    Stages of the family (``generate.family``) hold their depth. Under the other schedules a stage
+    reaches its peak while the pipeline fills, so a few rounds are enough to find it.
     """
     if spec.kind not in (ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE):
         return depth_of(spec, num_stages, num_micro_batches)
@@ -86,7 +87,8 @@ def most_in_flight(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) 
 
 
 def _incomplete(schedule: Schedule) -> list[Problem]:
-    """Every stage runs every micro-batch forward once and backward once, on its own worker."""
+    """Return a problem for each stage that does not run every micro-batch forward once and backward
+    once, and for each action on a foreign worker."""
     problems = []
     seen = Counter(action for row in schedule.rows for action in row if action.kind.is_computation)
     for worker, row in enumerate(schedule.rows):
@@ -117,7 +119,8 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
 
 
 def _deadlock(schedule: Schedule) -> list[Problem]:
-    """Run the rows with no durations; if they stop early, say what each worker waits for."""
+    """Run the rows without durations; if they stop early, return a problem per worker with the
+    action that it waits for."""
     done: set[Action] = set()
     position = [0] * schedule.num_workers
     rows = [[action for action in row if action.kind.is_computation] for row in schedule.rows]
@@ -125,24 +128,24 @@ def _deadlock(schedule: Schedule) -> list[Problem]:
     while moved:
         moved = False
         for worker, row in enumerate(rows):
-            while position[worker] < len(row) and not _waits_for(
+            while position[worker] < len(row) and not _blocker(
                 row[position[worker]], schedule, done
             ):
                 done.add(row[position[worker]])
                 position[worker] += 1
                 moved = True
-    return [
-        Problem(
-            path=f"worker {worker}",
-            found=f"{row[position[worker]]} waiting for {_waits_for(row[position[worker]], schedule, done)} for ever",
-            expected="an order without deadlock",
-        )
-        for worker, row in enumerate(rows)
-        if position[worker] < len(row)
-    ]
+    problems = []
+    for worker, row in enumerate(rows):
+        if position[worker] < len(row):
+            action = row[position[worker]]
+            needed = _blocker(action, schedule, done)
+            found = f"{action} blocked by {needed}"
+            expected = "an order without deadlock"
+            problems.append(Problem(path=f"worker {worker}", found=found, expected=expected))
+    return problems
 
 
-def _waits_for(action: Action, schedule: Schedule, done: set[Action]) -> Action | None:
+def _blocker(action: Action, schedule: Schedule, done: set[Action]) -> Action | None:
     for choices in needs(action, schedule.num_stages):
         if done.isdisjoint(choices):
             return choices[0]

@@ -1,9 +1,9 @@
-"""The pass that inserts communication into a schedule of computation.
+"""Insert communication into a schedule of computation.
 
-Sends follow the action that produces the tensor; receives are *posted* before the action that needs
-it, ``lookahead`` computations early, because a receive that is posted late delays the sender's
-whole pipeline. Between two workers and in one direction sends and receives are in the same order,
-which the pass keeps and ``check_channels`` proves: that is what a point-to-point channel needs.
+A send follows the action that produces the tensor. A receive is *posted* before the action that
+needs the tensor, ``lookahead`` computations early, because a late receive delays the sender's whole
+pipeline. A point-to-point channel needs sends and receives between two workers in the same order
+per direction; this pass keeps that order and ``check_channels`` proves it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from argosy.errors import InputError, Problem
 from argosy.schedule.action import Action, ActionKind, Schedule
 
 Channel = tuple[int, int, bool]
-"""Sending worker, receiving worker, and whether it carries gradients."""
+"""Sending worker, receiving worker, and whether the channel carries gradients."""
 
 
 def with_communication(schedule: Schedule, *, lookahead: int = 1) -> Schedule:
-    """The same schedule with sends and receives.
+    """Return the schedule with sends and receives inserted.
 
     >>> from argosy.schedule import ScheduleSpec, build_schedule
     >>> print(with_communication(build_schedule(ScheduleSpec(), 2, 2), lookahead=0).text())
@@ -74,13 +74,13 @@ def _sent(schedule: Schedule, action: Action) -> Action | None:
     return None
 
 
-def _same_worker(schedule: Schedule, one: int, other: int) -> bool:
-    return schedule.worker_of(one) == schedule.worker_of(other)
+def _same_worker(schedule: Schedule, first: int, second: int) -> bool:
+    return schedule.worker_of(first) == schedule.worker_of(second)
 
 
 def check_channels(schedule: Schedule) -> None:
-    """Raise an ``InputError`` unless every channel is received from in the order in which it is
-    sent to."""
+    """Raise an ``InputError`` unless each channel is received from in the order in which it is sent
+    to."""
     sent: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
     received: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
     for worker, row in enumerate(schedule.rows):

@@ -1,4 +1,4 @@
-"""Schedules as pure functions of the number of stages S and micro-batches M.
+"""Build schedules as pure functions of the number of stages S and micro-batches M.
 
 One family covers four of the eight kinds. Stage s first runs d_s forwards (its *depth*: that many
 micro-batches are in flight), then alternates g backwards with g forwards until the forwards run
@@ -6,16 +6,17 @@ out, then drains:
 
     (1)  gpipe        d_s = M                        g = M
     (2)  1f1b         d_s = min(M, S - s)            g = 1
-    (3)  eager-1f1b   d_s = min(M, S - s + extra)    g = 1     extra = S - s - 1 unless the depth is given
-    (4)  kfkb         d_s = min(M, k (S - s))        g = k     the last group may be ragged
+    (3)  eager-1f1b   d_s = min(M, S - s + extra)    g = 1
+         with extra = S - s - 1 unless the depth is given
+    (4)  kfkb         d_s = min(M, k (S - s))        g = k     the last group may be smaller
 
-so k = 1 is 1f1b and k = M is gpipe. Backwards are always in micro-batch order. Outside the family:
+So k = 1 is 1f1b and k = M is gpipe. Backwards are always in micro-batch order. Outside the family:
 
-    (5)  interleaved each worker hosts several stages (chunks) and takes micro-batches in groups of
+    (5)  interleaved  each worker hosts several stages (chunks) and takes micro-batches in groups of
          the worker count
     (6)  zero-bubble  ZB-H1: the backward is split in two, and the weight gradients fill the drain
 
-and the two of ``vshape``.
+Two more kinds are in ``vshape``.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ from argosy.errors import bad_input
 from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
 from argosy.schedule.vshape import dualpipe_v, zero_bubble_v
 
+# Short names of kinds of actions.
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
-    """What a plan says about its schedule; ``build_schedule`` turns it into actions."""
+    """A description of the schedule that a plan contains; ``build_schedule`` turns it into
+    actions."""
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     k: int = 1
     """Group size; used by kfkb only."""
     depth: tuple[int, ...] | None = None
-    """Warm-up forwards per stage, in place of the kind's own; for the kinds of the family."""
+    """Warm-up forwards per stage, in place of the kind's default; only for kinds of the family (1)
+    to (4)."""
     chunks: int = 1
     """Stages per worker; used by interleaved only."""
 
@@ -50,8 +54,8 @@ class ScheduleSpec:
 
     @property
     def placement(self) -> tuple[int, bool]:
-        """What decides which worker hosts which stage; a run switches only between schedules with
-        the same."""
+        """Return a key that determines which worker hosts which stage; a run switches only between
+        schedules with equal keys."""
         return self.stages_per_worker, self.kind.is_v
 
     def __repr__(self) -> str:
@@ -62,7 +66,7 @@ class ScheduleSpec:
 
 
 def build_schedule(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> Schedule:
-    """The actions of every worker."""
+    """Return the schedule that a spec describes, with the actions of every worker."""
     if num_stages < 1:
         raise bad_input("at least 1 stage", num_stages, where="num_stages")
     if num_micro_batches < 1:
@@ -81,15 +85,15 @@ def build_schedule(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) 
 
 
 def group_size(spec: ScheduleSpec, num_micro_batches: int) -> int:
-    """g of (1) to (4): backwards in a row."""
+    """Return g of (1) to (4): the number of consecutive backwards."""
     if spec.kind is ScheduleKind.GPIPE:
         return num_micro_batches
     return spec.k if spec.kind is ScheduleKind.KFKB else 1
 
 
 def usual_depth(spec: ScheduleSpec, from_end: int, num_micro_batches: int) -> int:
-    """d of (1) to (4) of one stage, the last being 1 from the end; under a zero-bubble schedule
-    that of 1f1b."""
+    """Return d of (1) to (4) for the stage at position ``from_end`` (1 for the last stage);
+    zero-bubble schedules have the depth of 1f1b."""
     ahead = (
         2 * from_end - 1
         if spec.kind is ScheduleKind.EAGER
@@ -99,12 +103,13 @@ def usual_depth(spec: ScheduleSpec, from_end: int, num_micro_batches: int) -> in
 
 
 def depth_of(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, ...]:
-    """Warm-up forwards per stage: as the schedule says, or the usual ones."""
+    """Return the warm-up forwards per stage: those of the spec if it states them, else the
+    default."""
     return spec.depth or default_depth(spec, num_stages, num_micro_batches)
 
 
 def default_depth(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, ...]:
-    """(1) to (4): warm-up forwards per stage.
+    """Return the warm-up forwards per stage by (1) to (4).
 
     >>> default_depth(ScheduleSpec(kind=ScheduleKind.KFKB, k=2), 3, 16)
     (6, 4, 2)
@@ -117,7 +122,7 @@ def default_depth(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -
 def family(
     kind: ScheduleKind, depth: Sequence[int], group: int, num_micro_batches: int
 ) -> Schedule:
-    """(1) to (4), for any depth per stage and any group size.
+    """Build a schedule by (1) to (4), for any depth per stage and any group size.
 
     >>> print(family(ScheduleKind.KFKB, (4, 2), 2, 5).text())
     0F0 0F1 0F2 0F3 0B0 0B1 0F4 0B2 0B3 0B4
@@ -147,9 +152,10 @@ def _family_row(stage: int, depth: int, group: int, num_micro_batches: int) -> t
 
 
 def interleaved(num_stages: int, num_micro_batches: int, chunks: int) -> Schedule:
-    """(5): ``num_stages`` counts all chunks. Micro-batches go in groups of the worker count W
-    through chunk 0, then the same group through chunk 1, and so on; worker w runs 2 (W - w - 1) +
-    (chunks - 1) W forwards ahead.
+    """Build an interleaved schedule (5); ``num_stages`` counts all chunks.
+
+    Micro-batches go in groups of the worker count W through chunk 0, then the same group through
+    chunk 1, and so on. Worker w runs 2 (W - w - 1) + (chunks - 1) W forwards ahead.
 
     >>> print(interleaved(4, 2, 2).text())
     0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
@@ -190,9 +196,11 @@ def interleaved(num_stages: int, num_micro_batches: int, chunks: int) -> Schedul
 
 
 def zero_bubble(num_stages: int, num_micro_batches: int) -> Schedule:
-    """(6): stage s keeps its weight gradients s micro-batches late, so that every stage holds at
-    most S in flight, the most that 1f1b holds anywhere, and the late ones fill the time in which
-    1f1b drains.
+    """Build a ZB-H1 schedule (6).
+
+    Stage s delays its weight gradients by s micro-batches. So each stage has at most S
+    micro-batches in flight, the most that any stage has under 1f1b, and the delayed weight
+    gradients fill the time in which 1f1b drains.
 
     >>> print(zero_bubble(2, 3).text())
     0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2

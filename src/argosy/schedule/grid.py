@@ -1,4 +1,4 @@
-"""A schedule drawn on a grid: a row per worker, a column per unit of time, transfers taken as
+"""Draw a schedule on a grid: a row per worker, a column per unit of time, transfers taken as
 free."""
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ UNITS = {
     ActionKind.INPUT_GRADIENT: 1,
     ActionKind.WEIGHT_GRADIENT: 1,
 }
-"""Durations on the grid; a backward is two forwards."""
+"""Durations on the grid, in columns; a backward takes as long as two forwards."""
 
 
 def unit_times(
     schedule: Schedule, units: Mapping[ActionKind, int] = UNITS
 ) -> dict[Action, tuple[int, int]]:
-    """Start and end of every action if nothing but computation took time."""
+    """Return start and end of every action, in columns, if only computation takes time."""
     check_schedule(schedule)
     times: dict[Action, tuple[int, int]] = {}
     free = [0] * schedule.num_workers
@@ -30,10 +30,10 @@ def unit_times(
         for worker, row in enumerate(pending):
             while position[worker] < len(row):
                 action = row[position[worker]]
-                choices = needs(action, schedule.num_stages)
+                dependencies = needs(action, schedule.num_stages)
                 ready = [
-                    min((times[a][1] for a in one_of if a in times), default=None)
-                    for one_of in choices
+                    min((times[a][1] for a in choices if a in times), default=None)
+                    for choices in dependencies
                 ]
                 if any(time is None for time in ready):
                     break
@@ -45,7 +45,7 @@ def unit_times(
 
 
 def grid(schedule: Schedule, *, width: int | None = None) -> str:
-    """The grid as text; ``width`` cuts it to so many columns of time.
+    """Return the grid as text, cut to ``width`` columns of time if that is given.
 
     >>> from argosy.schedule import ScheduleSpec, build_schedule
     >>> print(grid(build_schedule(ScheduleSpec(), 2, 3)))

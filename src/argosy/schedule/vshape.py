@@ -1,21 +1,22 @@
-"""Schedules in which the pipeline turns round: worker w of W hosts stage w and stage 2 W - 1 - w.
+"""Build schedules in which the pipeline turns round: worker w of W hosts stages w and 2 W - 1 - w.
 
 The last worker hands a micro-batch to itself, and the first has both ends of the model. Chunk 0 is
 the way down, chunk 1 the way back up. Per worker, with F, B, I and W the actions of a chunk, each
 on its chunk's next micro-batch:
 
-    (1)  zero-bubble-v (ZB-V, Qi et al. 2024)
+    (1)  zero-bubble-v (ZB-V, Qi et al. 2024), with N = max(M, 2 W - 1)
          F0 x (2 (W - w) - 1), (F1 F0) x w, (F1 I1 W1) x (W - w)            filling
-         (F0 I0 W0 F1 I1 W1) x (N - W)                                      steady, with N = max(M, 2 W - 1)
+         (F0 I0 W0 F1 I1 W1) x (N - W)                                      steady
          (I0 I1) x w, (I0 W0) x (W - w), then the rest of W1 and of W0      draining
-    (2)  dualpipe-v (DualPipeV, DeepSeek 2025), of at least 2 W micro-batches
-         F0 x 2 (W - w - 1), (F0 F1) x (w + 1), (I1 W F1) x (W - w - 1)     filling; W is the oldest that waits
+    (2)  dualpipe-v (DualPipeV, DeepSeek 2025), of at least 2 W micro-batches; a W without a
+         number is the oldest weight gradient that waits
+         F0 x 2 (W - w - 1), (F0 F1) x (w + 1), (I1 W F1) x (W - w - 1)     filling
          (F0 B1 F1 B0) x (M - 2 W + w + 1), (B1 F1 B0) x (W - w - 1)        steady
-         (B1 B0) x (w + 1), from their middle on as I; (W I0) x (W - w - 1), W x (w + 1)
+         (B1 B0) x (w + 1), whose second half is I, without its W           draining
+         (W I0) x (W - w - 1), W x (w + 1)
 
-(1) is made for N micro-batches, of which those beyond M are left out. Forwards and backwards of (2)
-    that may overlap
-run one after the other here: a stage has one stream of computation.
+(1) is built for N micro-batches, and those beyond M are then removed. Forwards and backwards of (2)
+that may overlap run one after the other here, because a stage has one stream of computation.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from collections import Counter, deque
 from argosy.errors import bad_input
 from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
 
+# Short names of kinds of actions.
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
 
 
 class _Row:
-    """The actions of one worker."""
+    """A list of the actions of one worker that is built action by action."""
 
     def __init__(self, worker: int, num_workers: int) -> None:
         self.stages = (worker, 2 * num_workers - 1 - worker)
@@ -50,7 +52,7 @@ class _Row:
         self.waiting.append(Action(self.stages[chunk], WEIGHT, self.actions[-1].micro_batch))
 
     def weight_gradient(self, chunk: int | None = None) -> None:
-        """The oldest that waits, of a chunk or of both."""
+        """Add the oldest weight gradient that waits, of one chunk or of both."""
         oldest = next(
             action for action in self.waiting if chunk is None or action.stage == self.stages[chunk]
         )
@@ -63,7 +65,7 @@ class _Row:
 
 
 def zero_bubble_v(num_stages: int, num_micro_batches: int) -> Schedule:
-    """(1).
+    """Build a zero-bubble-v schedule (1).
 
     >>> print(zero_bubble_v(4, 3).text())
     0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2
@@ -115,7 +117,7 @@ def _zero_bubble_row(worker: int, workers: int, count: int) -> list[Action]:
 
 
 def dualpipe_v(num_stages: int, num_micro_batches: int) -> Schedule:
-    """(2).
+    """Build a dualpipe-v schedule (2).
 
     >>> print(dualpipe_v(4, 4).text())
     0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3
@@ -153,7 +155,7 @@ def _dualpipe_row(worker: int, workers: int, count: int) -> list[Action]:
         row.backward(1)
         row.forward(1)
         row.backward(0)
-    for number in range(2 * (worker + 1)):  # chunks 1 and 0 in turns; the later half are split
+    for number in range(2 * (worker + 1)):  # chunks 1 and 0 in turns; the second half is split
         run = row.backward if number <= worker else row.input_gradient
         run(1 - number % 2)
     for _ in range(behind):

@@ -1,4 +1,4 @@
-"""``timeline.json``, version 1, both ways. Its fields: ``docs/formats.md``."""
+"""Read and write ``timeline.json``, version 1. Its fields are listed in ``docs/formats.md``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from argosy.errors import InputError, Problem, closest
 from argosy.timeline.timeline import Contact, ContactKind, LinkUse, Span, SpanKind, Timeline
 
 Amount = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
-"""Seconds or bytes; what is above is a slip, and its microseconds would be no numbers."""
+"""Seconds or bytes. A larger value is a mistake, and its microseconds would be no exact numbers."""
 Natural = Annotated[int, Field(ge=0)]
 MemoryStep = Annotated[list[Amount], Field(min_length=2, max_length=2)]
 """Seconds, and the bytes held from then on."""
@@ -152,22 +152,21 @@ def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Pro
             yield document.problem(
                 ("memory", device), expected, device, suggestion=closest(device, schema.devices)
             )
-    strange: set[str] = (
-        set()
-    )  # each is said once: a device with another name has thousands of spans
+    # Each unknown name is reported once: a misspelt device may have thousands of spans.
+    unknown: set[str] = set()
     for index, span in enumerate(schema.spans):
-        if span.where not in strange and not (
+        if span.where not in unknown and not (
             len(ends := span.where.split(">")) <= 2 and known.issuperset(ends)
         ):
-            strange.add(span.where)
+            unknown.add(span.where)
             suggestion = closest(span.where, schema.devices)
             expected = "one of the devices, or two written SOURCE>TARGET"
             yield document.problem(
                 ("spans", index, "where"), expected, span.where, suggestion=suggestion
             )
     for index, contact in enumerate(schema.contacts):
-        if contact.where not in known and contact.where not in strange:
-            strange.add(contact.where)
+        if contact.where not in known and contact.where not in unknown:
+            unknown.add(contact.where)
             place, suggestion = ("contacts", index, "where"), closest(contact.where, schema.devices)
             yield document.problem(
                 place, "one of the devices", contact.where, suggestion=suggestion
@@ -176,15 +175,15 @@ def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Pro
             yield document.problem(
                 ("contacts", index, "end"), f"at least the start {contact.start:g}", contact.end
             )
-    for index, (one, other) in enumerate(itertools.pairwise(schema.iteration_ends), start=1):
-        if other < one:
+    for index, (before, end) in enumerate(itertools.pairwise(schema.iteration_ends), start=1):
+        if end < before:
             yield document.problem(
-                ("iteration_ends", index), f"at least the end before it, {one:g}", other
+                ("iteration_ends", index), f"at least the end before it, {before:g}", end
             )
 
 
 def dumps_timeline(timeline: Timeline) -> str:
-    """JSON text; equal timelines give equal bytes."""
+    """Return a timeline as JSON text; equal timelines give equal bytes."""
     return json.dumps(timeline_to_dict(timeline), sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -213,7 +212,7 @@ def _span_to_dict(span: Span) -> dict[str, Any]:
 
 
 def _changed(row: Span | Contact) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
+    """Return the fields that differ from their defaults."""
     defaults = row._field_defaults
     return {
         name: value

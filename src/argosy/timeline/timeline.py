@@ -1,11 +1,11 @@
-"""The timeline: spans (where, from when to when, what), and what they add up to.
+"""Define the timeline: spans (where, from when to when, what), and the figures they add up to.
 
-The simulator and the runtime return the same type, so predicted against measured is a subtraction.
-With T the time from the first start to the last end and D the devices in use:
+The simulator and the runtime return the same type, so a prediction and a measurement can be
+subtracted. With T the time from the first start to the last end and D the devices in use:
 
     (1)  utilisation of a device = time it computes / T
     (2)  bubble fraction         = 1 - mean utilisation over D
-    (3)  critical path           = from the last span to end, always to the span that it waited for
+    (3)  critical path           = from the span that ends last, always to the span it waited for
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from argosy.units import TIME, counted
 
 
 class SpanKind(StrEnum):
-    """What a device or the network is busy with."""
+    """A kind of work that a device or the network is busy with."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -31,7 +31,7 @@ class SpanKind(StrEnum):
     TRANSFER = "transfer"
     COLLECTIVE = "collective"
     COPY = "copy"
-    """Between a device and the memory or drive of its node."""
+    """Copies between a device and the memory or drive of its node."""
 
     @property
     def is_communication(self) -> bool:
@@ -39,26 +39,27 @@ class SpanKind(StrEnum):
 
 
 class Span(NamedTuple):
-    """One thing on one device, or between devices."""
+    """A stretch of time that a device, or a pair of devices, spent on one piece of work."""
 
     where: str
-    """A device, or ``a0.0>v0.1`` for what crosses the network between two."""
+    """A device, or ``a0.0>v0.1`` for a transfer between two."""
     kind: SpanKind
     start: float
     """Seconds."""
     end: float
+    """Seconds."""
     stage: int | None = None
     micro_batch: int | None = None
     iteration: int = 0
     bytes: float = 0.0
-    """Moved by a transfer or one flow of a collective."""
+    """Bytes moved by a transfer or by one flow of a collective."""
     via: tuple[str, ...] = ()
-    """The links that these bytes crossed."""
+    """Links that these bytes crossed."""
     waited_for: int | None = None
     """Index of the span whose end let this one start."""
     together: float = 0.0
-    """Of a measured computation: seconds of it spent exchanging tensors with other devices of the
-    stage, waiting for them included."""
+    """Seconds of a measured computation that went into exchanging tensors with other devices of the
+    stage, including waiting for them."""
 
     @property
     def seconds(self) -> float:
@@ -66,7 +67,7 @@ class Span(NamedTuple):
 
     @property
     def label(self) -> str:
-        """``forward 3`` for micro-batch 3."""
+        """Return the kind and the micro-batch, such as ``forward 3``."""
         return str(self.kind) if self.micro_batch is None else f"{self.kind} {self.micro_batch}"
 
     def __repr__(self) -> str:
@@ -74,86 +75,91 @@ class Span(NamedTuple):
 
 
 class ContactKind(StrEnum):
-    """What a device's process does about messages."""
+    """A kind of activity that a device's process carries out for messages."""
 
     WAITING = "waiting"
-    """For one that it needs next; it does nothing else."""
+    """Waits for a message that it needs next, and does nothing else."""
     SENDING = "sending"
-    """Handing one over; it leaves while the device computes on."""
+    """Hands a message over; the message leaves while the device computes on."""
     RECEIVING = "receiving"
-    """From offering room for one until it is known to be there; mostly beside computation."""
+    """Has posted a receive that is not known to be complete; mostly beside computation."""
 
 
 class Contact(NamedTuple):
-    """A measured device and a message."""
+    """A stretch of time that a process of a measured run spent on one message."""
 
     where: str
     kind: ContactKind
     start: float
     """Seconds."""
     end: float
+    """Seconds."""
     stage: int
     micro_batch: int
     gradient: bool = False
-    """Whether the message is one, on its way back."""
+    """Whether the message is a gradient on its way back."""
     iteration: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkUse:
-    """What a link carried from the first start to the last end."""
+    """A record of the bytes that a link carried from the first start to the last end."""
 
     link: str
     bytes: float
     utilisation: float
-    """Bytes over what the link could have carried in that time."""
+    """Bytes carried over the bytes that the link could have carried in that time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """One or more iterations of a plan."""
+    """A record that covers one or more iterations of a plan."""
 
     clock: str
     """``simulated`` or ``measured``."""
     devices: tuple[str, ...]
-    """The devices in use."""
+    """Names of the devices in use."""
     spans: tuple[Span, ...] = field(repr=False)
     iteration_ends: tuple[float, ...]
-    """When each finished iteration was done on every device, seconds."""
+    """Seconds at which each finished iteration was done on every device."""
     busy: tuple[float, ...]
-    """Seconds each device computed, over all iterations, also those whose spans were not kept."""
+    """Seconds that each device computed, over all iterations, including those whose spans were not
+    kept."""
     links: tuple[LinkUse, ...] = ()
     memory: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
-    """Per device, (seconds, bytes held from then on)."""
+    """Per device, pairs of seconds and the bytes held from then on."""
     contacts: tuple[Contact, ...] = field(default=(), repr=False)
-    """Of a measured timeline: what the devices' processes did about messages."""
+    """Time that the devices' processes spent on messages; only in measured timelines."""
     stalled: str | None = None
-    """Why it stopped before the last iteration, if it did."""
+    """Reason why the timeline stops before the last iteration; None if it does not."""
     repeated: int = 0
-    """Iterations that were not played one by one, because they repeat others."""
+    """Number of iterations that were not simulated one by one, because they repeat others."""
 
     @cached_property
     def end(self) -> float:
-        """Seconds from 0 to the last end that is known."""
+        """Return the seconds from 0 to the last known end."""
         last_span = max((span.end for span in self.spans if math.isfinite(span.end)), default=0.0)
         return max([last_span, *self.iteration_ends])
 
     @cached_property
     def iteration_seconds(self) -> tuple[float, ...]:
-        """How long each iteration took, from the end of the one before."""
+        """Return the seconds of each iteration, from the end of the one before."""
         starts = (0.0, *self.iteration_ends)
         return tuple(end - start for start, end in zip(starts, self.iteration_ends, strict=False))
 
     @property
     def usual_seconds(self) -> float | None:
-        """Of an iteration, the median; of measured ones without the first, which also prepares
-        everything, where there are others. None where none was finished."""
+        """Return the median seconds of an iteration; None if none was finished.
+
+        A measured timeline does not count its first iteration, which includes set-up, unless it is
+        the only one.
+        """
         times = self.iteration_seconds
         settled = times[1:] or times if self.clock == "measured" else times
         return statistics.median(settled) if settled else None
 
     def utilisation(self) -> dict[str, float]:
-        """(1) for every device."""
+        """Return the utilisation (1) of every device."""
         return {
             device: seconds / self.end if self.end else 0.0
             for device, seconds in zip(self.devices, self.busy, strict=True)
@@ -161,12 +167,13 @@ class Timeline:
 
     @property
     def bubble_fraction(self) -> float:
-        """(2)."""
+        """Return the bubble fraction (2)."""
         shares = self.utilisation().values()
         return 1 - sum(shares) / len(shares) if shares else 0.0
 
     def waiting(self) -> dict[str, float]:
-        """Seconds that each device's process waited for messages; measured timelines know."""
+        """Return the seconds that each device's process waited for messages; 0 in simulated
+        timelines."""
         seconds = dict.fromkeys(self.devices, 0.0)
         for contact in self.contacts:
             if contact.kind is ContactKind.WAITING:
@@ -174,13 +181,13 @@ class Timeline:
         return seconds
 
     def peak_memory(self) -> dict[str, float]:
-        """Most bytes each device held."""
+        """Return the largest number of bytes that each device held."""
         return {
             device: max((held for _, held in steps), default=0.0) for device, steps in self.memory
         }
 
     def critical_path(self) -> tuple[Span, ...]:
-        """(3), first to last; empty without spans."""
+        """Return the spans of the critical path (3), first to last; empty without spans."""
         finished = [index for index, span in enumerate(self.spans) if math.isfinite(span.end)]
         if not finished:
             return ()
@@ -192,7 +199,8 @@ class Timeline:
         return tuple(reversed(path))
 
     def critical_seconds(self) -> dict[int, float]:
-        """Seconds of the critical path that each stage computes or takes part in collectives."""
+        """Return the seconds of the critical path that each stage computes or takes part in
+        collectives."""
         seconds: dict[int, float] = {}
         clock = 0.0
         for span in self.critical_path():
@@ -205,6 +213,6 @@ class Timeline:
     def __repr__(self) -> str:
         count = len(self.iteration_ends)
         mean = f" of {TIME.format(self.iteration_ends[-1] / count)}" if count else ""
-        what = f"{counted(count, 'iteration')}{mean} on {counted(len(self.devices), 'device')}"
-        text = f"Timeline ({self.clock}): {what}"
+        summary = f"{counted(count, 'iteration')}{mean} on {counted(len(self.devices), 'device')}"
+        text = f"Timeline ({self.clock}): {summary}"
         return f"{text}, stalled: {self.stalled}" if self.stalled else text

@@ -1,21 +1,21 @@
-"""The shape of a transformer, and exactly how many weights it has.
+"""Describe the shape of a transformer, and count its weights exactly.
 
 h hidden width, a heads, g key-value heads, d head dim, f inner width, E experts, v vocabulary, e
 table width:
 
-    (1) Attention        h a d + 2 h g d + a d h; biases (a + 2 g) d and h; query and key norms 2 d or
-                         (a + g) d; a table of relative positions, buckets x a; sinks a
+    (1) Attention        h a d + 2 h g d + a d h; biases (a + 2 g) d and h; query and key norms 2 d
+                         or (a + g) d; a table of relative positions, buckets x a; sinks a
     (2) FeedForward      m h f with m = 3 gated, 2 not; biases (m - 1) f + h
     (3) Experts          E times (2); router h E, its bias E; shared expert (2) and its gate h
     (4) NormKind         h (root mean square), 2 h (layer norm) or 0 (nothing learned)
     (5) Block            (1), once more for cross attention; (2) or (3); its norms (4)
-    (6) TokenEmbedding   v e; e h where e differs from h; h per position and per token type; (4)
+    (6) TokenEmbedding   v e; e h if e differs from h; h per position and per token type; (4)
     (7) PatchEmbedding   h per value of a patch; h bias; h class token; h per position
-    (8) Head             (4); h e where e differs from h; v e unless tied; v bias. BERT adds a transform
-                         h h + h + (4), a pooler h h + h and a classifier c h + c
+    (8) Head             (4); h e if e differs from h; v e unless tied; v bias. BERT adds a
+                         transform h h + h + (4), a pooler h h + h and a classifier c h + c
 
 *Matrix weights* multiply every token that meets them: weights without biases, norms and tables.
-What a shape computes and keeps is in ``transformer.py``.
+``transformer.py`` computes the FLOP and the kept bytes of a shape.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Literal
 
 
 class NormKind(StrEnum):
-    """How activations are normalised."""
+    """A kind of norm that is applied to activations."""
 
     RMS = "rms"
     LAYER = "layer"
@@ -34,13 +34,13 @@ class NormKind(StrEnum):
     """A layer norm that learns nothing."""
 
     def parameters(self, width: int) -> int:
-        """(4)"""
+        """Return the number of weights of a norm (4)."""
         return {"rms": 1, "layer": 2, "plain": 0}[self.value] * width
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Multi-head attention, with keys and values shared by groups of heads where ``kv_heads <
+    """A multi-head attention, which shares keys and values between groups of heads if ``kv_heads <
     heads``."""
 
     heads: int
@@ -55,11 +55,11 @@ class Attention:
     """Rows of a learned table of relative positions; T5 keeps one in the first block of each
     side."""
     window: int | None = None
-    """Keys that a query looks at; None: all."""
+    """Number of keys that a query attends to; None: all."""
     dropout: bool = False
-    """On the attention weights."""
+    """Whether the attention weights have dropout."""
     sinks: bool = False
-    """A learned score per head that takes a share of the attention weights."""
+    """Whether each head has a learned score that takes a share of the attention weights."""
 
     @property
     def query_width(self) -> int:
@@ -70,15 +70,15 @@ class Attention:
         return self.kv_heads * self.head_dim
 
     def query_weights(self, hidden: int) -> int:
-        """Matrix weights met by every query: the query and output projections."""
+        """Return the matrix weights that every query meets: the query and output projections."""
         return 2 * hidden * self.query_width
 
     def key_weights(self, hidden: int) -> int:
-        """Matrix weights met by every key: the key and value projections."""
+        """Return the matrix weights that every key meets: the key and value projections."""
         return 2 * hidden * self.key_width
 
     def parameters(self, hidden: int) -> int:
-        """(1)
+        """Return the number of weights (1).
 
         >>> Attention(heads=32, kv_heads=8, head_dim=128).parameters(4096)
         41943040
@@ -93,8 +93,8 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForward:
-    """Up projection, activation function, down projection; gated: a second up projection is
-    multiplied in."""
+    """A feed-forward part that consists of up projection, activation function and down projection;
+    if gated, a second up projection is multiplied in."""
 
     inner: int
     gated: bool = False
@@ -104,7 +104,7 @@ class FeedForward:
         return (3 if self.gated else 2) * hidden * self.inner
 
     def parameters(self, hidden: int) -> int:
-        """(2)"""
+        """Return the number of weights (2)."""
         biases = (2 if self.gated else 1) * self.inner + hidden
         return self.matrix_weights(hidden) + self.bias * biases
 
@@ -114,7 +114,8 @@ class FeedForward:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A mixture of experts: a router sends each token to ``active`` of ``count`` experts."""
+    """A mixture of experts, in which a router sends each token to ``active`` of ``count``
+    experts."""
 
     expert: FeedForward
     count: int
@@ -130,12 +131,12 @@ class Experts:
         return hidden * self.count + self.router_bias * self.count + shared
 
     def matrix_weights(self, hidden: int) -> int:
-        """Those that one token meets."""
+        """Return the matrix weights that one token meets."""
         shared = 0 if self.shared is None else self.shared.matrix_weights(hidden) + hidden
         return self.active * self.expert.matrix_weights(hidden) + hidden * self.count + shared
 
     def parameters(self, hidden: int) -> int:
-        """(3)"""
+        """Return the number of weights (3)."""
         return self.count * self.expert.parameters(hidden) + self._common(hidden)
 
     def active_parameters(self, hidden: int) -> int:
@@ -144,7 +145,7 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One transformer block: attention, cross attention where a decoder reads an encoder,
+    """A transformer block, which has attention, cross attention if a decoder reads an encoder, and
     feed-forward."""
 
     attention: Attention
@@ -153,19 +154,20 @@ class Block:
     cross: Attention | None = None
     num_norms: int = 2
     pre_norm: bool = True
-    """Norms stand before attention and feed-forward rather than after the residual sum."""
+    """Whether norms are before attention and feed-forward rather than after the residual sum."""
     parallel: bool = False
-    """Attention and feed-forward read the same input and are summed once."""
+    """Whether attention and feed-forward read the same input and are summed once."""
     dropout: bool = False
-    """On the results of attention and feed-forward."""
+    """Whether the results of attention and feed-forward have dropout."""
 
     @property
     def num_parts(self) -> int:
-        """Attention, cross attention, feed-forward: what a residual sum closes."""
+        """Return the number of residual sums: one each for attention, cross attention and
+        feed-forward."""
         return 2 if self.cross is None else 3
 
     def parameters(self, hidden: int) -> int:
-        """(5)"""
+        """Return the number of weights (5)."""
         return self._around(hidden) + self.feed_forward.parameters(hidden)
 
     def active_parameters(self, hidden: int) -> int:
@@ -179,18 +181,18 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEmbedding:
-    """Tables of tokens and, where learned, of positions and token types."""
+    """An embedding that has tables of tokens and, if learned, of positions and token types."""
 
     vocabulary: int
     width: int
-    """Of a row of the token table; projected where it is not the hidden width (OPT-350m)."""
+    """Width of a row of the token table; projected if it is not the hidden width (OPT-350m)."""
     position_rows: int = 0
     token_types: int = 0
     norm: NormKind | None = None
     dropout: bool = False
 
     def parameters(self, hidden: int) -> int:
-        """(6)"""
+        """Return the number of weights (6)."""
         projection = self.width * hidden if self.width != hidden else 0
         norm = 0 if self.norm is None else self.norm.parameters(hidden)
         return (
@@ -203,39 +205,41 @@ class TokenEmbedding:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchEmbedding:
-    """An image cut into patches, each projected to one token, after a class token."""
+    """An embedding that cuts an image into patches and projects each to one token, after a class
+    token."""
 
     patches: int
     values: int
-    """Per patch: channels x height x width."""
+    """Values per patch: channels x height x width."""
     dropout: bool = False
 
     def parameters(self, hidden: int) -> int:
-        """(7)"""
+        """Return the number of weights (7)."""
         return (self.values + 1) * hidden + hidden + (self.patches + 1) * hidden
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """From the last block to logits: over words for every token, or over classes for the first
-    token."""
+    """A head that leads from the last block to logits: over words for every token, or over classes
+    for the first token."""
 
     outputs: int
     width: int
-    """Of the rows that logits are products with."""
+    """Width of the rows that logits are products with."""
     norm: NormKind | None
     """The final norm of the model."""
     tied: bool
-    """The rows are those of the token table."""
+    """Whether the rows are those of the token table."""
     bias: bool = False
     transform: NormKind | None = None
-    """BERT: a dense layer and this norm in front of the logits."""
+    """BERT only: the norm after a dense layer in front of the logits."""
     pooled_classes: int = 0
-    """BERT: classes of the sentence-pair task, read from a pooled first token; 0: no pooler."""
+    """BERT only: classes of the sentence-pair task, read from a pooled first token; 0: no
+    pooler."""
     first_token_only: bool = False
 
     def parameters(self, hidden: int) -> int:
-        """(8)"""
+        """Return the number of weights (8)."""
         dense = hidden * hidden + hidden
         final = 0 if self.norm is None else self.norm.parameters(hidden)
         transform = 0 if self.transform is None else dense + self.transform.parameters(hidden)
@@ -246,10 +250,10 @@ class Head:
 
 
 class Length(StrEnum):
-    """What ``Architecture.context`` says about the sequence length."""
+    """A rule that relates the sequence length to ``Architecture.context``."""
 
     ANY = "any"
-    """Positions are computed: any length is possible; the context is what the model was made
+    """Positions are computed: any length is possible; the context is the length the model was made
     for."""
     AT_MOST = "at most"
     """Positions are learned: a longer sequence has none."""
@@ -259,41 +263,42 @@ class Length(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """Rotary positions: queries and keys are turned by angles that fall with the element."""
+    """A kind of position that is given by rotation: queries and keys are turned by angles that fall
+    with the element."""
 
     base: float = 10_000.0
-    """Of the falling angles; ``rope_theta`` in Hugging Face's configs."""
+    """Base of the falling angles; ``rope_theta`` in Hugging Face's configs."""
     share: float = 1.0
-    """Of the elements of a head that are turned."""
+    """Share of the elements of a head that are turned."""
     scaling: float | None = None
     """Llama 3.1's factor for slow angles, with bands from 1 to 4 and 8192 tokens before; None: not
     scaled."""
     other_scaling: str | None = None
-    """The name of any other way to scale."""
+    """Name of any other way to scale; None: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A transformer: embedding, blocks, head; an encoder-decoder has ``encoder`` blocks before
-    ``blocks``."""
+    """A transformer, which has embedding, blocks and head; an encoder-decoder has ``encoder``
+    blocks before ``blocks``."""
 
     hidden: int
     embedding: TokenEmbedding | PatchEmbedding
     blocks: tuple[Block, ...]
     head: Head
     context: int
-    """Tokens."""
+    """Tokens; ``length`` states the rule."""
     length: Length = Length.ANY
     encoder: tuple[Block, ...] = ()
     rotary: Rotary | None = None
-    """None: positions are learned."""
+    """Rotary positions; None: positions are learned."""
     norm_epsilon: float = 1e-5
-    """Added to a variance before its root is taken."""
+    """Number added to a variance before its root is taken."""
     activation: str = "gelu"
-    """The function in feed-forwards, as Hugging Face's configs name it."""
+    """Activation function in feed-forwards, as Hugging Face's configs name it."""
 
     @property
     def parameters(self) -> int:
-        """Number of weights; tied ones counted once."""
+        """Return the number of weights; tied ones count once."""
         blocks = sum(block.parameters(self.hidden) for block in self.encoder + self.blocks)
         return self.embedding.parameters(self.hidden) + blocks + self.head.parameters(self.hidden)

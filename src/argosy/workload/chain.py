@@ -1,4 +1,4 @@
-"""A model as a chain of layers: what each computes, keeps, and hands to the next.
+"""Define a model as a chain of layers: what each computes, keeps, and passes to the next.
 
 All amounts are for one sample (one sequence, one image) at the chain's own sequence length and
 dtype, so a micro-batch of n samples costs n times as much. Parameters do not depend on the batch.
@@ -16,148 +16,153 @@ from argosy.workload.tuning import FULL, Tuning
 
 
 class Selective(StrEnum):
-    """What selective recomputation computes again; systems that train by a plan mean different
-    things by it."""
+    """A meaning that selective recomputation has: training systems compute different results
+    again."""
 
     ELEMENTWISE = "elementwise"
-    """What comes back without a matrix product: norms, activation functions, scores of unfused
-    attention. So our own runtime does."""
+    """Results without a matrix product: norms, activation functions, unfused scores; as Argosy's
+    runtime."""
     ATTENTION = "attention"
-    """Scores of unfused attention alone, as Megatron-LM's core attention; nothing where attention
-    is fused."""
+    """Only scores of unfused attention, as Megatron-LM's core attention; nothing if attention is
+    fused."""
     PRODUCTS = "products"
-    """All but every second matrix product and attention, as torchtitan's per-operation
-    checkpointing."""
+    """Everything except every second matrix product and attention, as torchtitan's selective op."""
 
 
 SUMMED_BYTES = 4
-"""Of an element that PowerSGD sums, and of an error that it keeps."""
+"""Bytes of an element that PowerSGD sums, and of an error that it keeps: fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """Weights of a layer that training reads and does not change: they have no gradient and no
-    optimizer state."""
+    """A set of weights of a layer that training reads and does not change: they have no gradient
+    and no optimizer state."""
 
     parameters: int
     """Number of frozen weights, beside ``Layer.parameters``."""
     bytes: float
-    """What they take on a device that holds the layer."""
+    """Bytes that they take on a device that holds the layer."""
     expert_parameters: int = 0
-    """The part of ``parameters`` that sits in experts."""
+    """Number of ``parameters`` that are in experts."""
     expert_bytes: float = 0.0
-    """The part of ``bytes`` that sits in experts."""
+    """Number of ``bytes`` that are in experts."""
     active_share: float = 1.0
-    """The share of the frozen experts that one token meets."""
+    """Share of the frozen experts that one token meets."""
     tied_bytes: float = 0.0
     """Frozen weights shared with ``Layer.tied_to``, beside ``bytes``."""
     packed_parameters: int = 0
-    """The part of ``parameters`` stored in 8 or 4 bits, which every pass over the layer unpacks."""
+    """Number of ``parameters`` stored in 8 or 4 bits, which every pass over the layer unpacks."""
     packed_bytes: float = 0.0
-    """The part of ``bytes`` that these take."""
+    """Number of ``bytes`` that the packed parameters take."""
     unpacked_bytes: float = 0.0
-    """Of the largest matrix that is unpacked at a time."""
+    """Bytes of the largest matrix that is unpacked at a time."""
     moved_bytes: float | None = None
-    """Per sample: kept bytes if all weights were trained, by which memory traffic is measured;
-    None: those of the layer."""
+    """Kept bytes per sample if all weights were trained, for memory traffic; None: those of the
+    layer."""
     forward_bytes: float = 0.0
-    """Per sample: held for a moment in its forward, its input and its output among it, if there is
-    no backward that something is kept for."""
+    """Bytes per sample that its forward holds for a moment, including input and output, if it has
+    no backward for which something is kept."""
     has_backward: bool = True
     """Whether a backward runs through the layer; False if nothing in it or before it is trained."""
     forward_share: float = 1.0
-    """FLOP of its forward over those without adapters, by which a time measured without them is
-    scaled."""
+    """FLOP of its forward over those without adapters; times measured without adapters are scaled
+    by it."""
     backward_share: float = 1.0
-    """FLOP of its backward over those if all weights were trained, likewise."""
+    """FLOP of its backward over those if all weights were trained; times measured so are scaled by
+    it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer of a chain: the smallest piece that a pipeline stage may begin or end with."""
+    """A layer of a chain, which is the smallest piece that a pipeline stage may begin or end
+    with."""
 
     name: str
     kind: str
-    """What it is: ``embedding``, ``block``, ``head``, ... Layers of one kind and shape cost the
+    """Kind of layer: ``embedding``, ``block``, ``head``, ... Layers of one kind and shape cost the
     same."""
     forward_flop: float
-    """Per sample; 0 where only measured times are known."""
+    """FLOP per sample; 0 if only measured times are known."""
     backward_flop: float
-    """Per sample, both gradients; 2x forward for matrix products."""
+    """FLOP per sample for both gradients; 2x forward for matrix products."""
     parameters: int
-    """Number of weights this layer trains, tied ones not counted (see ``tied_to``)."""
+    """Number of weights this layer trains; tied ones are not counted (see ``tied_to``)."""
     activation_bytes: float
-    """Per sample: kept from this layer's forward to its backward, its input included."""
+    """Bytes per sample that are kept from this layer's forward to its backward, including its
+    input."""
     output_bytes: float
-    """Per sample: handed to the next layer; crosses the network where a stage ends here."""
+    """Bytes per sample that are passed to the next layer; they cross the network if a stage ends
+    here."""
     selective_bytes: float = 0.0
-    """Per sample: the part of ``activation_bytes`` that selective recomputation drops."""
+    """Number of ``activation_bytes`` that selective recomputation drops."""
     selective_flop: float = 0.0
-    """Per sample: what selective recomputation computes again."""
+    """FLOP per sample that selective recomputation repeats."""
     score_bytes: float = 0.0
-    """Per sample: the part of ``activation_bytes`` that are scores of unfused attention."""
+    """Number of ``activation_bytes`` that are scores of unfused attention."""
     stream_bytes: float = 0.0
-    """Per sample: the part of ``activation_bytes`` outside the matrix products of a tensor-parallel
-    group, which its devices keep whole unless they split the sequence there."""
+    """Number of ``activation_bytes`` outside the matrix products of a tensor-parallel group, which
+    its devices keep whole unless they split the sequence there."""
     working_bytes: float = 0.0
-    """Per sample: held for a moment in its backward beside what was kept and the gradient that it
-    was given; 0 where that was not measured."""
+    """Bytes per sample that its backward holds for a moment beside kept bytes and the gradient that
+    it receives; 0 if that was not measured."""
     loss_bytes: float = 0.0
-    """Per sample: the part of ``working_bytes`` that are copies of logits and of their gradient."""
+    """Number of ``working_bytes`` that are copies of logits and of their gradient."""
     reduced_bytes: float = 0.0
-    """Per sample: what a tensor-parallel group all-reduces in one forward, and again in one
+    """Bytes per sample that a tensor-parallel group all-reduces in one forward, and again in one
     backward."""
     active_parameters: int | None = None
-    """Weights that one token meets; fewer than ``parameters`` in a mixture of experts. None: all of
+    """Number of weights that one token meets, fewer than all in a mixture of experts; None: all of
     them."""
     expert_parameters: int = 0
-    """The part of ``parameters`` that sits in experts."""
+    """Number of ``parameters`` that are in experts."""
     num_experts: int = 0
     routed_bytes: float = 0.0
-    """Per sample: inputs of experts, once for every expert that a token is sent to."""
+    """Bytes per sample of inputs of experts, once for every expert that a token is sent to."""
     key_value_bytes: float = 0.0
-    """Per sample: keys and values, which every part of a split sequence needs from every other."""
+    """Bytes per sample of keys and values, which every part of a split sequence needs from every
+    other."""
     attention_flop: float = 0.0
-    """Per sample: the part of ``forward_flop`` that queries, keys and values meet in."""
+    """Number of ``forward_flop`` in which queries, keys and values meet."""
     max_tensor_width: int = 1
     """Largest number of devices that tensor parallelism can split this layer over (its key-value
     heads)."""
     max_context: int = 1
-    """Largest number of parts that the sequence can be cut into; 1 where that is not known to be
+    """Largest number of parts that the sequence can be cut into; 1 if no cut is known to be
     possible."""
     launches: float | None = None
     """Kernels that its forward starts, over those of a transformer's block; None: one block's, if
     it has any FLOP."""
     operations: tuple[int, int] | None = None
-    """Of a captured program: the first of its forward operations, and one past the last."""
+    """First forward operation in a captured program, and one past the last; None for other
+    models."""
     tied_to: int | None = None
     """Index of the layer whose weights this one shares."""
     tied_parameters: int = 0
-    """Number of trained weights shared with ``tied_to``; layers that are tied to one layer share
-    the same weights of it, the smaller numbers as parts of the larger ones."""
+    """Number of trained weights shared with ``tied_to``. Layers that are tied to one layer share
+    the same weights of it; smaller numbers are parts of the larger ones."""
     frozen: Frozen | None = None
     """Weights that are not trained; None if there are none."""
     summed_parameters: int | None = None
-    """Elements that stand for the gradients of ``parameters`` while they are summed
+    """Number of elements that are summed for the gradients of ``parameters``
     (``workload.powersgd``); None: one each."""
 
     @property
     def has_backward(self) -> bool:
-        """Whether a backward runs through the layer, so that the gradient of its output is
+        """Return whether a backward runs through the layer, so that the gradient of its output is
         needed."""
         return self.frozen is None or self.frozen.has_backward
 
     @property
     def active_share(self) -> float:
-        """The share of its experts that one token meets; 1 without experts."""
+        """Return the share of its experts that one token meets; 1 without experts."""
         if not self.expert_parameters or self.active_parameters is None:
             return 1.0
         return 1 - (self.parameters - self.active_parameters) / self.expert_parameters
 
     @property
     def cost_key(self) -> tuple[object, ...]:
-        """Everything but its name, its place and whose weights it shares: equal for layers that
-        cost the same."""
+        """Return all fields except name, place and tied layer: equal for layers that cost the
+        same."""
         return tuple(
             value
             for name, value in vars(self).items()
@@ -171,44 +176,47 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A model, layer by layer, at one sequence length and dtype."""
+    """A model that is given layer by layer, at one sequence length and dtype."""
 
     name: str
     layers: tuple[Layer, ...]
     sequence_length: int
-    """Tokens per sample; 1 where a sample is not a sequence."""
+    """Tokens per sample; 1 if a sample is not a sequence."""
     dtype: Dtype
     optimizer: str = "adamw"
     source: str = ""
-    """Where the figures come from."""
+    """Source of the figures."""
     activation_factor: float = 1.0
-    """Memory that live activations take over their bytes; a calibration says what an allocator
+    """Memory that live activations take over their bytes; a calibration sets what an allocator
     adds."""
     gradient_dtype: Dtype | None = None
-    """In which gradients are kept; None: as the weights are."""
+    """Format in which gradients are kept; None: that of the weights."""
     reduce_dtype: Dtype | None = None
-    """In which gradients are summed over devices; None: as they are kept."""
+    """Format in which gradients are summed over devices; None: that in which they are kept."""
     selective: Selective = Selective.ELEMENTWISE
-    """What selective recomputation means."""
+    """Meaning of selective recomputation."""
     fused_loss: bool = False
     """Whether the loss is computed from the logits without copies of them."""
     sequence_parallel: bool = True
     """Whether tensor-parallel groups split the sequence outside their matrix products."""
     tuning: Tuning = FULL
-    """Which of the model's weights are trained."""
+    """Choice of the model's weights that are trained."""
     async_tensor: bool = False
     """Whether tensor-parallel groups exchange in pieces beside their matrix products."""
     powersgd: int = 0
-    """Rank of the matrices as which gradients are summed; 0: they are summed as they are."""
+    """Rank of the matrices as which gradients are summed; 0: gradients are summed whole."""
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one gradient that is kept."""
+        """Return the bytes of one gradient that is kept."""
         return (self.gradient_dtype or self.dtype).bytes
 
     def exchanged_bytes(self, zero: int) -> float:
-        """Of one weight that goes once around the devices that hold it: a sum scatters and gathers
-        gradients, ZeRO scatters gradients and gathers weights. Under PowerSGD: at least."""
+        """Return the bytes of one weight that go once around the devices that hold it; a lower
+        bound under PowerSGD.
+
+        A sum scatters and gathers gradients; ZeRO scatters gradients and gathers weights.
+        """
         if self.powersgd:
             return SUMMED_BYTES * self.least_summed_share
         summed = (self.reduce_dtype or self.gradient_dtype or self.dtype).bytes
@@ -216,8 +224,8 @@ class Chain:
 
     @cached_property
     def least_summed_share(self) -> float:
-        """Of the layer whose gradients shrink most while they are summed, elements summed over
-        weights."""
+        """Return elements summed over weights, for the layer whose gradients shrink most while they
+        are summed."""
         pairs = (
             (layer.summed_parameters, layer.parameters) for layer in self.layers if layer.parameters
         )
@@ -227,48 +235,47 @@ class Chain:
 
     @property
     def is_captured(self) -> bool:
-        """Whether its layers are segments of a program (``space.operations.segments``)."""
+        """Return whether its layers are segments of a program (``space.operations.segments``)."""
         return bool(self.layers) and self.layers[0].operations is not None
 
     @property
     def splits_stream(self) -> bool:
-        """Whether tensor-parallel groups split the sequence outside their products; those of a
-        program never do."""
+        """Return whether tensor-parallel groups split the sequence outside their products; those of
+        a captured program never do."""
         return self.sequence_parallel and not self.is_captured
 
     @cached_property
     def parameters(self) -> int:
-        """Number of trained weights; tied ones counted once."""
+        """Return the number of trained weights; tied ones count once."""
         return sum(layer.parameters for layer in self.layers)
 
     @cached_property
     def frozen_parameters(self) -> int:
-        """Number of weights that are not trained; tied ones counted once."""
+        """Return the number of weights that are not trained; tied ones count once."""
         return sum(layer.frozen.parameters for layer in self.layers if layer.frozen is not None)
 
     @cached_property
     def frozen_bytes(self) -> float:
-        """What one copy of the frozen weights takes."""
+        """Return the bytes of one copy of the frozen weights."""
         return sum(layer.frozen.bytes for layer in self.layers if layer.frozen is not None)
 
     @cached_property
     def first_backward(self) -> int:
-        """The first layer that a backward runs through: no gradient crosses a cut before or in
-        front of it."""
+        """Return the first layer that a backward runs through: no gradient crosses a cut before
+        it."""
         return next(
             (index for index, layer in enumerate(self.layers) if layer.has_backward),
             len(self.layers),
         )
 
     def returned_bytes(self, layer: int) -> float:
-        """Per sample: the gradient of a layer's output, which a stage that begins after the layer
-        sends back."""
+        """Return the bytes per sample of the gradient that a stage sends back to this layer."""
         return self.layers[layer].output_bytes if layer >= self.first_backward else 0.0
 
     @cached_property
     def shared(self) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """Layers that share trained weights, the one that others are tied to first; and how
-        many."""
+        """Return the layers that share trained weights, the one that others are tied to first, and
+        the number of shared weights."""
         users: dict[int, list[int]] = {}
         for index, layer in enumerate(self.layers):
             if layer.tied_to is not None:
@@ -283,21 +290,21 @@ class Chain:
 
     @cached_property
     def forward_flop(self) -> float:
-        """Per sample."""
+        """Return the FLOP of a forward per sample."""
         return sum(layer.forward_flop for layer in self.layers)
 
     def with_selective(self, selective: Selective) -> Chain:
-        """The chain whose selective recomputation means something else than that of our own
-        runtime."""
+        """Return the chain with another meaning of selective recomputation than that of Argosy's
+        own runtime."""
         assert self.selective is Selective.ELEMENTWISE, "what selective means is set once"
         if selective is Selective.ELEMENTWISE:
             return self
-        layers = tuple(_selecting(layer, selective) for layer in self.layers)
+        layers = tuple(_with_selective(layer, selective) for layer in self.layers)
         return replace(self, layers=layers, selective=selective)
 
     def with_loss(self, *, fused: bool, compiled: bool) -> Chain:
-        """The chain with fewer copies of logits: none if the loss is fused, a sixth less if it is
-        compiled."""
+        """Return the chain with fewer copies of logits: none if the loss is fused, a sixth less if
+        it is compiled."""
         less = 1.0 if fused else 1 / 6 if compiled else 0.0
         assert not self.fused_loss, "whether a loss is fused is set once"
         if not less:
@@ -311,8 +318,8 @@ class Chain:
         return replace(self, layers=layers, fused_loss=fused)
 
     def with_tensor_exchange(self, *, is_async: bool) -> Chain:
-        """The chain whose tensor-parallel groups wait for a part of what they reduce, if the rest
-        is beside compute."""
+        """Return the chain with the part of its reductions that tensor-parallel groups wait for, if
+        the rest runs beside compute."""
         assert not self.async_tensor, "whether exchanges are asynchronous is set once"
         if not is_async:
             return self
@@ -322,7 +329,7 @@ class Chain:
         return replace(self, layers=layers, async_tensor=True)
 
     def runs(self) -> list[tuple[Layer, int]]:
-        """Consecutive layers that differ only in name, with how many there are.
+        """Return the runs of consecutive layers that differ only in name, with their lengths.
 
         A 32-layer transformer is [(embedding, 1), (block, 32), (head, 1)].
         """
@@ -334,8 +341,8 @@ class Chain:
 
     @property
     def counted_parameters(self) -> str:
-        """``0.1244 B parameters``, or with frozen ones ``8.03 B parameters of which 6.816 M are
-        trained``."""
+        """Return ``0.1244 B parameters``, or with frozen ones ``8.03 B parameters of which 6.816 M
+        are trained``."""
         if not self.frozen_parameters:
             return f"{self.parameters / 1e9:.4g} B parameters"
         everything = (self.parameters + self.frozen_parameters) / 1e9
@@ -356,7 +363,7 @@ class Chain:
 def captured_chain(
     name: str, layers: tuple[Layer, ...], dtype: Dtype, optimizer: str, powersgd: int = 0
 ) -> Chain:
-    """The chain of a captured program."""
+    """Return the chain of a captured program."""
     return Chain(
         powersgd=powersgd,
         name=name,
@@ -370,7 +377,7 @@ def captured_chain(
 
 # Share of a block's kept bytes that is neither its input, nor the result of attention, nor of every
 # second product: 9.7 of 17 times the residual stream in a Llama block whose feed-forward is 3.5
-# times as wide, and about as much elsewhere.
+# times as wide, and about as much in other models.
 _OF_PRODUCTS = 0.57
 
 
@@ -380,8 +387,9 @@ _OF_PRODUCTS = 0.57
 _EXPOSED = 0.5
 
 
-def _selecting(layer: Layer, selective: Selective) -> Layer:
-    """A layer whose selective recomputation is not that of our own runtime."""
+def _with_selective(layer: Layer, selective: Selective) -> Layer:
+    """Return a layer with another meaning of selective recomputation than that of Argosy's own
+    runtime."""
     if not layer.attention_flop:
         return replace(layer, selective_bytes=0.0, selective_flop=0.0)
     if selective is Selective.ATTENTION:

@@ -1,4 +1,4 @@
-"""Field types of files about models; each says what it expects when a value is something else."""
+"""Define field types of files about models; each reports what it expects if a value is wrong."""
 
 from __future__ import annotations
 
@@ -45,17 +45,21 @@ def _text(value: object) -> object:
 
 
 Count = Annotated[int, _whole(1, 10**9)]
-"""A whole number, at least 1; a billion is a slip, and would keep the checks of shapes busy."""
+"""A whole number, at least 1; more than a billion is a mistake, and would slow down the checks of
+shapes."""
 Depth = Annotated[int, _whole(1, 10_000)]
 """A number of blocks."""
 Natural = Annotated[int, _whole(0, 10**18)]
-"""A whole number, at least 0, that sums of many of stay floats."""
+"""A whole number, at least 0, so limited that sums of many remain in the range of floats."""
 Share = Annotated[float, BeforeValidator(_share)]
 """A dropout rate."""
 Amount = Annotated[float, BeforeValidator(_amount)]
 """Seconds, bytes or FLOP."""
+# A name that is not empty.
 Name = Annotated[str, BeforeValidator(_text)]
+# A dtype by name.
 DtypeField = Annotated[Dtype, BeforeValidator(parse_dtype)]
+# An optimizer by name.
 OptimizerField = Annotated[str, BeforeValidator(parse_optimizer)]
 
 
@@ -65,4 +69,5 @@ def _layer_range(value: object) -> object:
     return value
 
 
+# First layer, and one past the last.
 LayerRange = Annotated[list[Natural], BeforeValidator(_layer_range)]

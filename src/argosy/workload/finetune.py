@@ -1,18 +1,22 @@
-"""A transformer with frozen weights: what its layers compute, keep and hold if only a part of them
-is trained.
+"""Build the layers of a transformer with frozen weights: what they compute, keep and hold if only
+some are trained.
 
 With w the weights of a frozen matrix (out x in), r the rank of its adapter, s tokens, and a token
 that meets k of E experts (1 of 1 elsewhere):
 
-    (1) trained        r (in + out) per adapter, E times in experts
-    (2) forward        2 s k r (in + out) more per adapter
-    (3) backward       2 s k w for the gradient of its input, if that is needed, and none for its weights; attention
-                       proper as always; 4 s k r (in + out) per adapter, less 2 s k r in if no input gradient is needed
-    (4) needed         where something before, in the layer or in a layer before, is trained; a layer that neither is
-                       trained nor follows one that is has no backward and keeps nothing
-    (5) kept           what a matrix product reads only if the matrix has an adapter, and s k r more per adapter; what
-                       norms, activation functions and attention need for the gradient of their input as always
-    (6) tied tables    layers that share a table are frozen together: a weight is frozen wherever it is used
+    (1) trained      r (in + out) per adapter, E times in experts
+    (2) forward      2 s k r (in + out) more per adapter
+    (3) backward     2 s k w for the gradient of its input, if that is needed, and none for its
+                     weights; attention proper as always; 4 s k r (in + out) per adapter, less
+                     2 s k r in if no input gradient is needed
+    (4) needed       an input gradient is needed if something before, in the layer or in a layer
+                     before, is trained; a layer that neither is trained nor follows one that is has
+                     no backward and keeps nothing
+    (5) kept         the input of a matrix product only if the matrix has an adapter, and s k r more
+                     per adapter; as always what norms, activation functions and attention need for
+                     the gradient of their input
+    (6) tied tables  layers that share a table are frozen together: a weight is frozen wherever it
+                     is used
 
 A block's parts follow one another: projections to queries, keys and values; attention; output
 projection; projections up; activation function; projection down. Dropout in front of adapters is
@@ -31,6 +35,7 @@ from argosy.workload.chain import Chain, Frozen, Layer
 from argosy.workload.transformer import TransformerLayers
 from argosy.workload.tuning import Train, Tuning
 
+# Name of the matrix of a router.
 _ROUTER = "router"
 _INPUT, _ATTENTION, _INNER = range(3)
 """What a matrix reads: the input of a part, the result of attention, the result of the activation
@@ -39,19 +44,19 @@ function."""
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A matrix of a block, in the order in which a forward meets it."""
+    """A matrix that belongs to a block; matrices are in the order in which a forward meets them."""
 
     name: str
     rows: int
     columns: int
     reads: int
     copies: int = 1
-    """In all experts."""
+    """Copies in all experts."""
     active: float = 1
     """Copies that a token meets."""
     in_experts: bool = False
     attention: Attention | None = None
-    """Whose result it reads."""
+    """Attention whose result it reads; None for other inputs."""
 
     @property
     def is_packable(self) -> bool:
@@ -65,7 +70,8 @@ class _Matrix:
 def tuned_chain(
     chain: Chain, architecture: Architecture, tuning: Tuning, *, fused_attention: bool = True
 ) -> Chain:
-    """The chain of an architecture with the weights frozen that a tuning does not train."""
+    """Return the chain of an architecture in which the weights are frozen that a tuning does not
+    train."""
     if tuning.is_full:
         return chain
     frozen_names = _frozen_names(chain, tuning)
@@ -88,7 +94,7 @@ def tuned_chain(
         elif block is not None:
             tuned.append(_FrozenBlock(layers, block, tuning, targets).layer(layer, needed))
         else:
-            tuned.append(_frozen_end(layers, layer, chain, needed))
+            tuned.append(_frozen_embedding_or_head(layers, layer, chain, needed))
         needed = needed or tuned[-1].parameters > 0 or tuned[-1].tied_parameters > 0
     if not needed:
         where = "--freeze" if tuning.freeze else "--lora targets"
@@ -97,8 +103,8 @@ def tuned_chain(
 
 
 def _first_trained(layers: TransformerLayers, layer: Layer, block: Block | None) -> Layer:
-    """A layer that is trained and whose input needs no gradient: (4) for the matrices that read it,
-    unless a norm in front of them is trained too."""
+    """Return a layer that is trained and whose input needs no gradient: (4) for the matrices that
+    read it, unless a norm in front of them is trained too."""
     head = layers.architecture.head
     if block is None:
         is_plain = head.norm is None and head.transform is None and head.width == layers.hidden
@@ -111,25 +117,29 @@ def _first_trained(layers: TransformerLayers, layer: Layer, block: Block | None)
 
 
 def _frozen_names(chain: Chain, tuning: Tuning) -> set[str]:
-    """The layers that patterns name; a pattern that names none is refused."""
+    """Return the layers that patterns name; raise an ``InputError`` for a pattern that names
+    none."""
     names = [layer.name for layer in chain.layers]
-    found: set[str] = set()
+    frozen: set[str] = set()
     for pattern in tuning.freeze:
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
-            expected = f"a pattern of layer names of {chain.name}: {names[0]}, {names[1]} to {names[-2]}, {names[-1]}"
+            listed = f"{names[0]}, {names[1]} to {names[-2]}, {names[-1]}"
+            expected = f"a pattern of layer names of {chain.name}: {listed}"
             raise bad_input(expected, pattern, where="--freeze")
-        found.update(matching)
+        frozen.update(matching)
     tied = [
         (layer.name, names[layer.tied_to]) for layer in chain.layers if layer.tied_to is not None
     ]
     for _ in tied:  # (6), along chains of ties
-        found.update(name for pair in tied if not found.isdisjoint(pair) for name in pair)
-    return found
+        frozen.update(name for pair in tied if not frozen.isdisjoint(pair) for name in pair)
+    return frozen
 
 
-def _frozen_end(layers: TransformerLayers, layer: Layer, chain: Chain, needed: bool) -> Layer:
-    """An embedding or a head that is not trained."""
+def _frozen_embedding_or_head(
+    layers: TransformerLayers, layer: Layer, chain: Chain, needed: bool
+) -> Layer:
+    """Return an embedding or a head that is not trained."""
     width = chain.dtype.bytes
     has_backward = needed
     backward = layer.backward_flop / 2 if needed else 0.0
@@ -160,7 +170,7 @@ def _frozen_end(layers: TransformerLayers, layer: Layer, chain: Chain, needed: b
 
 
 class _FrozenBlock:
-    """(1) to (5) for one block."""
+    """A builder that applies (1) to (5) to one block."""
 
     def __init__(
         self, layers: TransformerLayers, block: Block, tuning: Tuning, targets: tuple[str, ...]
@@ -170,7 +180,8 @@ class _FrozenBlock:
         self.adapted = [matrix for matrix in self.matrices if matrix.name in targets]
 
     def layer(self, layer: Layer, needed: bool) -> Layer:
-        """The layer with its weights frozen; ``needed`` if the gradient of its input is."""
+        """Return the layer with its weights frozen; ``needed``: whether the gradient of its input
+        is needed."""
         rank, tokens = self.tuning.rank, self.layers.tokens
         adapters = [(matrix, rank * (matrix.rows + matrix.columns)) for matrix in self.adapted]
         more = sum(2.0 * tokens * matrix.active * weights for matrix, weights in adapters)
@@ -227,8 +238,8 @@ class _FrozenBlock:
         )
 
     def _forward_bytes(self) -> float:
-        """What a forward that keeps nothing holds for a moment: the larger part, with its input and
-        the residual."""
+        """Return the bytes that a forward that keeps nothing holds for a moment: the larger part,
+        with its input and the residual."""
         full, layers = self.layers.block_elements(self.block), self.layers
         larger = max(full.attention + full.normed + full.encoder, full.inner + full.routed)
         return (larger + 2 * layers.stream) * layers.width + full.score_bytes
@@ -242,7 +253,7 @@ class _FrozenBlock:
         )
 
     def _backward(self, needed: bool) -> float:
-        """(3)"""
+        """Return the FLOP of the backward (3)."""
         rank, tokens = self.tuning.rank, self.layers.tokens
         flop = 0.0
         is_needed = needed
@@ -250,17 +261,20 @@ class _FrozenBlock:
             if group[0].attention is not None:
                 flop += self._core_backward(group[0].attention, is_needed=needed)
             for matrix in group:
-                each = 2.0 * tokens * matrix.active
-                flop += each * matrix.weights if is_needed else 0.0
+                per_weight = 2.0 * tokens * matrix.active
+                flop += per_weight * matrix.weights if is_needed else 0.0
                 if matrix.name in self.targets:
-                    flop += 2 * each * rank * (matrix.rows + matrix.columns)
-                    flop -= 0.0 if is_needed else each * rank * matrix.columns
+                    flop += 2 * per_weight * rank * (matrix.rows + matrix.columns)
+                    flop -= 0.0 if is_needed else per_weight * rank * matrix.columns
             is_needed = is_needed or any(matrix.name in self.targets for matrix in group)
         return flop
 
     def _core_backward(self, attention: Attention, *, is_needed: bool) -> float:
-        """Attention proper: two products forward; backward one for values, one for scores, one each
-        for queries and keys, of which a fused kernel makes all or none."""
+        """Return the FLOP of the backward of attention proper.
+
+        The forward has two products. The backward has one for values, one for scores, and one each
+        for queries and keys; a fused kernel does all of them or none.
+        """
         forward = self.layers.core_flop(attention)
         named = {name: is_needed or name in self.targets for name in "qkv"}
         if self.layers.fused:
@@ -268,7 +282,7 @@ class _FrozenBlock:
         return forward / 2 * (named["v"] + (named["q"] or named["k"]) + named["q"] + named["k"])
 
     def _kept(self, needed: bool) -> tuple[float, float]:
-        """(5), and the part of it that selective recomputation drops."""
+        """Return the kept bytes (5), and how many of them selective recomputation drops."""
         block, layers = self.block, self.layers
         full = layers.block_elements(block)
         names = set(self.targets)
@@ -279,28 +293,28 @@ class _FrozenBlock:
         )
         kept_inputs = 1 if block.parallel and any(reads_input) else sum(reads_input)
         inputs = kept_inputs * layers.stream
-        is_mixed = needed or bool(names & {"q", "k", "v"})
-        is_risen = is_mixed or bool(names & {"o", "gate", "up"})
-        has_result = is_mixed or "o" in names
+        attention_needed = needed or bool(names & {"q", "k", "v"})
+        inner_needed = attention_needed or bool(names & {"o", "gate", "up"})
+        has_result = attention_needed or "o" in names
         num_norms = block.num_norms if needed else max(0, block.num_norms - 2 + has_result)
         results = layers.tokens * sum(
             matrix.columns for matrix in self.matrices if matrix.attention is not None
         )
-        attention = full.attention + full.normed if is_mixed else results * has_result
+        attention = full.attention + full.normed if attention_needed else results * has_result
         norms = num_norms * layers.stream
         activated = full.activated if "down" in names else 0.0
-        inner = full.inner - full.activated + activated if is_risen else activated
+        inner = full.inner - full.activated + activated if inner_needed else activated
         routed = full.routed if names & {"gate", "up"} else full.routed / 2
         adapters = sum(layers.tokens * matrix.active * self.tuning.rank for matrix in self.adapted)
         elements = norms + inputs + inner + routed + attention + full.encoder + adapters
-        scores = full.score_bytes * is_mixed
-        normed = full.normed * is_mixed
+        scores = full.score_bytes * attention_needed
+        normed = full.normed * attention_needed
         kept = elements * layers.width + full.mask_bytes + scores
         return kept, (inputs + activated + normed) * layers.width + scores
 
 
 def _in_order(matrices: list[_Matrix]) -> Iterator[list[_Matrix]]:
-    """Matrices that read the same, part by part."""
+    """Yield groups of consecutive matrices that read the same input."""
     group: list[_Matrix] = []
     for matrix in matrices:
         if group and matrix.reads != group[0].reads:
@@ -312,7 +326,7 @@ def _in_order(matrices: list[_Matrix]) -> Iterator[list[_Matrix]]:
 
 
 def block_matrices(block: Block, hidden: int) -> Iterator[_Matrix]:
-    """The matrices of a block that adapters can be beside and that can be packed."""
+    """Yield the matrices of a block that can have adapters and can be packed."""
     for attention in (block.attention, block.cross):
         if attention is not None:
             yield from _attention_matrices(attention, hidden)

@@ -1,11 +1,11 @@
-"""A training step as a graph: every operation of forward and backward, on tensors with shapes and
-no contents.
+"""Represent a training step as a graph: every operation of forward and backward, on tensors with
+shapes and no contents.
 
-A ``Graph`` is what a captured program leaves behind once torch is gone: the planner reads it
-without torch, the runtime turns it back into calls. Values are numbered; a node names the values
-that it reads (as ``Ref`` inside its arguments) and those that it makes. The graph is functional:
-nothing is written twice, views are copies, and what the step changes (gradients, buffers such as
-running means) are values that it returns.
+A ``Graph`` represents a captured program without torch: the planner reads it without torch, and the
+runtime turns it back into calls. Values are numbered; a node names the values that it reads (as
+``Ref`` inside its arguments) and those that it makes. The graph is functional: nothing is written
+twice, views are copies, and everything the step changes (gradients, buffers such as running means)
+is a value that it returns.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
 
+# Bytes of an element, by torch's name of the dtype.
 ITEM_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -44,24 +45,25 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class Ref:
-    """A value where an argument stands."""
+    """A reference that names a value in place of an argument."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A torch constant where an argument stands: ``torch.float32``, or ``device`` for wherever the
-    step runs."""
+    """A torch constant that is an argument: ``torch.float32``, or ``device`` for the device of the
+    step."""
 
     text: str
 
 
+# An argument of an operation.
 Argument: TypeAlias = "Ref | Symbol | bool | int | float | str | tuple[Argument, ...] | None"
 
 
 class Role(StrEnum):
-    """Where a value comes from."""
+    """A role of a value, which is its origin."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -73,7 +75,7 @@ class Role(StrEnum):
 
 
 class Phase(StrEnum):
-    """The half of the step in which an operation runs."""
+    """A half of the step in which an operation runs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -81,15 +83,15 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """One tensor of the step."""
+    """A tensor that occurs in the step."""
 
     name: str
-    """A parameter's or buffer's path in the model, an input's place in the batch, or the node that
-    makes it."""
+    """Path of a parameter or buffer in the model, place of an input in the batch, or name of the
+    node that makes it."""
     role: Role
     shape: tuple[int, ...]
     dtype: str
-    """As torch calls it: ``float32``."""
+    """Torch's name: ``float32``."""
 
     @cached_property
     def elements(self) -> int:
@@ -105,13 +107,13 @@ class Value:
 
     @cached_property
     def has_gradients(self) -> bool:
-        """Whether a tensor of this dtype can be differentiated."""
+        """Return whether a tensor of this dtype can be differentiated."""
         return self.is_floating or "complex" in self.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphNode:
-    """One operation."""
+    """An operation that is a node of the graph."""
 
     name: str
     op: str
@@ -119,24 +121,24 @@ class GraphNode:
     arguments: tuple[Argument, ...]
     keywords: tuple[tuple[str, Argument], ...] = ()
     outputs: tuple[int | None, ...]
-    """Values that it makes; None where nobody reads one."""
+    """Values that it makes; None for a value that nothing reads."""
     phase: Phase = Phase.FORWARD
     module: str = ""
-    """Path of the module that ran it, such as ``transformer.h.3.mlp``; a backward carries its
-    forward's."""
+    """Path of the module that ran it, such as ``transformer.h.3.mlp``; a backward has that of its
+    forward."""
     source: str = ""
-    """``file:line`` in the user's program, where it is known."""
+    """``file:line`` in the user's program, if known."""
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
-        """Values that it reads, in the order of its arguments, repeats included."""
+        """Return the values that it reads, in the order of its arguments, including repeats."""
         return tuple(references((self.arguments, tuple(value for _, value in self.keywords))))
 
 
 OWN_GRADIENT = "argosy.own_gradient.default"
-"""An operation that returns its first list of values, whose gradients are found by an
-``OwnGradient``. Its arguments are (values, the inputs that get gradients, what the backward reads,
-the number of the ``OwnGradient``)."""
+"""An operation that returns its first list of values, whose gradients an ``OwnGradient`` computes.
+Its arguments are the values, the inputs that get gradients, the values that the backward reads, and
+the number of the ``OwnGradient``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,29 +149,32 @@ class OwnGradient:
     given: tuple[int, ...]
     """Values that stand for the gradients of the results."""
     gradients: tuple[int, ...]
-    """Of the inputs."""
+    """Gradients of the inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A forward, a loss and a backward, or one stage's part of them; the optimizer is not in it."""
+    """A graph that holds a forward, a loss and a backward, or one stage's part of them, but not the
+    optimizer."""
 
     name: str
     values: tuple[Value, ...]
     nodes: tuple[GraphNode, ...]
-    """In an order in which they can run."""
+    """Nodes in an order in which they can run."""
     loss: int | None
-    """None for a stage that does not make it."""
+    """Value of the loss; None for a stage that does not make it."""
     gradients: tuple[tuple[int, int], ...]
-    """(parameter, its gradient); parameters that the loss does not depend on are absent."""
+    """Pairs of a parameter and its gradient; parameters that the loss does not depend on are
+    absent."""
     updates: tuple[tuple[int, int], ...] = ()
-    """(buffer, what it is after the step)."""
+    """Pairs of a buffer and its value after the step."""
     constants: tuple[tuple[int, Argument], ...] = ()
-    """(value, its elements as nested tuples)."""
+    """Pairs of a value and its elements as nested tuples."""
     sent: tuple[int, ...] = ()
     """Values that other stages read."""
     own_gradients: tuple[OwnGradient, ...] = ()
-    """Of a forward alone, whose other operations torch differentiates."""
+    """Backwards that the program wrote itself, in a forward alone whose other operations torch
+    differentiates."""
 
     def with_role(self, role: Role) -> tuple[int, ...]:
         return tuple(index for index, value in enumerate(self.values) if value.role is role)
@@ -180,12 +185,12 @@ class Graph:
 
     @cached_property
     def trained(self) -> frozenset[int]:
-        """Parameters that have a gradient; of a step, the others are frozen or unused."""
+        """Return the parameters that have a gradient; the others are frozen or unused."""
         return frozenset(parameter for parameter, _ in self.gradients)
 
     @cached_property
     def producer(self) -> dict[int, int]:
-        """Per made value, the index of its node."""
+        """Return the index of the node that makes each value."""
         return {
             value: index
             for index, node in enumerate(self.nodes)
@@ -195,16 +200,16 @@ class Graph:
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """Per value, the indices of the nodes that read it, each once."""
-        found: list[dict[int, None]] = [{} for _ in self.values]
+        """Return, per value, the indices of the nodes that read it, each once."""
+        readers: list[dict[int, None]] = [{} for _ in self.values]
         for index, node in enumerate(self.nodes):
             for value in node.inputs:
-                found[value][index] = None
-        return tuple(tuple(nodes) for nodes in found)
+                readers[value][index] = None
+        return tuple(tuple(nodes) for nodes in readers)
 
     @cached_property
     def kept(self) -> frozenset[int]:
-        """Values that a forward makes and the backward reads: what a step holds in memory besides
+        """Return the values that a forward makes and the backward reads: they occupy memory besides
         the model."""
         forward = {
             value for node in self.nodes if node.phase is Phase.FORWARD for value in node.outputs
@@ -224,11 +229,12 @@ class Graph:
     def __repr__(self) -> str:
         forward = sum(node.phase is Phase.FORWARD for node in self.nodes)
         size = f"{self.num_parameters():,} parameters"
-        return f"{self.name}: {forward} forward and {len(self.nodes) - forward} backward operations, {size}"
+        backward = len(self.nodes) - forward
+        return f"{self.name}: {forward} forward and {backward} backward operations, {size}"
 
 
 def references(argument: Argument) -> Iterator[int]:
-    """Values that an argument names, in order.
+    """Yield the values that an argument names, in order.
 
     >>> list(references((Ref(3), (Ref(1), 2.0), None)))
     [3, 1]

@@ -1,5 +1,5 @@
-"""Models by their names on the Hugging Face hub, such as ``Qwen/Qwen2.5-14B``, if they are in the
-local cache.
+"""Find models by their names on the Hugging Face hub, such as ``Qwen/Qwen2.5-14B``, in the local
+cache.
 
 Nothing is downloaded. The cache has a folder ``models--OWNER--NAME`` per model with ``refs/main``,
 the name of a revision, and ``snapshots/REVISION/config.json``.
@@ -11,11 +11,12 @@ import os
 import re
 from pathlib import Path
 
+# Form of a name on the hub: OWNER/NAME.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a text has the form OWNER/NAME; a file of that name wins over it.
+    """Return whether a text has the form OWNER/NAME; a file of that name takes precedence.
 
     >>> is_hub_name("Qwen/Qwen2.5-14B"), is_hub_name("models/a/b"), is_hub_name("./gpt2")
     (True, False, False)
@@ -24,7 +25,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def hub_cache() -> Path:
-    """The folder that the hub's tools download to, as their environment variables say."""
+    """Return the folder that the hub's tools download to, from their environment variables."""
     if folder := os.environ.get("HF_HUB_CACHE"):
         return Path(folder)
     home = os.environ.get("HF_HOME")
@@ -37,19 +38,19 @@ def hub_cache() -> Path:
 
 
 def cached_config(name: str) -> Path | None:
-    """The config of a model in the cache, of its main revision or else of any; None if it is not
-    there."""
+    """Return the config of a model in the cache, of its main revision or else of any; None if it is
+    not there."""
     if not is_hub_name(name):
         return None
     folder = hub_cache() / f"models--{name.replace('/', '--')}"
     try:
         revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
-        found = (
+        candidates = (
             [folder / "snapshots" / revision / "config.json"]
             if re.fullmatch(r"[0-9a-f]{4,64}", revision)
             else []
         )
-        found += sorted((folder / "snapshots").glob("*/config.json"))
+        candidates += sorted((folder / "snapshots").glob("*/config.json"))
     except (OSError, UnicodeDecodeError):
-        found = sorted(folder.glob("snapshots/*/config.json"))
-    return next((path for path in found if path.is_file()), None)
+        candidates = sorted(folder.glob("snapshots/*/config.json"))
+    return next((path for path in candidates if path.is_file()), None)

@@ -1,4 +1,5 @@
-"""A local Hugging Face ``config.json`` to an architecture, without importing ``transformers``."""
+"""Convert a local Hugging Face ``config.json`` to an architecture, without importing
+``transformers``."""
 
 from __future__ import annotations
 
@@ -34,20 +35,21 @@ FAMILIES: dict[str, type[Config]] = {
     "t5": encoder.T5,
     "vit": encoder.Vit,
 }
-"""Supported values of ``model_type``."""
+"""Schema of each supported value of ``model_type``."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a config says about a model."""
+    """A description of a model that a config contains."""
 
     architecture: Architecture
     dtype: Dtype | None
-    """Of the published weights, where the config names it."""
+    """Dtype of the published weights, if the config names it."""
 
 
 def read_config(document: Document) -> ModelConfig:
-    """The model that a document describes, or every problem in it at once."""
+    """Return the model that a document describes; raise one ``InputError`` with every problem in
+    it."""
     schema = _family(document)
     problems = rule_problems(document, schema)
     try:

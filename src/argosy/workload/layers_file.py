@@ -1,8 +1,9 @@
-"""Layers in files: of a model that was measured, and of a captured program in its plan.
+"""Read and write layers in files: of a measured model, and of a captured program in its plan.
 
-    {name, kind, parameters, activation_bytes, output_bytes, forward_flop?, backward_flop?, operations?, ...}
+    {name, kind, parameters, activation_bytes, output_bytes, forward_flop?, backward_flop?,
+     operations?, ...}
 
-Amounts are per sample. What equals its default is not written.
+Amounts are per sample. Fields that equal their defaults are not written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from argosy.workload.chain import Frozen, Layer
 from argosy.workload.fields import Amount, Count, Name, Natural
 
 _MOST_OPERATIONS = 1_000_000
-"""More is a slip, and each is looked at."""
+"""Largest number of operations of a program: more is a mistake, and each is checked."""
 
 
 def _range(value: object) -> object:
@@ -31,7 +32,7 @@ def _range(value: object) -> object:
 
 
 class FrozenSchema(Schema):
-    """Every field of ``Frozen``."""
+    """A schema that has every field of ``Frozen``."""
 
     parameters: Natural
     bytes: Amount
@@ -50,7 +51,7 @@ class FrozenSchema(Schema):
 
 
 class LayerSchema(Schema):
-    """Every field of ``Layer``."""
+    """A schema that has every field of ``Layer``."""
 
     name: Name
     kind: Name
@@ -95,12 +96,12 @@ class _LayersSchema(Schema):
 
 
 def layers_to_dict(layers: Sequence[Layer]) -> dict[str, Any]:
-    """What ``layers_of`` reads back to equal layers."""
+    """Return the fields of layers, which ``layers_of`` reads back to equal layers."""
     return {"layers": [layer_to_dict(layer) for layer in layers]}
 
 
 def layer_to_dict(layer: Layer) -> dict[str, Any]:
-    """What ``LayerSchema`` reads back to an equal layer."""
+    """Return the fields of a layer, which ``LayerSchema`` reads back to an equal layer."""
     content = without_defaults(layer)
     return (
         content if layer.frozen is None else {**content, "frozen": without_defaults(layer.frozen)}
@@ -108,7 +109,8 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
 
 
 def layers_of(document: Document) -> tuple[Layer, ...]:
-    """The layers of a captured program in a document, or every problem in it."""
+    """Return the layers of a captured program in a document; raise one ``InputError`` with every
+    problem."""
     content = validate(document, _LayersSchema)
     problems = [
         *layer_problems(document, content.layers),
@@ -120,7 +122,7 @@ def layers_of(document: Document) -> tuple[Layer, ...]:
 
 
 def without_defaults(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass that differ from their defaults."""
     pairs = [(field, getattr(value, field.name)) for field in fields(value)]
     return {
         field.name: content
@@ -130,7 +132,7 @@ def without_defaults(value: Any) -> dict[str, Any]:
 
 
 def layer_problems(document: Document, layers: Sequence[LayerSchema]) -> Iterator[Problem]:
-    """Names that are not unique, and ties to no layer."""
+    """Yield names that are not unique, and ties to layers that do not exist."""
     seen: set[str] = set()
     for index, layer in enumerate(layers):
         if layer.name in seen:
@@ -144,7 +146,7 @@ def layer_problems(document: Document, layers: Sequence[LayerSchema]) -> Iterato
 
 
 def _operation_problems(document: Document, layers: Sequence[LayerSchema]) -> Iterator[Problem]:
-    """Ranges that do not follow one another from operation 0 on."""
+    """Yield a range of operations that does not follow the one before, from operation 0 on."""
     if not layers:
         yield document.problem(("layers",), "at least one layer", "[]")
     begin = 0

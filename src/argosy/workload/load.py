@@ -1,8 +1,8 @@
-"""A model from whatever a user names: a preset, a config, a preset file, or a measured profile.
+"""Load a model that a user names: a preset, a config, a preset file, or a measured profile.
 
-The caller's choice wins over the file, and the file over these defaults: the longest sequence that
-the config names but at most 4096 tokens, bf16, adamw. A preset's name wins over a file of that
-name: write ``./gpt2`` for the file.
+The caller's choice takes precedence over the file, and the file over these defaults: the longest
+sequence that the config names but at most 4096 tokens, bf16, adamw. A preset's name takes
+precedence over a file of that name: write ``./gpt2`` for the file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ from argosy.workload.tuning import FULL, Tuning
 
 __all__ = ["load_architecture", "load_model", "preset_names", "read_profiles"]
 
+# Name that stands for no profile.
 NO_PROFILE = "none"
 
+# Largest sequence length, in tokens, that is chosen by default.
 _DEFAULT_LENGTH = 4096
+# Dtype if neither the caller nor the file states one.
 _DEFAULT_DTYPE = Dtype.BF16
+# Optimizer if neither the caller nor the file states one.
 _DEFAULT_OPTIMIZER = "adamw"
 
 
@@ -47,12 +51,12 @@ def load_model(
     tuning: Tuning = FULL,
     powersgd: int = 0,
 ) -> Chain:
-    """The chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, a measured
-    profile.
+    """Return the chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, or a
+    measured profile.
 
-    ``tuning`` says which weights are trained; those of a measured profile are what they were when
-    it was measured. ``powersgd`` is the rank of the matrices as which gradients are summed; 0: as
-    they are.
+    ``tuning`` chooses the weights that are trained; in a measured profile they are those of the
+    measurement. ``powersgd`` is the rank of the matrices as which gradients are summed; 0:
+    gradients are summed whole.
 
     >>> load_model("gpt2", sequence_length=512)
     gpt2: 14 layers, 0.1244 B parameters, sequence 512, bf16
@@ -80,7 +84,7 @@ def load_model(
 
 
 def load_architecture(model: str | Path) -> Architecture:
-    """The shape of a preset, of a ``config.json`` or its folder, or of a preset's TOML."""
+    """Return the shape of a preset, of a ``config.json`` or its folder, or of a preset's TOML."""
     if str(model) in preset_names():
         return read_preset(str(model)).config.architecture
     path = _located(model)
@@ -99,8 +103,8 @@ def load_architecture(model: str | Path) -> Architecture:
 
 
 def _located(model: str | Path) -> Path:
-    """The file that is meant; of a folder its config, of a name on the hub its config in the local
-    cache."""
+    """Return the file of a model; for a folder its config, for a name on the hub its config in the
+    local cache."""
     if not str(model) or not is_there(model):
         if cached := cached_config(str(model)):
             return cached
@@ -113,8 +117,9 @@ def _unknown(name: str) -> InputError:
     if is_hub_name(name) and Path(name).suffix not in (".toml", ".txt", ".json"):
         own = name.partition("/")[2].lower()
         near = next((known for known in names if known in (own, own.replace("meta-", ""))), None)
+        command = f"hf download {name} config.json"
         return bad_input(
-            f"a model in the local Hugging Face cache; download its shape with: hf download {name} config.json",
+            f"a model in the local Hugging Face cache; download its shape with: {command}",
             name,
             where="model",
             suggestion=f'"{near}" is the same shape' if near else None,
@@ -140,8 +145,8 @@ def _json_chain(document: Document, path: Path, settings: WorkloadSettings) -> C
 
 
 def _model_name(path: Path) -> str:
-    """After the folder of a config, or after the file; of a config in the hub's cache the name on
-    the hub."""
+    """Return the name of a model: the folder of its config, or the file; for a config in the hub's
+    cache the name on the hub."""
     if path.name != "config.json":
         return path.stem
     parents = path.parents
@@ -172,7 +177,7 @@ def _preset_chain(preset: Preset, settings: WorkloadSettings) -> Chain:
 
 
 def _length(preset: Preset, architecture: Architecture, settings: WorkloadSettings) -> int:
-    """The sequence length, refused where the model has no positions for it."""
+    """Return the sequence length; raise an ``InputError`` if the model has no positions for it."""
     context = architecture.context
     longest = context if architecture.length is Length.EXACTLY else min(context, _DEFAULT_LENGTH)
     length = settings.sequence_length or preset.sequence_length or longest
@@ -188,17 +193,23 @@ def _length(preset: Preset, architecture: Architecture, settings: WorkloadSettin
 
 
 def _as_measured(chain: Chain, settings: WorkloadSettings) -> Chain:
-    """The chain, unless another length or dtype than the measured one was asked for."""
+    """Return the chain; raise an ``InputError`` if another length or dtype than the measured one is
+    requested."""
     problems = [
-        Problem(path=name, found=str(asked), expected=f"{measured}, as {chain.name} was measured")
-        for name, asked, measured in (
+        Problem(
+            path=name, found=str(requested), expected=f"{measured}, as {chain.name} was measured"
+        )
+        for name, requested, measured in (
             ("sequence_length", settings.sequence_length, chain.sequence_length),
             ("dtype", settings.dtype, chain.dtype),
         )
-        if asked not in (None, measured)
+        if requested not in (None, measured)
     ]
     if not settings.tuning.is_full:
-        expected = "a model whose matrices are known; freeze the weights of a measured model before it is measured"
+        expected = (
+            "a model whose matrices are known; "
+            "freeze the weights of a measured model before it is measured"
+        )
         problems.append(Problem(path=chain.name, found=settings.tuning.options, expected=expected))
     if settings.powersgd:
         expected = "a model whose matrices are known: a preset, a config.json or --program"

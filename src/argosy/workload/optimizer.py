@@ -1,9 +1,8 @@
-"""Optimizers: what each keeps per trained weight, and what its update costs.
+"""List the optimizers: the bytes that each keeps per trained weight, and the cost of its update.
 
 (1)  state   bytes of moments per weight, in fp32 or in blocks of 8 bits with a scale per block
-(2)  master 4 bytes more for an fp32 copy of a weight that is stored in fewer; optimizers that are
-     used with 16-bit
-             weights as they are keep none
+(2)  master  4 bytes more for an fp32 copy of a weight that is stored in fewer; optimizers that
+             update 16-bit weights in place keep none
 (3)  update  reads and writes weight, gradient, state and master copy, ``passes`` times
 """
 
@@ -14,21 +13,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerCost:
-    """What an optimizer costs per trained weight."""
+    """A cost that an optimizer has per trained weight."""
 
     state_bytes: float
-    """(1)"""
+    """Bytes of moments per weight (1)."""
     has_master: bool = True
-    """(2): whether weights of fewer than 4 bytes have a copy in fp32."""
+    """Whether weights of fewer than 4 bytes have a copy in fp32 (2)."""
     passes: float = 1.0
-    """(3)"""
+    """Times that an update reads and writes everything (3)."""
     is_elementwise: bool = True
     """Whether parts of a tensor can be updated one after the other."""
     source: str = ""
 
 
 _EIGHT_BITS = 1 + 4 / 256
-"""Of a moment in blocks of 256 with a 4-byte scale each, as bitsandbytes has them."""
+"""Bytes of a moment in blocks of 256 with a 4-byte scale each, as in bitsandbytes."""
 OPTIMIZERS: dict[str, OptimizerCost] = {
     "adamw": OptimizerCost(state_bytes=8, source="torch.optim.AdamW"),
     "adam": OptimizerCost(state_bytes=8, source="torch.optim.Adam"),
@@ -38,23 +37,26 @@ OPTIMIZERS: dict[str, OptimizerCost] = {
         state_bytes=2 * _EIGHT_BITS,
         has_master=False,
         is_elementwise=False,
-        source="bitsandbytes.optim.AdamW8bit: two moments of 8 bits, weights updated as they are stored",
+        source="bitsandbytes.optim.AdamW8bit: two moments of 8 bits, "
+        "weights updated as they are stored",
     ),
     "adafactor": OptimizerCost(
         state_bytes=4 * 2 / 2048,
         has_master=False,
         is_elementwise=False,
         passes=4.7,
-        source="torch.optim.Adafactor: a row and a column of second moments, here of a matrix of 2048 x 2048; "
-        "passes over those of AdamW as measured on a CPU (python -m benchmarks.optimizer_update)",
+        source="torch.optim.Adafactor: a row and a column of second moments, "
+        "here of a matrix of 2048 x 2048; passes over those of AdamW as measured on a CPU "
+        "(python -m benchmarks.optimizer_update)",
     ),
     "sgd": OptimizerCost(state_bytes=0, source="torch.optim.SGD"),
 }
-"""By name; a dtype decides whether there is a master copy."""
+"""Costs by the name of the optimizer; the dtype of the weights determines whether there is a master
+copy."""
 
 
 def optimizer_bytes_per_weight(name: str, weight_bytes: int) -> float:
-    """(1) and (2).
+    """Return the bytes of state (1) and master copy (2) per weight.
 
     >>> optimizer_bytes_per_weight("adamw", 2), optimizer_bytes_per_weight("adamw8bit", 2)
     (12, 2.03125)

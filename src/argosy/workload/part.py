@@ -1,21 +1,22 @@
-"""A graph in parts that follow one another: stages of a pipeline, or segments with ratios of their
-own.
+"""Cut a graph into parts that follow one another: stages of a pipeline, or segments with their own
+ratios.
 
-The forward says which part each of its operations runs in. The backward mirrors it:
+The caller assigns each forward operation to a part. The backward mirrors the forward:
 
     (1)  part of a backward operation = least of the parts in which the gradients that it reads were
          made and of the last parts in which the forward values that it reads were read
 
-so a gradient is summed where a tensor branched and travels back along the way that the tensor came.
+So a gradient is summed where a tensor branched and travels back along the way that the tensor came.
 Then
 
-    (2)  what makes the gradient of a parameter runs where the parameter is, if that is no later
-         part
-    (3)  what only earlier parts read runs there, unless more bytes would cross for it
+    (2)  an operation that makes the gradient of a parameter runs where the parameter is, if that is
+         no later part
+    (3)  an operation whose results only earlier parts read runs there, unless more bytes would
+         cross
 
 A tensor passes from part to part, once over every boundary, up in the forward and down in the
-backward; inputs, buffers and constants are everywhere, and a parameter is wherever it or its
-gradient is needed.
+backward. Inputs, buffers and constants are in all parts, and a parameter is in every part in which
+it or its gradient is needed.
 """
 
 from __future__ import annotations
@@ -26,123 +27,128 @@ from dataclasses import dataclass, replace
 
 from argosy.workload.graph import Argument, Graph, GraphNode, Phase, Ref, Role, Value
 
+# Roles of values that are in all parts.
 EVERYWHERE = (Role.INPUT, Role.BUFFER, Role.CONSTANT)
+# The operation that sums two gradients.
 ADD = "aten.add.Tensor"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPart:
-    """One part as a graph of its own."""
+    """A part that is a graph of its own."""
 
     graph: Graph
     values: tuple[int, ...]
-    """Per value of the part, its number in the whole graph; -1 for sums that the whole does not
+    """Number in the whole graph of each value of the part; -1 for sums that the whole does not
     have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """A graph in parts."""
+    """A graph that was cut into parts."""
 
     parts: tuple[GraphPart, ...]
     of_node: tuple[int, ...]
     up_bytes: tuple[float, ...]
-    """Per boundary, what the forward sends on."""
+    """Bytes that the forward sends over each boundary."""
     down_bytes: tuple[float, ...]
-    """Per boundary, what the backward sends back."""
+    """Bytes that the backward sends back over each boundary."""
     forwarded: tuple[int, ...]
     """Values that pass through a part which does not read them."""
     shared: tuple[tuple[int, tuple[int, ...]], ...]
-    """(parameter, parts that hold it) where several do: their gradients are summed."""
+    """Pairs of a parameter and the parts that hold it, if several do: their gradients are
+    summed."""
 
 
 def part_of_nodes(graph: Graph, forward: Sequence[int]) -> tuple[int, ...]:
-    """(1) to (3): the part of every node; ``forward`` gives those of forward nodes, in order."""
+    """Return the part of every node by (1) to (3); ``forward`` has those of forward nodes, in
+    order."""
     given = iter(forward)
-    found = [next(given) if node.phase is Phase.FORWARD else -1 for node in graph.nodes]
+    parts = [next(given) if node.phase is Phase.FORWARD else -1 for node in graph.nodes]
     top = max(forward, default=0)
     last = [top] * len(graph.values)
     for value, readers in enumerate(graph.consumers):
-        ahead = [found[index] for index in readers if found[index] >= 0]
+        ahead = [parts[index] for index in readers if parts[index] >= 0]
         maker = graph.producer.get(value)
         if ahead:
             last[value] = max(ahead)
-        elif maker is not None and found[maker] >= 0:
-            last[value] = found[maker]
+        elif maker is not None and parts[maker] >= 0:
+            last[value] = parts[maker]
     for index, node in enumerate(graph.nodes):
         if node.phase is Phase.BACKWARD:
-            found[index] = min((last[value] for value in node.inputs), default=top)
+            parts[index] = min((last[value] for value in node.inputs), default=top)
             for made in node.outputs:
                 if made is not None:
-                    last[made] = found[index]
-    fixed = _with_their_parameters(graph, found)
-    while _moved_down(graph, found, fixed):
+                    last[made] = parts[index]
+    fixed = _with_their_parameters(graph, parts)
+    while _moved_down(graph, parts, fixed):
         pass
-    return tuple(found)
+    return tuple(parts)
 
 
-def _with_their_parameters(graph: Graph, found: list[int]) -> frozenset[int]:
-    """(2): which nodes it holds fixed."""
+def _with_their_parameters(graph: Graph, parts: list[int]) -> frozenset[int]:
+    """Move the nodes that make gradients of parameters by (2), and return the nodes that must not
+    move again."""
     fixed = set()
     for parameter, gradient in graph.gradients:
         homes = {
-            found[r] for r in graph.consumers[parameter] if graph.nodes[r].phase is Phase.FORWARD
+            parts[r] for r in graph.consumers[parameter] if graph.nodes[r].phase is Phase.FORWARD
         }
         for maker in _terms(graph, gradient) if len(homes) > 1 else [graph.producer[gradient]]:
-            below = [home for home in homes if home <= found[maker]]
+            below = [home for home in homes if home <= parts[maker]]
             if below and graph.nodes[maker].phase is Phase.BACKWARD:
-                found[maker] = max(below)
+                parts[maker] = max(below)
             fixed.add(maker)
     return frozenset(fixed)
 
 
-def _moved_down(graph: Graph, found: list[int], fixed: frozenset[int]) -> bool:
-    """(3), once over all nodes: whether any moved."""
+def _moved_down(graph: Graph, parts: list[int], fixed: frozenset[int]) -> bool:
+    """Apply (3) once to all nodes, and return whether any moved."""
     moved = False
     values = graph.values
-    for index in range(len(found) - 1, -1, -1):
+    for index in range(len(parts) - 1, -1, -1):
         node = graph.nodes[index]
         if node.phase is Phase.FORWARD or index in fixed:
             continue
         made = [value for value in node.outputs if value is not None]
         target = max(
-            (found[reader] for value in made for reader in graph.consumers[value]),
-            default=found[index],
+            (parts[reader] for value in made for reader in graph.consumers[value]),
+            default=parts[index],
         )
-        if target >= found[index]:
+        if target >= parts[index]:
             continue
         new = [
             v
             for v in set(node.inputs)
-            if v in graph.producer and not _is_needed(graph, found, v, target, index)
+            if v in graph.producer and not _is_needed(graph, parts, v, target, index)
         ]
         if sum(values[v].num_bytes for v in new) <= sum(values[v].num_bytes for v in made):
-            found[index], moved = target, True
+            parts[index], moved = target, True
     return moved
 
 
-def _is_needed(graph: Graph, found: Sequence[int], value: int, part: int, reader: int) -> bool:
-    """Whether a value is made or read that low anyway."""
+def _is_needed(graph: Graph, parts: Sequence[int], value: int, part: int, reader: int) -> bool:
+    """Return whether a value is made or read in ``part`` or below without this reader."""
     lowest = min(
-        (found[other] for other in graph.consumers[value] if other != reader), default=found[reader]
+        (parts[index] for index in graph.consumers[value] if index != reader), default=parts[reader]
     )
-    return min(found[graph.producer[value]], lowest) <= part
+    return min(parts[graph.producer[value]], lowest) <= part
 
 
 def _terms(graph: Graph, gradient: int) -> list[int]:
-    """The nodes whose results add up to a gradient."""
-    found, todo = [], [graph.producer[gradient]]
+    """Return the nodes whose results add up to a gradient."""
+    makers, todo = [], [graph.producer[gradient]]
     while todo:
         maker = todo.pop()
         if _is_sum_of_two(graph, graph.nodes[maker]):
             todo += [graph.producer[value] for value in graph.nodes[maker].inputs]
         else:
-            found.append(maker)
-    return found
+            makers.append(maker)
+    return makers
 
 
 def cut_into_parts(graph: Graph, forward: Sequence[int]) -> Parts:
-    """A graph with its forward cut as given."""
+    """Return a graph with its forward cut as given."""
     of_node = part_of_nodes(graph, forward)
     count = max(of_node, default=0) + 1
     holders = _holders(graph, of_node)
@@ -156,13 +162,13 @@ def cut_into_parts(graph: Graph, forward: Sequence[int]) -> Parts:
     for value, maker in graph.producer.items():
         if maker in gone:
             continue
-        here, size = of_node[maker], float(graph.values[value].num_bytes)
-        highest, lowest = max(read[value], default=here), min(read[value], default=here)
-        for boundary in range(here, highest):
+        home, size = of_node[maker], float(graph.values[value].num_bytes)
+        highest, lowest = max(read[value], default=home), min(read[value], default=home)
+        for boundary in range(home, highest):
             up[boundary] += size
-        for boundary in range(lowest, here):
+        for boundary in range(lowest, home):
             down[boundary] += size
-        if {*range(lowest, highest + 1)} - read[value] - {here}:
+        if {*range(lowest, highest + 1)} - read[value] - {home}:
             forwarded.append(value)
     return Parts(
         parts=tuple(_Writer(graph, of_node, gone, terms, part).part() for part in range(count)),
@@ -175,26 +181,26 @@ def cut_into_parts(graph: Graph, forward: Sequence[int]) -> Parts:
 
 
 def _holders(graph: Graph, of_node: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    found = {
+    parts_of = {
         value: {of_node[reader] for reader in graph.consumers[value]} for value in graph.parameters
     }
     for parameter, gradient in graph.gradients:
         makers = (
-            _terms(graph, gradient) if len(found[parameter]) > 1 else [graph.producer[gradient]]
+            _terms(graph, gradient) if len(parts_of[parameter]) > 1 else [graph.producer[gradient]]
         )
-        found[parameter] |= {of_node[maker] for maker in makers}
-    return {value: tuple(sorted(parts)) for value, parts in found.items()}
+        parts_of[parameter] |= {of_node[maker] for maker in makers}
+    return {value: tuple(sorted(parts)) for value, parts in parts_of.items()}
 
 
 def _gradient_terms(
     graph: Graph, of_node: Sequence[int], holders: dict[int, tuple[int, ...]]
 ) -> tuple[dict[int, dict[int, list[int]]], frozenset[int]]:
-    """Per parameter and part the values that add up to its gradient there, and the additions that
-    fall away."""
+    """Return, per parameter and part, the values that add up to its gradient there, and the
+    additions that are no longer needed."""
     terms: dict[int, dict[int, list[int]]] = {}
     gone: set[int] = set()
     for parameter, gradient in graph.gradients:
-        found: dict[int, list[int]] = {}
+        by_part: dict[int, list[int]] = {}
         todo = [gradient]
         while todo:
             value = todo.pop()
@@ -211,8 +217,8 @@ def _gradient_terms(
                 gone.add(maker)
                 todo += node.inputs
             else:
-                found.setdefault(of_node[maker], []).append(value)
-        terms[parameter] = found
+                by_part.setdefault(of_node[maker], []).append(value)
+        terms[parameter] = by_part
     return terms, frozenset(gone)
 
 
@@ -224,7 +230,7 @@ def _is_sum_of_two(graph: Graph, node: GraphNode) -> bool:
 
 
 class _Writer:
-    """One part under construction."""
+    """A builder that writes one part."""
 
     def __init__(
         self,
@@ -313,7 +319,7 @@ class _Writer:
                 yield self.index[parameter], self._sum(own)
 
     def _sum(self, terms: Sequence[int]) -> int:
-        """One value from terms that the whole graph adds elsewhere."""
+        """Return one value for the sum of terms that the whole graph adds elsewhere."""
         total = terms[0]
         for term in terms[1:]:
             made = len(self.values)
@@ -333,7 +339,7 @@ class _Writer:
 
 
 def renamed(argument: Argument, name: Callable[[int], int]) -> Argument:
-    """An argument with its values under other numbers."""
+    """Return an argument with its values renumbered."""
     if isinstance(argument, Ref):
         return Ref(name(argument.value))
     if isinstance(argument, tuple):
@@ -342,12 +348,12 @@ def renamed(argument: Argument, name: Callable[[int], int]) -> Argument:
 
 
 def forward_order(graph: Graph) -> tuple[int, ...]:
-    """The forward nodes of a graph."""
+    """Return the forward nodes of a graph."""
     return tuple(index for index, node in enumerate(graph.nodes) if node.phase is Phase.FORWARD)
 
 
 def run_after_run(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Parts of forward nodes that are cut into runs of the given lengths.
+    """Return the parts of forward nodes that are cut into runs of the given lengths.
 
     >>> run_after_run([2, 1])
     (0, 0, 1)

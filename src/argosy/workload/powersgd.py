@@ -1,13 +1,12 @@
-"""PowerSGD (arXiv 1905.13727): gradients are summed as matrices of low rank. Another algorithm, so
-an opt-in.
+"""Count what PowerSGD (arXiv 1905.13727) sums: gradients as matrices of low rank. It is opt-in,
+because it changes training.
 
 A weight of n rows and m columns, more dims taken together as columns, is summed as two factors of
 rank r:
 
-    (1)  elements summed = r (n + m) where that is fewer than n m; else, and for vectors, all of
-         them
+    (1)  elements summed = r (n + m) if that is fewer than n m; else, and for vectors, all of them
 
-``runtime.weights.powersgd`` has the algorithm. Attention is priced with matrices of their own for
+``runtime.weights.powersgd`` has the algorithm. Attention is priced with separate matrices for
 queries, keys and values.
 """
 
@@ -23,11 +22,11 @@ from argosy.workload.chain import Chain
 from argosy.workload.finetune import block_matrices
 
 _Matrix = tuple[int, int, int]
-"""Rows, columns, and how many there are of it."""
+"""Rows, columns and count of a matrix."""
 
 
 def is_factored(shape: Sequence[int], rank: int) -> bool:
-    """Whether the gradient of a weight is summed as two factors.
+    """Return whether the gradient of a weight is summed as two factors.
 
     >>> is_factored((768, 3072), 4), is_factored((768,), 4), is_factored((6, 8), 4)
     (True, False, False)
@@ -37,7 +36,7 @@ def is_factored(shape: Sequence[int], rank: int) -> bool:
 
 
 def summed_elements(shape: Sequence[int], rank: int) -> int:
-    """(1)
+    """Return the number of elements summed (1).
 
     >>> summed_elements((768, 3072), 4), summed_elements((768,), 4)
     (15360, 768)
@@ -48,9 +47,12 @@ def summed_elements(shape: Sequence[int], rank: int) -> int:
 
 
 def factored_chain(chain: Chain, architecture: Architecture, rank: int) -> Chain:
-    """The chain of an architecture whose gradients are summed by PowerSGD."""
+    """Return the chain of an architecture whose gradients are summed by PowerSGD."""
     if not chain.tuning.is_full:
-        expected = "training of all weights; adapters and what is left beside frozen weights are small as they are"
+        expected = (
+            "training of all weights; "
+            "adapters and what is left beside frozen weights are small as they are"
+        )
         raise bad_input(expected, chain.tuning.options, where="--powersgd")
     layers = tuple(
         replace(
@@ -63,7 +65,7 @@ def factored_chain(chain: Chain, architecture: Architecture, rank: int) -> Chain
 
 
 def _saved(matrices: Iterator[_Matrix], rank: int) -> int:
-    """Elements of some matrices that are not summed."""
+    """Return the number of elements of matrices that are not summed."""
     return sum(
         copies * (rows * columns - summed_elements((rows, columns), rank))
         for rows, columns, copies in matrices
@@ -71,7 +73,7 @@ def _saved(matrices: Iterator[_Matrix], rank: int) -> int:
 
 
 def _matrices_by_layer(architecture: Architecture) -> Iterator[Iterator[_Matrix]]:
-    """In the order of ``workload.transformer.build_chain``."""
+    """Yield the matrices of each layer, in the order of ``workload.transformer.build_chain``."""
     hidden = architecture.hidden
     yield _embedding_matrices(architecture.embedding, hidden)
     for block in architecture.encoder:

@@ -1,8 +1,9 @@
-"""Models by name: the TOML files of ``data/models``, and files like them.
+"""Read models by name: the TOML files of ``data/models``, and files like them.
 
     name = "llama-3-8b"                 source = "where the figures come from"
-    parameters = 8_030_261_248          published count; a config with another count is refused
+    parameters = 8_030_261_248          published count; a config with another count is rejected
     sequence_length = 8192              dtype = "bf16"             optimizer = "adamw"
+
     [config]                            the keys of a Hugging Face config.json
 
 Only ``name`` and ``[config]`` are required.
@@ -24,7 +25,7 @@ from argosy.workload.huggingface import ModelConfig, read_config
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A model with the settings that it is usually trained with; None: not said."""
+    """A model that comes with the settings it is usually trained with; None: not stated."""
 
     name: str
     config: ModelConfig
@@ -46,7 +47,7 @@ class _PresetFile(Schema):
 
 
 def preset_names() -> list[str]:
-    """Names of the models that come with Argosy, sorted."""
+    """Return the names of the models that come with Argosy, sorted."""
     return sorted(
         entry.name.removesuffix(".toml")
         for entry in _folder().iterdir()
@@ -55,13 +56,14 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> Preset:
-    """A model that comes with Argosy."""
+    """Return a model that comes with Argosy."""
     file = f"{name}.toml"
     return preset_of(parse_toml((_folder() / file).read_text(encoding="utf-8"), file=file))
 
 
 def preset_of(document: Document) -> Preset:
-    """The preset in a document, or every problem in it and in its config."""
+    """Return the preset in a document; raise one ``InputError`` with every problem in it and in its
+    config."""
     problems: list[Problem] = []
     try:
         content = validate(document, _PresetFile)

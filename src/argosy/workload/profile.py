@@ -1,13 +1,13 @@
-"""Measured layer times of one model on one kind of device, and how to look them up.
+"""Hold measured layer times of one model on one kind of device, and look them up.
 
 Between two measured micro-batches a time is interpolated linearly:
 
-    (1) t(n) = t(p) + (n - p) / (q - p) x (t(q) - t(p))     p <= n <= q, the nearest that were measured
-    (2) t(n) = t(p) n / p                                   where only p was measured
+    (1) t(n) = t(p) + (n - p) / (q - p) x (t(q) - t(p))     p <= n <= q, the nearest measured ones
+    (2) t(n) = t(p) n / p                                   if only p was measured
 
 Outside the measured range, and for a layer, tensor width or dtype that was not measured, a look-up
-is refused by name: extrapolated launch overheads are how a cost model goes wrong silently. Reading
-and writing is in ``profile_file.py``.
+raises an ``InputError`` that names what is missing: extrapolated launch overheads make a cost model
+silently wrong. Reading and writing is in ``profile_file.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from argosy.workload.chain import Chain, Layer
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow:
-    """One measurement."""
+    """A measurement that gives the times of one layer."""
 
     layer: str
     """Name of a layer, or the kind of several that cost the same."""
@@ -43,27 +43,27 @@ class ProfileRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Measurements of one model on one kind of device."""
+    """A set of measurements that were made of one model on one kind of device."""
 
     device: str
     """Device kind, as the catalogue names it."""
     model: str
     rows: tuple[ProfileRow, ...]
     layers: tuple[Layer, ...] = ()
-    """The model itself, where no config describes it."""
+    """The model itself, if no config describes it."""
     sequence_length: int = 1
-    """Tokens per sample of the measured model; 1 where a sample is not a sequence."""
+    """Tokens per sample of the measured model; 1 if a sample is not a sequence."""
     measured: str = ""
-    """When, on what and with which software."""
+    """Time, machine and software of the measurement, in words."""
     compiled: bool = False
-    """Whether torch.compile made one graph of each layer; a run by such a plan is to be compiled,
+    """Whether torch.compile made one graph of each layer; then a run of the plan must be compiled
     too."""
 
     def forward_seconds(
         self, layer: str, micro_batch: float, tensor_width: int = 1, dtype: Dtype | None = None
     ) -> float:
-        """Seconds for ``micro_batch`` samples; ``dtype`` may be left out where only one was
-        measured.
+        """Return the seconds of a forward of ``micro_batch`` samples; ``dtype`` may be omitted if
+        only one was measured.
 
         >>> row = ProfileRow(layer="block", micro_batch=2, tensor_width=1, dtype=Dtype.BF16,
         ...                  forward_seconds=0.5, backward_seconds=1.0)
@@ -77,30 +77,30 @@ class Profile:
     def backward_seconds(
         self, layer: str, micro_batch: float, tensor_width: int = 1, dtype: Dtype | None = None
     ) -> float:
-        """Seconds for ``micro_batch`` samples, both gradients."""
+        """Return the seconds of a backward of ``micro_batch`` samples, both gradients."""
         return _interpolated(
             self._measured(layer, micro_batch, tensor_width, dtype), micro_batch, _backward
         )
 
     def fewest_samples(self, layer: str, tensor_width: int, dtype: Dtype | None = None) -> int:
-        """The smallest micro-batch of a layer that was measured."""
+        """Return the smallest micro-batch of a layer that was measured."""
         return self._rows_of(layer, tensor_width, dtype)[0].micro_batch
 
     def sample_range(self, layer: str, tensor_width: int, dtype: Dtype) -> tuple[int, float] | None:
-        """Micro-batches that can be looked up, the fewest and the most; None where this width was
-        not measured."""
+        """Return the fewest and the most samples that can be looked up; None if this width was not
+        measured."""
         rows = self._index.get((layer, tensor_width, dtype))
         if rows is None:
             return None
         return (1, math.inf) if len(rows) == 1 else (rows[0].micro_batch, rows[-1].micro_batch)
 
     def row_name(self, layer: Layer) -> str | None:
-        """The name under which ``layer`` was measured: its own before its kind; None: not
+        """Return the name under which ``layer`` was measured, its own before its kind; None: not
         measured."""
         return next((name for name in (layer.name, layer.kind) if name in self._names), None)
 
     def chain(self, *, dtype: Dtype | None = None, optimizer: str = "adamw") -> Chain:
-        """The measured model; its layers' FLOP are 0 where the profile does not know them."""
+        """Return the measured model; its layers' FLOP are 0 if the profile does not have them."""
         if not self.layers:
             raise bad_input(
                 "a list of layers: times alone do not make a model", where=f"{self.model}: layers"
@@ -132,12 +132,13 @@ class Profile:
     def _measured(
         self, layer: str, micro_batch: float, tensor_width: int, dtype: Dtype | None
     ) -> tuple[ProfileRow, ...]:
-        """Rows that ``micro_batch`` can be read from, in order, or a refusal that names what is
-        missing."""
+        """Return the rows from which ``micro_batch`` can be read, in order; raise an ``InputError``
+        that names what is missing."""
         rows = self._rows_of(layer, tensor_width, dtype)
         first, last = rows[0].micro_batch, rows[-1].micro_batch
         if len(rows) > 1 and not first <= micro_batch <= last:
-            expected = f"{first} to {last} samples, as measured for {layer} of {self.model} on {self.device}"
+            measured = f"{layer} of {self.model} on {self.device}"
+            expected = f"{first} to {last} samples, as measured for {measured}"
             raise bad_input(expected, micro_batch, where="micro_batch")
         return rows
 
@@ -183,7 +184,7 @@ class Profile:
 def _interpolated(
     rows: tuple[ProfileRow, ...], micro_batch: float, read: Callable[[ProfileRow], float]
 ) -> float:
-    """(1) and (2)"""
+    """Return the time of a micro-batch by (1) and (2)."""
     if len(rows) == 1:
         return read(rows[0]) * micro_batch / rows[0].micro_batch
     above = bisect_left(rows, micro_batch, key=_micro_batch)
@@ -208,6 +209,6 @@ def _backward(row: ProfileRow) -> float:
 
 
 def _listed(values: Iterable[object]) -> str:
-    """At most eight of them."""
+    """Return at most eight values as text."""
     texts = [str(value) for value in values]
     return ", ".join(texts if len(texts) <= 8 else [*texts[:8], "..."])

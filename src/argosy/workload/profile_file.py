@@ -1,12 +1,14 @@
-"""Profiles as JSON files, version 1.
+"""Read and write profiles as JSON files, version 1.
 
     {version, device, model, sequence_length?, measured?, compiled?,
-     rows:   [{layer, micro_batch, tensor_width, dtype, forward_seconds, backward_seconds, peak_bytes?}],
-     layers: [{name, kind, parameters, activation_bytes, output_bytes, forward_flop?, backward_flop?, ...}]?}
+     rows:   [{layer, micro_batch, tensor_width, dtype, forward_seconds, backward_seconds,
+               peak_bytes?}],
+     layers: [{name, kind, parameters, activation_bytes, output_bytes, forward_flop?,
+               backward_flop?, ...}]?}
 
 ``layers`` is the measured model itself, amounts per sample, for models that no config describes; it
-may hold every field of ``Layer``. What equals its default is not written; keys are sorted. Profiles
-that come with Argosy are in ``data/profiles`` and go by their names.
+may hold every field of ``Layer``. Fields that equal their defaults are not written; keys are
+sorted. Profiles that come with Argosy are in ``data/profiles`` and are named by their files.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from argosy.workload.fields import Amount, Count, DtypeField, Name
 from argosy.workload.layers_file import LayerSchema, layer_problems, layer_to_dict, without_defaults
 from argosy.workload.profile import Profile, ProfileRow
 
+# Version of the file format.
 VERSION = 1
 
 
@@ -51,7 +54,7 @@ class ProfileSchema(Schema):
 
 
 def read_profile(path: Path | str) -> Profile:
-    """A file, or a profile that comes with Argosy, by its name."""
+    """Read a profile from a file, or by name one that comes with Argosy."""
     if str(path) in profile_names():
         file = f"{path}.json"
         return parse_profile((_folder() / file).read_text(encoding="utf-8"), file=file)
@@ -65,7 +68,7 @@ def read_profile(path: Path | str) -> Profile:
 
 
 def profile_names() -> list[str]:
-    """Names of the profiles that come with Argosy, sorted."""
+    """Return the names of the profiles that come with Argosy, sorted."""
     return sorted(
         entry.name.removesuffix(".json")
         for entry in _folder().iterdir()
@@ -82,7 +85,7 @@ def parse_profile(text: str, *, file: str) -> Profile:
 
 
 def profile_of(document: Document) -> Profile:
-    """The profile in a document, or every problem in it."""
+    """Return the profile in a document; raise one ``InputError`` with every problem in it."""
     content = validate(document, ProfileSchema)
     problems = [*layer_problems(document, content.layers), *_row_problems(document, content)]
     if problems:
@@ -99,7 +102,7 @@ def profile_of(document: Document) -> Profile:
 
 
 def profile_to_dict(profile: Profile) -> dict[str, Any]:
-    """What ``profile_of`` reads back to an equal profile."""
+    """Return the fields of a profile, which ``profile_of`` reads back to an equal profile."""
     content: dict[str, Any] = {
         "version": VERSION,
         "device": profile.device,
@@ -117,7 +120,7 @@ def profile_to_dict(profile: Profile) -> dict[str, Any]:
 
 
 def dump_profile(profile: Profile) -> str:
-    """JSON that ``parse_profile`` reads back to an equal profile."""
+    """Return JSON that ``parse_profile`` reads back to an equal profile."""
     return json.dumps(profile_to_dict(profile), indent=1, sort_keys=True) + "\n"
 
 
@@ -139,7 +142,8 @@ def _row_problems(document: Document, content: ProfileSchema) -> Iterator[Proble
             )
         key = (row.layer, row.micro_batch, row.tensor_width, row.dtype)
         if key in seen:
-            found = f"{row.layer}, micro-batch {row.micro_batch}, tensor width {row.tensor_width}, {row.dtype}"
+            sizes = f"micro-batch {row.micro_batch}, tensor width {row.tensor_width}"
+            found = f"{row.layer}, {sizes}, {row.dtype}"
             expected = f"a measurement that rows[{seen[key]}] does not hold"
             yield document.problem(("rows", index), expected, found)
         seen.setdefault(key, index)

@@ -1,4 +1,4 @@
-"""What a user may choose about a model that is loaded: sequence length, dtype, optimizer."""
+"""Check what a user may choose about a model that is loaded: sequence length, dtype, optimizer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadSettings:
-    """Choices that replace what a model file says; None: as the file says."""
+    """A set of choices that replace those of a model file; None: that of the file."""
 
     sequence_length: int | None = None
     """Tokens."""
     dtype: Dtype | None = None
     optimizer: str | None = None
     fused_attention: bool = True
-    """Attention keeps nothing of size sequence x sequence."""
+    """Whether attention is fused, so that it keeps nothing of size sequence x sequence."""
     tuning: Tuning = FULL
-    """Which weights are trained."""
+    """Choice of the weights that are trained."""
     powersgd: int = 0
-    """Rank of the matrices as which gradients are summed; 0: as they are."""
+    """Rank of the matrices as which gradients are summed; 0: gradients are summed whole."""
 
 
 def parse_dtype(value: object) -> Dtype:
-    """
+    """Return the dtype that a text names; raise a ``Mismatch`` if there is none.
+
     >>> parse_dtype("bf16")
     <Dtype.BF16: 'bf16'>
     """
@@ -43,6 +44,7 @@ def parse_dtype(value: object) -> Dtype:
 
 
 def parse_optimizer(value: object) -> str:
+    """Return the name of an optimizer; raise a ``Mismatch`` if there is none."""
     if isinstance(value, str) and value in OPTIMIZERS:
         return value
     suggestion = closest(value, OPTIMIZERS) if isinstance(value, str) else None
@@ -62,7 +64,7 @@ def parse_settings(
     optimizer: object = None,
     fused_attention: bool = True,
 ) -> WorkloadSettings:
-    """The choices, checked; one ``InputError`` names all that are wrong."""
+    """Return the choices, checked; raise one ``InputError`` that names all that are wrong."""
     problems: list[Problem] = []
     settings = WorkloadSettings(
         sequence_length=_checked("sequence_length", sequence_length, _parse_length, problems),
@@ -78,7 +80,7 @@ def parse_settings(
 def _checked(
     name: str, value: object, parse: Callable[[object], Value], problems: list[Problem]
 ) -> Value | None:
-    """The parsed value, or None and one more of ``problems``."""
+    """Return the parsed value; if that fails, return None and add a problem to ``problems``."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a transformer computes, keeps and sends: an ``Architecture`` to a ``Chain``.
+"""Compute what a transformer computes, keeps and sends: turn an ``Architecture`` into a ``Chain``.
 
 All amounts are for one sample of s tokens; an encoder and its decoder have s tokens each. h hidden
 width, a heads, g key-value heads, d head dim, f inner width, k active experts of E, v outputs, b
@@ -7,41 +7,46 @@ bytes per element.
 FLOP = 2 x multiply-adds of matrix products. Norms, softmax, activation functions and table look-ups
 count as 0: their cost is memory traffic.
 
-    (1) projections, feed-forward   2 s x the matrix weights that a token meets
-    (2) attention proper            4 s min(s, window) a d; counted in full under a causal mask
-    (3) logits                      2 s v e; for the first token only 2 v h
-    (4) backward                    2 x forward; for patches, whose input needs no gradient, 1 x
+     (1) projections, feed-forward   2 s x the matrix weights that a token meets
+     (2) attention proper            4 s min(s, window) a d; counted in full under a causal mask
+     (3) logits                      2 s v e; for the first token only 2 v h
+     (4) backward                    2 x forward; for patches, whose input needs no gradient, 1 x
 
 Kept by a block from forward to backward, in elements of b bytes. Attention is fused (flash):
 nothing of size s x s is kept. With f = 4 h, g = a, a d = h, b = 2 and dropout the sum is 34 s h
 bytes, as in Korthikanti et al., "Reducing activation recomputation in large transformer models",
 without their 5 a s^2:
 
-    (5) residual stream     s h per norm (its input) and per part (what its projections read); parallel: - s h
-    (6) attention           s (2 a d + 2 g d): queries, keys, values, result; with norms s (a + g) d more
-    (7) feed-forward        m s f, m = 3 gated, 2 not: every up projection, and what the down projection reads
-    (8) experts             k times (7); 2 k s h routed inputs and results; s E router; shared: (7) + s h
-    (9) cross attention     (6) and the encoder's output s h, in every decoder block although blocks share it
-   (10) dropout             s h bytes of mask per part
-   (11) unfused attention   a s^2 weights; with dropout a s^2 more, and a s^2 bytes of mask
+     (5) residual stream     s h per norm (its input) and per part (what its projections read);
+                             parallel: - s h
+     (6) attention           s (2 a d + 2 g d): queries, keys, values, result; with norms
+                             s (a + g) d more
+     (7) feed-forward        m s f, m = 3 gated, 2 not: every up projection, and what the down
+                             projection reads
+     (8) experts             k times (7); 2 k s h routed inputs and results; s E router;
+                             shared: (7) + s h
+     (9) cross attention     (6) and the encoder's output s h, in every decoder block although
+                             blocks share it
+    (10) dropout             s h bytes of mask per part
+    (11) unfused attention   a s^2 weights; with dropout a s^2 more, and a s^2 bytes of mask
 
-Selective recomputation drops what comes back without a projection: norm outputs, activation
-function outputs, (11). It repeats (2) where attention is unfused, and about 8 operations per
-element, whose time is memory traffic.
+Selective recomputation drops what can be computed again without a projection: norm outputs,
+activation function outputs, (11). It repeats (2) if attention is unfused, and about 8 operations
+per element, whose time is memory traffic.
 
-   (12) the embedding keeps 8 s bytes of ids or the pixels, what its norm and its projection read,
-        and a mask
-   (13) the head keeps s h per step before its logits, and their log-probabilities in fp32: 4 s v
-        bytes; nothing follows. While the loss is computed and differentiated there are, for a
-        moment, the logits and their gradient beside these, in fp32 and, where b < 4, in b bytes
-        too: 2 (4 + b) s v bytes, or 8 s v
-   (14) tensor parallelism all-reduces s h after each part, once if parallel. A table split by rows
-        reduces s h in forward only, split logits in backward only: half of it is booked in each
-        direction
-   (15) a sequence in parts exchanges keys and values, 2 s g d per attention; cut in at most s / 2
-        parts, because each takes a piece from the front and one from the back, so that a causal
-        mask leaves all the same work
-   (16) experts in parts exchange k s h routed inputs; their results are as many
+    (12) the embedding keeps 8 s bytes of ids or the pixels, what its norm and its projection read,
+         and a mask
+    (13) the head keeps s h per step before its logits, and their log-probabilities in fp32: 4 s v
+         bytes; nothing follows. While the loss is computed and differentiated there are, for a
+         moment, the logits and their gradient beside these, in fp32 and, if b < 4, in b bytes
+         too: 2 (4 + b) s v bytes, or 8 s v
+    (14) tensor parallelism all-reduces s h after each part, once if parallel. A table split by rows
+         reduces s h in forward only, split logits in backward only: half of it is counted in each
+         direction
+    (15) a sequence in parts exchanges keys and values, 2 s g d per attention; cut in at most s / 2
+         parts, because each takes a piece from the front and one from the back, so that all parts
+         have the same work under a causal mask
+    (16) experts in parts exchange k s h routed inputs, and as many results
 
 Not modelled: fp32 copies inside unfused norms, workspace, experts' padded or dropped tokens.
 """
@@ -63,8 +68,10 @@ from argosy.workload.architecture import (
 from argosy.workload.chain import Chain, Layer
 
 _OPERATIONS_PER_ELEMENT = 8
-"""Of a norm or an activation function."""
+"""Operations per element of a norm or an activation function."""
+# Bytes of a token id: int64.
 _ID_BYTES = 8
+# Bytes of a logit in the loss: fp32.
 _LOGIT_BYTES = 4
 
 
@@ -78,8 +85,8 @@ def build_chain(
     source: str = "",
     fused_attention: bool = True,
 ) -> Chain:
-    """Embedding, blocks, head; with an encoder: embedding, encoder, decoder's embedding, decoder,
-    head."""
+    """Return the chain of embedding, blocks and head; with an encoder: embedding, encoder,
+    decoder's embedding, decoder, head."""
     layers = TransformerLayers(architecture, sequence_length, dtype, fused_attention)
     body = [layers.embedding()]
     if architecture.encoder:
@@ -107,19 +114,19 @@ def build_chain(
 
 
 class BlockElements(NamedTuple):
-    """What a block keeps if all its weights are trained, piece by piece; elements unless they are
-    said to be bytes."""
+    """A record of what a block keeps if all its weights are trained, piece by piece; in elements
+    unless the name ends in bytes."""
 
     attention: float
-    """(6) without norms of queries and keys."""
+    """Elements of (6) without norms of queries and keys."""
     normed: float
     """Inputs of norms of queries and keys."""
     encoder: float
     """The encoder's output, of (9)."""
     inner: float
-    """(7), or of (8) all but routed inputs and results."""
+    """Elements of (7), or of (8) without routed inputs and results."""
     activated: float
-    """The part of ``inner`` that projections down read."""
+    """Elements of ``inner`` that projections down read."""
     routed: float
     """Routed inputs and results, half of each."""
     mask_bytes: float
@@ -127,7 +134,7 @@ class BlockElements(NamedTuple):
 
 
 class TransformerLayers:
-    """Builds the layers of one architecture at one sequence length and dtype."""
+    """A builder that makes the layers of one architecture at one sequence length and dtype."""
 
     def __init__(self, architecture: Architecture, tokens: int, dtype: Dtype, fused: bool) -> None:
         self.architecture, self.tokens, self.width, self.fused = (
@@ -141,10 +148,10 @@ class TransformerLayers:
         """Elements of the residual stream."""
         self.tensor_width = architecture.blocks[0].attention.kv_heads
         self.max_context = max(1, tokens // 2)
-        """(15)"""
+        """Largest number of parts of a sequence (15)."""
 
     def embedding(self) -> Layer:
-        """(12)"""
+        """Return the layer of the embedding (12)."""
         embedding = self.architecture.embedding
         if isinstance(embedding, PatchEmbedding):
             pixels = embedding.patches * embedding.values
@@ -170,8 +177,8 @@ class TransformerLayers:
         )
 
     def _projected(self, table_width: int) -> tuple[float, float]:
-        """FLOP and kept bytes of the projection between a narrow token table and the residual
-        stream."""
+        """Return the FLOP and kept bytes of the projection between a narrow token table and the
+        residual stream."""
         if table_width == self.hidden:
             return 0.0, 0.0
         return 2.0 * self.tokens * table_width * self.hidden, float(
@@ -179,7 +186,8 @@ class TransformerLayers:
         )
 
     def decoder_embedding(self) -> Layer:
-        """The decoder's tokens, from the encoder's table; the encoder's output passes through."""
+        """Return the layer of the decoder's tokens, from the encoder's table; the encoder's output
+        passes through it."""
         embedding = self.architecture.embedding
         return Layer(
             name="decoder.embedding",
@@ -197,6 +205,7 @@ class TransformerLayers:
         )
 
     def block(self, name: str, kind: str, block: Block, *, carries_encoder: bool = False) -> Layer:
+        """Return the layer of a block, by (1) to (11) and (14) to (16)."""
         flop = self._block_flop(block)
         kept, selective_bytes, selective_flop = self._block_memory(block)
         experts = block.feed_forward if isinstance(block.feed_forward, Experts) else None
@@ -239,18 +248,18 @@ class TransformerLayers:
         return attentions + 2.0 * self.tokens * block.feed_forward.matrix_weights(self.hidden)
 
     def _attention_flop(self, attention: Attention) -> float:
-        """(1) and (2)"""
+        """Return the FLOP of attention with its projections, (1) and (2)."""
         weights = attention.query_weights(self.hidden) + attention.key_weights(self.hidden)
         return 2.0 * self.tokens * weights + self.core_flop(attention)
 
     def core_flop(self, attention: Attention) -> float:
-        """(2)"""
+        """Return the FLOP of attention proper (2)."""
         keys = min(self.tokens, attention.window or self.tokens)
         return 4.0 * self.tokens * keys * attention.query_width
 
     def _block_memory(self, block: Block) -> tuple[float, float, float]:
-        """Bytes kept, bytes that selective recomputation drops, FLOP that it repeats: (5) to
-        (11)."""
+        """Return the bytes kept, the bytes that selective recomputation drops, and the FLOP that it
+        repeats, by (5) to (11)."""
         attentions = _attentions(block)
         kept_inner, activated = self._feed_forward_elements(block.feed_forward)
         normed = sum(_normed_width(attention) for attention in attentions) * self.tokens
@@ -276,7 +285,7 @@ class TransformerLayers:
         )
 
     def block_elements(self, block: Block) -> BlockElements:
-        """(6) to (11), apart."""
+        """Return the amounts of (6) to (11) separately."""
         attentions = _attentions(block)
         inner, activated = self._feed_forward_elements(block.feed_forward)
         experts = block.feed_forward if isinstance(block.feed_forward, Experts) else None
@@ -296,8 +305,8 @@ class TransformerLayers:
         )
 
     def _feed_forward_elements(self, part: FeedForward | Experts) -> tuple[float, float]:
-        """Elements kept, and those of them that the activation function gives again: (7) and
-        (8)."""
+        """Return the elements kept, and those of them that the activation function can compute
+        again, by (7) and (8)."""
         if isinstance(part, FeedForward):
             return float(self.tokens * part.inner * (3 if part.gated else 2)), float(
                 self.tokens * part.inner
@@ -312,12 +321,12 @@ class TransformerLayers:
         return kept, activated
 
     def _square_bytes(self, attention: Attention) -> float:
-        """(11)"""
+        """Return the bytes of scores of unfused attention (11)."""
         bytes_per_score = self.width + attention.dropout * (self.width + 1)
         return float(attention.heads * self.tokens * self.tokens * bytes_per_score)
 
     def head(self) -> Layer:
-        """(13)"""
+        """Return the layer of the head (13)."""
         head, embedding = self.architecture.head, self.architecture.embedding
         rows = 1 if head.first_token_only else self.tokens
         projection_flop, projection_bytes = self._projected(head.width)
@@ -356,7 +365,7 @@ class TransformerLayers:
 
 
 def _loss_bytes(width: int) -> float:
-    """Of one logit while the loss is differentiated, beside what is kept: (13)."""
+    """Return the bytes of one logit while the loss is differentiated, beside kept bytes (13)."""
     return 2.0 * (_LOGIT_BYTES + (width if width < _LOGIT_BYTES else 0))
 
 

@@ -1,10 +1,11 @@
-"""Which weights of a model are trained, and in which format the others are kept.
+"""Choose which weights of a model are trained, and in which format the others are kept.
 
-full               all weights, or all but those of the layers that a ``--freeze`` pattern names
-lora               the model's own weights are frozen; beside a matrix (out x in) there are two trained ones,
-                   (rank x in) and (out x rank), whose product is added to it
-int8, nf4          formats of frozen matrices in blocks, as bitsandbytes has them: int8 with a 4-byte scale per
-                   row; NF4 with 4 bits and, with double quantisation, 8 bits per 64 weights and 32 per 16,384
+full        all weights, or all but those of the layers that a ``--freeze`` pattern names
+lora        the model's own weights are frozen; beside a matrix (out x in) there are two trained
+            ones, (rank x in) and (out x rank), whose product is added to it
+int8, nf4   formats of frozen matrices in blocks, as in bitsandbytes: int8 with a 4-byte scale
+            per row; NF4 with 4 bits and, with double quantisation, 8 bits per 64 weights and 32
+            per 16,384
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ from enum import StrEnum
 from argosy.errors import bad_input, closest
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-"""Matrices of a block that adapters may be beside: projections of attention and of the
-feed-forward."""
+"""Matrices of a block that can have adapters: projections of attention and of the feed-forward."""
+# Largest rank of adapters.
 _MOST_RANK = 65_536
 
 
 class Train(StrEnum):
-    """What is trained."""
+    """A choice of what is trained."""
 
     FULL = "full"
     LORA = "lora"
 
 
 class BaseFormat(StrEnum):
-    """In which format frozen matrices of blocks are kept, if not in the model's dtype."""
+    """A format in which frozen matrices of blocks are kept, if not in the model's dtype."""
 
     INT8 = "int8"
     NF4 = "nf4"
 
     def matrix_bytes(self, rows: int, columns: int) -> float:
-        """
+        """Return the bytes of a matrix with its scales.
+
         >>> 8 * BaseFormat.NF4.matrix_bytes(4096, 4096) / 4096**2
         4.126953125
         """
@@ -47,26 +49,27 @@ class BaseFormat(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Which weights are trained; the default trains all of them."""
+    """A choice of the weights that are trained; the default trains all of them."""
 
     train: Train = Train.FULL
     rank: int = 16
-    """Of the adapters, with ``lora``."""
+    """Rank of the adapters, with ``lora``."""
     targets: tuple[str, ...] = ("q", "v")
     """Matrices that have adapters, with ``lora``."""
     freeze: tuple[str, ...] = ()
     """Patterns of names of layers that are not trained at all, such as ``block.[0-7]``."""
     base: BaseFormat | None = None
-    """The format of frozen matrices in blocks; None: the model's dtype."""
+    """Format of frozen matrices in blocks; None: the model's dtype."""
 
     @property
     def is_full(self) -> bool:
-        """Whether every weight is trained."""
+        """Return whether every weight is trained."""
         return self.train is Train.FULL and not self.freeze
 
     @property
     def options(self) -> str:
-        """The command-line options that ask for it: ``--train lora --lora rank=16,targets=q,v``."""
+        """Return the command-line options that request it: ``--train lora --lora
+        rank=16,targets=q,v``."""
         parts = []
         if self.train is Train.LORA:
             parts.append(f"--train lora --lora rank={self.rank},targets={','.join(self.targets)}")
@@ -86,6 +89,7 @@ class Tuning:
         return ", ".join(parts)
 
 
+# The tuning that trains all weights.
 FULL = Tuning()
 
 
@@ -96,14 +100,14 @@ def parse_tuning(
     freeze: Iterable[str] = (),
     base: str | None = None,
 ) -> Tuning:
-    """The tuning that options name; ``--lora`` alone asks for LoRA.
+    """Return the tuning that options name; ``--lora`` alone requests LoRA.
 
     >>> parse_tuning(lora="rank=8,targets=q,k,v,o").targets
     ('q', 'k', 'v', 'o')
     """
     chosen = Train.LORA if train is None and lora is not None else Train.FULL
     if train is not None:
-        chosen = Train(_known("--train", train, [str(one) for one in Train]))
+        chosen = Train(_known("--train", train, [str(choice) for choice in Train]))
     if lora is not None and chosen is not Train.LORA:
         raise bad_input("--train lora with this option", lora, where="--lora")
     settings = _lora_settings(lora or "")
@@ -114,7 +118,7 @@ def parse_tuning(
     packed = (
         None
         if base is None
-        else BaseFormat(_known("--base-weights", base, [str(one) for one in BaseFormat]))
+        else BaseFormat(_known("--base-weights", base, [str(choice) for choice in BaseFormat]))
     )
     if packed is not None and chosen is Train.FULL and not patterns:
         raise bad_input(
@@ -126,7 +130,8 @@ def parse_tuning(
 
 
 def _lora_settings(text: str) -> Mapping[str, str]:
-    """``rank=16,targets=q,v`` as a mapping; what has no ``=`` belongs to the setting before it."""
+    """Return ``rank=16,targets=q,v`` as a mapping; a part without ``=`` belongs to the setting
+    before it."""
     settings: dict[str, str] = {}
     last = ""
     for part in text.split(",") if text else ():

@@ -1,4 +1,4 @@
-"""What an import found, and the commented cluster file that says it."""
+"""Hold what an import found, and write it as a commented cluster file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from argosy.units import RATE, TIME
 
 @dataclass(frozen=True, kw_only=True)
 class FoundMedium:
-    """A way for the devices of a node to talk."""
+    """A medium that connects the devices of a node."""
 
     name: str
     bandwidth: float
@@ -24,27 +24,27 @@ class FoundMedium:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundNode:
-    """Hosts that are alike."""
+    """A group of hosts that are equal."""
 
     hosts: tuple[str, ...]
     devices: tuple[tuple[str, int], ...]
-    """(kind, how many)."""
+    """Pairs of kind and count."""
     intra: tuple[FoundMedium, ...] = ()
     nic: tuple[float, int] | None = None
-    """Bytes/s of one, and how many."""
+    """Bytes/s of one NIC, and the number of NICs."""
     note: str = ""
     is_named: bool = False
     """Whether ``hosts`` are the machines' own names."""
     addresses: tuple[str | None, ...] = ()
-    """Per host, where others reach it, if that is not its name."""
+    """Address of each host at which others reach it; None if that is its name."""
     cpus: int | None = None
     gres: tuple[str, ...] = ()
-    """Per entry of ``devices``, what Slurm calls them."""
+    """Slurm's name of each entry of ``devices``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundSwitch:
-    """A switch of a tree, with its cable upwards."""
+    """A switch that belongs to a tree, with its uplink."""
 
     name: str
     hosts: tuple[str, ...]
@@ -56,9 +56,9 @@ class FoundSwitch:
 def cluster_text(
     name: str, nodes: Sequence[FoundNode], switches: Sequence[FoundSwitch] = (), *, source: str
 ) -> str:
-    """The text of a cluster file."""
+    """Return the text of a cluster file."""
     lines = [
-        f"# From {source}. Please check the bandwidths: most sources do not tell them.",
+        f"# From {source}. Please check the bandwidths: most sources do not state them.",
         f'name = "{name}"',
         "",
     ]
@@ -94,9 +94,8 @@ def _node(letter: str, node: FoundNode) -> list[str]:
         for medium in node.intra:
             latency = f', latency = "{TIME.format(medium.latency)}"' if medium.latency else ""
             note = f"  # {medium.note}" if medium.note else ""
-            lines.append(
-                f'  {{ medium = "{medium.name}", bandwidth = "{RATE.format(medium.bandwidth)}"{latency} }},{note}'
-            )
+            fields = f'medium = "{medium.name}", bandwidth = "{RATE.format(medium.bandwidth)}"'
+            lines.append(f"  {{ {fields}{latency} }},{note}")
         lines.append("]")
     if node.nic is not None:
         rate, count = node.nic
@@ -112,10 +111,13 @@ def _hosts(node: FoundNode) -> Iterator[str]:
 
 
 def catalogue_kind(name: str) -> str | None:
-    """The kind of the catalogue that a driver's name for a card means.
+    """Return the kind of the catalogue that a driver's name for a card means; None if it is not
+    clear.
 
-    >>> catalogue_kind("NVIDIA A100-SXM4-80GB"), catalogue_kind("Tesla V100-SXM2-32GB"), catalogue_kind("NVIDIA H200")
-    ('A100-80GB', 'V100-32GB', 'H200')
+    >>> catalogue_kind("NVIDIA A100-SXM4-80GB"), catalogue_kind("Tesla V100-SXM2-32GB")
+    ('A100-80GB', 'V100-32GB')
+    >>> catalogue_kind("NVIDIA H200")
+    'H200'
     >>> catalogue_kind("Some Card") is None
     True
     """

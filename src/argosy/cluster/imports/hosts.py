@@ -1,10 +1,10 @@
-"""Host files and Slurm's topology: which hosts there are, how many devices each has, and the
-switches above them.
+"""Read host files and Slurm's topology: the hosts, the devices of each, and the switches above
+them.
 
 A host file has a host per line: ``node1 slots=8`` (MPI, DeepSpeed), ``node1:8`` or just ``node1``.
 Slurm writes many hosts as one, ``gpu[01-04,7],login``; its ``topology.conf`` has a switch per line,
-with ``Nodes=`` or ``Switches=``. Neither says what the devices are or how fast the links: the user
-does.
+with ``Nodes=`` or ``Switches=``. Neither states the device kinds or the speeds of links; the user
+has to give them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from argosy.cluster.imports.kinds import Kinds
 from argosy.errors import InputError, Problem, bad_input
 
 HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
-"""What the name of a host looks like."""
+"""Pattern of a host's name."""
+# Largest number of hosts of a list, to bound time and memory.
 _MOST_HOSTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """What the user says about the hosts."""
+    """A set of facts that the user gives about the hosts."""
 
     kinds: Kinds
     per_host: int
     intra: float | None
     """Bytes/s between devices of a host."""
     nic: float
-    """Bytes/s."""
+    """Bytes/s of a host's NIC."""
 
     def nodes(self, counts: Mapping[str, int]) -> list[FoundNode]:
-        """Hosts with the same kind and number of devices form an entry, in the order of the first
-        of each."""
+        """Return an entry for each group of hosts with the same kind and number of devices, in the
+        order of the first of each."""
         groups: dict[tuple[str, int], list[str]] = {}
         for host, count in counts.items():
             groups.setdefault((self.kinds.of(host), count), []).append(host)
@@ -46,6 +47,7 @@ class HostFacts:
         ]
 
     def node(self, hosts: tuple[str, ...], devices: tuple[tuple[str, int], ...]) -> FoundNode:
+        """Return an entry for hosts with these devices."""
         media: tuple[FoundMedium, ...] = ()
         if sum(count for _, count in devices) > 1:
             if self.intra is None:
@@ -59,7 +61,8 @@ class HostFacts:
 
 
 def read_hostfile(text: str, file: str, given: HostFacts) -> list[FoundNode]:
-    """Hosts with as many devices form a node entry, in the order of the file."""
+    """Return an entry for each group of hosts with equally many devices, in the order of the
+    file."""
     slots: dict[str, int] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -68,7 +71,8 @@ def read_hostfile(text: str, file: str, given: HostFacts) -> list[FoundNode]:
             continue
         match = re.fullmatch(
             f"({HOST})"
-            + r"(?::([0-9]{1,9})|\s+(?:slots|max_slots|gpus)\s*=\s*([0-9]{1,9}))?(?:\s+\w+\s*=\s*\w+)*",
+            + r"(?::([0-9]{1,9})|\s+(?:slots|max_slots|gpus)\s*=\s*([0-9]{1,9}))?"
+            + r"(?:\s+\w+\s*=\s*\w+)*",
             content,
         )
         if match is None:
@@ -93,7 +97,7 @@ def read_hostfile(text: str, file: str, given: HostFacts) -> list[FoundNode]:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """A Slurm host list, host by host.
+    """Return the hosts of a Slurm host list.
 
     >>> expand_hosts("gpu[01-03,7],login")
     ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
@@ -114,10 +118,10 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _expanded(part: str, *, room: int) -> Iterator[str]:
-    """The hosts of ``gpu[01-04,7]rack[1-2]``; refused before they are written out where there is no
-    room for them."""
+    """Yield the hosts of ``gpu[01-04,7]rack[1-2]``; raise an ``InputError`` before expanding more
+    than ``room`` hosts."""
     pieces = re.split(r"\[([^\]]*)\]", part)
-    ranges = [[_range(one, part) for one in inside.split(",")] for inside in pieces[1::2]]
+    ranges = [[_range(text, part) for text in inside.split(",")] for inside in pieces[1::2]]
     count = math.prod(sum(last - first + 1 for first, last, _ in choices) for choices in ranges)
     if count > room:
         raise InputError(
@@ -138,7 +142,7 @@ def _expanded(part: str, *, room: int) -> Iterator[str]:
 
 
 def _range(text: str, part: str) -> tuple[int, int, int]:
-    """First and last number, and how many digits they are written with."""
+    """Return the first and last number, and the number of digits they are written with."""
     match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text.strip())
     first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
     if match is None or last < first:
@@ -150,7 +154,8 @@ def _range(text: str, part: str) -> tuple[int, int, int]:
 def read_topology(
     text: str, file: str, given: HostFacts, uplink: float
 ) -> tuple[list[FoundNode], list[FoundSwitch]]:
-    """The tree of a ``topology.conf``; ``uplink`` is every switch's bandwidth upwards."""
+    """Return nodes and switches of a ``topology.conf``; ``uplink`` is every switch's bandwidth
+    upwards in bytes/s."""
     hosts: dict[str, tuple[str, ...]] = {}
     below: dict[str, tuple[str, ...]] = {}
     problems = []
@@ -175,7 +180,7 @@ def read_topology(
             problems or [Problem(file=file, expected="at least one switch", found="none")]
         )
     parent = {child: name for name, children in below.items() for child in children}
-    every = tuple(dict.fromkeys(host for members in hosts.values() for host in members if host))
+    all_hosts = tuple(dict.fromkeys(host for members in hosts.values() for host in members if host))
     top = [name for name in hosts if name not in parent]
     switches = [
         FoundSwitch(
@@ -187,4 +192,4 @@ def read_topology(
         for name, members in hosts.items()
         if name not in top or len(top) > 1
     ]
-    return given.nodes(dict.fromkeys(every, given.per_host)), switches
+    return given.nodes(dict.fromkeys(all_hosts, given.per_host)), switches

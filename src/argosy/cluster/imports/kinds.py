@@ -1,5 +1,5 @@
-"""Which kind the devices of a host are: as the user says, or as a scheduler's name for their type
-tells."""
+"""Determine the kind of a host's devices: as the user states it, or from a scheduler's name for
+their type."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from argosy.errors import bad_input
 
 @dataclass(frozen=True, kw_only=True)
 class Kinds:
-    """The kinds that ``--kind`` gives: one for all devices, or one for a type or for the hosts of a
-    pattern."""
+    """A set of kinds that ``--kind`` gives: one for all devices, or one for a type or for the hosts
+    of a pattern."""
 
     everywhere: str | None = None
     by_name: tuple[tuple[str, str], ...] = ()
-    """(type or pattern of hosts, kind)."""
+    """Pairs of type or pattern of hosts, and kind."""
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Kinds:
-        """``A100-80GB`` for all, ``a100=A100-80GB`` for a type, ``gpu0*=A100-80GB`` for hosts."""
+        """Return the kinds of texts: ``A100-80GB`` for all, ``a100=A100-80GB`` for a type,
+        ``gpu0*=A100-80GB`` for hosts."""
         everywhere = [text for text in texts if "=" not in text]
         if len(everywhere) > 1:
             expected = (
@@ -37,9 +38,9 @@ class Kinds:
         )
 
     def of(self, host: str, card: str = "") -> str:
-        """The kind of the devices of a host; ``card`` is what a scheduler calls their type.
+        """Return the kind of the devices of a host; ``card`` is a scheduler's name for their type.
 
-        A kind for all devices stands for a type that may mean it, or that the catalogue does not
+        A kind for all devices applies to a type that may mean it, or that the catalogue does not
         have.
         """
         for name, kind in self.by_name:
@@ -51,17 +52,19 @@ class Kinds:
         if len(choices) == 1:
             return choices[0]
         if not card:
-            raise bad_input("--kind with the kind of the devices, such as A100-80GB: the file does not say",
-                            where="--kind")  # fmt: skip
+            expected = "--kind with the kind of the devices, such as A100-80GB"
+            raise bad_input(f"{expected}: the file does not say", where="--kind")
         known = f"; {card} may be {', '.join(choices[:4])}" if choices else ""
         example = choices[0] if choices else "A100-80GB"
-        raise bad_input(f"--kind {card}={example}, or another kind of the catalogue{known}",
-                        f"{card} on {host}", where="--kind")  # fmt: skip
+        expected = f"--kind {card}={example}, or another kind of the catalogue{known}"
+        raise bad_input(expected, f"{card} on {host}", where="--kind")
 
 
 def kinds_called(name: str) -> tuple[str, ...]:
-    """The kinds of the catalogue that a name may mean: the one with most words in common that has
-    no other words, as a driver writes them; else all whose words contain those of the name.
+    """Return the kinds of the catalogue that a name may mean.
+
+    If all words of some kinds are in the name, as drivers write them, the one with most words is
+    returned; else all kinds whose words contain those of the name.
 
     >>> kinds_called("nvidia_a100-sxm4-80gb"), kinds_called("t4"), kinds_called("a100")[:2]
     (('A100-80GB',), ('T4',), ('A100-40GB', 'A100-80GB'))
@@ -75,5 +78,6 @@ def kinds_called(name: str) -> tuple[str, ...]:
 
 
 def words_of(name: str) -> set[str]:
-    """Lower-case runs of letters and digits; ``RTX A6000`` and ``RTX-A6000`` have the same."""
+    """Return the lower-case runs of letters and digits; equal for ``RTX A6000`` and
+    ``RTX-A6000``."""
     return set(re.findall(r"[a-z0-9]+", name.lower().replace("geforce", "").replace(" ti", "ti")))

@@ -1,13 +1,14 @@
-"""One node as NCCL's topology file or ``nvidia-smi topo -m`` shows it.
+"""Read one node from NCCL's topology file or from ``nvidia-smi topo -m``.
 
     (1)  PCIe     GT/s x lanes / 8 x 128/130 from 8 GT/s on, x 8/10 below
-    (2)  NVLink   links of a device x 25 GB/s each way (20 on Pascal, 14 at compute capability 8.6, 50 from 10.0 on)
-    (3)  NIC      the fastest of the node's network devices, and how many are as fast
+    (2)  NVLink   links of a device x 25 GB/s each way (20 on Pascal, 14 at compute capability 8.6,
+                  50 from 10.0 on)
+    (3)  NIC      the fastest of the node's network devices, and how many are equally fast
 
 NCCL writes speeds of network devices in Mbit/s, and the compute capability of each device, which
-hints at its kind. Files that people write for it (``NCCL_TOPO_FILE``) may have bare slots instead,
-a card being one of class 0x03: then NVLink is not known, and a kind must be given. ``nvidia-smi``
-writes neither kinds nor NIC speeds; ``nvidia-smi -L`` in the same file says the kinds.
+suggests its kind. Files that people write for it (``NCCL_TOPO_FILE``) may have bare slots instead,
+in which a card has class 0x03: then NVLink is unknown, and a kind must be given. ``nvidia-smi``
+writes neither kinds nor NIC speeds; ``nvidia-smi -L`` in the same file adds the kinds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from collections import Counter
 from argosy.cluster.imports.found import FoundMedium, FoundNode, catalogue_kind
 from argosy.errors import InputError, Problem
 
+# Bytes/s of one NVLink each way, by compute capability (2).
 _NVLINK = {60: 20e9, 70: 25e9, 75: 25e9, 80: 25e9, 86: 14e9, 90: 25e9, 100: 50e9}
+# Most common device kind of each compute capability.
 _USUAL_KIND = {
     60: "P100",
     70: "V100-16GB",
@@ -29,16 +32,17 @@ _USUAL_KIND = {
     89: "L40S",
     90: "H100-80GB",
 }
+# Expected value of an attribute that counts.
 _WHOLE = "a whole number, at least 0"
 _PCIE_GUESS = 25e9
-"""Bytes/s where the file does not say: PCIe 4.0 with 16 lanes, less its overhead."""
+"""Bytes/s if the file does not state it: PCIe 4.0 with 16 lanes, less its overhead."""
 
 
 def read_nccl(
     text: str, file: str, *, host: str, kind: str | None, nic: float | None = None
 ) -> FoundNode:
-    """A node from the XML that NCCL writes to ``NCCL_TOPO_DUMP_FILE``, or reads from
-    ``NCCL_TOPO_FILE``; ``nic`` is used where it tells no speed of a network device."""
+    """Return a node from the XML that NCCL writes to ``NCCL_TOPO_DUMP_FILE`` or reads from
+    ``NCCL_TOPO_FILE``; ``nic`` is used if it has no speed of a network device."""
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise InputError(
             [Problem(file=file, found="a document type", expected="plain XML, as NCCL writes it")]
@@ -69,29 +73,30 @@ def read_nccl(
         expected = "a compute capability that is known, or --kind"
         raise InputError([Problem(file=file, path="gpu.sm", found=str(unknown), expected=expected)])
     links = [sum(_whole(link, "count", file, 1) for link in card.iter("nvlink")) for card in cards]
-    media = [FoundMedium(name="nvlink", bandwidth=min(links) * _NVLINK.get(capabilities[0], 25e9), latency=3e-6,
-                         note=f"{min(links)} links")] if min(links) else []  # fmt: skip
+    media = []
+    if min(links):
+        bandwidth = min(links) * _NVLINK.get(capabilities[0], 25e9)
+        note = f"{min(links)} links"
+        media.append(FoundMedium(name="nvlink", bandwidth=bandwidth, latency=3e-6, note=note))
     media.append(FoundMedium(name="pcie", bandwidth=_pcie(root, file), latency=5e-6))
-    told = (
-        "" if root.find(".//gpu") is not None else "the file does not tell whether there is NVLink"
+    remark = (
+        "" if root.find(".//gpu") is not None else "the file does not state whether there is NVLink"
     )
-    guessed = (
-        told
-        if kind
-        else f"kinds guessed from compute capability {', '.join(map(str, sorted(set(capabilities))))}"
-    )
+    if not kind:
+        distinct = ", ".join(map(str, sorted(set(capabilities))))
+        remark = f"kinds guessed from compute capability {distinct}"
     return FoundNode(
         hosts=(host,),
         devices=tuple(Counter(name for name in kinds if name).items()),
         intra=tuple(media) if len(cards) > 1 else (),
         nic=_nics([_whole(net, "speed", file) * 1e6 / 8 for net in root.iter("net")])
         or ((nic, 1) if nic else None),
-        note=guessed,
+        note=remark,
     )
 
 
 def _whole(element: ElementTree.Element, name: str, file: str, missing: int = 0) -> int:
-    """An attribute that counts something, or tells Mbit/s."""
+    """Return an attribute that is a count or a number of Mbit/s."""
     text = element.get(name, "")
     if text and re.fullmatch(r"[0-9]{1,9}", text) is None:
         raise InputError(
@@ -105,7 +110,7 @@ def _whole(element: ElementTree.Element, name: str, file: str, missing: int = 0)
 
 
 def _pcie(root: ElementTree.Element, file: str) -> float:
-    """(1) of the narrowest slot that a card sits in."""
+    """Return the bytes/s (1) of the narrowest slot that a card sits in."""
     rates = []
     for slot in root.iter("pci"):
         if slot.find("gpu") is None and not slot.get("class", "").startswith("0x03"):
@@ -119,7 +124,7 @@ def _pcie(root: ElementTree.Element, file: str) -> float:
 
 
 def _nics(rates: list[float]) -> tuple[float, int] | None:
-    """(3)."""
+    """Return the bytes/s and the count of NICs (3); None if there is none."""
     fastest = max(rates, default=0.0)
     return (fastest, sum(rate == fastest for rate in rates)) if fastest else None
 
@@ -127,8 +132,8 @@ def _nics(rates: list[float]) -> tuple[float, int] | None:
 def read_nvidia_smi(
     text: str, file: str, *, host: str, kind: str | None, nic: float | None
 ) -> FoundNode:
-    """A node from ``nvidia-smi topo -m``, with ``nvidia-smi -L`` before or after it where the kinds
-    are to be known."""
+    """Return a node from ``nvidia-smi topo -m``; its kinds are found if ``nvidia-smi -L`` is before
+    or after it."""
     table = [
         line.replace("\x1b[4m", "").replace("\x1b[0m", "").split() for line in text.splitlines()
     ]
@@ -141,8 +146,8 @@ def read_nvidia_smi(
     listed = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", text, re.M)
     kinds = [kind] * len(names) if kind else [catalogue_kind(name) for name in listed]
     if len(kinds) != len(names) or None in kinds:
-        strange = [name for name in listed if catalogue_kind(name) is None]
-        found = f'"{strange[0]}"' if strange else f"{len(listed)} names of cards"
+        unknown = [name for name in listed if catalogue_kind(name) is None]
+        found = f'"{unknown[0]}"' if unknown else f"{len(listed)} names of cards"
         expected = "nvidia-smi -L of the same node with kinds of the catalogue, or --kind"
         raise InputError([Problem(file=file, found=found, expected=expected)])
     pairs = [cell for row in cells.values() for cell in row if cell not in ("X", "N/A")]

@@ -1,11 +1,10 @@
-"""Slurm's own listings of nodes: ``scontrol show node``, ``sinfo`` with GRES, and lists of hosts.
+"""Read Slurm's own listings of nodes: ``scontrol show node``, ``sinfo`` with GRES, and lists of
+hosts.
 
-``scontrol`` writes ``Key=Value`` words, a node from every ``NodeName=`` on. ``sinfo -N -o "%N %G"``
+``scontrol`` writes ``Key=Value`` words; every ``NodeName=`` begins a node. ``sinfo -N -o "%N %G"``
 writes a table with the columns NODELIST and GRES, or with ``-h`` the rows alone. A list of hosts
-(``$SLURM_JOB_NODELIST``) has neither devices nor kinds: the user says them. Nothing else is taken
-for hosts.
-
-Generic resources look like ``gpu:a100:8(S:0-1),nvme:2``: name, type where there is one, count,
+(``$SLURM_JOB_NODELIST``) has neither devices nor kinds, so the user gives them. Any other text is
+rejected. Generic resources look like ``gpu:a100:8(S:0-1),nvme:2``: name, optional type, count,
 sockets in brackets.
 """
 
@@ -19,15 +18,20 @@ from argosy.cluster.imports.found import FoundNode
 from argosy.cluster.imports.hosts import HOST, HostFacts, expand_hosts
 from argosy.errors import InputError, Problem, bad_input
 
-_GONE = ("DOWN", "DRAIN", "FAIL", "FUTURE")
+_UNAVAILABLE = ("DOWN", "DRAIN", "FAIL", "FUTURE")
 """Beginnings of states in which a node takes no jobs."""
+# Largest number of nodes that a comment names.
 _SHOWN = 8
-_EXPECTED = 'what `scontrol show node` or `sinfo -N -o "%N %G"` prints, or a list of hosts such as gpu[01-04]'
+# Texts that can be read, for error messages.
+_EXPECTED = (
+    'what `scontrol show node` or `sinfo -N -o "%N %G"` prints, '
+    "or a list of hosts such as gpu[01-04]"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A node as Slurm lists it."""
+    """A node that Slurm lists."""
 
     name: str
     gres: str
@@ -37,7 +41,7 @@ class Listed:
 
 
 def read_slurm(text: str, file: str, given: HostFacts) -> list[FoundNode]:
-    """The nodes with GPUs that take jobs; the others are named in a comment."""
+    """Return the nodes with GPUs that take jobs; the others are named in a comment."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and all(re.fullmatch(r"[^\s=|]+", line) for line in lines) and "NODELIST" not in lines:
         hosts = expand_hosts(",".join(lines))
@@ -51,22 +55,22 @@ def read_slurm(text: str, file: str, given: HostFacts) -> list[FoundNode]:
 
 
 def _check_hosts(hosts: list[str], file: str) -> None:
-    strange = next((host for host in hosts if re.fullmatch(HOST, host) is None), None)
-    if strange is not None or not hosts:
-        found = "no host" if strange is None else f'"{strange[:40]}"'
+    invalid = next((host for host in hosts if re.fullmatch(HOST, host) is None), None)
+    if invalid is not None or not hosts:
+        found = "no host" if invalid is None else f'"{invalid[:40]}"'
         raise InputError([Problem(file=file, found=found, expected=_EXPECTED)])
 
 
 def _by_name(nodes: Iterator[Listed]) -> dict[str, Listed]:
-    """Nodes in several partitions are listed several times."""
-    found: dict[str, Listed] = {}
+    """Return each node once; nodes in several partitions are listed several times."""
+    by_name: dict[str, Listed] = {}
     for node in nodes:
-        found.setdefault(node.name, node)
-    return found
+        by_name.setdefault(node.name, node)
+    return by_name
 
 
 def _shown(text: str, file: str) -> Iterator[Listed]:
-    """``scontrol show node``, with or without ``-o``."""
+    """Yield the nodes of ``scontrol show node``, with or without ``-o``."""
     before, *blocks = re.split(r"(?:^|(?<=\s))NodeName=", text)
     if before.strip():
         raise InputError([Problem(file=file, found=f'"{before.strip()[:40]}"', expected=_EXPECTED)])
@@ -87,7 +91,8 @@ def _shown(text: str, file: str) -> Iterator[Listed]:
 
 
 def _table(lines: list[str], file: str) -> Iterator[Listed]:
-    """``sinfo`` with the columns NODELIST and GRES; other columns are left alone."""
+    """Yield the nodes of ``sinfo`` with the columns NODELIST and GRES; other columns are
+    ignored."""
     rows = [re.split(r"\s*\|\s*|\s+", line) for line in lines]
     head = next((row for row in rows if "NODELIST" in row), None)
     if head is not None and "GRES" not in head:
@@ -113,12 +118,14 @@ def _table(lines: list[str], file: str) -> Iterator[Listed]:
 
 
 def _grouped(listed: dict[str, Listed], file: str, given: HostFacts) -> list[FoundNode]:
-    """Nodes with the same devices and CPUs form an entry."""
+    """Return an entry for each group of nodes with the same devices and CPUs."""
     groups: dict[tuple[tuple[tuple[str, int], ...], tuple[str, ...], int | None], list[Listed]] = {}
     without, gone = [], []
     for node in listed.values():
         cards = gpus_of(node.gres, file)
-        if any(flag.startswith(_GONE) for flag in re.split(r"[+*~#!%$@^-]", node.state.upper())):
+        if any(
+            flag.startswith(_UNAVAILABLE) for flag in re.split(r"[+*~#!%$@^-]", node.state.upper())
+        ):
             gone.append(node.name)
         elif not cards:
             without.append(node.name)
@@ -127,16 +134,18 @@ def _grouped(listed: dict[str, Listed], file: str, given: HostFacts) -> list[Fou
             resources = tuple(f"gpu:{card}" if card else "gpu" for card, _ in cards)
             groups.setdefault((devices, resources, node.cpus), []).append(node)
     if not groups:
-        others = f"{len(without)} nodes without GPUs and {len(gone)} that take no jobs"
-        raise InputError([Problem(file=file, found=others, expected="at least one node with GPUs")])
+        rejected = f"{len(without)} nodes without GPUs and {len(gone)} that take no jobs"
+        raise InputError(
+            [Problem(file=file, found=rejected, expected="at least one node with GPUs")]
+        )
     notes = [_note("without GPUs", without), _note("takes no jobs", gone)]
-    found: list[FoundNode] = []
+    entries: list[FoundNode] = []
     for (devices, resources, cpus), members in groups.items():
         entry = given.node(tuple(member.name for member in members), devices)
         addresses = tuple(member.address for member in members)
-        note = "; ".join(filter(None, notes)) if not found else ""
-        found.append(replace(entry, addresses=addresses, cpus=cpus, gres=resources, note=note))
-    return found
+        note = "; ".join(filter(None, notes)) if not entries else ""
+        entries.append(replace(entry, addresses=addresses, cpus=cpus, gres=resources, note=note))
+    return entries
 
 
 def _note(why: str, names: list[str]) -> str:
@@ -145,8 +154,8 @@ def _note(why: str, names: list[str]) -> str:
 
 
 def gpus_of(gres: str, file: str = "") -> tuple[tuple[str, int], ...]:
-    """The GPUs among generic resources, each type with its number; the type is empty where none is
-    said.
+    """Return the GPUs among generic resources, each type with its count; the type is empty if none
+    is stated.
 
     >>> gpus_of("gpu:a100:8(S:0-1),nvme:2"), gpus_of("gpu:4"), gpus_of("(null)")
     ((('a100', 8),), (('', 4),), ())

@@ -1,7 +1,7 @@
-"""Errors of a user's own program, said with the line that they came through.
+"""Turn errors of a user's own program into input errors that name the line they came from.
 
-A user's file, its ``build``, its model and its loss run inside ours and may raise anything;
-whatever it is, it becomes an ``InputError`` that names the line. Needs no torch.
+A user's file, its ``build``, its model and its loss run inside Argosy and may raise anything; every
+such exception becomes an ``InputError`` that names the line. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def _libraries() -> tuple[str, ...]:
 
 
 LIBRARIES = _libraries()
-"""Frames of torch and of this package say nothing to a user."""
+"""Folders of torch and of this package, whose frames mean nothing to a user."""
 INSTALLED = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
-"""Where a model may come from that the user did not write."""
+"""Folders of installed packages: a model in them was not written by the user."""
 CONTENTS = (
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -37,13 +37,13 @@ CONTENTS = (
     ".numpy() is not supported",
     "data_ptr",
 )
-"""Names or words of errors that come from looking into a tensor."""
+"""Names or words of errors that are raised when a program reads the contents of a tensor."""
 
 
 @contextmanager
 def blamed(name: str, *, expected: str, suggestion: str | None = None) -> Iterator[None]:
-    """Whatever the user's program raises is an input error; ``name`` is where, if no line of theirs
-    is known."""
+    """Turn any exception of the user's program inside the block into an ``InputError``; ``name`` is
+    its place if no line of the user is known."""
     try:
         yield
     except ArgosyError:
@@ -58,12 +58,12 @@ def blamed(name: str, *, expected: str, suggestion: str | None = None) -> Iterat
 
 
 def _problem(error: Exception, name: str, expected: str, suggestion: str | None) -> Problem:
-    what = str(error).strip().split("\n")[0] or type(error).__name__
+    message = str(error).strip().split("\n")[0] or type(error).__name__
     if isinstance(error, SyntaxError):
         where = name if error.filename is None else f"{error.filename}:{error.lineno}"
         return Problem(
             expected=expected,
-            found=f"{type(error).__name__} ({what})",
+            found=f"{type(error).__name__} ({message})",
             path=where,
             suggestion=suggestion,
         )
@@ -75,13 +75,13 @@ def _problem(error: Exception, name: str, expected: str, suggestion: str | None)
     called = (
         f", called at {own.filename}:{own.lineno}" if own is not None and own is not frame else ""
     )
-    found = f"{type(error).__name__}{line} ({what}){called}"
+    found = f"{type(error).__name__}{line} ({message}){called}"
     return Problem(expected=expected, found=found, path=where, suggestion=suggestion)
 
 
 def _user_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """Frames that are neither torch's nor ours; a library's model (transformers) counts as the
-    user's."""
+    """Return the frames that are neither torch's nor Argosy's; a library's model (transformers)
+    counts as the user's."""
     return [
         frame
         for frame in traceback.extract_tb(trace)
@@ -90,19 +90,19 @@ def _user_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
 
 
 def running_line() -> str:
-    """``file:line`` of the innermost user frame of the stack as it is now, or nothing."""
+    """Return ``file:line`` of the innermost user frame of the current stack, or an empty text."""
     frames = [f for f in traceback.extract_stack() if not f.filename.startswith((*LIBRARIES, "<"))]
     own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)] or frames
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def stack_line(stack: str | None) -> str:
-    """``file:line`` of the innermost user frame of a recorded stack, or nothing."""
-    found = ""
+    """Return ``file:line`` of the innermost user frame of a recorded stack, or an empty text."""
+    innermost = ""
     for line in (stack or "").splitlines():
         text = line.strip()
         if text.startswith('File "') and not text[6:].startswith((*LIBRARIES, "<")):
             file, _, rest = text[6:].partition('"')
             number = rest.removeprefix(", line ").partition(",")[0]
-            found = f"{file}:{number}"
-    return found
+            innermost = f"{file}:{number}"
+    return innermost

@@ -1,24 +1,26 @@
-"""A few operations written as smaller ones at capture, so that every one that is left splits over
-samples exactly.
+"""Rewrite a few operations as smaller ones at capture, so that each splits exactly over samples.
 
-An average over a tensor that is cut into unequal parts is not the average of averages, so averages
+The average over a tensor that is cut into unequal parts is not the average of averages, so averages
 become a sum and a division by the whole count:
 
     (1)  mean(x)                 = sum(x) / count
-    (2)  nll_loss(mean)          = nll_loss(sum) / weight that was counted, which depends on the targets alone
-    (3)  batch_norm in training = sums of x and of (x - mean)^2 over samples and positions, then
+    (2)  nll_loss(mean)          = nll_loss(sum) / weight that was counted, which depends on the
+         targets alone
+    (3)  batch_norm in training  = sums of x and of (x - mean)^2 over samples and positions, then
          pointwise
     (4)  its backward            = two sums over samples and positions, then pointwise
-    (7)  other losses            = the loss of every element, then (1) or a sum
-    (8)  copies and writes into parts of complex tensors, which torch cannot differentiate = what it
-         can
 
-so that a normalisation over the batch is synchronised by nothing more than the sums becoming
-global. Random masks
-(5) become ``argosy.bernoulli`` and other random numbers (6) functions of ``argosy.uniform``, both
-    functions of (seed,
-place in the program, position of the element) alone: every plan, on every number of ranks, draws
-the same numbers, and a rank draws only its shard.
+So a normalisation over the batch is synchronised as soon as its sums are global. Other rewritings:
+
+    (5)  random masks            = ``argosy.bernoulli``
+    (6)  other random numbers    = functions of ``argosy.uniform``
+    (7)  other losses            = the loss of every element, then (1) or a sum
+    (8)  copies and writes into parts of complex tensors, which torch cannot differentiate, =
+         operations that it can
+
+``argosy.bernoulli`` and ``argosy.uniform`` depend only on the seed, the place in the program and
+the position of the element. So every plan, on any number of ranks, draws the same numbers, and a
+rank draws only its shard.
 """
 
 from __future__ import annotations
@@ -36,13 +38,14 @@ aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
 """Values of ATen's ``reduction`` argument."""
 
+# Numbers of the random masks of the capture that runs, in order.
 _mask_count: ContextVar[Iterator[int]] = ContextVar("mask_count")
 
 
 @torch.library.custom_op("argosy::bernoulli", mutates_args=())
 def bernoulli(like: Tensor, keep: float, place: int) -> Tensor:
-    """Ones with probability ``keep``, else zeros; replaced by the runtime, which knows seed and
-    shard."""
+    """Return ones with probability ``keep``, else zeros; the runtime, which has seed and shard,
+    replaces this operation."""
     raise NotImplementedError("argosy::bernoulli is drawn by the runtime")
 
 
@@ -53,8 +56,8 @@ def _(like: Tensor, keep: float, place: int) -> Tensor:
 
 @torch.library.custom_op("argosy::uniform", mutates_args=())
 def uniform(like: Tensor, place: int) -> Tensor:
-    """Random numbers between 0 and 1, both excluded; replaced by the runtime, which knows seed and
-    shard."""
+    """Return random numbers between 0 and 1, both excluded; the runtime, which has seed and shard,
+    replaces this operation."""
     raise NotImplementedError("argosy::uniform is drawn by the runtime")
 
 
@@ -64,7 +67,7 @@ def _(like: Tensor, place: int) -> Tensor:
 
 
 def mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """(1)."""
+    """Return the mean of a tensor as a sum and a division (1)."""
     total: Tensor = aten.sum.default(x, dtype=dtype)
     return total / x.numel()
 
@@ -72,7 +75,7 @@ def mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
 def mean_dim(
     x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """(1)."""
+    """Return the mean over dims as a sum and a division (1)."""
     dims = dim or list(range(x.dim()))
     total: Tensor = aten.sum.dim_IntList(x, dims, keepdim, dtype=dtype)
     return total / math.prod(x.shape[d] for d in dims)
@@ -82,7 +85,7 @@ def _nll_forward(op: Callable[..., Any]) -> Callable[..., Any]:
     def forward(
         x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
     ) -> Any:
-        """(2)."""
+        """Compute a mean loss as a sum over the counted weight (2)."""
         if reduction != MEAN:
             return NotImplemented
         total, _ = op(x, target, weight, SUM, ignore)
@@ -93,7 +96,7 @@ def _nll_forward(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> Tensor:
-    """The number of targets that count, or the sum of their weights."""
+    """Return the number of targets that count, or the sum of their weights."""
     counts = (target != ignore).to(x.dtype)
     if weight is not None:
         counts = counts * weight[target.clamp(0, weight.shape[0] - 1)]
@@ -110,7 +113,7 @@ def _nll_backward(op: Callable[..., Any]) -> Callable[..., Any]:
         ignore: int,
         counted: Tensor,
     ) -> Any:
-        """(2)."""
+        """Compute the gradient of a mean loss by that of a sum (2)."""
         if reduction != MEAN:
             return NotImplemented
         return op(grad / counted, x, target, weight, SUM, ignore, counted)
@@ -130,38 +133,38 @@ def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -
 
 def _elementwise(op: Any, place: int) -> Callable[..., Any]:
     def loss(*given: Any) -> Any:
-        """(7)."""
+        """Compute a loss from the losses of all elements (7)."""
         defaults = [argument.default_value for argument in op._schema.arguments]
         arguments = (*given, *defaults[len(given) :])
         reduction = arguments[place]
         if reduction == NONE:
             return NotImplemented
-        each = op(*arguments[:place], NONE, *arguments[place + 1 :])
-        return mean(each) if reduction == MEAN else each.sum()
+        losses = op(*arguments[:place], NONE, *arguments[place + 1 :])
+        return mean(losses) if reduction == MEAN else losses.sum()
 
     return loss
 
 
 def _elementwise_backward(op: Callable[..., Any], place: int) -> Callable[..., Any]:
     def backward(grad: Tensor, x: Tensor, *arguments: Any) -> Any:
-        """(7)."""
+        """Compute the gradient of a loss from those of all elements (7)."""
         reduction = arguments[place]
         if reduction == NONE:
             return NotImplemented
-        each = (grad / x.numel() if reduction == MEAN else grad).expand_as(x)
-        return op(each, x, *arguments[:place], NONE, *arguments[place + 1 :])
+        gradients = (grad / x.numel() if reduction == MEAN else grad).expand_as(x)
+        return op(gradients, x, *arguments[:place], NONE, *arguments[place + 1 :])
 
     return backward
 
 
 def copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """(8)."""
+    """Return ``source`` with the shape and dtype of ``target`` (8)."""
     return source.to(target.dtype).expand(target.shape)
 
 
 def _scatter(op: Callable[..., Any]) -> Callable[..., Any]:
     def scatter(x: Tensor, source: Tensor, dim: int = 0, *place: Any) -> Any:
-        """(8)."""
+        """Write into a part of a complex tensor as two real ones (8)."""
         if not x.is_complex():
             return NotImplemented
         parts = op(torch.view_as_real(x), torch.view_as_real(source), dim % x.dim(), *place)
@@ -188,7 +191,8 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """(3): output, mean, 1/deviation, and the running averages after it."""
+    """Return output, mean, 1/deviation, and the running averages after a batch norm in training
+    (3)."""
     if not training:
         return NotImplemented
     count = x.numel() // x.shape[1]
@@ -218,7 +222,7 @@ def batch_norm_backward(
     eps: float,
     mask: list[bool],
 ) -> Any:
-    """(4)."""
+    """Return the gradients of input, weight and bias of a batch norm in training (4)."""
     if not training:
         return NotImplemented
     count = x.numel() // x.shape[1]
@@ -239,12 +243,12 @@ def _next_place() -> int:
 
 
 def bernoulli_p(like: Tensor, keep: float = 0.5, *, generator: None = None) -> Tensor:
-    """(5)."""
+    """Draw a random mask (5)."""
     return torch.ops.argosy.bernoulli(like, keep, _next_place())  # type: ignore[no-any-return]
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """(5)."""
+    """Apply dropout with a random mask (5)."""
     if train is False or p == 0:
         return x, torch.ones_like(x, dtype=torch.bool)
     if p == 1:
@@ -260,37 +264,37 @@ def _uniform(like: Tensor) -> Tensor:
 
 
 def _normal(like: Tensor) -> Tensor:
-    """The inverse of the normal distribution at uniform numbers; complex ones have a variance of 1,
-    too."""
+    """Return normal numbers, by the inverse of the normal distribution at uniform ones; complex
+    ones have a variance of 1 too."""
     if like.is_complex():
         return torch.complex(_normal(like.real), _normal(like.real)) * math.sqrt(0.5)
     return torch.erfinv(_uniform(like) * 2 - 1) * math.sqrt(2)
 
 
 def _made(size: list[int], options: dict[str, Any]) -> Tensor:
-    """A tensor that stands for a shape."""
+    """Return a tensor that stands for a shape."""
     return torch.empty(
         size, **{key: options[key] for key in ("dtype", "device") if options.get(key) is not None}
     )
 
 
 def rand(size: list[int], **options: Any) -> Tensor:
-    """(6)."""
+    """Draw uniform numbers (6)."""
     return _uniform(_made(size, options))
 
 
 def randn(size: list[int], **options: Any) -> Tensor:
-    """(6)."""
+    """Draw normal numbers (6)."""
     return _normal(_made(size, options))
 
 
 def rand_like(like: Tensor, **options: Any) -> Tensor:
-    """(6)."""
+    """Draw uniform numbers in the shape of a tensor (6)."""
     return _uniform(like if options.get("dtype") is None else like.to(options["dtype"]))
 
 
 def randn_like(like: Tensor, **options: Any) -> Tensor:
-    """(6)."""
+    """Draw normal numbers in the shape of a tensor (6)."""
     return _normal(like if options.get("dtype") is None else like.to(options["dtype"]))
 
 
@@ -302,29 +306,29 @@ def _whole_numbers(like: Tensor, low: int, high: int, dtype: torch.dtype | None)
 def randint_low(
     low: int, high: int, size: list[int], *, dtype: torch.dtype | None = None, **options: Any
 ) -> Tensor:
-    """(6)."""
+    """Draw whole numbers from ``low`` to below ``high`` (6)."""
     return _whole_numbers(_made(size, {**options, "dtype": torch.float64}), low, high, dtype)
 
 
 def randint(high: int, size: list[int], **options: Any) -> Tensor:
-    """(6)."""
+    """Draw whole numbers from 0 to below ``high`` (6)."""
     return randint_low(0, high, size, **options)
 
 
 def randint_like_low(
     like: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
-    """(6)."""
+    """Draw whole numbers from ``low`` to below ``high`` in the shape of a tensor (6)."""
     return _whole_numbers(like.to(torch.float64), low, high, like.dtype if dtype is None else dtype)
 
 
 def randint_like(like: Tensor, high: int, **options: Any) -> Tensor:
-    """(6)."""
+    """Draw whole numbers from 0 to below ``high`` in the shape of a tensor (6)."""
     return randint_like_low(like, 0, high, **options)
 
 
 def randperm(count: int, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    """(6)."""
+    """Draw a permutation (6)."""
     order: Tensor = _uniform(_made([count], {**options, "dtype": torch.float64})).argsort()
     return order.to(torch.int64 if dtype is None else dtype)
 
@@ -332,12 +336,12 @@ def randperm(count: int, *, dtype: torch.dtype | None = None, **options: Any) ->
 def normal_functional(
     like: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: None = None
 ) -> Tensor:
-    """(6)."""
+    """Draw normal numbers with a mean and a deviation in the shape of a tensor (6)."""
     return _normal(like) * std + mean
 
 
 def normal_tensors(mean: Any, std: Any = 1.0, *, generator: None = None) -> Tensor:
-    """(6)."""
+    """Draw normal numbers with means and deviations per element (6)."""
     like = mean + std
     drawn: Tensor = _normal(like) * std + mean
     return drawn
@@ -346,22 +350,22 @@ def normal_tensors(mean: Any, std: Any = 1.0, *, generator: None = None) -> Tens
 def uniform_between(
     like: Tensor, low: float = 0.0, high: float = 1.0, *, generator: None = None
 ) -> Tensor:
-    """(6)."""
+    """Draw uniform numbers between two bounds in the shape of a tensor (6)."""
     return _uniform(like) * (high - low) + low
 
 
 def exponential(like: Tensor, rate: float = 1.0, *, generator: None = None) -> Tensor:
-    """(6)."""
+    """Draw exponential numbers with a rate (6)."""
     return -torch.log(_uniform(like)) / rate
 
 
 def bernoulli_of(chance: Tensor, *, generator: None = None) -> Tensor:
-    """(6)."""
+    """Draw ones with the chances in a tensor, else zeros (6)."""
     return (_uniform(chance) < chance).to(chance.dtype)
 
 
 def bernoulli_tensor(like: Tensor, chance: Tensor, *, generator: None = None) -> Tensor:
-    """(6)."""
+    """Draw ones with the chances in a tensor, in the shape of another (6)."""
     return (_uniform(like if like.is_floating_point() else like.to(chance.dtype)) < chance).to(
         like.dtype
     )
@@ -370,7 +374,8 @@ def bernoulli_tensor(like: Tensor, chance: Tensor, *, generator: None = None) ->
 def multinomial(
     chances: Tensor, count: int, replacement: bool = False, *, generator: None = None
 ) -> Tensor:
-    """(6): the smallest of exponential numbers with these rates."""
+    """Draw indices with given chances, as the smallest of exponential numbers with these rates
+    (6)."""
     if replacement and count > 1:
         chances = chances.unsqueeze(-2).expand(*chances.shape[:-1], count, chances.shape[-1])
         return (chances / exponential(chances)).argmax(-1)
@@ -378,6 +383,7 @@ def multinomial(
     return chosen
 
 
+# Decompositions by operation, for ``make_fx``.
 TABLE: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean,
     aten.mean.dim: mean_dim,
@@ -434,7 +440,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
 
 @contextmanager
 def numbered_masks() -> Iterator[None]:
-    """Inside, random masks are numbered from 0 in the order in which the program draws them."""
+    """Number random masks inside the block from 0 in the order in which the program draws them."""
     token = _mask_count.set(iter(range(1 << 30)))
     try:
         yield

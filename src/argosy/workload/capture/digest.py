@@ -1,4 +1,4 @@
-"""Hashes of what decides the initial values of a model, without making them."""
+"""Hash what determines the initial values of a model, without making them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from argosy.workload.capture.initial import (
 
 
 def described(leaf: Any) -> bytes:
-    """The content of a value, the same in every process; of what is neither an array nor plain only
-    its type."""
+    """Return the content of a value, equal in every process; only the type of a value that is
+    neither an array nor plain."""
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
         return f"{leaf.dtype} {leaf.shape} ".encode() + leaf.tobytes()
     if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-        plain = (
-            leaf.detach().cpu().contiguous().clone()
-        )  # numpy keeps the storage that it is shown from being resized
+        # A copy, because numpy would prevent the storage of the original from being resized.
+        plain = leaf.detach().cpu().contiguous().clone()
         head = f"{plain.dtype} {tuple(plain.shape)} ".encode()
         return head + plain.reshape(-1).view(torch.uint8).numpy().tobytes()
     plain_types = (
@@ -47,7 +46,8 @@ def described(leaf: Any) -> bytes:
 
 
 def initial_digest(recording: Recording, module: nn.Module) -> str:
-    """A hash of all that decides the initial values of a module: if it is the same, so are they."""
+    """Return a hash of everything that determines the initial values of a module: equal hashes mean
+    equal values."""
     tensors = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -59,9 +59,8 @@ def initial_digest(recording: Recording, module: nn.Module) -> str:
         place = place_of(leaf) if is_recorded(leaf) else leaf
         if not isinstance(place, StorageWindow):
             return described(place)
-        number = numbers.setdefault(
-            place.storage, len(numbers)
-        )  # addresses differ between processes
+        # Storages are numbered, because addresses differ between processes.
+        number = numbers.setdefault(place.storage, len(numbers))
         return f"{number} {place.dtype} {place.shape} {place.stride} {place.offset}".encode()
 
     digest = hashlib.sha256()

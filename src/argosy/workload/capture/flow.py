@@ -1,28 +1,26 @@
-"""What a trace alone does not show of a step: where gradients stop, and backwards that the program
-wrote itself.
+"""Record what a trace alone does not show of a step: where gradients stop, and backwards that the
+program defines.
 
-A forward is written down as operations that torch differentiates again where it runs. For that to
-give the gradients of the program,
+A forward is written down as operations that torch differentiates again where it runs. To give the
+gradients of the program,
 
     (1)  an operation that read a tensor without passing gradients on to it (under ``no_grad``,
          after ``detach``) must not pass them on then. ``GradientFlow`` looks at every operation as
-         the program calls it and notes such pairs.
+         the program calls it and records such pairs.
     (2)  the backward of a ``torch.autograd.Function`` is traced where it is applied, on gradients
          that stand for those of the results, and ends in a mark that ``GraphWriter`` turns into an
          ``OwnGradient``.
-    (3)  checkpointing changes no value: a checkpointed function is called as it is. The plan
-         decides what is computed again.
+    (3)  checkpointing changes no value: a checkpointed function is called directly. The plan
+         determines what is computed again.
     (4)  a tensor that is changed in place under ``no_grad`` keeps its gradients: torch's cosine
-         similarity does so. It gets the mark of (2), with a backward that passes gradients on as
-         they are.
+         similarity does so. It gets the mark of (2), with a backward that passes gradients on
+         unchanged.
 
 A branch on a tensor that is made of numbers alone is taken, because the tensor is the same in every
-step.
-
-What cannot be written down is refused here: a generator of its own, a tensor changed that is
-neither a parameter nor a buffer, a tensor with gradients that is changed behind their back (through
-``.data``), a branch that a random number decides (one that it cannot change, such as layer drop
-with a rate of 0, is taken).
+step. The following cannot be written down and raises an ``InputError``: a generator of its own; a
+change of a tensor that is neither a parameter nor a buffer; a tensor with gradients that is changed
+through ``.data``; a branch that depends on a random number (a branch that no random number can
+change, such as layer drop with a rate of 0, is taken).
 """
 
 from __future__ import annotations
@@ -53,14 +51,15 @@ from argosy.workload.capture.write import NOTHING
 
 _CPU = torch.device("cpu")
 MOST_CONSTANT = 2**20
-"""Elements of a tensor that is neither parameter, buffer nor part of the batch."""
+"""Largest number of elements of a tensor that is neither parameter, buffer nor part of the
+batch."""
 
 
 @torch.library.custom_op("argosy::own_gradient", mutates_args=())
 def own_gradient(
     results: list[Tensor], inputs: list[Tensor], given: list[Tensor], gradients: list[Tensor]
 ) -> Tensor:
-    """(2): the mark after a backward."""
+    """Mark the end of a traced backward (2)."""
     return torch.empty(0)
 
 
@@ -72,15 +71,16 @@ def _(
 
 
 class GradientFlow(TorchDispatchMode):
-    """(1) and, if ``marked``, (4), for the operations while it is entered."""
+    """A mode that applies (1) and, if ``marked``, (4) to the operations while it is entered."""
 
     def __init__(self, recording: Recording | None, *, marked: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording, self.marked = recording, marked
         self.stopped: set[tuple[str, str]] = set()
-        """(Operation, what it reads without passing gradients on), by their names in the trace."""
+        """Pairs of an operation and a value that it reads without passing gradients on, by their
+        names in the trace."""
         self.carrying: dict[Node, bool] = {}
-        """Whether gradients go through what an operation makes."""
+        """Whether gradients go through the result of an operation."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -126,7 +126,8 @@ class GradientFlow(TorchDispatchMode):
         return result
 
     def _changed_without_gradients(self, function: Any, args: Any, kwargs: Any) -> list[Tensor]:
-        """(4): the tensors with gradients that an operation is about to change without them."""
+        """Return the tensors with gradients that an operation is about to change without them
+        (4)."""
         if not self.marked or torch.is_grad_enabled():
             return []
         changed: list[Tensor] = []
@@ -141,12 +142,13 @@ class GradientFlow(TorchDispatchMode):
         return changed
 
     def _carry(self, tensor: Tensor) -> None:
-        """Gradients go through a tensor whatever made it."""
+        """Record that gradients go through a tensor, whatever operation made it."""
         if isinstance(tensor, FunctionalTensor) and (node := node_of(tensor)) is not None:
             self.carrying[node] = True
 
     def _check_gradients(self, tensor: FunctionalTensor, node: Node) -> None:
-        """Refuse a tensor that has gradients, where what was written down of it passes none on."""
+        """Raise an ``InputError`` for a tensor that has gradients but whose recorded operations
+        pass none on."""
         if tensor.is_leaf:
             self.carrying[node] = True
         elif not self._carries(node):
@@ -161,9 +163,8 @@ class GradientFlow(TorchDispatchMode):
         todo = [node]
         while todo:
             now = todo[-1]
-            same = (
-                str(now.target) in NOTHING
-            )  # which the written graph leaves out, whoever detaches
+            # The written graph omits these operations, so they detach nothing.
+            same = str(now.target) in NOTHING
             read = [
                 part
                 for part in now.all_input_nodes
@@ -178,7 +179,7 @@ class GradientFlow(TorchDispatchMode):
         return self.carrying[node]
 
     def _valued(self, leaf: Any) -> Any:
-        """A tensor that the program holds besides its model, with its values."""
+        """Return a tensor that the program holds besides its model with its values."""
         if (
             self.recording is None
             or not isinstance(leaf, Tensor)
@@ -196,7 +197,7 @@ class GradientFlow(TorchDispatchMode):
 
     def _check(self, function: Any, args: Any, kwargs: Any) -> None:
         if kwargs.get("generator") is not None:
-            expected = "random numbers of torch's own generator, which every plan draws alike"
+            expected = "random numbers of torch's own generator, which are equal under every plan"
             raise _refused(f"generator= in {function}", expected, "leave generator= out")
         for target in _written(function, args, kwargs):
             if type(target) is Tensor:
@@ -206,14 +207,14 @@ class GradientFlow(TorchDispatchMode):
 
 
 def _written(function: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    """What an operation changes in place."""
+    """Yield the arguments that an operation changes in place."""
     for index, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield args[index] if index < len(args) else kwargs.get(argument.name)
 
 
 def _refused(found: str, expected: str, suggestion: str) -> InputError:
-    """An error at the line of the user's program that is running."""
+    """Return an error at the line of the user's program that is running."""
     return InputError(
         [
             Problem(
@@ -224,7 +225,7 @@ def _refused(found: str, expected: str, suggestion: str) -> InputError:
 
 
 def node_of(tensor: FunctionalTensor) -> Node | None:
-    """The operation or placeholder of the trace whose result a tensor is now."""
+    """Return the operation or placeholder of the trace whose result a tensor currently is."""
     mode = get_proxy_mode()
     if mode is None:
         return None
@@ -235,23 +236,23 @@ def node_of(tensor: FunctionalTensor) -> Node | None:
 
 
 def _known(tensor: Tensor, tracer: Any) -> Tensor | None:
-    """The value of a tensor that is made of numbers alone, such as a causal mask; None for any
-    other."""
+    """Return the value of a tensor that is made of numbers alone, such as a causal mask; None for
+    any other."""
     node = node_of(tensor) if isinstance(tensor, FunctionalTensor) else None
     if node is None:
         return None
-    found: dict[Node, Any] = {}
+    values: dict[Node, Any] = {}
     with _disable_current_modes(), torch.no_grad():
-        return found[node] if _compute(node, found, tracer) else None
+        return values[node] if _compute(node, values, tracer) else None
 
 
-def _compute(node: Node, found: dict[Node, Any], tracer: Any) -> bool:
-    """Run what a node of the trace needs and then itself, unless it depends on weights or the
-    batch, or is random."""
-    if node in found:
+def _compute(node: Node, values: dict[Node, Any], tracer: Any) -> bool:
+    """Run what a node of the trace needs and then the node; return False if it depends on weights
+    or the batch, or is random."""
+    if node in values:
         return True
     if node.op == "get_attr":
-        found[node] = getattr(tracer.root, str(node.target))
+        values[node] = getattr(tracer.root, str(node.target))
         return True
     tags = getattr(node.target, "tags", ())
     if (
@@ -260,20 +261,21 @@ def _compute(node: Node, found: dict[Node, Any], tracer: Any) -> bool:
         or "argosy" in str(node.target)
     ):
         return False
-    if not all(_compute(part, found, tracer) for part in node.all_input_nodes):
+    if not all(_compute(part, values, tracer) for part in node.all_input_nodes):
         return False
-    args = map_arg(node.args, found.__getitem__)
+    args = map_arg(node.args, values.__getitem__)
     kwargs = {
         key: _CPU if key == "device" else part
-        for key, part in map_arg(node.kwargs, found.__getitem__).items()
+        for key, part in map_arg(node.kwargs, values.__getitem__).items()
     }
-    found[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     return True
 
 
 @contextmanager
 def own_gradients(*, marked: bool) -> Iterator[None]:
-    """(2) and (3); without ``marked``, of a trace that holds the backward itself, (3) alone."""
+    """Apply (2) and (3) inside the block; only (3) without ``marked``, in a trace that holds the
+    backward itself."""
     plain = Function.apply.__func__  # type: ignore[attr-defined]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -296,35 +298,35 @@ def own_gradients(*, marked: bool) -> Iterator[None]:
 
 
 def _mark(cls: Any, args: tuple[Any, ...], made: Any) -> None:
-    """(2)."""
-    every = list(made) if isinstance(made, (tuple, list)) else [made]
-    results = [leaf for leaf in every if isinstance(leaf, Tensor) and leaf.requires_grad]
+    """Trace the backward of an applied function and end it in a mark (2)."""
+    outputs = list(made) if isinstance(made, (tuple, list)) else [made]
+    results = [leaf for leaf in outputs if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not results or not isinstance(results[0], FunctionalTensor):
         return
     node = results[0].grad_fn
     if not isinstance(node, BackwardCFunction) or any(
-        not isinstance(leaf, Tensor) for leaf in every
+        not isinstance(leaf, Tensor) for leaf in outputs
     ):
         found = f"the torch.autograd.Function {cls.__name__}"
         raise _refused(found, "a backward that can be traced", "write it with operations of torch")
     with torch.no_grad():
-        given = [torch.empty_like(leaf) for leaf in every]
-        found = node.apply(*given)
-        found = found if isinstance(found, tuple) else (found,)
+        given = [torch.empty_like(leaf) for leaf in outputs]
+        gradients = node.apply(*given)
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         pairs = [
             (a, g)
-            for a, g in zip(args, found, strict=False)
+            for a, g in zip(args, gradients, strict=False)
             if isinstance(a, Tensor) and a.requires_grad
         ]
         kept = [(a, g) for a, g in pairs if g is not None]
         torch.ops.argosy.own_gradient(
-            every, [a for a, _ in kept], given, [g.clone() for _, g in kept]
+            outputs, [a for a, _ in kept], given, [g.clone() for _, g in kept]
         )
 
 
 def _looked_up(ids: Tensor, weight: Tensor, *others: Any, **options: Any) -> Tensor:
-    """Bags of equal lengths as rows that are combined: as offsets they would depend on the order of
-    samples."""
+    """Return bags of equal lengths as rows that are combined: as offsets they would depend on the
+    order of samples."""
     names = (
         "offsets",
         "max_norm",
@@ -349,14 +351,14 @@ def _looked_up(ids: Tensor, weight: Tensor, *others: Any, **options: Any) -> Ten
 
 
 class Decided(TorchFunctionMode):
-    """Branches on a random number between 0 and 1: those whose outcome no number changes are taken,
-    others refused. Hooks on tensors are refused."""
+    """A mode that takes a branch on a random number between 0 and 1 if no number changes its
+    outcome, and raises an error for other such branches and for hooks on tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.drawn: dict[int, Tensor] = {}
-        """By ``id``, single numbers that are drawn between 0 and 1, and what they were compared
-        with."""
+        """Single numbers that are drawn between 0 and 1, and results of comparing them, by ``id``;
+        kept alive so that ids stay unique."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -387,6 +389,7 @@ class Decided(TorchFunctionMode):
         return result
 
 
+# Functions that turn a tensor into a number, on which programs branch.
 _BRANCHES = {Tensor.__bool__, Tensor.item, Tensor.__float__}
 _COMPARISONS: dict[Callable[..., Any], bool] = {
     **dict.fromkeys((Tensor.__lt__, Tensor.__le__, Tensor.lt, Tensor.le, torch.lt, torch.le), True),
@@ -394,4 +397,4 @@ _COMPARISONS: dict[Callable[..., Any], bool] = {
         (Tensor.__gt__, Tensor.__ge__, Tensor.gt, Tensor.ge, torch.gt, torch.ge), False
     ),
 }
-"""Whether each asks for the smaller."""
+"""Comparisons, with whether each tests for the smaller."""

@@ -1,12 +1,14 @@
-"""The forward alone, for whoever differentiates it himself, and for any number of samples.
+"""Capture the forward alone, for callers that differentiate it themselves, and for any number of
+samples.
 
 A capture holds sizes as numbers. ``capture_forward`` traces at three numbers of samples n and finds
 how each number of the graph depends on n:
 
     (1)  a size or count     a + b n
-    (2)  a factor            a, a n, a / n, or m / (m - 1) with m = a n (what a variance is corrected by)
+    (2)  a factor            a, a n, a / n, or m / (m - 1) with m = a n (the correction of a
+                             variance)
 
-from two of the captures; the third must agree. What the user detached stays detached.
+It fits them to two of the captures; the third must agree. What the user detached stays detached.
 """
 
 from __future__ import annotations
@@ -26,38 +28,38 @@ from argosy.workload.capture.trace import trace
 from argosy.workload.graph import Argument, Graph, GraphNode
 
 COUNTS = (2, 3, 5)
-"""Numbers of samples that are traced. None is 1, which would make sizes look alike that are not."""
+"""Numbers of samples that are traced. None is 1, which would make different sizes look equal."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A captured forward; numbers that depend on the samples are known for every number of them."""
+    """A captured forward that can be resized to any number of samples."""
 
     graph: Graph
-    """At ``COUNTS[0]`` samples."""
+    """The graph at ``COUNTS[0]`` samples."""
     others: tuple[Graph, ...]
-    """At the other counts."""
+    """The graphs at the other counts."""
     _resized: dict[tuple[int, int, int], tuple[GraphNode, ...]] = field(
         default_factory=dict, compare=False
     )
 
     def nodes(self, samples: int, total: int | None = None) -> tuple[GraphNode, ...]:
-        """The operations for so many samples of a batch of ``total``: sizes by the former, factors
-        by the latter."""
+        """Return the operations for ``samples`` of a batch of ``total``: sizes follow the former,
+        factors the latter."""
         return self._sized(-1, samples, total or samples)
 
     def own_gradient(self, number: int, samples: int, total: int) -> tuple[GraphNode, ...]:
-        """The operations of an ``OwnGradient``."""
+        """Return the operations of an ``OwnGradient``."""
         return self._sized(number, samples, total)
 
     def _sized(self, number: int, samples: int, total: int) -> tuple[GraphNode, ...]:
         key = (number, samples, total)
         if key not in self._resized:
             graphs = (self.graph, *self.others)
-            every = (
+            columns = (
                 graph.nodes if number < 0 else graph.own_gradients[number].nodes for graph in graphs
             )
-            rows = zip(*every, strict=True)
+            rows = zip(*columns, strict=True)
             self._resized[key] = tuple(_resized_node(row, samples, total) for row in rows)
         return self._resized[key]
 
@@ -68,9 +70,9 @@ class Forward:
         return tuple(_size(sizes, samples, self.graph.values[value].name) for sizes in shapes)
 
     def slopes(self, value: int) -> tuple[int, ...]:
-        """Per dim, by how much it grows with each sample."""
-        one, other = self.graph.values[value].shape, self.others[0].values[value].shape
-        return tuple((b - a) // (COUNTS[1] - COUNTS[0]) for a, b in zip(one, other, strict=True))
+        """Return, per dim, by how much it grows with each sample."""
+        fewer, more = self.graph.values[value].shape, self.others[0].values[value].shape
+        return tuple((b - a) // (COUNTS[1] - COUNTS[0]) for a, b in zip(fewer, more, strict=True))
 
 
 def capture_forward(
@@ -83,7 +85,7 @@ def capture_forward(
     recording: Recording | None = None,
     name: str = "program",
 ) -> Forward:
-    """The forward of ``loss(model, batch)``, whatever device the model is on."""
+    """Return the forward of ``loss(model, batch)``; the model may be on any device."""
     fake = FakeModel(model=model, loss=loss, batch=batch, recording=recording or Recording())
 
     def traced(count: int) -> Graph:
@@ -93,8 +95,8 @@ def capture_forward(
         return _alive(written.graph())
 
     first, *others = map(traced, COUNTS)
-    for other in others:
-        if [node.op for node in other.nodes] != [node.op for node in first.nodes]:
+    for graph in others:
+        if [node.op for node in graph.nodes] != [node.op for node in first.nodes]:
             found = f"{len(first.nodes)} operations with {COUNTS[0]} samples, other ones with more"
             raise InputError(
                 [
@@ -109,8 +111,8 @@ def capture_forward(
 
 
 def _alive(graph: Graph) -> Graph:
-    """Without what neither the loss nor a buffer needs, such as copies that only a backward would
-    read."""
+    """Return the graph without nodes that neither the loss nor a buffer needs, such as copies that
+    only a backward would read."""
     wanted = {graph.loss, *(after for _, after in graph.updates)}
     kept = []
     for node in reversed(graph.nodes):
@@ -138,8 +140,8 @@ def _resized_node(row: Sequence[GraphNode], samples: int, total: int) -> GraphNo
 
 @cache
 def _numbers(op: str) -> frozenset[int | str]:
-    """The arguments of an operation, by place and name, that are numbers to compute with and no
-    sizes."""
+    """Return the arguments of an operation, by place and name, that are numbers to compute with and
+    no sizes."""
     namespace, name, overload = op.split(".")
     schema = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema
     kinds = [str(argument.type).removeprefix("Optional[") for argument in schema.arguments]
@@ -148,7 +150,7 @@ def _numbers(op: str) -> frozenset[int | str]:
 
 
 def _fitted(parts: Sequence[Argument], samples: int, total: int, where: str) -> Argument:
-    """(1), (2) on one argument as it is in the three captures."""
+    """Return one argument for ``samples``, by (1) and (2) from the three captures."""
     first = parts[0]
     if isinstance(first, tuple):
         columns = zip(*parts, strict=True)
@@ -163,7 +165,7 @@ def _fitted(parts: Sequence[Argument], samples: int, total: int, where: str) -> 
 
 
 def _size(sizes: Sequence[int], samples: int, where: str) -> int:
-    """(1)."""
+    """Return a size (1)."""
     slope, rest = divmod(sizes[1] - sizes[0], COUNTS[1] - COUNTS[0])
     constant = sizes[0] - slope * COUNTS[0]
     if rest or any(constant + slope * n != size for n, size in zip(COUNTS, sizes, strict=True)):
@@ -172,7 +174,7 @@ def _size(sizes: Sequence[int], samples: int, where: str) -> int:
 
 
 def _factor(values: Sequence[float], samples: int, where: str) -> float:
-    """(2)."""
+    """Return a factor (2)."""
     for power in (1, -1):
         unit = [value / n**power for n, value in zip(COUNTS, values, strict=True)]
         if max(unit) - min(unit) <= 1e-12 * abs(unit[0]):

@@ -1,22 +1,22 @@
-"""A model built without its weights, and the weights made later, one at a time.
+"""Build a model without its weights, and make the weights later, one at a time.
 
 ``Recording`` lets a program build its model as usual, but keeps large tensors on the meta device:
-shapes without memory. It writes down every operation that made or changed their values. Random ones
-also run once on a scratch tensor of their shape, so that the generator goes through the same states
-as in an ordinary build, and its state before each is kept. ``materialise`` then replays, for the
-tensors asked for, what led to their values:
+shapes without memory. It records every operation that made or changed their values. Random
+operations also run once on a scratch tensor of their shape, so that the generator goes through the
+same states as in an ordinary build, and its state before each is kept. ``materialise`` then
+replays, for given tensors, what led to their values:
 
     (1)  the operations that wrote the storage of a tensor, and those that wrote what they read,
          backwards to the first
     (2)  in their order, each random one from its own state of its generator
 
-which gives the very bits of the ordinary build, on every rank, whatever it keeps of the model. What
-a program reads while it builds is materialised for it:
+This gives the same bits as the ordinary build, on every rank, whatever part of the model it keeps.
+Values that a program reads while it builds are materialised for it:
 
     (3)  tensors of up to ``SMALL`` elements exist at once
-    (4)  numbers, lists and arrays that are taken out of a recorded tensor, and operations that
-         write recorded values into a tensor that exists or cannot run without values, get it
-         replayed first
+    (4)  numbers, lists and arrays that are read from a recorded tensor are replayed first, and so
+         are the arguments of operations that write recorded values into a tensor that exists or
+         that cannot run without values
 
 ``build_fake`` runs a user's ``build`` in this way. Without a seed it draws no random numbers for
 large tensors.
@@ -39,12 +39,13 @@ from torch.utils._pytree import tree_iter, tree_map
 from argosy.errors import InputError, Problem
 from argosy.workload.capture.blame import blamed
 
+# Expected behaviour of ``build``, for error messages.
 BUILDS = "build() to return a model, a loss function and a batch"
 SMALL = 2**16
 """Elements up to which a tensor exists at once."""
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 _READING_INITIALISERS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
-"""Initialisers of ``nn.init`` that read values, which do nothing on the meta device."""
+"""Initialisers of ``nn.init`` that read values; they do nothing on the meta device."""
 _READERS = {
     getattr(Tensor, name)
     for name in (
@@ -58,12 +59,12 @@ _READERS = {
         "__index__",
     )
 } | {Tensor.__complex__, Tensor.__reduce_ex__, Tensor.__contains__, torch.equal, torch.allclose}
-"""What takes values out of tensors without an operation that could be recorded."""
+"""Functions that take values out of tensors without an operation that could be recorded."""
 
 
 @dataclass(frozen=True)
 class StorageWindow:
-    """A tensor as a window on a storage."""
+    """A tensor that is described as a window on a storage."""
 
     storage: int
     dtype: torch.dtype
@@ -74,15 +75,15 @@ class StorageWindow:
 
 @dataclass(eq=False)
 class Borrowed:
-    """A tensor that exists, as an argument of a recorded operation; copied before the program
-    changes it."""
+    """A tensor that exists and is an argument of a recorded operation; it is copied before the
+    program changes it."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One operation that wrote something."""
+    """A recorded operation that wrote something."""
 
     function: Any
     arguments: Any
@@ -90,28 +91,28 @@ class _Step:
     reads: frozenset[int]
     writes: tuple[int, ...]
     made: tuple[StorageWindow | None, ...]
-    """Its results, where they are new."""
+    """Results that are new; None for the others."""
     random_state: Tensor | None
 
 
 class Recording(TorchDispatchMode):
-    """While entered, large tensors are made on the meta device and what made them is written
-    down."""
+    """A mode that makes large tensors on the meta device while it is entered, and records what made
+    them."""
 
     def __init__(self, *, draws: bool = True) -> None:
-        """Without ``draws``, random operations on large tensors do not advance their generators:
-        for planning."""
+        """Create an empty recording; without ``draws``, random operations on large tensors do not
+        advance their generators, which is enough for planning."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws = draws
         self.steps: list[_Step] = []
         self.kept: dict[int, Tensor] = {}
-        """One tensor per recorded storage on the meta device: their addresses must not be used
-        again."""
+        """One tensor per recorded storage on the meta device, kept alive so that its address is not
+        used again."""
         self.alive: list[Tensor] = []
-        """Tensors that the program itself put on the meta device and that something recorded was
-        made like."""
+        """Tensors on the meta device that recorded operations read, kept alive for the same
+        reason."""
         self.borrowed: dict[int, list[Borrowed]] = {}
-        """By storage."""
+        """Borrowed tensors by storage."""
         self._reads = _Reads(self)
 
     def __enter__(self) -> Self:
@@ -131,7 +132,7 @@ class Recording(TorchDispatchMode):
             setattr(nn.init, name, original)
 
     def _initialise(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Write an initialiser down as one random operation."""
+        """Record an initialiser as one random operation."""
         if not tensor.is_meta or storage_of(tensor) not in self.kept:
             result: Tensor = original(tensor, *args, **kwargs)
             return result
@@ -149,9 +150,7 @@ class Recording(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if kwargs.get("device") not in (None, _META):
-            kwargs = _on_cpu(
-                kwargs
-            )  # whatever device the program names, values are made on the CPU
+            kwargs = _on_cpu(kwargs)  # values are made on the CPU, on any device of the program
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         recorded = [tensor for tensor in tensors if tensor.is_meta]
         changed = [
@@ -161,7 +160,7 @@ class Recording(TorchDispatchMode):
             return self._run(function, args, kwargs, changed)
         foreign = bool(recorded) and all(storage_of(tensor) not in self.kept for tensor in recorded)
         if foreign and kwargs.get("device", _META) == _META:
-            return function(*args, **kwargs)  # on the meta device because the program wants it so
+            return function(*args, **kwargs)  # the program itself uses the meta device
         if not tensors and not self._is_large(function, args, kwargs):
             return function(*args, **kwargs)
         if function is torch.ops.aten._local_scalar_dense.default or any(
@@ -171,8 +170,8 @@ class Recording(TorchDispatchMode):
         return self._record(function, args, kwargs, bool(tensors))
 
     def _is_large(self, function: Any, args: Any, kwargs: Any) -> bool:
-        """(3), of what is made from numbers alone. A program that asks for the meta device gets
-        it."""
+        """Return whether a tensor made from numbers alone is large (3); True if the program
+        requests the meta device."""
         if kwargs.get("device") == _META:
             return True
         try:
@@ -182,14 +181,15 @@ class Recording(TorchDispatchMode):
         return isinstance(result, Tensor) and result.numel() > SMALL
 
     def _run(self, function: Any, args: Any, kwargs: Any, changed: Sequence[Tensor]) -> Any:
-        """Run an operation on tensors that exist; recorded operations keep what they were given."""
+        """Run an operation on tensors that exist, after copying those that recorded operations
+        still need."""
         for tensor in changed:
             for held in self.borrowed.pop(storage_of(tensor), ()):
                 held.tensor = held.tensor.clone()
         return function(*args, **kwargs)
 
     def _with_values(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """(4)."""
+        """Return arguments with recorded tensors replaced by their values (4)."""
 
         def value(leaf: Any) -> Any:
             return self.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf
@@ -199,14 +199,14 @@ class Recording(TorchDispatchMode):
 
     def _record(self, function: Any, args: Any, kwargs: Any, has_tensors: bool) -> Any:
         meta_args, meta_kwargs = tree_map(_to_meta, (args, _without_generator(kwargs)))
-        asked = kwargs.get("device")
+        requested = kwargs.get("device")
         if "device" in kwargs or not has_tensors:
             meta_kwargs["device"] = _META
         try:
             result = function(*meta_args, **meta_kwargs)
         except (NotImplementedError, RuntimeError):
             return self._run(function, *self._with_values(args, kwargs), ())
-        if not has_tensors and asked == _META:
+        if not has_tensors and requested == _META:
             return result
         is_random = torch.Tag.nondeterministic_seeded in function.tags
         state = self._advance(function, args, kwargs) if is_random else None
@@ -242,8 +242,8 @@ class Recording(TorchDispatchMode):
         return held
 
     def _advance(self, function: Any, args: Any, kwargs: Any) -> Tensor:
-        """Run a random operation on scratch tensors of the same shapes; its generator's state
-        before."""
+        """Run a random operation on scratch tensors of the same shapes, and return the state of its
+        generator before it."""
         generator = kwargs.get("generator")
         state = torch.get_rng_state() if generator is None else generator.get_state()
         if not self.draws:
@@ -261,8 +261,8 @@ class Recording(TorchDispatchMode):
         return state
 
     def materialise(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Real tensors, on the CPU, with the values that the recorded program gave; real ones as
-        they are."""
+        """Return real tensors on the CPU with the values that the recorded program gave; existing
+        tensors are returned unchanged."""
         wanted = list(tensors)
         real: dict[int, Tensor] = {}
         with (
@@ -272,9 +272,9 @@ class Recording(TorchDispatchMode):
         ):
             for step in self.needed({storage_of(tensor) for tensor in wanted if tensor.is_meta}):
                 _replay(step, real)
-            return [self._found(tensor, real) for tensor in wanted]
+            return [self._real_tensor(tensor, real) for tensor in wanted]
 
-    def _found(self, tensor: Tensor, real: dict[int, Tensor]) -> Tensor:
+    def _real_tensor(self, tensor: Tensor, real: dict[int, Tensor]) -> Tensor:
         if not tensor.is_meta:
             return tensor
         if storage_of(tensor) not in real:
@@ -286,7 +286,7 @@ class Recording(TorchDispatchMode):
         return _window(real[storage_of(tensor)], place_of(tensor))
 
     def needed(self, storages: set[int]) -> Sequence[_Step]:
-        """(1): what led to the values in these storages."""
+        """Return the operations that led to the values in these storages (1)."""
         needed = []
         for step in reversed(self.steps):
             if not storages.isdisjoint(step.writes):
@@ -296,7 +296,7 @@ class Recording(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """(4): what takes values out of recorded tensors gets them."""
+    """A mode that gives values to functions which read them from recorded tensors (4)."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -313,17 +313,15 @@ class _Reads(TorchFunctionMode):
             and is_recorded(args[0])
             and isinstance(args[2], (bool, int, float))
         ):
-            args = (
-                args[0],
-                args[1],
-                torch.tensor(args[2], dtype=args[0].dtype),
-            )  # torch's own would have no value
+            # The tensor that torch would make of the number would have no value.
+            args = (args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype))
         return function(*args, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FakeModel:
-    """What ``build`` returned, its large tensors without contents, and how to make the contents."""
+    """A model that ``build`` returned with loss and batch, its large tensors without contents, and
+    the recording that makes the contents."""
 
     model: nn.Module
     loss: Callable[[nn.Module, Any], Tensor]
@@ -331,7 +329,7 @@ class FakeModel:
     recording: Recording
 
     def values(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter and buffer by name, with its initial contents, one at a time."""
+        """Yield each parameter and buffer by name, with its initial contents, one at a time."""
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             yield name, self.recording.materialise([tensor])[0].detach()
 
@@ -339,7 +337,7 @@ class FakeModel:
 def build_fake(
     build: Callable[[], tuple[nn.Module, Any, Any]], *, seed: int | None = None
 ) -> FakeModel:
-    """Run a user's ``build`` under a ``Recording``, from a seed where its initial values are
+    """Run a user's ``build`` under a ``Recording``, from a seed if its initial values are
     wanted."""
     recording = Recording(draws=seed is not None)
     with torch.random.fork_rng(devices=[]):
@@ -350,8 +348,8 @@ def build_fake(
 
 
 def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module, Any, Any]:
-    """What ``build`` returns; an ``InputError`` for what it raises and for anything else than it
-    should return."""
+    """Return what ``build`` returns; raise an ``InputError`` if it raises or returns anything else
+    than it should."""
     with blamed("build", expected=BUILDS), recording:
         built = build()
     match built:
@@ -366,8 +364,8 @@ def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module
 
 
 def _check_memory(model: nn.Module) -> None:
-    """Parameters of their own may not share memory: an optimizer would change each of them
-    twice."""
+    """Raise an ``InputError`` if two parameters share memory: an optimizer would change each of
+    them twice."""
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters():
         if parameter.numel() and (first := names.setdefault(storage_of(parameter), name)) != name:
@@ -383,7 +381,7 @@ def _kind(part: object) -> str:
 
 
 def _replay(step: _Step, real: dict[int, Tensor]) -> None:
-    """(2)."""
+    """Run a recorded operation again, from its own state of the generator (2)."""
 
     def value(leaf: Any) -> Any:
         if isinstance(leaf, Borrowed):
@@ -405,7 +403,7 @@ def _replay(step: _Step, real: dict[int, Tensor]) -> None:
 
 @contextlib.contextmanager
 def _from_state(state: Tensor | None, kwargs: dict[str, Any]) -> Iterator[None]:
-    """A random operation's own state of its generator, which is a copy."""
+    """Set the generator to a random operation's own state inside the block; the state is a copy."""
     if state is None:
         yield
         return
@@ -420,7 +418,8 @@ def _from_state(state: Tensor | None, kwargs: dict[str, Any]) -> Iterator[None]:
 
 
 def _laid_out(leaf: Tensor, place: StorageWindow) -> Tensor:
-    """Some operations lay out their result otherwise than they do on the meta device."""
+    """Return a result in the recorded layout: some operations use another layout than on the meta
+    device."""
     if tuple(leaf.stride()) == place.stride and leaf.storage_offset() == place.offset:
         return leaf
     return torch.empty_strided(place.shape, place.stride, dtype=leaf.dtype).copy_(leaf)
@@ -439,11 +438,12 @@ def _to_meta(leaf: Any) -> Any:
 
 
 def is_recorded(leaf: Any) -> bool:
+    """Return whether a value is a tensor on the meta device."""
     return isinstance(leaf, Tensor) and leaf.is_meta
 
 
 def _changed(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that an operation writes to."""
+    """Return the arguments that an operation writes to."""
     changed = []
     for index, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -452,11 +452,13 @@ def _changed(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage."""
     address: int = tensor.untyped_storage()._cdata
     return address
 
 
 def place_of(tensor: Tensor) -> StorageWindow:
+    """Return the window that a tensor is on its storage."""
     shape, stride, offset = (
         tuple(tensor.shape),
         tuple(tensor.stride()),
@@ -466,7 +468,7 @@ def place_of(tensor: Tensor) -> StorageWindow:
 
 
 def _window(real: Tensor, place: StorageWindow) -> Tensor:
-    """The same window on a real storage."""
+    """Return a window on a real storage."""
     if real.dtype != place.dtype:
         real = real.view(place.dtype)
     return real.as_strided(place.shape, place.stride, place.offset)

@@ -1,10 +1,10 @@
-"""The training step of a torch program as a ``Graph``.
+"""Trace the training step of a torch program as a ``Graph``.
 
 The forward, the loss and ``torch.autograd.grad`` run once on fake tensors under ``make_fx``,
-functionalised, with the few decompositions of ``decompose``. What comes out is cleaned (copies and
-detachments are nothing in a functional graph) and written as plain data. A forward alone, for
+functionalised, with the few decompositions of ``decompose``. The result is cleaned (copies and
+detachments do nothing in a functional graph) and written as plain data. A forward alone, for
 ``forward``, is traced in the same way; ``flow`` adds what its differentiation needs. Fake and
-functional tensors are private torch interfaces: this folder follows torch.
+functional tensors are private torch interfaces, so this folder depends on torch's version.
 """
 
 from __future__ import annotations
@@ -41,32 +41,35 @@ from argosy.workload.capture.initial import FakeModel, build_fake
 from argosy.workload.capture.write import GraphWriter, StepInputs
 from argosy.workload.graph import OWN_GRADIENT, Graph, Role
 
+# A user's function that returns model, loss function and batch.
 Build = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Tensor], Any]]
 
+# Expected behaviour of model and loss, for error messages.
 RUNS = "a model and a loss that run on the batch, forward and backward"
+# Suggestion for an error in a trace.
 ALONE = "if `loss(model, batch).backward()` works by itself, this operation cannot be traced"
 
 
 def capture(build: Build, *, name: str = "program") -> Graph:
-    """The training step of what ``build`` returns: (model, loss function, batch)."""
+    """Return the training step of what ``build`` returns: (model, loss function, batch)."""
     return capture_fake(build_fake(build), name=name)
 
 
 def capture_fake(fake: FakeModel, *, name: str = "program") -> Graph:
-    """The training step of a model that was already built without values; each module in the mode
-    it was left in."""
+    """Return the training step of a model that was built without values; each module keeps its
+    training or evaluation mode."""
     return trace(fake, name=name).graph()
 
 
 def num_samples(fake: FakeModel) -> int:
-    """The first dim of the batch's first tensor; 1 where it has none."""
+    """Return the first dim of the batch's first tensor; 1 if there is none."""
     first = next((leaf for leaf in tree_flatten(fake.batch)[0] if isinstance(leaf, Tensor)), None)
     return int(first.shape[0]) if first is not None and first.dim() else 1
 
 
 def with_samples(fake: FakeModel, count: int) -> FakeModel:
-    """The same model on the first samples of its batch: every tensor whose first dim is that of the
-    samples."""
+    """Return the model with the first ``count`` samples of its batch: every tensor whose first dim
+    is the number of samples is cut."""
     whole = num_samples(fake)
 
     def part(tensor: Tensor) -> Tensor:
@@ -84,8 +87,8 @@ def trace(
     device: torch.device | None = None,
     autocast: torch.dtype | None = None,
 ) -> GraphWriter:
-    """The step of a model as it was written; with ``samples``, every tensor of the batch has so
-    many rows."""
+    """Trace the step of a model and return its writer; with ``samples``, every tensor of the batch
+    has that many rows."""
     check_hooks(fake.model)
     device = torch.device("cpu") if device is None else device
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -127,8 +130,8 @@ def trace(
         gradients: list[Tensor | None] = [None] * len(trained)
         if not forward_only:
             wanted = [t for t in trained if t.requires_grad]
-            found = iter(torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ())
-            gradients = [next(found) if t.requires_grad else None for t in trained]
+            results = iter(torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ())
+            gradients = [next(results) if t.requires_grad else None for t in trained]
         return loss.detach(), gradients, trained, kept
 
     modules = ModuleStack(fake.model)
@@ -150,7 +153,8 @@ def _precision(
 
 
 class StepRoot(nn.Module):
-    """The model behind its loss function, so that parameters can be handed in by name."""
+    """A module that holds the model behind its loss function, so that parameters can be passed by
+    name."""
 
     def __init__(self, fake: FakeModel, leaves: Sequence[Any], spec: Any) -> None:
         super().__init__()
@@ -178,8 +182,8 @@ def trace_step(
 
 @contextmanager
 def tracing_flags() -> Iterator[None]:
-    """Libraries ask these before they look into a tensor; what torch logs of an error is in the
-    error."""
+    """Set flags that libraries check before they read a tensor, and silence torch's log of errors,
+    which are raised anyway."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     with (
         patch.object(torch.compiler, "_is_compiling_flag", True),
@@ -190,7 +194,8 @@ def tracing_flags() -> Iterator[None]:
 
 
 class ModuleStack:
-    """Which module each forward operation ran in, by hooks that look at the graph so far."""
+    """A context that records the module of each forward operation, by hooks that look at the graph
+    so far."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""A traced step as plain data: an fx graph becomes a ``Graph``."""
+"""Write a traced step as plain data: convert an fx graph to a ``Graph``."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ NOTHING = {
     "aten.contiguous.default",
 }
 """Operations that are the identity in a graph without writes."""
+# The operation that stops gradients.
 DETACH = "aten.detach.default"
 
 FILLED = {
@@ -47,22 +48,22 @@ FILLED = {
     "aten.full_like.default": None,
     "aten.full.default": None,
 }
-"""Operations that make a tensor of one number: which, or None where an argument says it."""
+"""Operations that make a tensor of one number, with that number; None if it is an argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepInputs:
-    """What a step is a function of."""
+    """A list of the values that a step is a function of."""
 
     names: tuple[tuple[str, Role], ...]
     """Parameters, then buffers, then inputs."""
     trains: tuple[bool, ...]
-    """Per parameter."""
+    """Whether each parameter is trained."""
     num_buffers: int
 
 
 class GraphWriter:
-    """An fx graph as plain data."""
+    """A writer that converts an fx graph to plain data."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class GraphWriter:
         modules: dict[str, str],
         stopped: set[tuple[str, str]] | None,
     ) -> None:
-        """``stopped``: (reader, read) pairs without gradients, of a forward alone: there they are
-        written down."""
+        """Create a writer; ``stopped`` has the pairs (reader, read) without gradients of a forward
+        alone, which are then written down."""
         self.name, self.traced, self.given, self.modules, self.stopped = (
             name,
             traced,
@@ -93,6 +94,7 @@ class GraphWriter:
         self.detached: dict[int, int] = {}
 
     def graph(self) -> Graph:
+        """Convert the traced step to a ``Graph``."""
         for node in self.traced.graph.nodes:
             self._add(node)
         (output,) = (node for node in self.traced.graph.nodes if node.op == "output")
@@ -154,7 +156,7 @@ class GraphWriter:
             self._add_operation(node, target)
 
     def _add_filled(self, node: fx.Node, fill: int | None) -> None:
-        """A new tensor of one number needs no other tensor, only a shape."""
+        """Add a new tensor of one number, which needs no other tensor, only a shape."""
         made = node.meta["val"]
         number = node.args[1] if fill is None else fill
         self.index[node] = self._value(node.name, Role.RESULT, made)
@@ -171,7 +173,7 @@ class GraphWriter:
                 f"{target}, which draws random numbers",
                 "write it with torch.rand or torch.randn",
             )
-            expected = "random numbers that every plan draws alike"
+            expected = "random numbers that are equal under every plan"
             raise InputError(
                 [
                     Problem(
@@ -215,8 +217,8 @@ class GraphWriter:
             )
 
     def _add_own_gradient(self, node: fx.Node) -> None:
-        """The operations since the gradients that were given become a backward; what it belongs to
-        is read from it."""
+        """Turn the operations since the given gradients into a backward, and read from it what it
+        belongs to."""
         marked: tuple[Any, ...] = node.args
         results, inputs, given, gradients = marked
         first = self.index[given[0]]
@@ -230,8 +232,9 @@ class GraphWriter:
         saved = dict.fromkeys(
             value for part in backward for value in part.inputs if value not in made
         )
-        found = tuple(self.index[part] for part in gradients)
-        self.own_gradients.append(OwnGradient(nodes=backward, given=stand_ins, gradients=found))
+        gradient_values = tuple(self.index[part] for part in gradients)
+        own = OwnGradient(nodes=backward, given=stand_ins, gradients=gradient_values)
+        self.own_gradients.append(own)
         outputs = [
             self._value(f"{part.name}_own", Role.RESULT, part.meta["val"]) for part in results
         ]
@@ -253,7 +256,8 @@ class GraphWriter:
         return len(self.values) - 1
 
     def _read(self, reader: fx.Node, read: Any) -> int:
-        """The value that an operation reads, cut off where it passes no gradients on."""
+        """Return the value that an operation reads, detached if the operation passes no gradients
+        on to it."""
         value = self.index[read]
         if (
             self.stopped is None
@@ -298,8 +302,8 @@ def _nested(part: Any) -> Argument:
 
 
 def finish(graph: Graph) -> Graph:
-    """Phases, and modules of backward operations: those of the forward operation whose results they
-    read."""
+    """Set the phase of each node, and the module of backward nodes: that of the forward node whose
+    results they read."""
     producer = graph.producer
     forward: set[int] = set()
     assert graph.loss is not None

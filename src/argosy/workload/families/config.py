@@ -1,9 +1,9 @@
-"""What every Hugging Face config shares: field types, rules between fields, a way to an
+"""Define what all Hugging Face configs share: field types, rules between fields, a way to an
 architecture.
 
-A key that the shape hangs on is required even where ``transformers`` has a default: a config
-without ``hidden_size`` is a wrong file far more often than a 768-wide model. Every other absent key
-has the default of ``transformers``. Unknown keys are ignored.
+A key that determines the shape is required even if ``transformers`` has a default: a config without
+``hidden_size`` is a wrong file far more often than a 768-wide model. Every other absent key has the
+default of ``transformers``. Unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from argosy.dtype import Dtype
 from argosy.errors import Mismatch, Problem, closest
 from argosy.workload.architecture import Architecture, Rotary
 
+# Dtypes by torch's name.
 _DTYPES = {"float32": Dtype.FP32, "float16": Dtype.FP16, "bfloat16": Dtype.BF16}
 
 
@@ -33,13 +34,12 @@ def _dtype_name(value: object) -> object:
 
 
 DtypeName = Annotated[str | None, BeforeValidator(_dtype_name)]
-"""As torch spells it."""
+"""Dtype by torch's name."""
 
 
 @dataclass(frozen=True)
 class Divides:
-    """Rule: ``part`` divides ``whole``, unless the key ``unless`` says what their quotient
-    would."""
+    """A rule that ``part`` divides ``whole``, unless the key ``unless`` states their quotient."""
 
     whole: str
     part: str
@@ -48,14 +48,14 @@ class Divides:
 
 @dataclass(frozen=True)
 class AtMost:
-    """Rule: ``small`` is at most ``large``."""
+    """A rule that ``small`` is at most ``large``."""
 
     small: str
     large: str
 
 
 class RotaryScaling(Schema):
-    """``rope_scaling`` or ``rope_parameters``; keys that no rule reads are ignored."""
+    """A table ``rope_scaling`` or ``rope_parameters``, in which unknown keys are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -69,7 +69,8 @@ class RotaryScaling(Schema):
     partial_rotary_factor: float | None = None
 
     def rotary(self, base: float, share: float = 1.0) -> Rotary:
-        """These angles; Llama 3.1's scaling with its own bands, any other by name."""
+        """Return the rotary positions: Llama 3.1's scaling if it has the usual bands, any other by
+        name."""
         base, name = self.rope_theta or base, self.rope_type or self.type or "default"
         share = self.partial_rotary_factor or share
         if name == "default":
@@ -81,7 +82,8 @@ class RotaryScaling(Schema):
 
 
 class Config(Schema):
-    """A Hugging Face ``config.json``; subclasses name the keys of their model types."""
+    """A schema that every Hugging Face ``config.json`` fits; subclasses declare the keys of their
+    model types."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
 
@@ -93,7 +95,7 @@ class Config(Schema):
 
     @property
     def declared_dtype(self) -> Dtype | None:
-        """The dtype the weights are published in, where the config says."""
+        """Return the dtype in which the weights are published, if the config states it."""
         declared = self.dtype or self.torch_dtype
         return None if declared is None else _DTYPES[declared]
 
@@ -102,7 +104,7 @@ class Config(Schema):
 
 
 def rule_problems(document: Document, schema: type[Config]) -> list[Problem]:
-    """What the rules between fields find, also where other fields are wrong."""
+    """Return the problems with rules between fields, even if other fields are wrong."""
     problems = (_broken(document, schema, rule) for rule in schema.rules)
     return [problem for problem in problems if problem is not None]
 
@@ -124,7 +126,8 @@ def _broken(document: Document, schema: type[Config], rule: Divides | AtMost) ->
 
 
 def _divisors(whole: int) -> Iterator[int]:
-    """
+    """Yield the divisors of a number.
+
     >>> sorted(_divisors(12))
     [1, 2, 3, 4, 6, 12]
     """
@@ -136,7 +139,7 @@ def _divisors(whole: int) -> Iterator[int]:
 
 
 def _number(document: Document, schema: type[Config], key: str) -> int | None:
-    """The value of ``key``, its default where it is absent, or None where it is no number in
+    """Return the value of ``key``, its default if it is absent, or None if it is no number in
     range."""
     field = schema.model_fields[key]
     names = (

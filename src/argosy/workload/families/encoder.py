@@ -1,8 +1,8 @@
-"""Models with an encoder: bert, roberta, vit, and t5 with its decoder.
+"""Read models with an encoder: bert, roberta, vit, and t5 with its decoder.
 
-Which heads count: BERT as it is pre-trained (pooler, sentence-pair classifier and masked-language
-head: what its checkpoint holds), RoBERTa with its masked-language head and no pooler, ViT with its
-classifier, T5 with its language head.
+These heads are counted: BERT's pooler, sentence-pair classifier and masked-language head, as in its
+pre-training checkpoint; RoBERTa's masked-language head, without a pooler; ViT's classifier; T5's
+language head.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from argosy.workload.fields import Count, Depth, Natural, Share
 
 
 class _Encoder(Config):
-    """Blocks of BERT and ViT: layer norms, biases, every token sees every other."""
+    """A base class for BERT and ViT, whose blocks have layer norms, biases, and attention over all
+    tokens."""
 
     rules: ClassVar[tuple[Divides | AtMost, ...]] = (Divides("hidden_size", "num_attention_heads"),)
 
@@ -96,7 +97,8 @@ class Bert(_Encoder):
 
 
 class Roberta(Bert):
-    """Positions are counted from the padding token on, so that some rows are never used."""
+    """A RoBERTa config that counts positions from the padding token on, so that some rows are never
+    used."""
 
     pooled_classes: ClassVar[int] = 0
 
@@ -121,7 +123,7 @@ class Vit(_Encoder):
 
     @property
     def classes(self) -> int:
-        """``num_labels``, the length of ``id2label``, or the 2 that transformers assumes."""
+        """Return ``num_labels``, the length of ``id2label``, or the 2 that transformers assumes."""
         return self.num_labels or len(self.id2label or ()) or 2
 
     def architecture(self) -> Architecture:
@@ -150,8 +152,8 @@ class Vit(_Encoder):
 
 
 class T5(Config):
-    """Relative positions in the first block of each side; the encoder's final norm sits in its last
-    block.
+    """A T5 config, which has relative positions in the first block of each side; the encoder's
+    final norm is counted in its last block.
 
     ``tie_word_embeddings = false`` (from T5 1.1 on) means a head of its own, as in the published
     checkpoints.
@@ -180,6 +182,7 @@ class T5(Config):
         )
 
     def side(self, count: int, *, is_decoder: bool) -> tuple[Block, ...]:
+        """Return the blocks of the encoder or the decoder."""
         feed_forward = FeedForward(
             inner=self.d_ff, gated=self.feed_forward_proj.startswith("gated")
         )

@@ -1,4 +1,4 @@
-"""Decoders with layer norms and biases: gpt2, gpt_neo, gpt_neox, opt."""
+"""Read decoders with layer norms and biases: gpt2, gpt_neo, gpt_neox, opt."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Gpt2(Config):
 
 
 class GptNeo(Config):
-    """Like GPT-2, without query, key and value biases; blocks alternate between all keys and a
-    window."""
+    """A GPT-Neo config, which is like GPT-2 without query, key and value biases; blocks alternate
+    between all keys and a window."""
 
     rules: ClassVar = (Divides("hidden_size", "num_heads"),)
 
@@ -144,8 +144,8 @@ class GptNeo(Config):
 
 
 class GptNeox(Config):
-    """Rotary positions; attention and feed-forward side by side unless ``use_parallel_residual`` is
-    false."""
+    """A GPT-NeoX config, which has rotary positions; attention and feed-forward are parallel unless
+    ``use_parallel_residual`` is false."""
 
     rules: ClassVar = (Divides("hidden_size", "num_attention_heads"),)
 
@@ -209,8 +209,8 @@ class GptNeox(Config):
 
 
 class Opt(Config):
-    """Two rows more than positions; OPT-350m projects a narrow token table and has norms after the
-    sums."""
+    """An OPT config, which has two rows more than positions; OPT-350m projects a narrow token table
+    and has norms after the sums."""
 
     rules: ClassVar = (Divides("hidden_size", "num_attention_heads"),)
 

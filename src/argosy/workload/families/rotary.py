@@ -1,5 +1,5 @@
-"""Decoders with rotary positions: llama, mistral, qwen, gemma, phi3, gpt-oss, and mixtures of
-experts among them."""
+"""Read decoders with rotary positions: llama, mistral, qwen, gemma, phi3, gpt-oss, and mixtures of
+experts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from argosy.workload.architecture import (
 from argosy.workload.families.config import AtMost, Config, Divides, RotaryScaling
 from argosy.workload.fields import Amount, Count, Depth, Name, Natural, Share
 
+# Rules of all these models.
 _SHAPE = (
     Divides("hidden_size", "num_attention_heads", unless="head_dim"),
     Divides("num_attention_heads", "num_key_value_heads"),
@@ -28,7 +29,8 @@ _SHAPE = (
 
 
 class RotaryDecoder(Config):
-    """Root-mean-square norms, gated feed-forward, no biases; subclasses state what differs."""
+    """A base class for decoders that have root-mean-square norms, gated feed-forward and no biases;
+    subclasses state what differs."""
 
     rules: ClassVar[tuple[Divides | AtMost, ...]] = _SHAPE
     num_norms: ClassVar[int] = 2
@@ -55,12 +57,13 @@ class RotaryDecoder(Config):
     hidden_act: Name = "silu"
 
     def slides(self, index: int) -> bool:
-        """Whether block ``index`` looks through ``sliding_window``, where ``layer_types`` does not
-        say."""
+        """Return whether block ``index`` uses ``sliding_window`` if ``layer_types`` does not state
+        it."""
         return True
 
     def biases(self) -> tuple[bool, bool, bool]:
-        """On queries, keys and values; on the attention's output; in the feed-forward."""
+        """Return whether there are biases on queries, keys and values; on the attention's output;
+        in the feed-forward."""
         return False, False, False
 
     def feed_forward(self, index: int) -> FeedForward | Experts:
@@ -159,7 +162,7 @@ class Gemma2(Gemma):
 
 
 class Gemma3(Gemma2):
-    """Norms on queries and keys; five of six blocks look through a window."""
+    """A Gemma 3 config, which has norms on queries and keys; five of six blocks use a window."""
 
     qk_norm: ClassVar[Literal["none", "head", "all"]] = "head"
 
@@ -171,8 +174,8 @@ class Gemma3(Gemma2):
 
 
 class GptOss(RotaryDecoder):
-    """Biases everywhere, a learned sink per head, experts in every block; every second block looks
-    through a window."""
+    """A gpt-oss config, which has biases everywhere, a learned sink per head and experts in every
+    block; every second block uses a window."""
 
     rules: ClassVar = (*_SHAPE, AtMost("num_experts_per_tok", "num_local_experts"))
 
@@ -206,7 +209,7 @@ class GptOss(RotaryDecoder):
 
 
 class Qwen2(RotaryDecoder):
-    """Biases on queries, keys and values, which no key of the config names."""
+    """A Qwen2 config with biases on queries, keys and values, which no key of the config names."""
 
     num_key_value_heads: Count | None = 32
     max_position_embeddings: Count = 32768
@@ -222,7 +225,7 @@ class Qwen2(RotaryDecoder):
 
 
 class Qwen3(Qwen2):
-    """Norms on queries and keys, per head, which no key of the config names."""
+    """A Qwen3 config with norms on queries and keys, per head, which no key of the config names."""
 
     qk_norm: ClassVar[Literal["none", "head", "all"]] = "head"
 
@@ -272,7 +275,8 @@ class Olmoe(RotaryDecoder):
 
 
 class QwenMoe(RotaryDecoder):
-    """Experts in every ``decoder_sparse_step``-th block that ``mlp_only_layers`` does not name."""
+    """A base class for Qwen models with experts in every ``decoder_sparse_step``-th block that
+    ``mlp_only_layers`` does not name."""
 
     rules: ClassVar = (*_SHAPE, AtMost("num_experts_per_tok", "num_experts"))
 

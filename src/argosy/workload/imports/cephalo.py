@@ -1,9 +1,9 @@
-"""Block latencies published with Cephalo to a chain and profiles.
+"""Convert block latencies published with Cephalo to a chain and profiles.
 
     model_latencies.json   model -> GPU kind -> tokens -> dtype -> times of one block
     model_stats.json       model -> hidden size, number of blocks, parameters per block and in all
 
-What the figures mean, found by holding them against physical limits and against Cephalo's own
+The meaning of the figures was found by comparing them with physical limits and with Cephalo's own
 profiler:
 
     (1) Times are milliseconds, of the kernels alone, without gaps between them: one block of Llama
@@ -15,18 +15,18 @@ profiler:
         samples, the range that Cephalo's profiler takes by default: between the two, interpolation
         is the fit.
     (4) Entries with one fit, or one slope, hold forward and backward together. They make no
-        profile; the chain's source names the kinds left out. A kind without a profile is refused
+        profile; the chain's source names the omitted kinds. A kind without a profile is rejected
         when it is planned for, as no FLOP are known either.
     (5) Only a block was timed. Embedding and head take no time here; of their parameters, mostly
         two tables of 49,152 tokens, half are counted with the first block and half with the last.
-    (6) What a block keeps inside was not published: kept bytes are those of its input, which is all
-        that is left with full recomputation, as Cephalo trains.
-    (7) The tokens of a vision model are not those of the file's key, 512, but 197: 196 patches of
-        an image of 224 x 224 and a class token, as its parameters outside the blocks add up.
+    (6) The bytes that a block keeps inside were not published: kept bytes are those of its input,
+        which is all that full recomputation keeps, as Cephalo trains.
+    (7) A vision model has 197 tokens, not the 512 of the file's key: 196 patches of an image of
+        224 x 224 and a class token, as its parameters outside the blocks add up.
 
 ``model_memory.json`` is not read: it holds GiB of a whole sharded model on the worst GPU of a
-cluster, neither per block nor per kind. Odd, and imported as they are: P40 and L4 get faster with
-more samples here and there, and with 4096 tokens the times of 2 samples on H100 (13.0 ms, 25.0 ms,
+cluster, neither per block nor per kind. Two oddities are imported unchanged: P40 and L4 sometimes
+get faster with more samples, and with 4096 tokens the times of 2 samples on H100 (13.0 ms, 25.0 ms,
 ...) look typed in rather than measured.
 """
 
@@ -60,14 +60,15 @@ CATALOGUE_NAMES = {
     "v100x16": "V100-16GB",
     "v100x32": "V100-32GB",
 }
-"""Cephalo's name of a GPU kind to the catalogue's; a name that is not here is kept as it is:
-``p40``, ``v100-pciex16``, and ``p100``, which has 12 GB where the catalogue's P100 has 16."""
+"""The catalogue's name for each of Cephalo's GPU kinds. A name that is not here is kept: ``p40``,
+``v100-pciex16``, and ``p100``, which has 12 GB while the catalogue's P100 has 16."""
 
+# Cephalo's names of dtypes.
 _DTYPES = {Dtype.FP32: "float32", Dtype.FP16: "float16"}
 _FITTED = (1, 5)
-"""(3): micro-batches."""
+"""Micro-batches at which a fit is evaluated (3)."""
 _IMAGE_TOKENS = 197
-"""(7)"""
+"""Tokens of a vision model (7)."""
 
 Times = dict[int, tuple[float, float]]
 """Forward and backward milliseconds by micro-batch."""
@@ -88,8 +89,8 @@ def read_cephalo(
     dtype: Dtype = Dtype.FP32,
     optimizer: str = "adam",
 ) -> tuple[Chain, dict[str, Profile]]:
-    """The model per sample, and the measured times of its blocks by device kind, as the catalogue
-    names kinds."""
+    """Return the model per sample, and the measured times of its blocks by the catalogue's device
+    kinds."""
     folder = Path(folder)
     parse_settings(
         sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, fused_attention=False
@@ -102,7 +103,8 @@ def read_cephalo(
     )
     source = "blocks measured by Cephalo (benson-guo/cephalo)"
     if left_out:
-        source += f"; forward and backward were not told apart on {', '.join(left_out)}: left out"
+        kinds = ", ".join(left_out)
+        source += f"; omitted because forward and backward were not separated: {kinds}"
     chain = Chain(
         name=model,
         layers=layers,
@@ -125,7 +127,7 @@ def read_cephalo(
 
 
 def _layers(document: Document, stats: _Stats, tokens: int, dtype: Dtype) -> tuple[Layer, ...]:
-    """(5) and (6)"""
+    """Return the layers of a model by (5) and (6)."""
     rest = stats.total_parameters - stats.num_layers * stats.parameters_per_layer
     if rest < 0:
         expected = f"at least {stats.num_layers} blocks of {stats.parameters_per_layer}"
@@ -149,7 +151,7 @@ def _layers(document: Document, stats: _Stats, tokens: int, dtype: Dtype) -> tup
 def _times(
     document: Document, sequence_length: int, dtype: Dtype
 ) -> tuple[dict[str, Times], list[str]]:
-    """By device kind, and the kinds that (4) leaves out."""
+    """Return the times by device kind, and the kinds that (4) omits."""
     times: dict[str, Times] = {}
     left_out: list[str] = []
     problems: list[Problem] = []
@@ -165,10 +167,11 @@ def _times(
             continue
         entry, known = dtypes[name], CATALOGUE_NAMES.get(kind, kind)
         found = _entry_times(entry)
-        if _is_together(entry):
+        if _is_combined(entry):
             left_out.append(kind)
         elif found is None:
-            expected = "[[slope, intercept], [slope, intercept]] and, per micro-batch, two lists of milliseconds"
+            fits = "[[slope, intercept], [slope, intercept]]"
+            expected = f"{fits} and, per micro-batch, two lists of milliseconds"
             problems.append(document.problem((kind, tokens, name), expected, entry))
         elif known in times:
             problems.append(document.problem((kind, tokens, name), f"one entry for {known}", kind))
@@ -183,15 +186,15 @@ def _times(
     return times, sorted(left_out)
 
 
-def _is_together(entry: object) -> bool:
-    """(4)"""
+def _is_combined(entry: object) -> bool:
+    """Return whether an entry holds forward and backward together (4)."""
     return _is_number(entry) or (
         isinstance(entry, list) and len(entry) == 2 and all(map(_is_number, entry))
     )
 
 
 def _entry_times(entry: object) -> Times | None:
-    """(2) or (3); None: neither."""
+    """Return the times of an entry by (2) or (3); None if it is neither."""
     if not isinstance(entry, list) or len(entry) not in (2, 4):
         return None
     lists = [
@@ -213,8 +216,10 @@ def _is_number(value: object) -> bool:
 
 
 def _measured(document: Document) -> str:
-    """
-    >>> _measured(Document("f.json", {"t4": {"512": {"float16": 1.5}}, "l4": {"512": {"float32": 2}}}, {}))
+    """Return the tokens and dtypes that a file has, as text.
+
+    >>> times = {"t4": {"512": {"float16": 1.5}}, "l4": {"512": {"float32": 2}}}
+    >>> _measured(Document("f.json", times, {}))
     'the file has 512 float16, 512 float32'
     """
     pairs = {

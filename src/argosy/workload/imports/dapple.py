@@ -1,16 +1,18 @@
-"""Layer profiles in the text form of DAPPLE (and of PipeDream before it) to a chain and a profile.
+"""Convert layer profiles in the text form of DAPPLE (and of PipeDream before it) to a chain and a
+profile.
 
-    node5 -- layer_0 -- forward_compute_time=2.69, backward_compute_time=4.47, activation_size=4325376, ...
+    node5 -- layer_0 -- forward_compute_time=2.69, backward_compute_time=4.47,
+                        activation_size=4325376, ...      (on one line)
         node4 -- node5
 
-Nodes, then indented edges. Times are milliseconds, sizes (``parameter_size`` is another) bytes of
-fp32, for the profile batch that the file name ends with (``-pbs-2``). A size may be a list, ``[a;
-b]``: its sum counts. The graph may branch; it becomes a chain:
+Nodes come first, then indented edges. Times are milliseconds, sizes (also ``parameter_size``) bytes
+of fp32, for the profile batch that the file name ends with (``-pbs-2``). A size may be a list,
+``[a; b]``: its sum counts. The graph may branch; it becomes a chain:
 
-    (1) layers stand in topological order, ties broken by the order of the file
-    (2) output of layer i   the sizes of all layers up to i that a layer behind i reads: skip edges are paid
-                            at every cut
-    (3) kept by layer i     its own output, for the form says nothing about what is kept inside; a view
+    (1) layers are in topological order, ties broken by the order of the file
+    (2) output of layer i   the sizes of all layers up to i that a layer behind i reads: skip edges
+                            cost bytes at every cut
+    (3) kept by layer i     its own output, because the file has no sizes inside a layer; a view
                             (``__getitem__``) keeps 0
     (4) parameters          parameter bytes / 4, rounded
 
@@ -31,13 +33,17 @@ from argosy.errors import InputError, Problem, show
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.profile import Profile, ProfileRow
 
+# Fields of a node that are read.
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+# Line of a node: key, label, fields.
 _NODE = re.compile(r"(\S+) -- (.*) -- (\w+=.*)")
+# Line of an edge: source and target.
 _EDGE = re.compile(r"\s+(\S+) -- (\S+)\s*")
+# File name: model and profile batch.
 _BATCH = re.compile(r"(.*?)-pbs-(\d+)")
 
 _LARGEST = 1e18
-"""Bytes or milliseconds; what is above is no number that somebody measured."""
+"""Largest number of bytes or milliseconds; anything above was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,8 @@ class _Node:
 
     @property
     def kind(self) -> str:
-        """
+        """Return the label without its numbers.
+
         >>> [_Node(key="n", label=text, forward=0, backward=0, activation=0, weights=0).kind
         ...  for text in ("layer_12", "Conv2d_1_1", "LSTM(2048, 1024)")]
         ['layer', 'Conv2d', 'LSTM']
@@ -75,7 +82,8 @@ def read_dapple(
     device: str = "V100-16GB",
     optimizer: str = "adamw",
 ) -> tuple[Chain, Profile]:
-    """The model per sample, and its measured times for ``profile_batch`` samples on ``device``."""
+    """Return the model per sample, and its measured times for ``profile_batch`` samples on
+    ``device``."""
     path = Path(path)
     name, batch = _name_and_batch(path, profile_batch)
     nodes, edges = _parse(read_text(path), str(path))
@@ -173,7 +181,8 @@ def _parse_node(line: str, file: str, number: int) -> _Node | Problem:
 
 
 def _amount(text: str) -> float | None:
-    """A number, or the sum of a list such as ``[9175040.0; 262144.0]``; None: neither.
+    """Return a number, or the sum of a list such as ``[9175040.0; 262144.0]``; None if the text is
+    neither.
 
     >>> _amount("0.5"), _amount("[1; 2.5]"), _amount("-1"), _amount("many")
     (0.5, 3.5, None, None)
@@ -187,7 +196,7 @@ def _amount(text: str) -> float | None:
 
 
 def _topological(nodes: dict[str, _Node], edges: list[tuple[str, str]], file: str) -> list[_Node]:
-    """(1)"""
+    """Return the nodes in topological order (1)."""
     place = {key: index for index, key in enumerate(nodes)}
     keys = list(nodes)
     waiting = Counter(end for _, end in edges)
@@ -216,7 +225,7 @@ def _topological(nodes: dict[str, _Node], edges: list[tuple[str, str]], file: st
 
 
 def _layers(ordered: list[_Node], edges: list[tuple[str, str]], batch: int) -> tuple[Layer, ...]:
-    """(2) to (4)"""
+    """Return the layers of a chain by (2) to (4)."""
     place = {node.key: index for index, node in enumerate(ordered)}
     last_reader = list(range(len(ordered)))
     for start, end in edges:

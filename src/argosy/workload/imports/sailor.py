@@ -1,41 +1,43 @@
-"""Measurements published with the Sailor planner to a chain, profiles and bandwidths.
+"""Convert measurements published with the Sailor planner to a chain, profiles and bandwidths.
 
     layer-times.json               model -> GPU kind -> micro-batch -> tensor width -> layer
                                    -> [forward, backward, update]
-    models.json                    model -> tensor width -> layer -> elements and bytes of one sample on one device
+    models.json                    model -> tensor width -> layer -> elements and bytes of one
+                                   sample on one device
     training_config_*.json         sequence length of one model
     intra_node_bandwidths.json     GPU kind -> GPUs -> [curve, saturated bandwidth]
-    multizone_bandwidths_het.json  zone -> GPU kind -> GPUs -> zone -> GPU kind -> GPUs -> [curve, saturated bandwidth]
+    multizone_bandwidths_het.json  zone -> GPU kind -> GPUs -> zone -> GPU kind -> GPUs
+                                   -> [curve, saturated bandwidth]
 
-What the figures mean, found by holding them against physical limits:
+The meaning of the figures was found by comparing them with physical limits:
 
     (1) Times are seconds: a block of OPT-30 on an A100 reaches 18.2 TFLOP/s of the 19.5 that fp32
         allows.
-    (2) Everything is stored in fp32, 4 bytes per parameter, and the rows say fp32. OPT-350 and
-        GPT-Neo-2.7 on A100, and every model on GH200, run at 1.2 to 4.2 times the fp32 peak: there
-        products were tf32.
+    (2) Everything is stored in fp32, 4 bytes per parameter, and the rows have dtype fp32. OPT-350
+        and GPT-Neo-2.7 on A100, and every model on GH200, run at 1.2 to 4.2 times the fp32 peak:
+        there products were tf32.
     (3) Times at a tensor width above 1 contain the group's all-reduces; so ``Layer.reduced_bytes``
         is 0.
     (4) Layers 2 to the last block are one measurement, copied. The backward of the embedding, at
         most 4 us, was not really measured. The last layer of GPT-Neo-2.7 lacks the product with the
         vocabulary. Forwards of blocks of OPT-350 on GH200 at width 4 and micro-batches 1, 2 and 4
-        stand out as round figures (1.5, 1.7, 1.8 ms).
+        are conspicuously round figures (1.5, 1.7, 1.8 ms).
     (5) An update is one figure for all layers, too short for the whole model and too long for one
         layer (2.9 ms of OPT-350 on an A100 move the state of at most 160 M of its 407 M
         parameters). It is not imported.
     (6) "RTX-2080" has 11 GiB and 0.90 of the Titan RTX's memory speed: a 2080 Ti.
-    (7) Where no training config names the model, its sequence length s follows from what the
-        embedding reads: s tokens and s positions of 8 bytes and a mask of s x s bytes, so s^2 + 2s
-        elements in s^2 + 16s bytes.
+    (7) If no training config names the model, its sequence length s follows from what the embedding
+        reads: s tokens and s positions of 8 bytes and a mask of s x s bytes, so s^2 + 2s elements
+        in s^2 + 16s bytes.
     (8) Bandwidths are bytes/s from all GPUs of one group to all of the other: 22.9, 45.7 and 92.6
         GB/s for 1, 2 and 4 GH200 with a network card of 25 GB/s each. The curve (GB/s over log2 of
         the message in MB) is not read.
-    (9) Kept bytes are those at tensor width 1. What a device of a group keeps is more than its
-        share, by up to a half at width 8, for Megatron without sequence parallelism repeats the
-        layer's input on every device.
+    (9) Kept bytes are those at tensor width 1. A device of a group keeps more than its share, by up
+        to a half at width 8, because Megatron without sequence parallelism repeats the layer's
+        input on every device.
 
-Nothing is filled in: a hole in the times is a hole in the profile, which interpolates or refuses it
-by name. Real runs are in ``sailor_runs.py``.
+No values are filled in: a hole in the times is a hole in the profile, which interpolates, or raises
+an error that names the hole. Real runs are in ``sailor_runs.py``.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ CATALOGUE_NAMES = {
     "Titan-RTX": "Titan-RTX",
     "V100-16": "V100-16GB",
 }
-"""Sailor's name of a GPU kind to the catalogue's; a name that is not here is kept as it is."""
+"""The catalogue's name for each of Sailor's GPU kinds; a name that is not here is kept."""
 
 
 class ForeignSchema(Schema):
@@ -93,7 +95,7 @@ class _Amounts(ForeignSchema):
 def read_sailor(
     folder: Path | str, model: str, *, sequence_length: int | None = None, optimizer: str = "adam"
 ) -> tuple[Chain, dict[str, Profile]]:
-    """The model per sample in fp32, and its measured times by device kind, as the catalogue names
+    """Return the model per sample in fp32, and its measured times by the catalogue's device
     kinds."""
     folder = Path(folder)
     settings = parse_settings(
@@ -126,7 +128,7 @@ def read_sailor(
 
 
 def _amounts(document: Document) -> tuple[_Amounts, ...]:
-    """Of every layer at tensor width 1, in order."""
+    """Return the amounts of every layer at tensor width 1, in order."""
     table = document.data.get("1")
     if not isinstance(table, dict) or not table:
         raise document.error(("1",), "the layers at tensor width 1", table)
@@ -138,22 +140,20 @@ def _amounts(document: Document) -> tuple[_Amounts, ...]:
     amounts = tuple(
         validate(document.inside("1", str(index)), _Amounts) for index in range(len(table))
     )
-    fp32 = [one.params_floats * Dtype.FP32.bytes for one in amounts]
-    _refuse(
-        [
-            document.problem(
-                ("1", str(index), "params_bytes"), f"{expected}, 4 per parameter", one.params_bytes
-            )
-            for index, (one, expected) in enumerate(zip(amounts, fp32, strict=True))
-            if one.params_bytes != expected
-        ]
-    )
+    problems = []
+    for index, layer in enumerate(amounts):
+        fp32 = layer.params_floats * Dtype.FP32.bytes
+        if layer.params_bytes != fp32:
+            location = ("1", str(index), "params_bytes")
+            expected = f"{fp32}, 4 per parameter"
+            problems.append(document.problem(location, expected, layer.params_bytes))
+    _refuse(problems)
     return amounts
 
 
 def _kind(amounts: tuple[_Amounts, ...], index: int) -> str:
-    """Blocks are the layers that hold as many parameters as layer 1; LLAMA-3-8 has a norm between
-    them and the head."""
+    """Return the kind of a layer. Blocks are the layers with as many parameters as layer 1;
+    LLAMA-3-8 has a norm between them and the head."""
     if index == 0:
         return "embedding"
     if index == len(amounts) - 1:
@@ -162,15 +162,15 @@ def _kind(amounts: tuple[_Amounts, ...], index: int) -> str:
 
 
 def _layer(amounts: tuple[_Amounts, ...], index: int, name: str, widest: int) -> Layer:
-    one = amounts[index]
+    layer = amounts[index]
     return Layer(
         name=name,
         kind=_kind(amounts, index),
         forward_flop=0.0,
         backward_flop=0.0,
-        parameters=one.params_floats,
-        activation_bytes=one.act_mem_bytes,
-        output_bytes=0.0 if index == len(amounts) - 1 else one.act_output_bytes,
+        parameters=layer.params_floats,
+        activation_bytes=layer.act_mem_bytes,
+        output_bytes=0.0 if index == len(amounts) - 1 else layer.act_output_bytes,
         max_tensor_width=widest,
     )
 
@@ -192,11 +192,14 @@ def _training(folder: Path, model: str, num_layers: int) -> _Training | None:
 
 
 def _length(document: Document, embedding: _Amounts) -> int:
-    """(7)"""
+    """Return the sequence length that follows from the embedding's input (7)."""
     elements, size = embedding.act_input_floats, embedding.act_input_bytes
     length = math.isqrt(elements + 1) - 1
     if length < 1 or (elements, size) != (length**2 + 2 * length, length**2 + 16 * length):
-        expected = "tokens, positions and a mask: no training config of this folder states the sequence length"
+        expected = (
+            "tokens, positions and a mask: "
+            "no training config of this folder states the sequence length"
+        )
         found = f"{elements} elements in {size} bytes"
         problem = document.problem(
             ("1", "0", "act_input_floats"), expected, suggestion="pass sequence_length"
@@ -206,7 +209,7 @@ def _length(document: Document, embedding: _Amounts) -> int:
 
 
 def _rows(document: Document, names: list[str]) -> dict[str, tuple[ProfileRow, ...]]:
-    """By device kind, in the order of layers, widths and micro-batches."""
+    """Return the rows by device kind, in the order of layers, widths and micro-batches."""
     problems: list[Problem] = []
     rows: dict[str, list[ProfileRow]] = defaultdict(list)
     _named_once(document, problems)
@@ -215,7 +218,8 @@ def _rows(document: Document, names: list[str]) -> dict[str, tuple[ProfileRow, .
         kind, *numbers = place
         batch, width, index = (_number(text) for text in numbers)
         if not batch or not width or index is None or index >= len(names):
-            expected = f"micro-batch and tensor width from 1 and a layer of models.json, 0 to {len(names) - 1}"
+            layers = f"a layer of models.json, 0 to {len(names) - 1}"
+            expected = f"micro-batch and tensor width from 1 and {layers}"
             problems.append(document.problem(place, expected, ", ".join(numbers)))
         elif (
             not isinstance(value, list)
@@ -248,8 +252,8 @@ def _rows(document: Document, names: list[str]) -> dict[str, tuple[ProfileRow, .
 
 
 def _named_once(document: Document, problems: list[Problem]) -> None:
-    """One problem per GPU kind that the file names twice, as Sailor does and as the catalogue
-    does."""
+    """Add a problem for each GPU kind that the file names twice: by Sailor's name and by the
+    catalogue's."""
     for kind in document.data:
         if CATALOGUE_NAMES.get(kind, kind) != kind and CATALOGUE_NAMES[kind] in document.data:
             problems.append(
@@ -261,7 +265,7 @@ def _named_once(document: Document, problems: list[Problem]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeBandwidth:
-    """What GPUs of one node reached among each other."""
+    """A bandwidth that GPUs of one node reached among each other."""
 
     kind: str
     num_devices: int
@@ -271,7 +275,7 @@ class NodeBandwidth:
 
 @dataclass(frozen=True, kw_only=True)
 class SailorGroup:
-    """GPUs of one node that work, send or receive together."""
+    """A group of GPUs of one node that is used together to work, send or receive."""
 
     kind: str
     num_devices: int
@@ -283,7 +287,7 @@ class SailorGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class PairBandwidth:
-    """What one node reached to another, in this direction."""
+    """A bandwidth that one node reached to another, in this direction."""
 
     sender: SailorGroup
     receiver: SailorGroup
@@ -293,15 +297,15 @@ class PairBandwidth:
 
 @dataclass(frozen=True, kw_only=True)
 class SailorBandwidths:
-    """Saturated bandwidths, by the catalogue's names of device kinds."""
+    """A set of saturated bandwidths that are looked up by the catalogue's names of device kinds."""
 
     nodes: tuple[NodeBandwidth, ...]
     pairs: tuple[PairBandwidth, ...]
 
     def within_node(self, kind: str, num_devices: int) -> float:
-        """Bytes/s among ``num_devices`` GPUs of a node."""
-        found = {node.num_devices: node.bandwidth for node in self.nodes if node.kind == kind}
-        if not found:
+        """Return the bytes/s among ``num_devices`` GPUs of a node."""
+        by_count = {node.num_devices: node.bandwidth for node in self.nodes if node.kind == kind}
+        if not by_count:
             kinds = sorted({node.kind for node in self.nodes})
             raise bad_input(
                 f"a kind that was measured ({', '.join(kinds)})",
@@ -309,17 +313,17 @@ class SailorBandwidths:
                 where="kind",
                 suggestion=closest(kind, kinds),
             )
-        if num_devices not in found:
-            counts = ", ".join(str(count) for count in sorted(found))
+        if num_devices not in by_count:
+            counts = ", ".join(str(count) for count in sorted(by_count))
             raise bad_input(
                 f"a measured number of {kind} in a node ({counts})",
                 num_devices,
                 where="num_devices",
             )
-        return found[num_devices]
+        return by_count[num_devices]
 
     def between_nodes(self, sender: SailorGroup, receiver: SailorGroup) -> float:
-        """Bytes/s from one node to another."""
+        """Return the bytes/s from one node to another."""
         if (sender, receiver) not in self._index:
             known = ", ".join(str(end) for start, end in self._index if start == sender)
             raise bad_input(
@@ -333,7 +337,7 @@ class SailorBandwidths:
 
 
 def read_sailor_bandwidths(folder: Path | str) -> SailorBandwidths:
-    """(8): within nodes and between them."""
+    """Return the bandwidths within nodes and between them (8)."""
     folder = Path(folder)
     problems: list[Problem] = []
     document = read_json(folder / "intra_node_bandwidths.json")
@@ -358,14 +362,14 @@ def read_sailor_bandwidths(folder: Path | str) -> SailorBandwidths:
 
 
 def device_group(kind: str, count: int, zone: str) -> SailorGroup:
-    """``kind`` as Sailor names it."""
+    """Return a group of GPUs; ``kind`` is Sailor's name."""
     return SailorGroup(kind=CATALOGUE_NAMES.get(kind, kind), num_devices=count, zone=zone)
 
 
 def _bandwidths(
     document: Document, levels: tuple[str, ...], problems: list[Problem]
 ) -> Iterator[tuple[tuple[str, ...], list[int], float]]:
-    """Every entry with its counts of GPUs and its last number."""
+    """Yield every entry with its counts of GPUs and its last number."""
     for place, value in _leaves(document, levels, problems):
         counts = [
             _number(text)
@@ -393,8 +397,8 @@ def _leaves(
     problems: list[Problem],
     place: tuple[str, ...] = (),
 ) -> Iterator[tuple[tuple[str, ...], object]]:
-    """What stands below ``levels`` of tables, with the names that lead there; what is no table
-    joins ``problems``."""
+    """Yield the values below ``levels`` of tables, with the names that lead there; add a problem
+    for each value that is no table."""
     value: object = document.data
     for name in place:
         assert isinstance(value, dict)
@@ -410,7 +414,8 @@ def _leaves(
 
 
 def _number(text: str) -> int | None:
-    """
+    """Return a whole number in its usual spelling; None for any other text.
+
     >>> _number("16"), _number("016"), _number("many")
     (16, None, None)
     """

@@ -1,4 +1,4 @@
-"""Real runs published with the Sailor planner: a plan, and what was measured when it ran."""
+"""Read real runs published with the Sailor planner: a plan, and the measurements of its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from argosy.workload.imports.sailor import ForeignSchema, SailorGroup, device_gr
 
 @dataclass(frozen=True, kw_only=True)
 class SailorReplica:
-    """One copy of a stage: the GPUs of one or more nodes that share its tensors."""
+    """A copy of a stage that consists of the GPUs of one or more nodes, which share its tensors."""
 
     groups: tuple[SailorGroup, ...]
     tensor_width: int
@@ -26,7 +26,7 @@ class SailorReplica:
 
 @dataclass(frozen=True, kw_only=True)
 class SailorStage:
-    """Consecutive layers and the replicas that hold them."""
+    """A range of consecutive layers that is held by one or more replicas."""
 
     layers: tuple[int, ...]
     """Sailor's numbers, which are indices into the chain's layers."""
@@ -35,28 +35,29 @@ class SailorStage:
 
 @dataclass(frozen=True, kw_only=True)
 class SailorRun:
-    """A plan that was run, and what was measured."""
+    """A plan that was run, with its measurements."""
 
     stages: tuple[SailorStage, ...]
     micro_batch: int
-    """Samples per replica; our plans count those of all replicas of a stage together."""
+    """Samples per replica; Argosy's plans count those of all replicas of a stage together."""
     global_batch: int
     """Samples."""
     iteration_seconds: float
     gradient_seconds: float
-    """Reducing gradients. Waiting and what tied weights exchange are in it: it is above 0 with one
-    replica too."""
+    """Seconds of reducing gradients, including waiting and exchanges of tied weights, so above 0
+    with one replica too."""
     peak_bytes: float
-    """Highest memory in use on any GPU, the process's own (about 5 GB) included."""
+    """Highest memory in use on any GPU, including that of the process itself (about 5 GB)."""
 
     @property
     def num_micro_batches(self) -> int:
-        """That each replica of a stage handles in an iteration."""
+        """Return the number of micro-batches that each replica of a stage handles in an
+        iteration."""
         return self.global_batch // (self.micro_batch * len(self.stages[0].replicas))
 
 
 def _replica(value: object) -> object:
-    """``[[[kind, count, zone], ...], tensor width]``"""
+    """Return the replica of a list ``[[[kind, count, zone], ...], tensor width]``."""
     form = "[[[GPU kind, count, zone], ...], tensor width]"
     if (
         not isinstance(value, list)
@@ -95,7 +96,7 @@ class _Measured(ForeignSchema):
 
 
 def read_sailor_measured(path: Path | str) -> SailorRun:
-    """The plan and the measurements of one real run."""
+    """Return the plan and the measurements of one real run."""
     document = read_json(path)
     content = validate(document, _Measured)
     problems = [*_run_problems(document, content)]
@@ -131,7 +132,7 @@ def _run_problems(document: Document, content: _Measured) -> Iterator[Problem]:
         expected = f"replicas for each of {len(pipeline.layers_per_stage)} stages"
         yield document.problem((*at, "tmp_per_stage"), expected, pipeline.tmp_per_stage)
     counts = [len(replicas) for replicas in pipeline.tmp_per_stage]
-    if pipeline.dp != counts:  # dp counts from 1, so a stage without replicas is refused here too
+    if pipeline.dp != counts:  # dp is at least 1, so this rejects a stage without replicas too
         problem = document.problem((*at, "dp"), f"{counts}, the replicas of each stage")
         yield replace(problem, found=f"{pipeline.dp}")
     for count in sorted(
