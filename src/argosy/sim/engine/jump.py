@@ -1,20 +1,20 @@
-"""Iterations that repeat others: the exact engine moves over them at once.
+"""Skip iterations that repeat earlier ones.
 
-What happens next depends on the engine's *view* alone: what is under way and how long it still
-takes, the bytes that flows have yet to move, what waits for how many; and on the traces. Iterations
-follow one another without a barrier, so views are taken at the ends of iterations, each relative to
-its own time and iteration. If the view at the end of iteration i is that of iteration i - p, and
-every trace is constant from the earlier view on until a time H, all of it happens again P = e(i) -
-e(i - p) later:
+The future of a simulation depends only on the engine's *view* and on the traces. The view is what
+is under way and how long it still takes, the bytes that flows have yet to move, and how many tasks
+each task waits for. Iterations follow one another without a barrier, so views are taken at the ends
+of iterations, each relative to its own time and iteration. If the view at the end of iteration i
+equals that of iteration i - p, and every trace is constant from the earlier view until a time H,
+everything happens again P = e(i) - e(i - p) later:
 
     (1)  e(i + n p - j) = e(i - j) + n P, 0 <= j < p, for all n with (last foreseen end) + n P < H
     (2)  what devices computed and links carried grows by n times what it grew by between the two
          views
 
-H is the next knot of any trace, or the moment after which no iteration begins; the last iterations
-are played. Times relative to a view are differences of large numbers, so they are equal up to
-rounding: to 1e-12 of the clock. Where nothing comes back (a link that falls behind for ever is an
-example) every iteration is played.
+H is the next knot of any trace, or the time after which no iteration begins; the last iterations
+are simulated. Times relative to a view are differences of large numbers, so they are equal only up
+to rounding: to 1e-12 of the clock. If no view returns (for example because a link falls behind
+permanently), every iteration is simulated.
 """
 
 from __future__ import annotations
@@ -31,33 +31,36 @@ if TYPE_CHECKING:
     from argosy.sim.engine.exact import Engine
 
 _LONGEST = 8
-"""Iterations after which a view may come back."""
+"""The largest period p, in iterations, after which a repeated view is recognised."""
+# The tolerance of equal times, as a share of the clock.
 _SAME = 1e-12
 
 
 @dataclass(frozen=True)
 class View:
-    """The engine at the end of an iteration, relative to it."""
+    """The state of the engine at the end of an iteration, with times that are relative to it."""
 
     finished: int
-    """Iterations."""
+    """The number of iterations that have ended."""
     now: float
     marks: tuple[object, ...]
-    """What is under way, in order, without times."""
+    """Everything that is under way, in order, without times."""
     times: tuple[float, ...]
-    """Seconds from now."""
+    """Times of what is under way, in seconds from ``now``."""
     busy: tuple[float, ...]
     carried: tuple[float, ...]
 
     def is_like(self, other: View) -> bool:
+        """Return whether two views are equal up to rounding."""
         tolerance = _SAME * max(self.now, other.now)
         return self.marks == other.marks and all(
-            abs(one - two) <= tolerance for one, two in zip(self.times, other.times, strict=True)
+            abs(mine - theirs) <= tolerance
+            for mine, theirs in zip(self.times, other.times, strict=True)
         )
 
 
 class Repeats:
-    """The last few views of an engine, and the jump when one comes back."""
+    """The last few views of an engine, which detect repeated iterations and skip them."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -68,7 +71,7 @@ class Repeats:
         self.calm_until = 0.0
 
     def look(self) -> None:
-        """Take a view, and jump if it is known."""
+        """Take a view, and skip iterations if it equals an earlier one."""
         engine = self.engine
         if engine.now >= self.calm_until:
             self.views.clear()
@@ -93,11 +96,13 @@ class Repeats:
         self.views.append(view)
 
     def _view(self) -> View:
+        """Return the engine's view at the present time."""
         engine = self.engine
         now, finished = engine.now, len(engine.iteration_ends)
         base = finished * engine.size
 
         def whose(flow: ActiveFlow) -> tuple[int, str]:
+            """Return the relative instance and the place of a flow."""
             instance, where = cast(tuple[int, str], flow.owner)
             return instance - base, where
 
@@ -133,7 +138,7 @@ class Repeats:
         )
 
     def _times(self, view: View, earlier: View, last_open: int) -> int:
-        """How many periods may be left out: n of (1)."""
+        """Return how many periods may be skipped: n of (1)."""
         engine, period = self.engine, view.now - earlier.now
         times = (engine.iterations - 1 - last_open) // (view.finished - earlier.finished)
         horizon = min(self.calm_until, engine.until)
@@ -143,6 +148,7 @@ class Repeats:
         return times if period > 0 and foreseen < math.inf else 0
 
     def _jump(self, view: View, earlier: View, times: int) -> None:
+        """Move the engine ``times`` periods ahead (1), (2)."""
         engine = self.engine
         period, every = view.now - earlier.now, view.finished - earlier.finished
         seconds, iterations = times * period, times * every
@@ -179,18 +185,20 @@ class Repeats:
 
 
 def _is_foreseen(event: tuple[float, int, object, tuple[object, ...]]) -> bool:
-    """Whether it is an end that still holds: no knot of a trace, no end of a flow whose rate has
-    changed since."""
-    what = event[3]
-    if isinstance(what[0], ActiveFlow):
-        return what[1] == what[0].version
-    return len(what) == 1
+    """Return whether an event is an end that is still valid.
+
+    It is neither a knot of a trace, nor the end of a flow whose rate has changed since.
+    """
+    arguments = event[3]
+    if isinstance(arguments[0], ActiveFlow):
+        return arguments[1] == arguments[0].version
+    return len(arguments) == 1
 
 
-def _subject(what: object, base: int) -> object:
-    """Of an event, without its place in time."""
-    if isinstance(what, ActiveFlow):
-        instance, where = cast(tuple[int, str], what.owner)
+def _subject(argument: object, base: int) -> object:
+    """Return the instance of an event relative to ``base``, and the place of a flow."""
+    if isinstance(argument, ActiveFlow):
+        instance, where = cast(tuple[int, str], argument.owner)
         return instance - base, where
-    assert isinstance(what, int)
-    return what - base
+    assert isinstance(argument, int)
+    return argument - base
