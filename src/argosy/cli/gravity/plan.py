@@ -1,4 +1,4 @@
-"""``argosy nbody plan``: which device gets which part of a box, and how long a step would take."""
+"""Run ``argosy nbody plan``: assign parts of a box to devices, and predict the time of a step."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def plan(
 
 
 def parse_count(text: str, where: str = "--particles") -> int:
-    """A number of particles: ``512^3``, ``1000000`` or ``1e9``."""
+    """Parse a number of particles, such as ``512^3``, ``1000000`` or ``1e9``."""
     from argosy.errors import bad_input
 
     base, caret, power = text.partition("^")
     try:
-        # A float's power overflows where a whole number's would fill the memory.
+        # The power of a float overflows; that of a large whole number would fill the memory.
         value = round(float(int(base)) ** int(power)) if caret else int(float(text))
     except (ValueError, ArithmeticError):
         raise bad_input("a number such as 512^3 or 1e9", text, where=where) from None
@@ -94,19 +94,23 @@ def parse_count(text: str, where: str = "--particles") -> int:
     return value
 
 
+# Priced domains with their simulated runs.
 Played = list[tuple["PricedDomains", "PlayedRun"]]
 
 
 def _names(played: Played) -> list[str]:
+    """Return the names of the runs; the last one is re-balanced."""
     return [choice.domains.name for choice, _ in played[:-1]] + [
         f"{played[-1][0].domains.name}, re-balanced"
     ]
 
 
 def _content(found: StepPlan, played: Played) -> dict[str, Any]:
+    """Return the plan and the simulated runs as a dict for JSON."""
     box = found.box
 
     def row(choice: PricedDomains) -> dict[str, Any]:
+        """Return one choice of domains as a dict for JSON."""
         starts = (0, *choice.domains.ends[:-1])
         counts = [
             (end - start) * box.per_item
@@ -140,19 +144,23 @@ def _content(found: StepPlan, played: Played) -> dict[str, Any]:
         "particles": box.particles,
         "mesh_cells": box.mesh_cells,
         "plan": row(found.best),
-        "compared": [row(other) for other in found.others],
+        "compared": [row(choice_made) for choice_made in found.others],
         "played": runs,
     }
 
 
 def _show(console: Console, found: StepPlan, played: Played, steps: int) -> None:
+    """Print the plan and the simulated runs."""
     from argosy.report.gravity import domain_table
     from argosy.report.tables import plain_table
     from argosy.units import TIME
 
     box, best = found.box, found.best
     holders, devices = sum(planes > 0 for planes in best.domains.planes), len(found.cluster.devices)
-    mesh = f"a mesh of {box.mesh_cells}^3 cells on {holders} of {devices} devices of {found.cluster.name}"
+    mesh = (
+        f"a mesh of {box.mesh_cells}^3 cells on {holders} of {devices} devices of "
+        f"{found.cluster.name}"
+    )
     console.print(
         f"{box.particles:.3g} particles, {mesh}: {TIME.format(best.step_seconds)} a step\n"
     )
