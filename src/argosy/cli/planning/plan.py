@@ -299,7 +299,6 @@ def plan(
         from argosy.explain.infeasible import diagnose
 
         def reload(**changes: Any) -> Chain:
-            """Load the model with changes."""
             if captured is not None:
                 return with_optimizer(chain, **changes)
             return constants.chain(load_model(model, **{**asked, **changes}))
@@ -410,10 +409,8 @@ def _divided(
     program: CapturedProgram | None,
     choose: Callable[[PlanningTask], ChosenPlan],
 ) -> ChosenPlan:
-    """Return the chosen plan of a model or program.
-
-    A program whose batch cannot be divided gets a plan for its whole batch at once.
-    """
+    """Choose a plan; a program whose batch cannot be divided gets one for its whole batch at
+    once."""
     from argosy.cli.planning.choose import ChosenPlan
     from argosy.solve.program_plans import divided_plan, undivided_plan
 
@@ -422,7 +419,6 @@ def _divided(
     outcomes: list[ChosenPlan] = []
 
     def find(settings: Settings) -> Plan:
-        """Choose a plan under these settings, and record the outcome."""
         outcomes.append(choose(replace(task, settings=settings)))
         return outcomes[-1].plan
 
@@ -439,10 +435,8 @@ def _workers(name: str, count: int) -> AbstractContextManager[Executor | None]:
 
 
 def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
-    """Return the schedules of ``--schedule``, each once.
-
-    ``kfkb`` alone means every k that is searched without the option.
-    """
+    """Return the schedules of ``--schedule``, each once; ``kfkb`` alone means every k that is
+    searched."""
     from argosy.cli.inputs import whole_number
     from argosy.errors import bad_input, closest
     from argosy.planner import SCHEDULES

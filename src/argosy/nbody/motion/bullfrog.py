@@ -8,7 +8,7 @@ dx/dD = p / (a^2 dD/dt). A step from D_n to D_n+1 with D in their middle is
 with the force F of ``cosmology``. In Zel'dovich's approximation A = v, so any w keeps it. To second
 order, with the second growth function E of
 
-    (2)  E + (2 + dlnH/dlna) E. - 1.5 Om(a) E = -1.5 Om(a) D^2,
+    (2)  E.. + (2 + dlnH/dlna) E. - 1.5 Om(a) E = -1.5 Om(a) D^2,
          dots over lna, E -> -3/7 D^2 early,
 
 v has the part E' = dE/dD of the second-order field, and A at the middle the part e / D - D, with e

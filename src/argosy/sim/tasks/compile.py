@@ -328,10 +328,8 @@ class Compiler:
     def _handed(
         self, stage: int, target: int, layer: int
     ) -> list[tuple[int, int, float, tuple[Flow, ...]]]:
-        """Return (source, destination, bytes, flows) between replicas that hold the same samples.
-
-        The result is cached, because it is the same for all micro-batches.
-        """
+        """Return (source, destination, bytes, flows) between replicas that hold the same samples;
+        cached."""
         if (stage, target) not in self.handed:
             per_sample = self.chain.layers[layer].output_bytes
             transfers = []
@@ -364,10 +362,7 @@ class Compiler:
         return gathered
 
     def _scatter_gradients(self, action: Action) -> None:
-        """Scatter gradients under ZeRO 2 and 3 while the next action computes.
-
-        Every holder keeps the sum of its own part.
-        """
+        """Scatter gradients under ZeRO 2 and 3 to their holders while the next action computes."""
         devices = self.placed[action.stage]
         part = 1 / self.plan.stages[action.stage].num_layers if self.model.prefetch else 1.0
         scattered = self._pass_weights(action, {self.last[device] for device in devices}, part)
@@ -381,10 +376,8 @@ class Compiler:
             self._pass_weights(action, set(itertools.chain.from_iterable(waits)), part)
 
     def _pass_weights(self, action: Action, after: set[int], part: float = 1.0) -> int:
-        """Pass ``part`` of the bytes of a stage's weights around its holders once.
-
-        The task follows the previous exchange of the stage.
-        """
+        """Pass ``part`` of a stage's weight bytes around its holders once, after its previous
+        exchange."""
         if action.stage in self.exchanged:
             after = after | {self.exchanged[action.stage]}
         flows, rounds = self._weights_around((action.stage,), 1)
