@@ -170,7 +170,7 @@ class LeftOutQuestions:
 
     def _ways(self, device: Device) -> Iterator[_Way]:
         """Simulate every way to use a device that passes the checker."""
-        for what, plan in self._plans(device.name):
+        for description, plan in self._plans(device.name):
             with contextlib.suppress(ArgosyError):  # no route there, or too few samples
                 check_plan(plan, self.chain, self.cluster)
                 seconds = self._play(plan, self.cluster)
@@ -178,7 +178,7 @@ class LeftOutQuestions:
                 room = {name: USABLE * self.cluster.device(name).kind.memory for name, _ in needs}
                 missing = max(held - room[name] for name, held in needs)
                 if seconds < math.inf:
-                    yield _Way(what, plan, seconds, max(0.0, missing))
+                    yield _Way(description, plan, seconds, max(0.0, missing))
 
     def _plans(self, name: str) -> Iterator[tuple[str, Plan]]:
         """Yield the plans that use a device, each with a phrase that describes its use."""
@@ -192,8 +192,8 @@ class LeftOutQuestions:
             for number in _powers(stage.end - stage.first - 1):
                 for is_before in (True, False):
                     where = "before" if is_before else "after"
-                    what = f"a stage {where} stage {index}, with {number} of its layers,"
-                    yield what, self._with_stage(name, index, number, is_before)
+                    description = f"a stage {where} stage {index}, with {number} of its layers,"
+                    yield description, self._with_stage(name, index, number, is_before)
 
     def _with_stage(self, name: str, index: int, number: int, is_before: bool) -> Plan:
         """Return the plan with a stage of one device that takes the first or last layers of

@@ -82,7 +82,9 @@ def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, 
         "waits": 1 - load.busy,
     }
     spent = [
-        f"{what} for {percent(share)}" for what, share in shares.items() if share >= _HALF_A_PERCENT
+        f"{part_name} for {percent(share)}"
+        for part_name, share in shares.items()
+        if share >= _HALF_A_PERCENT
     ]
     yield "bottleneck", f"stage {load.stage}: it {', '.join(spent)} of the time"
     if plan.collectives:
@@ -98,11 +100,16 @@ def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, 
     path = critical_parts(explanation.timeline.critical_path())
     total = sum(spent for _, spent in path)
     shown = [
-        (what, spent) for what, spent in path[:_MOST_PARTS] if spent >= _HALF_A_PERCENT * total
+        (part_name, spent)
+        for part_name, spent in path[:_MOST_PARTS]
+        if spent >= _HALF_A_PERCENT * total
     ]
     rest = total - sum(spent for _, spent in shown)
     shown += [("other", rest)] if rest >= _HALF_A_PERCENT * total else []
-    yield "critical path", ", ".join(f"{what} {percent(spent / total)}" for what, spent in shown)
+    yield (
+        "critical path",
+        ", ".join(f"{part_name} {percent(spent / total)}" for part_name, spent in shown),
+    )
 
 
 def _host_use(use: HostUse) -> str:

@@ -118,7 +118,7 @@ def gravity_page(
         f"{box.particles:.3g} particles on {cluster.name}: "
         f"{TIME.format(reasons.priced.step_seconds)} a step"
     )
-    others = [(name, TIME.format(seconds)) for name, seconds in compared]
+    cut_rows = [(name, TIME.format(seconds)) for name, seconds in compared]
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         *(f"<p>{html.escape(line)}.</p>" for line in reason_lines(reasons)),
@@ -131,7 +131,7 @@ def gravity_page(
             domain_rows(cluster, box, reasons.priced),
         ),
         "<h2>Other cuts</h2>",
-        _table(("cut", "step"), others),
+        _table(("cut", "step"), cut_rows),
         "<h2>What would help</h2>",
         _table(("change", "step", "saves"), improvement_rows(reasons)),
     ]

@@ -103,10 +103,10 @@ def what_changes(plan: IslandPlan) -> str:
         if plan.compression is Compression.NONE
         else f"; differences are rounded to {plan.compression}"
     )
-    every = "after every step" if plan.sync_every == 1 else f"for {plan.sync_every} steps"
+    interval = "after every step" if plan.sync_every == 1 else f"for {plan.sync_every} steps"
     apart = "islands average" if plan.sync_every == 1 else "islands train apart"
     return (
-        f"{apart} {every}, so losses differ from synchronous training{late}{lossy}; "
+        f"{apart} {interval}, so losses differ from synchronous training{late}{lossy}; "
         "docs/islands.md has figures"
     )
 

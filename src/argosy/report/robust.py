@@ -25,7 +25,9 @@ def scenario_table(choice: RobustChoice) -> Table:
     rows = [("this plan", choice.chosen)]
     if choice.average.plan != choice.chosen.plan:
         rows.append(("best plan for the average network", choice.average))
-    rows += [(repr(other.plan).partition(", ")[2], other) for other in choice.others[:2]]
+    rows += [
+        (repr(candidate.plan).partition(", ")[2], candidate) for candidate in choice.others[:2]
+    ]
     for name, figures in rows:
         name += ", which gets stuck" if figures.never_ends else ""
         table.add_row(
@@ -63,7 +65,7 @@ def robust_to_dict(choice: RobustChoice) -> dict[str, Any]:
         "gain_over_average_plan": choice.gain if math.isfinite(choice.gain) else None,
         "chosen": _figures_to_dict(choice.chosen),
         "average_plan": _figures_to_dict(choice.average),
-        "others": [_figures_to_dict(other) for other in choice.others],
+        "others": [_figures_to_dict(candidate) for candidate in choice.others],
     }
 
 

@@ -67,7 +67,8 @@ def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
     total = sum(spent for _, spent in summary.critical)
     if total:
         parts = [
-            f"{what} {percent(spent / total)}" for what, spent in summary.critical[:_MOST_PARTS]
+            f"{part_name} {percent(spent / total)}"
+            for part_name, spent in summary.critical[:_MOST_PARTS]
         ]
         rest = sum(spent for _, spent in summary.critical[_MOST_PARTS:])
         parts += [f"other {percent(rest / total)}"] if rest else []

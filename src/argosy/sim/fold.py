@@ -316,9 +316,10 @@ def _one_device_each(plan: Plan, bundles: Sequence[Bundle]) -> Plan:
     """Return the plan with every bundle as one replica of one device."""
     stages = []
     for index, stage in enumerate(plan.stages):
-        mine = bundles_of(plan, bundles, index)
+        stage_bundles = bundles_of(plan, bundles, index)
         replicas = tuple(
-            Replica(devices=(b.name,), samples=sum(r.samples for r in b.replicas)) for b in mine
+            Replica(devices=(b.name,), samples=sum(r.samples for r in b.replicas))
+            for b in stage_bundles
         )
         stages.append(replace(stage, replicas=replicas, context=1, expert=1))
     return replace(plan, stages=tuple(stages))

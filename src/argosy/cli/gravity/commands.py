@@ -94,7 +94,7 @@ def ic(
     )
     cosmology, table = _amplitude(cosmology, sigma8, amplitude, spectrum)
     with progress(f"displacing {per_side}^3 particles", quiet=quiet):
-        made = initial_conditions(
+        created = initial_conditions(
             box=box,
             per_side=per_side,
             redshift=redshift,
@@ -104,14 +104,14 @@ def ic(
             table=table,
             load=unperturbed,
         )
-        write_snapshot(output, made)
+        write_snapshot(output, created)
     if json:
         print_json(
             "nbody ic",
             {"file": str(output), "particles": per_side**3, "box": box, "redshift": redshift},
         )
         return
-    stdout_console().print(f"{output}: {made!r}")
+    stdout_console().print(f"{output}: {created!r}")
 
 
 def _amplitude(

@@ -64,19 +64,21 @@ def plan(
     where = with_traces(where, trace) if trace else where
     box = typical_box(parse_count(particles), mesh_cells=mesh, seed=seed)
     with progress(f"planning {box.particles} particles on {where!r}", quiet=quiet):
-        found = plan_step(where, box)
-        choices = (*found.others, found.best)
+        planned = plan_step(where, box)
+        choices = (*planned.others, planned.best)
         played = [
             (choice, play_run(where, box, choice.domains, steps, rebalance=False))
             for choice in choices
         ]
-        played.append((found.best, play_run(where, box, found.best.domains, steps, rebalance=True)))
+        played.append(
+            (planned.best, play_run(where, box, planned.best.domains, steps, rebalance=True))
+        )
     if output is not None:
-        write_file(output, dumps_gravity_plan(found, seed).encode())
+        write_file(output, dumps_gravity_plan(planned, seed).encode())
     if json:
-        print_json("nbody plan", _content(found, played))
+        print_json("nbody plan", _content(planned, played))
         return
-    _show(stdout_console(width, beside=output), found, played, steps)
+    _show(stdout_console(width, beside=output), planned, played, steps)
 
 
 def parse_count(text: str, where: str = "--particles") -> int:
@@ -105,9 +107,9 @@ def _names(played: Played) -> list[str]:
     ]
 
 
-def _content(found: StepPlan, played: Played) -> dict[str, Any]:
+def _content(planned: StepPlan, played: Played) -> dict[str, Any]:
     """Return the plan and the simulated runs as a dict for JSON."""
-    box = found.box
+    box = planned.box
 
     def row(choice: PricedDomains) -> dict[str, Any]:
         """Return one choice of domains as a dict for JSON."""
@@ -131,7 +133,7 @@ def _content(found: StepPlan, played: Played) -> dict[str, Any]:
                     "memory_bytes": choice.memory[i],
                     "fits": choice.fits[i],
                 }
-                for i, device in enumerate(found.cluster.devices)
+                for i, device in enumerate(planned.cluster.devices)
             ],
         }
 
@@ -140,31 +142,34 @@ def _content(found: StepPlan, played: Played) -> dict[str, Any]:
         for name, (_, run) in zip(_names(played), played, strict=True)
     ]
     return {
-        "cluster": {"name": found.cluster.name, "hash": found.cluster.hash},
+        "cluster": {"name": planned.cluster.name, "hash": planned.cluster.hash},
         "particles": box.particles,
         "mesh_cells": box.mesh_cells,
-        "plan": row(found.best),
-        "compared": [row(choice_made) for choice_made in found.others],
+        "plan": row(planned.best),
+        "compared": [row(choice_made) for choice_made in planned.others],
         "played": runs,
     }
 
 
-def _show(console: Console, found: StepPlan, played: Played, steps: int) -> None:
+def _show(console: Console, planned: StepPlan, played: Played, steps: int) -> None:
     """Print the plan and the simulated runs."""
     from argosy.report.gravity import domain_table
     from argosy.report.tables import plain_table
     from argosy.units import TIME
 
-    box, best = found.box, found.best
-    holders, devices = sum(planes > 0 for planes in best.domains.planes), len(found.cluster.devices)
+    box, best = planned.box, planned.best
+    holders, devices = (
+        sum(planes > 0 for planes in best.domains.planes),
+        len(planned.cluster.devices),
+    )
     mesh = (
         f"a mesh of {box.mesh_cells}^3 cells on {holders} of {devices} devices of "
-        f"{found.cluster.name}"
+        f"{planned.cluster.name}"
     )
     console.print(
         f"{box.particles:.3g} particles, {mesh}: {TIME.format(best.step_seconds)} a step\n"
     )
-    console.print(domain_table(found.cluster, box, best))
+    console.print(domain_table(planned.cluster, box, best))
     console.print()
     headings = ("cut", "step", "slowest / ideal", f"{steps} steps played", "moves")
     table = plain_table(*headings, right=headings[1:])

@@ -213,19 +213,19 @@ def plan(
         has_output=output is not None,
     )
     if wanted is not None:
-        other: dict[str, object] = {
+        conflicting: dict[str, object] = {
             "--scenario": scenario,
             "--for": for_system,
             "--for-trace": for_trace,
             "--max-price-per-hour": max_price_per_hour,
         }
-        other |= {
+        conflicting |= {
             "--max-cost-per-step": max_cost_per_step,
             "--objective": None if objective != "cost" else objective,
         }
-        other |= {"--robust": robust if robust != "mean" else None}
+        conflicting |= {"--robust": robust if robust != "mean" else None}
         mixes = captured is not None and captured.mixes is not None
-        refuse_options({**other, "--program": program if mixes else None}, "with --islands")
+        refuse_options({**conflicting, "--program": program if mixes else None}, "with --islands")
     if output is not None:
         check_output(output, cluster, model, calibration, *(profile or ()), json=json)
     budget = parse_time("--time-budget", time_budget)
@@ -266,13 +266,13 @@ def plan(
         captured = replace(captured, chain=chain)
     else:
         tuning = parse_tuning(train=train, lora=lora, freeze=freeze or (), base=base_weights)
-        asked: dict[str, Any] = {
+        model_options: dict[str, Any] = {
             "sequence_length": sequence_length,
             "dtype": dtype,
             "optimizer": optimizer,
         }
-        asked |= {"tuning": tuning, "powersgd": powersgd}
-        chain = constants.chain(load_model(model, **asked))
+        model_options |= {"tuning": tuning, "powersgd": powersgd}
+        chain = constants.chain(load_model(model, **model_options))
         check_target(settings.target, chain, model)
     costs = compute_model(profile or (), constants, chain=chain, cluster=where, quiet=quiet)
     task = PlanningTask(
@@ -301,7 +301,7 @@ def plan(
         def reload(**changes: Any) -> Chain:
             if captured is not None:
                 return with_optimizer(chain, **changes)
-            return constants.chain(load_model(model, **{**asked, **changes}))
+            return constants.chain(load_model(model, **{**model_options, **changes}))
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(
@@ -314,14 +314,14 @@ def plan(
             )
         show_infeasibility(why, context, json=json, width=width, output=output)
         raise NothingFitsError(why.reason) from None
-    found = outcome.plan
+    best = outcome.plan
     # The name that ``planned_chain`` reads, also for a file.
-    found = replace(found, model=replace(found.model, name=model))
+    best = replace(best, model=replace(best.model, name=model))
     task = replace(task, settings=settings)  # without the workers, which have ended
     if wanted is not None and plan_islands(
         wanted,
         task,
-        found,
+        best,
         auto=islands == "auto",
         output=output,
         json=json,
@@ -330,16 +330,16 @@ def plan(
     ):
         return
     if output is not None:
-        write_file(output, dumps_plan(found).encode())
+        write_file(output, dumps_plan(best).encode())
     if json:
-        print_json("plan", {**_to_dict(found), **outcome.beside})
+        print_json("plan", {**_to_dict(best), **outcome.beside})
         return
     console = stdout_console(width, beside=output)
-    show_plan(console, found, where)
+    show_plan(console, best, where)
     for part in outcome.shown:
         console.print()
         console.print(part)
-    _show_alternatives(console, found, where)
+    _show_alternatives(console, best, where)
     if output is not None and output != STDOUT:
         named = shlex.quote(str(output))
         commands = [f"argosy explain {named}", f"argosy simulate {named}"]
@@ -442,10 +442,12 @@ def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
     from argosy.planner import SCHEDULES
     from argosy.schedule import ScheduleKind, ScheduleSpec
 
-    others = [ScheduleSpec(kind=kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE)]
+    searched_on_request = [
+        ScheduleSpec(kind=kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE)
+    ]
     interleaved = [ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=chunks) for chunks in (2, 4)]
     interleaved += [ScheduleSpec(kind=kind) for kind in ScheduleKind if kind.is_v]
-    searched = [*SCHEDULES, *others, *interleaved]
+    searched = [*SCHEDULES, *searched_on_request, *interleaved]
     known = list(dict.fromkeys(str(spec.kind) for spec in searched))
     chosen: list[ScheduleSpec] = []
     for name in names:

@@ -88,8 +88,8 @@ def demo(
     console = silent_console() if json else stdout_console(width)
     by_hand = load_scenario(read_plan(PLAN))
     _show_cluster(console, by_hand)
-    found, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
-    rows = _compare(by_hand, found, quiet=quiet)
+    best_plan, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
+    rows = _compare(by_hand, best_plan, quiet=quiet)
     _show_plan(console, by_hand, explanation, seconds_by_hand, rows)
     cases, timelines = [], {}
     for name, (schedule, k) in SCHEDULES.items():
@@ -101,10 +101,10 @@ def demo(
     plan_file, trace_file, page_file = (
         out / name for name in ("demo-plan.json", "demo-trace.json.gz", "demo.html")
     )
-    write_file(plan_file, dumps_plan(found).encode(), make_folder=True)
+    write_file(plan_file, dumps_plan(best_plan).encode(), make_folder=True)
     for path, content in trace_files(timelines[_TOLD[0]], output=trace_file).items():
         write_file(path, content)
-    _write_page(by_hand, found, rows, page_file, quiet=quiet)
+    _write_page(by_hand, best_plan, rows, page_file, quiet=quiet)
     console.print(
         f"\nwrote {page_file}, the plan as a page to look at in a browser", soft_wrap=True
     )
@@ -133,21 +133,21 @@ def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
     from argosy.sim.simulate import simulate
 
     chain, cluster, batch = by_hand.chain, by_hand.cluster, by_hand.plan.global_batch
-    found = search(
+    best_plan = search(
         chain, cluster, global_batch=batch, settings=Settings(), model=by_hand.model, quiet=quiet
     )
     seconds = simulate(by_hand.plan, chain, cluster).iteration_ends[0]
-    return found, explain_plan(found, chain, cluster), seconds
+    return best_plan, explain_plan(best_plan, chain, cluster), seconds
 
 
-def _compare(by_hand: Scenario, found: Plan, *, quiet: bool) -> list[ContestRow]:
+def _compare(by_hand: Scenario, best_plan: Plan, *, quiet: bool) -> list[ContestRow]:
     """Compare the plan found with those of other planners, on the constant network."""
     from argosy.cli.planning.compare import compared
     from argosy.cluster.lasting import at_time_zero
 
     cluster, batch = at_time_zero(by_hand.cluster), by_hand.plan.global_batch
     return compared(
-        by_hand.chain, cluster, batch, by_hand.model, names=PLANNERS, ours=found, quiet=quiet
+        by_hand.chain, cluster, batch, by_hand.model, names=PLANNERS, ours=best_plan, quiet=quiet
     )
 
 
@@ -167,7 +167,7 @@ def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
 
 
 def _write_page(
-    by_hand: Scenario, found: Plan, rows: list[ContestRow], page: Path, *, quiet: bool
+    by_hand: Scenario, best_plan: Plan, rows: list[ContestRow], page: Path, *, quiet: bool
 ) -> None:
     """Write the page of the plan found, with those of other planners as bars."""
     from dataclasses import replace
@@ -175,7 +175,7 @@ def _write_page(
     from argosy.cli.planning.report import write_page
     from argosy.cluster.lasting import at_time_zero
 
-    scenario = replace(by_hand, plan=found, cluster=at_time_zero(by_hand.cluster))
+    scenario = replace(by_hand, plan=best_plan, cluster=at_time_zero(by_hand.cluster))
     rivals = [(row.name, row.entry.seconds if row.entry else None, row.reason) for row in rows]
     write_page(scenario, {}, rivals, page, quiet=quiet)
 

@@ -82,9 +82,9 @@ def gpu_forces(
     split = settings.split(box)
     where = torch.device(device)
     watch = _Watch(where)
-    there = _to_device(positions, where)
+    on_device = _to_device(positions, where)
     watch.mark("copy")
-    order, along, tree = _grown(there, box, settings, watch)
+    order, along, tree = _grown(on_device, box, settings, watch)
     tasks = walk_on_device(tree, box, split, settings.tolerance)
     watch.mark("walk")
     force = sum_on_device(tree, along, tasks, box, split)
@@ -161,10 +161,12 @@ class GpuTree:
         packages = list(list_packages(tree, cells, wanted, split.lengths(box), settings.tolerance))
         walked = time.perf_counter()
         where = torch.device(self.device)
-        there, tasks = _tree_to(where, tree), _tasks_to(where, packages, len(tree.leaves))
-        found = sum_on_device(there, torch.from_numpy(positions).to(where), tasks, box, split)
-        force: Floats = found.cpu().numpy()
-        work: Floats = count_pairs(there, tasks).double().cpu().numpy()
+        device_tree, tasks = _tree_to(where, tree), _tasks_to(where, packages, len(tree.leaves))
+        summed = sum_on_device(
+            device_tree, torch.from_numpy(positions).to(where), tasks, box, split
+        )
+        force: Floats = summed.cpu().numpy()
+        work: Floats = count_pairs(device_tree, tasks).double().cpu().numpy()
         seconds = time.perf_counter() - walked
         return TreeForce(
             force=force,
@@ -215,8 +217,8 @@ class GpuGravity(LocalGravity):
         return particles, found.total
 
     def short(self, particles: Particles, active: Flags) -> Floats:
-        there = torch.from_numpy(particles.positions).to(self.device)
-        order, along, tree = _grown(there, self.size, self.settings)
+        on_device = torch.from_numpy(particles.positions).to(self.device)
+        order, along, tree = _grown(on_device, self.size, self.settings)
         split = self.settings.split(self.size)
         flags = torch.from_numpy(active).to(self.device)[order]
         before = torch.cumsum(torch.cat([flags.new_zeros(1), flags]).to(torch.int64), 0)
@@ -228,9 +230,9 @@ class GpuGravity(LocalGravity):
         return force
 
     def smooth(self, particles: Particles) -> Floats:
-        there = torch.from_numpy(particles.positions).to(self.device)
-        found = mesh_on_device(there, mesh_shape(self.size, self.settings))
-        force: Floats = found.cpu().numpy()
+        on_device = torch.from_numpy(particles.positions).to(self.device)
+        device_force = mesh_on_device(on_device, mesh_shape(self.size, self.settings))
+        force: Floats = device_force.cpu().numpy()
         return self.strength * force
 
 

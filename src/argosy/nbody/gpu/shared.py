@@ -55,10 +55,10 @@ class SharedGpuGravity(SharedGravity):
         return particles, self.strength * (short + smooth)
 
     def keys(self, positions: Floats) -> Keys:
-        found: Keys = (
+        keys: Keys = (
             device_keys(torch.from_numpy(positions).to(self.device), self.size).cpu().numpy()
         )
-        return found
+        return keys
 
     def _tree(
         self,
@@ -72,15 +72,15 @@ class SharedGpuGravity(SharedGravity):
         split = self.settings.split(self.size)
         own = torch.from_numpy(particles.positions).to(self.device)
         flags = torch.from_numpy(active).to(self.device)
-        others = self._halo(own, flags, split.cutoff)
+        halo = self._halo(own, flags, split.cutoff)
         waited = self._now()
         self.exchanging += waited - begin  # waiting for other ranks does not count as work
         if not active.any():
             self._spend(ForcePhase.TREE, 0.0, 0.0)
             self._spend(ForcePhase.PAIRS, 0.0, 0.0)
             return np.zeros((len(particles), 3))
-        held = torch.cat([own, others])
-        targets = torch.cat([flags, torch.zeros(len(others), dtype=torch.bool, device=own.device)])
+        held = torch.cat([own, halo])
+        targets = torch.cat([flags, torch.zeros(len(halo), dtype=torch.bool, device=own.device)])
         keys, order = torch.sort(device_keys(held, self.size), stable=True)
         along = held[order]
         tree = grow_on_device(keys, along, leaf_size=self.settings.leaf_size)
@@ -104,20 +104,20 @@ class SharedGpuGravity(SharedGravity):
             float((counted[:, 1] + NODE_PAIRS * counted[:, 0]).sum()),
             summed - walked,
         )
-        mine = per_particle[: len(own)].cpu().numpy()
-        self._work[places[active]] += mine[active]
-        found: Floats = force[: len(own)].cpu().numpy()
-        return found
+        own_work = per_particle[: len(own)].cpu().numpy()
+        self._work[places[active]] += own_work[active]
+        own_force: Floats = force[: len(own)].cpu().numpy()
+        return own_force
 
     def _mesh(self, particles: Particles) -> Floats:
         begin = self._now()
         cells = self.settings.mesh_cells
         self.planes = self.planes or even_planes(cells, self.ranks.size)
-        there = torch.from_numpy(particles.positions).to(self.device)
-        found = mesh_on_device(
-            there, mesh_shape(self.size, self.settings), self.mesh_ranks, self.planes
+        on_device = torch.from_numpy(particles.positions).to(self.device)
+        device_force = mesh_on_device(
+            on_device, mesh_shape(self.size, self.settings), self.mesh_ranks, self.planes
         )
-        force: Floats = found.cpu().numpy()
+        force: Floats = device_force.cpu().numpy()
         slab = self.planes[self.ranks.rank + 1] - self.planes[self.ranks.rank]
         self._spend(ForcePhase.MESH, float(slab * cells**2), self._now() - begin)
         return force

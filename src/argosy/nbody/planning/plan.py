@@ -391,9 +391,9 @@ class _StepGraph:
                 for sender in (place - 1, place + 1)
                 if 0 <= sender < len(self.busy)
             ]
-            others = [sender for sender in self.busy if sender != device]
-            held = sum(self.particles[sender] for sender in others)
-            for sender in others:
+            senders = [sender for sender in self.busy if sender != device]
+            held = sum(self.particles[sender] for sender in senders)
+            for sender in senders:
                 part = wanted / 2 * self.particles[sender] / held + (
                     wanted / 2 / len(near) if sender in near else 0.0
                 )

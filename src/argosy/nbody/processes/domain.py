@@ -104,7 +104,7 @@ def sorted_order(keys: Keys, ids: Names) -> Names:
 def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
     """Return the cells of all ranks' sorted keys; every round of counting adds three bits of the
     key."""
-    found: list[tuple[Keys, Keys]] = []
+    found_cells: list[tuple[Keys, Keys]] = []
     low, bits = np.zeros(1, np.int64), KEY_BITS
     while len(low):
         bits -= 3
@@ -121,11 +121,11 @@ def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
             small = (whole > 0) & (whole <= most_particles)
             if width == 1 and bits == 0:
                 small = whole > 0
-            found.append((low[small], low[small] + (width * step - 1)))
+            found_cells.append((low[small], low[small] + (width * step - 1)))
             low, counts = low[whole > most_particles], counts[whole > most_particles]
         if bits == 0:
             break
-    lows, highs = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    lows, highs = (np.concatenate(parts) for parts in zip(*found_cells, strict=True))
     order = np.argsort(lows)
     return Cells(low=lows[order], high=highs[order])
 
@@ -149,11 +149,11 @@ def essential_tree(
     """
     cells = common_cells(keys, cell_size, ranks)
     cell = np.searchsorted(cells.high, keys)
-    mine = _distinct(cell[active])
+    active_cells = _distinct(cell[active])
     home = _homes(_distinct(cell), len(cells.low), ranks)
     kept = _Rows.of(particles, keys).completed(cells, home, ranks)
     top = _top_tree(cells, kept, leaf_size, ranks)
-    opened = _opened(top, top.leaves[mine], box, cutoff, softened, tolerance)
+    opened = _opened(top, top.leaves[active_cells], box, cutoff, softened, tolerance)
     away = opened[home[opened] != ranks.rank]
     present = kept.joined(kept.fetched(cells, away, home, ranks))
     tree = _assemble(top, cells, present.keys, leaf_size)
@@ -167,7 +167,7 @@ def essential_tree(
     return EssentialTree(
         tree=tree,
         positions=present.positions,
-        targets=top.leaves[mine],
+        targets=top.leaves[active_cells],
         wanted=before[last] > before[first],
         own=own,
         received=len(present.ids) - len(particles),

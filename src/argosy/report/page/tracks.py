@@ -107,10 +107,12 @@ def _alike(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["note"], row["limit"], *row["area"]), []).append(row)
-    more = [f" and {len(group) - 1} alike" if len(group) > 1 else "" for group in groups.values()]
+    suffixes = [
+        f" and {len(group) - 1} alike" if len(group) > 1 else "" for group in groups.values()
+    ]
     return [
         group[0] | {"label": group[0]["label"] + text}
-        for group, text in zip(groups.values(), more, strict=True)
+        for group, text in zip(groups.values(), suffixes, strict=True)
     ]
 
 

@@ -109,7 +109,7 @@ class Repeats:
         events = sorted(event for event in engine.heap if _is_foreseen(event))
         flows = engine.network.under_way()
         marks = (
-            *((act.__name__, _subject(what[0], base)) for _, _, act, what in events),
+            *((act.__name__, _subject(arguments[0], base)) for _, _, act, arguments in events),
             *((*whose(flow), flow.route) for flow in flows),
             *(whose(flow) for flow in engine.network.waiting),
             *(
@@ -150,10 +150,10 @@ class Repeats:
     def _jump(self, view: View, earlier: View, times: int) -> None:
         """Move the engine ``times`` periods ahead (1), (2)."""
         engine = self.engine
-        period, every = view.now - earlier.now, view.finished - earlier.finished
-        seconds, iterations = times * period, times * every
-        more = iterations * engine.size
-        ends = engine.iteration_ends[-every:]
+        period, period_iterations = view.now - earlier.now, view.finished - earlier.finished
+        seconds, iterations = times * period, times * period_iterations
+        offset = iterations * engine.size
+        ends = engine.iteration_ends[-period_iterations:]
         engine.iteration_ends += [
             end + (time + 1) * period for time in range(times) for end in ends
         ]
@@ -166,18 +166,23 @@ class Repeats:
         )
         for flow in (*engine.network.under_way(), *engine.network.waiting):
             instance, where = cast(tuple[int, str], flow.owner)
-            flow.owner = (instance + more, where)
+            flow.owner = (instance + offset, where)
         knots = [event for event in engine.heap if event[2] == engine.network.change]
         engine.heap = [
-            (time + seconds, number, act, (what[0] + more,) if isinstance(what[0], int) else what)
-            for time, number, act, what in filter(_is_foreseen, engine.heap)
+            (
+                time + seconds,
+                number,
+                act,
+                (arguments[0] + offset,) if isinstance(arguments[0], int) else arguments,
+            )
+            for time, number, act, arguments in filter(_is_foreseen, engine.heap)
         ]
         engine.heap += knots
         heapq.heapify(engine.heap)
-        engine.waiting = {key + more: count for key, count in engine.waiting.items()}
-        engine.flows_left = {key + more: count for key, count in engine.flows_left.items()}
-        engine.started = {key + more: time + seconds for key, time in engine.started.items()}
-        engine.arrival = {key + more: time + seconds for key, time in engine.arrival.items()}
+        engine.waiting = {key + offset: count for key, count in engine.waiting.items()}
+        engine.flows_left = {key + offset: count for key, count in engine.flows_left.items()}
+        engine.started = {key + offset: time + seconds for key, time in engine.started.items()}
+        engine.arrival = {key + offset: time + seconds for key, time in engine.arrival.items()}
         engine.left = {key + iterations: count for key, count in engine.left.items() if count}
         engine.begun = {key + iterations for key in engine.begun}
         engine.now += seconds

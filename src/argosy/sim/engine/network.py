@@ -179,7 +179,7 @@ class Network:
         for flow in self.under_way():
             flow.started += seconds
             flow.settled += seconds
-        self.carried = [before + more for before, more in zip(self.carried, carried, strict=True)]
+        self.carried = [before + added for before, added in zip(self.carried, carried, strict=True)]
 
     def _start(self, flow: ActiveFlow, now: float) -> bool:
         """Start a flow on its best route; return False if conflicts block all routes."""
@@ -215,10 +215,10 @@ class Network:
         """Return whether an edge in conflict with a route carries bytes."""
         if not self.sides:
             return False
-        mine = {place for link in route.links for place in self.sides.get(link, ())}
+        own_sides = {place for link in route.links for place in self.sides.get(link, ())}
         return any(
             count and side != own
-            for conflict, own in mine
+            for conflict, own in own_sides
             for side, count in enumerate(self.active[conflict])
         )
 
