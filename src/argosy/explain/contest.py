@@ -217,8 +217,8 @@ def _busy(
 
 
 def why_slower(entry: Entry, best: Entry) -> tuple[Loss, float]:
-    """Return the loss that grew most over the best plan, and its growth as a share of the
-    capacity."""
+    """Return the loss that grew most over the best plan, and that growth as a share of the
+    iteration."""
     ratio = best.seconds / entry.seconds
     growth = {loss: share - ratio * best.share(loss) for loss, share in entry.losses}
     worst = max(growth, key=lambda loss: growth[loss])

@@ -42,9 +42,9 @@ def plan(
 ) -> None:
     """Price, choose and simulate a step of gravity on a cluster.
 
-    Shows which device gets which share of the particles and of the mesh, and the step against equal
-    counts and against counts by speed; then plays steps under the cluster's changes, with and
-    without re-balancing.
+    Shows which device gets which share of the particles and of the mesh, and compares the step with
+    equal counts and with counts by speed; then simulates steps under the cluster's changes, with
+    and without re-balancing.
 
     \b
     Example:

@@ -137,10 +137,10 @@ def run(
     """Simulate a box of particles to a later time.
 
     Runs on one process, on several of this machine (--processes), or on many machines under
-    torchrun. A run that was killed goes on with --resume, to the same bits. With --cluster, process
-    i is the cluster's device i: none gets more than fits into its memory, runs begin cut by the
-    devices' speeds, and go on by those measured. Forces are computed on the --device; if only some
-    processes have a GPU, these sum pairs there, and all grow their tree on CPUs.
+    torchrun. A run that was killed continues with --resume, to the same bits. With --cluster,
+    process i is the cluster's device i: none gets more than fits into its memory; the work is first
+    divided by the devices' speeds, then by measured ones. Forces are computed on the --device; if
+    only some processes have a GPU, these sum pairs there, and all build their tree on CPUs.
 
     \b
     Examples:

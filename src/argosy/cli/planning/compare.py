@@ -84,10 +84,10 @@ def compare(
     """Compare every planner's plan with ours in one simulator.
 
     Prints how long an iteration takes with the plan of each, how that compares with ours, and why
-    it is slower. Where links or devices change, each plan is played from several moments (of every
-    scenario), and the mean counts, or what --robust says; the others plan for the cluster as it is
-    at time 0, ours for its changes. With --islands, plans whose groups of devices exchange
-    parameters now and then are shown beside ours, for the cluster at time 0.
+    it is slower. If links or devices change, each plan is simulated from several start times (of
+    every scenario), and the mean counts, or the objective of --robust; the others plan for the
+    cluster as it is at time 0, ours for its changes. With --islands, plans whose groups of devices
+    exchange parameters only every few steps are shown beside ours, for the cluster at time 0.
 
     \b
     Examples:

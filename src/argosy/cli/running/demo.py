@@ -61,10 +61,10 @@ def demo(
 ) -> None:
     """Plan a model for a mixed cluster, explain, simulate, train.
 
-    On a bundled cluster of 16 GPUs of two generations: finds a plan, compares it with others, says
-    what holds it up and what fills its memory, and plays schedules while other jobs take a link
-    away. Then a small GPT is trained on four unequal hosts of this machine, by Argosy's plan and by
-    the even one. Needs no GPU.
+    On a bundled cluster of 16 GPUs of two generations: finds a plan, compares it with others, shows
+    its bottleneck and what fills its memory, and simulates schedules while other jobs use a link.
+    Then a small GPT is trained on four unequal hosts of this machine, by Argosy's plan and by the
+    even one. Needs no GPU.
 
     \b
     Example:

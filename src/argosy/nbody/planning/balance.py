@@ -30,7 +30,7 @@ from argosy.solve.search.chain import cut_chain
 Ends = tuple[int, ...]
 """Per rank, one past its last leaf."""
 
-# Repetitions of the cut for (2); the T found changes little after that.
+# How often the cut is repeated to find (2).
 _ROUNDS = 4
 
 
