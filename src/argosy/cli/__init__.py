@@ -1,5 +1,7 @@
-"""The command line: one module per subcommand. Here errors become messages and exit codes, and
-nowhere else."""
+"""Run the command line: one module per subcommand.
+
+Only this module turns errors into messages and exit codes.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from pathlib import Path
 from argosy.errors import ArgosyError, InputError, Problem, bad_input
 
 COMPLETING = "_ARGOSY_COMPLETE"
-"""Set by a shell that asks what could come next."""
+"""The environment variable that a shell sets to request completions."""
+# Exit codes if the reader of our output has gone, and after an interrupt (128 + SIGINT).
 BROKEN_PIPE = 1
 INTERRUPTED = 130
+# System errors for missing permission, and for missing space.
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -25,21 +29,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # a bar that a terminal cannot show is no reason to fail
+            # A character that a terminal cannot show is no reason to fail.
+            stream.reconfigure(errors="replace")
     sys.exit(_run(arguments))
 
 
 def _open_what_is_closed() -> None:
-    """Whoever closed a stream wants none of it; in their place a file that we write could get a
-    stream's number."""
+    """Replace standard streams that the caller closed by ``/dev/null``.
+
+    Otherwise a file that we write could get a stream's number.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (until the end)
+            # The file stays open until the end of the process.
+            null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, null)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    """Run a command and return its exit code."""
     from argosy.cli.app import app
     from argosy.cli.usage import UsageError, as_input_error, is_help
 
@@ -64,7 +72,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _tell(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         _drop_output()
         return BROKEN_PIPE
     except MemoryError as error:
@@ -100,11 +108,13 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _drop_output() -> None:
-    """Keep the interpreter from flushing once more, when it ends, what could not be written."""
+    """Discard output that could not be written, so that the interpreter does not flush it at its
+    end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(error: ArgosyError) -> int:
+    """Print an error on stderr and return its exit code."""
     for line in str(error).splitlines():
         sys.stderr.write(f"error: {line}\n")
     return error.exit_code

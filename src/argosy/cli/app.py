@@ -1,4 +1,7 @@
-"""The tree of commands. Importing it is cheap: each command imports what it needs when it runs."""
+"""Build the tree of commands.
+
+Importing this module is cheap: each command imports what it needs when it runs.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,9 @@ from argosy.cli.running.probe import probe
 from argosy.cli.running.profile import profile
 from argosy.cli.running.run import run
 
+# The command ``argosy``.
 app = typer.Typer(
-    help="Parallel training on unequal devices over a changing network: which plan, and why?",
+    help="Plan, simulate and run parallel training on unequal devices over a changing network.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -40,6 +44,7 @@ app = typer.Typer(
 
 
 def _print_version(wanted: bool) -> None:
+    """Print the version and exit if it was requested."""
     if wanted:
         typer.echo(f"argosy {__version__}")
         raise typer.Exit
@@ -54,7 +59,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Parallel training on unequal devices over a changing network: which plan, and why?
+    """Plan, simulate and run parallel training on unequal devices over a changing network.
 
     \b
     Begin with:
@@ -64,6 +69,7 @@ def options(
     """
 
 
+# The commands in the order in which help lists them.
 COMMANDS = (
     demo,
     init,

@@ -1,4 +1,4 @@
-"""``argosy completion``: the tab key in bash, zsh and fish."""
+"""Print the completion scripts of ``argosy completion`` for bash, zsh and fish."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from argosy.cli.options import Json
 
 
 class Shell(StrEnum):
+    """The shells that a completion script can be printed for."""
+
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"
@@ -21,10 +23,10 @@ def completion(
     shell: Annotated[Shell, typer.Argument(help="The shell to write it for.", show_default=False)],
     json: Json = False,
 ) -> None:
-    """Tab completion for bash, zsh or fish.
+    """Print a script for tab completion in bash, zsh or fish.
 
-    Prints what a shell has to read. Commands, options, and names of models, clusters, plans and
-    profiles complete.
+    A shell that has read the script completes commands, options, and the names of models, clusters,
+    plans and profiles.
 
     \b
     Examples:
@@ -44,7 +46,7 @@ def completion(
 
 
 def listen() -> None:
-    """Let the command line answer a shell that asks."""
+    """Let the command line answer a shell's request for completions."""
     from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()

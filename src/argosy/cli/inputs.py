@@ -1,4 +1,4 @@
-"""What the arguments of a command name: plans, clusters, changes over time, schedules."""
+"""Load what the arguments of a command name: plans, clusters, changes over time, schedules."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ from argosy.workload.hub import cached_config
 from argosy.workload.load import preset_names, read_profiles
 from argosy.workload.profile import Profile
 
+# The value of --trace and --calibration that means none.
 _NONE = "none"
 MOST_ITERATIONS = 10**6
-"""That a simulation plays, also where most of them repeat others: each has its own time in the
-result."""
+"""The largest number of iterations of a simulation, including skipped ones: the result has the time
+of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A plan with everything that it takes to play it."""
+    """A plan with everything that is needed to simulate it."""
 
     plan: Plan
     chain: Chain
@@ -63,7 +64,7 @@ def load_scenario(
     calibration: str | None = None,
     quiet: bool = False,
 ) -> Scenario:
-    """The plan in a document, on its own cluster or another, under other changes or another
+    """Load the plan in a document, on its own cluster or another, with other changes or
     schedule."""
     plan = plan_from_document(document)
     plan = replace(plan, schedule=_schedule(plan.schedule, schedule, k))
@@ -84,8 +85,10 @@ def load_scenario(
 
 
 def _shortened(plan: Plan, cluster: Cluster, *, quiet: bool) -> Plan:
-    """Return what of a plan can be played in seconds, with a note on stderr if that is not all of
-    it."""
+    """Return the part of a plan that can be simulated in seconds.
+
+    Prints a note on stderr if that is not the whole plan.
+    """
     short = shortened(plan, cluster)
     if short is not plan and not quiet:
         counts = f"{short.num_micro_batches:,} of {plan.num_micro_batches:,} micro-batches"
@@ -103,8 +106,8 @@ def cost_model_for(
     profiles: Sequence[str] = (),
     calibration: str | None = None,
 ) -> CostModel:
-    """Return the cost model of a plan, with what the options give in place of its profiles or its
-    constants."""
+    """Return the cost model of a plan, with profiles or constants replaced by those of the
+    options."""
     costs = remembered(plan, document)
     if profiles:
         costs = replace(costs, profiles=_profiles_of(profiles, chain))
@@ -114,8 +117,11 @@ def cost_model_for(
 
 
 def _with_what_holds(scenario: Scenario) -> Plan:
-    """Return the plan; with a warning on stderr and without prediction, certificate and runner-ups
-    if these were made under another cost model."""
+    """Return the plan, without predictions that were made under another cost model.
+
+    In that case a warning is printed on stderr, and prediction, certificate and runner-ups are
+    removed.
+    """
     plan = scenario.plan
     difference = another_cost_model(plan, scenario.chain, scenario.cluster.fit, scenario.model)
     if difference is None:
@@ -138,19 +144,23 @@ def another_cost_model(
 
 
 def model_of(plan: Plan, document: Document, *, suggestion: str | None = None) -> str | None:
-    """The preset or file that a plan names; None if the plan holds the layers of a program itself.
-    A file is looked for from here, as it was named, then from beside the plan, so that a folder
-    with both can be used from anywhere."""
+    """Return the preset or file that a plan names; None if the plan contains the layers of a
+    program.
+
+    A file is searched relative to the working folder, then beside the plan, so that a folder with
+    both can be used from anywhere. Raises ``InputError`` if it is not found.
+    """
     if plan.model.content:
         return None
-    found = _model_of(plan, document)
-    if found is None:
+    model = _model_of(plan, document)
+    if model is None:
         expected = "a preset, or a file or folder that is here or beside the plan"
         raise document.error(("model", "name"), expected, plan.model.name, suggestion=suggestion)
-    return found
+    return model
 
 
 def _model_of(plan: Plan, document: Document) -> str | None:
+    """Return the preset or file that a plan names; None if it is not found."""
     name = plan.model.name
     beside = Path(document.file).parent / name
     if name in preset_names() or is_there(name) or cached_config(name) is not None:
@@ -159,12 +169,15 @@ def _model_of(plan: Plan, document: Document) -> str | None:
 
 
 def costs_of_run(plan: Plan, document: Document, given: str | None, *, needed: bool) -> str | None:
-    """Where a run finds its model's costs, if not by the name in the plan: what is ``given``, or
-    beside the plan. An ``InputError`` where they are ``needed`` and nowhere to be found."""
+    """Return the location of a run's model costs: ``given``, or beside the plan.
+
+    Returns None if it is the name in the plan. Raises ``InputError`` if the costs are ``needed``
+    and cannot be found.
+    """
     if given is None and needed:
         given = model_of(plan, document, suggestion="--model says where its costs are")
-    found = given or _model_of(plan, document)
-    return None if found == plan.model.name else found
+    location = given or _model_of(plan, document)
+    return None if location == plan.model.name else location
 
 
 def load_calibration(path: str | None) -> Calibration:
@@ -182,13 +195,13 @@ def _profiles_of(paths: Sequence[str], chain: Chain | None) -> tuple[Profile, ..
 
 
 def _warn_of_another_cluster(plan: Plan, cluster: Cluster) -> None:
-    """On stderr, where a cluster is not, byte for byte, the one that the plan was made for."""
+    """Warn on stderr if a cluster is not exactly the one that the plan was made for."""
     if plan.cluster.hash != cluster.hash:
         made_for = (
             f"the plan was made for {plan.cluster.name} as it was (hash {plan.cluster.hash[:8]})"
         )
-        told = f"{made_for}; {cluster.name} is not the same (hash {cluster.hash[:8]})"
-        sys.stderr.write(f"warning: {told}: what the plan predicts may not hold here\n")
+        difference = f"{made_for}; {cluster.name} is not the same (hash {cluster.hash[:8]})"
+        sys.stderr.write(f"warning: {difference}: what the plan predicts may not hold here\n")
 
 
 def compute_model(
@@ -199,7 +212,7 @@ def compute_model(
     cluster: Cluster,
     quiet: bool,
 ) -> ComputeModel:
-    """The roofline, with measured profiles in its place for the device kinds that they are of."""
+    """Return the compute model: profiles for the device kinds that have them, else the roofline."""
     measured = _profiles_of(profiles, chain)
     if not quiet:
         note_of_other_kinds(measured, cluster)
@@ -208,27 +221,37 @@ def compute_model(
 
 
 def note_of_other_kinds(profiles: Sequence[Profile], cluster: Cluster) -> None:
-    """On stderr, which profiles change nothing; one set of them may serve several clusters."""
-    there = sorted({device.kind.name for device in cluster.devices})
-    others = sorted({profile.device for profile in profiles} - set(there))
+    """Print on stderr which profiles have no effect on this cluster.
+
+    It is no error, because one set of profiles may be used for several clusters.
+    """
+    kinds = sorted({device.kind.name for device in cluster.devices})
+    others = sorted({profile.device for profile in profiles} - set(kinds))
     if others:
-        told = f"{cluster.name} has no {' and no '.join(others)}, but {', '.join(there)}"
-        sys.stderr.write(f"note: {told}: --profile changes nothing for a kind that is not there\n")
+        difference = f"{cluster.name} has no {' and no '.join(others)}, but {', '.join(kinds)}"
+        sys.stderr.write(
+            f"note: {difference}: --profile changes nothing for a kind that is not there\n"
+        )
 
 
 def _check_same_model(profile: Profile, chain: Chain) -> None:
-    """Layers of models have the same names: times of one are not those of another, nor of another
-    length."""
+    """Raise ``InputError`` for a profile of another model or sequence length.
+
+    Layers of different models have the same names, so their times could be confused.
+    """
     names = preset_names()
     if profile.model in names and chain.name in names and profile.model != chain.name:
         raise bad_input(f"a profile of {chain.name}", profile.model, where="--profile")
     if profile.sequence_length not in (1, chain.sequence_length):
-        expected = f"a profile with {chain.sequence_length} tokens per sample, or --sequence-length as measured"
+        expected = (
+            f"a profile with {chain.sequence_length} tokens per sample, or --sequence-length as "
+            "measured"
+        )
         raise bad_input(expected, profile.sequence_length, where="--profile")
 
 
 def parse_time(where: str, text: str | None) -> float:
-    """Seconds of an option; infinity where nothing is given."""
+    """Return the seconds of an option; infinity if it is not given."""
     if text is None:
         return math.inf
     try:
@@ -238,16 +261,17 @@ def parse_time(where: str, text: str | None) -> float:
 
 
 def parse_rate(where: str, text: str) -> float:
-    """Bytes/s of an option or argument."""
+    """Parse an option or argument as bytes/s."""
     return _parse(RATE, where, text)
 
 
 def parse_size(where: str, text: str) -> float:
-    """Bytes of an option."""
+    """Parse an option as bytes."""
     return _parse(SIZE, where, text)
 
 
 def _parse(quantity: Quantity, where: str, text: str) -> float:
+    """Parse a quantity; raise ``InputError`` that names the option."""
     try:
         return quantity.parse(text)
     except Mismatch as error:
@@ -258,8 +282,10 @@ def _parse(quantity: Quantity, where: str, text: str) -> float:
 
 
 def refuse_options(given: Mapping[str, object], why: str) -> None:
-    """Raise ``InputError`` for the first option that was given and means nothing here; False is a
-    flag left out."""
+    """Raise ``InputError`` for the first option that was given and has no meaning here.
+
+    None and False mean that an option was not given.
+    """
     for option, value in given.items():
         if value is not None and value is not False:
             found = (
@@ -273,8 +299,10 @@ def refuse_options(given: Mapping[str, object], why: str) -> None:
 
 
 def whole_number(text: str) -> int | None:
-    """None where it is none that Python reads: ``²`` is a digit and no number, and thousands of
-    them are too many."""
+    """Return a text as a whole number; None if it is none.
+
+    Python rejects ``²``, which is a digit and no number, and texts of thousands of digits.
+    """
     try:
         return int(text) if text.strip().isdecimal() else None
     except ValueError:
@@ -282,13 +310,15 @@ def whole_number(text: str) -> int | None:
 
 
 def check_at_least(option: str, value: int, least: int) -> int:
+    """Return a value; raise ``InputError`` if it is below ``least``."""
     if value < least:
         raise bad_input(f"a whole number of at least {least}", value, where=option)
     return value
 
 
 def check_iterations(count: int) -> int:
-    """What can be played and told: every iteration has a time of its own."""
+    """Return a number of iterations; raise ``InputError`` if it is too large for a result with
+    every time."""
     if not 1 <= count <= MOST_ITERATIONS:
         least = "a whole number of at least 1" if count < 1 else f"at most {MOST_ITERATIONS:,}"
         raise bad_input(least, count, where="--iterations")
@@ -296,14 +326,14 @@ def check_iterations(count: int) -> int:
 
 
 def too_long(until: str | None) -> InputError:
-    """For a time in which more iterations begin than can be played and told."""
+    """Return the error for a time in which too many iterations begin."""
     return bad_input(
         f"a time in which fewer than {MOST_ITERATIONS:,} iterations begin", until, where="--until"
     )
 
 
 def _schedule(planned: ScheduleSpec, name: str | None, k: int | None) -> ScheduleSpec:
-    """The plan's schedule, or the one that the options ask for; ``--k`` alone asks for kfkb."""
+    """Return the plan's schedule, or that of the options; ``--k`` alone means kfkb."""
     if name is None and k is None:
         return planned
     if name is None:
@@ -318,13 +348,13 @@ def _schedule(planned: ScheduleSpec, name: str | None, k: int | None) -> Schedul
 
 
 class _ChangesSchema(Schema):
-    """A file for ``--trace``: only what a cluster file says under [[changes]]."""
+    """A file for ``--trace`` that contains only the [[changes]] of a cluster file."""
 
     changes: list[ChangeSchema] = Field(min_length=1)
 
 
 def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--trace") -> Cluster:
-    """The cluster with what ``option`` names in place of its own changes, one after the other."""
+    """Return the cluster with its own changes replaced by those that ``option`` names, in order."""
     cluster = with_changes(cluster, [])
     for trace in traces:
         if trace == _NONE:
@@ -344,8 +374,10 @@ def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--tra
 
 
 def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
-    """``link`` or ``device``: what ``target`` matches; the columns of its file decide where it
-    matches both."""
+    """Return ``link`` or ``device``, whichever ``target`` matches.
+
+    If it matches both, the columns of its file decide.
+    """
     columns = column_names(file)
     edges = sorted(cluster.edges)
     devices = [device.name for device in cluster.devices]
@@ -362,7 +394,8 @@ def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
 
 
 def _add_changes(cluster: Cluster, document: Document, folder: Path) -> Cluster:
-    """The cluster with one more file of changes; problems are reported at the file's own lines."""
+    """Return the cluster with one more file of changes; problems are reported at the file's own
+    lines."""
     content: dict[str, Any] = json.loads(cluster.content)
     earlier = content.get("changes", [])
     lines: dict[Location, int] = {

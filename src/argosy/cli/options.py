@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Define options that several commands share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from argosy.cli import names
 from argosy.errors import bad_input
 
 _MOST_DEVICES = 65_536
-"""In a tensor-parallel group: more than anybody has, and few enough to be listed."""
+"""The largest tensor-parallel group: larger than any real one, and small enough to be listed."""
 _MOST_CELLS = 65_536
-"""Per side of a mesh: far more than fits anywhere."""
+"""The largest number of cells per side of a mesh: more than fits into any memory."""
 
 
 def no_nan(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    """For options that take a number: not every version of typer knows that NaN lies within no
-    limits."""
+    """Raise ``InputError`` if an option is NaN: not every version of typer rejects it."""
     if value is not None and math.isnan(value):
         raise bad_input("a number", value, where=parameter.opts[0])
     return value
@@ -55,7 +54,8 @@ Traces = Annotated[
     list[str] | None,
     typer.Option(
         "--trace",
-        help="What changes over time, in place of the cluster's own changes: LINK=FILE.csv, DEVICE=FILE.csv, "
+        help="What changes over time, in place of the cluster's own changes: LINK=FILE.csv, "
+        "DEVICE=FILE.csv, "
         "a .toml with [[changes]], or none. Repeatable.",
         metavar="TRACE",
     ),
@@ -64,7 +64,8 @@ Profiles = Annotated[
     list[str] | None,
     typer.Option(
         "--profile",
-        help="Measured layer times of one device kind, in place of the roofline: JSON, DAPPLE's text, or a bundled "
+        help="Measured layer times of one device kind, in place of the roofline: JSON, DAPPLE's "
+        "text, or a bundled "
         "name such as h200-llama-2-7b. Repeatable. none: the roofline.",
         metavar="FILE",
         autocompletion=names.profiles,
@@ -75,7 +76,8 @@ CalibrationFile = Annotated[
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="Constants of the cost model, as argosy calibrate -o writes them, or h200-bf16, h200-fp32. "
+        help="Constants of the cost model, as argosy calibrate -o writes them, or h200-bf16, "
+        "h200-fp32. "
         "none: the default ones.",
         autocompletion=names.calibrations,
     ),
@@ -84,7 +86,8 @@ ScheduleName = Annotated[
     str | None,
     typer.Option(
         "--schedule",
-        help="gpipe, 1f1b, eager-1f1b, kfkb, interleaved, zero-bubble, zero-bubble-v or dualpipe-v, "
+        help="gpipe, 1f1b, eager-1f1b, kfkb, interleaved, zero-bubble, zero-bubble-v or "
+        "dualpipe-v, "
         "in place of the plan's.",
     ),
 ]
@@ -144,7 +147,8 @@ OptimizerName = Annotated[
     str | None,
     typer.Option(
         "--optimizer",
-        help="adamw, adam, lion, momentum, adamw8bit, adafactor or sgd, in place of the model's; with --program, "
+        help="adamw, adam, lion, momentum, adamw8bit, adafactor or sgd, in place of the model's; "
+        "with --program, "
         "the one that the program makes.",
     ),
 ]
@@ -157,7 +161,10 @@ LoraSettings = Annotated[
     typer.Option(
         "--lora",
         metavar="SETTINGS",
-        help="rank=16,targets=q,v by default; targets: q, k, v, o, gate, up, down or all. Implies --train lora.",
+        help=(
+            "rank=16,targets=q,v by default; targets: q, k, v, o, gate, up, down or all. Implies "
+            "--train lora."
+        ),
     ),
 ]
 FreezePatterns = Annotated[
@@ -194,7 +201,10 @@ TimeBudget = Annotated[
     str | None,
     typer.Option(
         "--time-budget",
-        help='CPU time after which the search ends, such as "30 s"; each of them with scenarios, traces or prices.',
+        help=(
+            'CPU time after which the search ends, such as "30 s"; each of them with scenarios, '
+            "traces or prices."
+        ),
     ),
 ]
 MemoryBudget = Annotated[
@@ -208,9 +218,11 @@ Schedules = Annotated[
     typer.Option(
         "--schedule",
         metavar="SCHEDULE",
-        help="Only this one: 1f1b, eager-1f1b, kfkb (k=2 and k=4), kfkb:K, gpipe, zero-bubble, interleaved, "
+        help="Only this one: 1f1b, eager-1f1b, kfkb (k=2 and k=4), kfkb:K, gpipe, zero-bubble, "
+        "interleaved, "
         "zero-bubble-v or dualpipe-v. "
-        "Repeatable. Searched without this: 1f1b, eager-1f1b and kfkb, which keep few micro-batches in memory and need "
+        "Repeatable. Searched without this: 1f1b, eager-1f1b and kfkb, which keep few "
+        "micro-batches in memory and need "
         "no backward in two halves, as gpipe and zero-bubble do; interleaved (2 and 4 chunks), "
         "zero-bubble-v and dualpipe-v are tried on the best plans, without a bound of their own.",
     ),
@@ -256,7 +268,8 @@ Scenarios = Annotated[
     typer.Option(
         "--scenario",
         metavar="SCENARIO",
-        help="A way the network may change: LINK=FILE.csv, LINK=GENERATOR:key=value,..., a .toml with [[changes]], or "
+        help="A way the network may change: LINK=FILE.csv, LINK=GENERATOR:key=value,..., a .toml "
+        "with [[changes]], or "
         "none; several joined by +. Repeatable: the plan is chosen over all of them.",
     ),
 ]
@@ -264,7 +277,8 @@ RobustName = Annotated[
     str,
     typer.Option(
         "--robust",
-        help="What counts over the scenarios: mean, p95 or worst iteration time; of plan without scenarios, model: the "
+        help="What counts over the scenarios: mean, p95 or worst iteration time; of plan without "
+        "scenarios, model: the "
         "slow end of the interval that a prediction has.",
     ),
 ]
@@ -273,8 +287,10 @@ ForTarget = Annotated[
     typer.Option(
         "--for",
         metavar="SYSTEM",
-        help="Only plans that this system can run, so that argosy export --to SYSTEM takes them: torchtitan, megatron, "
-        "deepspeed, flagscale or torch. Also takes its constants, unless --calibration names others.",
+        help="Only plans that this system can run, so that argosy export --to SYSTEM takes them: "
+        "torchtitan, megatron, "
+        "deepspeed, flagscale or torch. Also takes its constants, unless --calibration names "
+        "others.",
     ),
 ]
 ForTrace = Annotated[
@@ -282,7 +298,10 @@ ForTrace = Annotated[
     typer.Option(
         "--for-trace",
         metavar="SCENARIO",
-        help="Compare one plan for all, re-planning at every change, and hindsight, over this way to change.",
+        help=(
+            "Compare one plan for all, re-planning at every change, and hindsight, over this way "
+            "to change."
+        ),
     ),
 ]
 Objective = Annotated[
@@ -305,7 +324,8 @@ Islands = Annotated[
     typer.Option(
         "--islands",
         metavar="auto|off|N",
-        help="Groups of devices that train on their own and exchange parameters now and then (DiLoCo): another "
+        help="Groups of devices that train on their own and exchange parameters now and then "
+        "(DiLoCo): another "
         "algorithm, for slow links. auto: where that is faster than the best synchronous plan.",
     ),
 ]
@@ -351,8 +371,10 @@ OffloadKinds = Annotated[
     typer.Option(
         "--offload",
         metavar="KINDS",
-        help="What a stage may keep in host memory: some of optimizer, activations, weights, with commas between them; "
-        "optimizer=nvme for a drive. Stages use it where it is faster or nothing else fits. weights and nvme are "
+        help="What a stage may keep in host memory: some of optimizer, activations, weights, with "
+        "commas between them; "
+        "optimizer=nvme for a drive. Stages use it where it is faster or nothing else fits. "
+        "weights and nvme are "
         "priced and not run.",
     ),
 ]
@@ -363,7 +385,10 @@ PowerRank = Annotated[
         metavar="RANK",
         min=0,
         max=1024,
-        help="Sum gradients as matrices of this rank (PowerSGD): another algorithm, for slow links. 0: as they are.",
+        help=(
+            "Sum gradients as matrices of this rank (PowerSGD): another algorithm, for slow "
+            "links. 0: as they are."
+        ),
     ),
 ]
 Runnable = Annotated[

@@ -1,4 +1,4 @@
-"""Where output goes: results to stdout, progress to stderr, files to disk."""
+"""Send output to its place: results to stdout, progress to stderr, files to disk."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STDOUT = Path("-")
-"""Where ``-o`` names it, the result goes to stdout and what else a command has to say to stderr."""
+"""The value of ``-o`` that sends the result to stdout; all other output then goes to stderr."""
 _LEAST_COLUMNS = 80
-"""That the tables are made for."""
+"""The number of columns that the tables are designed for."""
 
 
 def stdout_console(width: int | None = None, *, beside: Path | None = None) -> Console:
-    """For results; on stderr where stdout is for the file ``beside`` them. Without colour where
-    NO_COLOR is set or there is no terminal. Square brackets in a user's names are no markup. Where
-    a terminal is too narrow for the tables, it breaks their lines: no figure is left out."""
+    """Return the console for results.
+
+    It writes to stderr if ``beside`` says that a file goes to stdout. It uses no colour if NO_COLOR
+    is set or there is no terminal. Square brackets in a user's names are not markup. A terminal
+    that is too narrow for the tables breaks their lines, so that no figure is omitted.
+    """
     from rich.console import Console
 
     plain = bool(os.environ.get("NO_COLOR"))
@@ -46,21 +49,21 @@ def stdout_console(width: int | None = None, *, beside: Path | None = None) -> C
 
 
 def silent_console() -> Console:
-    """For commands that tell as they go, where only their JSON is wanted."""
+    """Return a console that prints nothing, for commands whose JSON alone is wanted."""
     from rich.console import Console
 
     return Console(quiet=True)
 
 
 def print_json(command: str, content: dict[str, Any]) -> None:
-    """One JSON object on stdout, with sorted keys and a version."""
+    """Print one JSON object on stdout, with sorted keys and a version."""
     document = {"version": 1, "command": command, **content}
     sys.stdout.write(json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
 @contextlib.contextmanager
 def progress(message: str, *, quiet: bool) -> Iterator[None]:
-    """Say on stderr what takes time: a spinner on a terminal, a plain line elsewhere."""
+    """Show on stderr what takes time: a spinner on a terminal, else a plain line."""
     if quiet:
         yield
     elif has_spinner():
@@ -72,14 +75,14 @@ def progress(message: str, *, quiet: bool) -> Iterator[None]:
 
 
 def tell(what: str, *, quiet: bool) -> None:
-    """A line on stderr, of those that follow one another while something goes on."""
+    """Print a line on stderr unless ``quiet`` is set."""
     if not quiet:
         sys.stderr.write(f"{what}\n")
 
 
 @contextlib.contextmanager
 def needs(what: str, extra: str) -> Iterator[None]:
-    """Around imports of packages that not everybody has: where one is missing, what to install."""
+    """Raise ``RunError`` with the package to install if an import inside the context fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -87,13 +90,13 @@ def needs(what: str, extra: str) -> Iterator[None]:
 
 
 def has_spinner() -> bool:
-    """Whether a line on stderr may change."""
+    """Return whether a line on stderr may change."""
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 @contextlib.contextmanager
 def spinner(message: str) -> Iterator[Callable[[str], None]]:
-    """A line that moves, with the time since it began; what it yields changes what it says."""
+    """Show a moving line with the time since it began; yield a function that changes its text."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
@@ -106,13 +109,13 @@ def spinner(message: str) -> Iterator[Callable[[str], None]]:
 
 
 def say_written(text: str, output: Path) -> None:
-    """What has become of an output; nothing where it is on stdout, to be seen."""
+    """Print that an output was written, unless it went to stdout."""
     if output != STDOUT:
         sys.stdout.write(f"{text}\n")
 
 
 def no_stdout(path: Path, what: str, *, option: str = "--output") -> None:
-    """An ``InputError`` where something that stdout cannot take, such as a folder, is to be written
+    """Raise ``InputError`` if something that stdout cannot take, such as a folder, is to go
     there."""
     if path == STDOUT:
         raise bad_input(f"the name of {what}, which cannot go to stdout", "-", where=option)
@@ -121,9 +124,11 @@ def no_stdout(path: Path, what: str, *, option: str = "--output") -> None:
 def check_output(
     path: Path, *sources: str | Path | None, json: bool = False, option: str = "--output"
 ) -> None:
-    """An ``InputError`` where an output cannot be written for want of a folder, or would take the
-    place of one of the ``sources`` that the command reads, or of the ``json`` that it prints: worth
-    knowing before a long search."""
+    """Raise ``InputError`` if an output cannot be written.
+
+    Its folder may be missing, or it may overwrite one of the ``sources`` that the command reads or
+    the ``json`` that it prints. Commands check this before a long search.
+    """
     from argosy.document import is_there
 
     if path == STDOUT:
@@ -147,10 +152,12 @@ def check_output(
 
 
 def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None:
-    """Write a result; an ``InputError`` where that cannot be done. Only an option that asks for a
-    folder makes it."""
+    """Write a result; raise ``InputError`` if that is not possible.
+
+    A missing folder is created only if ``make_folder`` is set.
+    """
     if path == STDOUT:
-        typer.echo(content, nl=False)  # its bytes, whatever the encoding of a terminal
+        typer.echo(content, nl=False)  # the bytes, whatever the encoding of the terminal
         return
     if not make_folder:
         check_output(path)
@@ -165,27 +172,27 @@ def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: what was there stays until all of the new content is on the
+    """Write a file completely or not at all: the old content stays until the new one is on the
     disk."""
     target = path.resolve()
     if target.is_fifo():
         _feed(target, content)
         return
     if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
-        path.write_bytes(content)  # a pipe or device, or a file in a folder that takes no other
+        path.write_bytes(content)  # a pipe or device, or a file in a read-only folder
         return
-    beside = target.with_name(f".argosy-{os.getpid()}.partial")
+    partial = target.with_name(f".argosy-{os.getpid()}.partial")
     try:
-        beside.write_bytes(content)
+        partial.write_bytes(content)
         if target.exists():
-            beside.chmod(target.stat().st_mode)
-        beside.replace(target)
+            partial.chmod(target.stat().st_mode)
+        partial.replace(target)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _feed(pipe: Path, content: bytes) -> None:
-    """Write to a named pipe that somebody reads; to wait for a reader could last for ever."""
+    """Write to a named pipe that has a reader; waiting for one could block forever."""
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:

@@ -1,9 +1,8 @@
-"""A command line that cannot be read, as a problem like any other: which option, what was found,
-what was expected.
+"""Turn an invalid command line into an ``InputError`` that names the option and the expected value.
 
-Typer says these things in the words of whichever library checks its values, and not always with the
-value. What an option takes is read from its declaration; what was found is looked up among the
-arguments.
+Typer uses the messages of the library that checks a value, and these do not always contain the
+value. The expected value is read from the declaration of the option, and the value found is looked
+up among the arguments.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import typer
 from argosy.errors import InputError, bad_input, closest
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-"""Of the click that typer uses, its own or another."""
+"""The class of usage errors of the click that typer uses, its own or another."""
 
 
 def as_input_error(error: Any, arguments: Sequence[str]) -> InputError:
-    """What typer says about ``arguments``, in our words."""
+    """Return typer's error about ``arguments`` as an ``InputError``."""
     command = error.ctx.command_path if error.ctx is not None else "argosy"
     see = f"see {command} --help"
     parameter = getattr(error, "param", None)
@@ -36,7 +35,11 @@ def as_input_error(error: Any, arguments: Sequence[str]) -> InputError:
         return bad_input(expected, _found(parameter, arguments), where=name)
     if hasattr(error, "possibilities"):
         known = (
-            {name for one in error.ctx.command.params for name in one.opts}
+            {
+                name
+                for parameter_of_command in error.ctx.command.params
+                for name in parameter_of_command.opts
+            }
             if error.ctx is not None
             else set()
         )
@@ -60,13 +63,13 @@ def as_input_error(error: Any, arguments: Sequence[str]) -> InputError:
 
 
 def is_help(error: Exception) -> bool:
-    """Whether it is no error but the help of a command that needs another one."""
+    """Return whether an error is only the help of a command that needs a subcommand."""
     return type(error).__name__ == "NoArgsIsHelpError"
 
 
 @dataclass(frozen=True)
 class _Bare:
-    """Shown without quotes: a number, or what was not given at all."""
+    """A text that is shown without quotes: a number, or the absence of a value."""
 
     text: str
 
@@ -75,14 +78,14 @@ class _Bare:
 
 
 def _name(parameter: Any) -> str:
-    """The option as help lists it first; an argument by what it stands for."""
+    """Return the first name of an option, or the placeholder of an argument."""
     if parameter.param_type_name == "option":
         return str(parameter.opts[0])
     return str(parameter.metavar or parameter.name.upper())
 
 
 def _expected(context: Any, parameter: Any) -> str:
-    """From the annotation of the function that is the command."""
+    """Describe the expected value from the annotation of the command's function."""
     function = context.command.callback
     hint = get_type_hints(getattr(function, "__wrapped__", function), include_extras=True)[
         parameter.name
@@ -94,16 +97,16 @@ def _expected(context: Any, parameter: Any) -> str:
     choices = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, StrEnum)]
     if choices:
         return f"one of {', '.join(choices[0])}"
-    what = "a whole number" if int in kinds else "a number" if float in kinds else None
-    if what is None:
+    number = "a whole number" if int in kinds else "a number" if float in kinds else None
+    if number is None:
         return _sentence(info.help or "a value")
     if info.min is not None and info.max is not None:
-        return f"{what} from {info.min:,} to {info.max:,}" if info.max < math.inf else what
-    return what + (f" of at least {info.min}" if info.min is not None else "")
+        return f"{number} from {info.min:,} to {info.max:,}" if info.max < math.inf else number
+    return number + (f" of at least {info.min}" if info.min is not None else "")
 
 
 def _sentence(help_text: str) -> str:
-    """A help text in the middle of a sentence, or as much of it as says what is meant.
+    """Return the first sentence of a help text in a form that fits into another sentence.
 
     >>> _sentence("A plan.json, or the name of a bundled plan.")
     'a plan.json, or the name of a bundled plan'
@@ -113,17 +116,18 @@ def _sentence(help_text: str) -> str:
 
 
 def _found(parameter: Any, arguments: Sequence[str]) -> object:
-    """The value that was given; of several the first that is no number, or else the last."""
+    """Return the value that was given; if there are several, the first that is no number, else the
+    last."""
     if parameter.param_type_name == "option":
         values = list(_values(parameter.opts, arguments))
     else:
         values = [argument for argument in arguments if not argument.startswith("-")][-1:]
-    strange = [value for value in values if not _is_number(value)]
-    return strange[0] if strange else _Bare(values[-1]) if values else None
+    not_numbers = [value for value in values if not _is_number(value)]
+    return not_numbers[0] if not_numbers else _Bare(values[-1]) if values else None
 
 
 def _values(options: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
-    """``--option VALUE``, ``--option=VALUE``, ``-o VALUE`` and ``-oVALUE``."""
+    """Yield the values of ``--option VALUE``, ``--option=VALUE``, ``-o VALUE`` and ``-oVALUE``."""
     for at, argument in enumerate(arguments):
         for option in options:
             if argument == option:
@@ -139,6 +143,7 @@ def _values(options: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _is_number(text: str) -> bool:
+    """Return whether a text is a number."""
     try:
         float(text)
     except ValueError:

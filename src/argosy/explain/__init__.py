@@ -1,4 +1,4 @@
-"""Why a plan takes as long as it does, and what would help."""
+"""Explain why a plan takes as long as it does, and which changes would help."""
 
 from argosy.explain.explanation import Explanation, explain_plan, with_prediction
 from argosy.explain.load import EdgeLoad, StageLoad

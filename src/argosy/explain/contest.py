@@ -1,20 +1,20 @@
-"""Several plans for one job, played by one exact engine, and where each loses time.
+"""Simulate several plans for one job in one exact engine, and find where each loses time.
 
-What a cluster could compute in an iteration of T seconds is T times the sum of its devices' speeds
-w_d (samples of the whole model per second). It goes to, with M micro-batches, u_d the seconds that
-device d computes, m_s the largest u_d of stage s, m the largest m_s, and c the seconds of the
-critical path that nothing but communication fills:
+A cluster could compute T times the sum of its devices' speeds w_d (samples of the whole model per
+second) in an iteration of T seconds. This capacity is spent as follows, with M micro-batches, u_d
+the seconds that device d computes, m_s the largest u_d of stage s, m the largest m_s, and c the
+seconds of the critical path that only communication fills:
 
-    (1)  devices left out        T w_d                of every device that no stage uses
+    (1)  devices left out        T w_d              of every device that no stage uses
     (2)  recomputation           w_d again_d
-    (3)  uneven shares           w_d (m_s - u_d)      a device waits for a slower one of its own stage
-    (4)  uneven stages           w_d (m - m_s)        a stage waits for the slowest one
+    (3)  uneven shares           w_d (m_s - u_d)    a device waits for a slower one of its own stage
+    (4)  uneven stages           w_d (m - m_s)      a stage waits for the slowest one
     (5)  exposed communication   w_d min(c, T - m)
     (6)  filling and draining    w_d (T - m - min(c, T - m))
     (7)  computing               w_d (u_d - again_d)
 
-A slower plan than the best is slower by what it spends more of; the largest difference is why.
-Differences in (7) mean pieces that are too small to run at full speed.
+The largest difference between these shares of a plan and those of the best plan is the reason why
+it is slower. Differences in (7) mean pieces that are too small to run at full speed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
 MOMENTS = 8
-"""At which iterations begin on a changing cluster."""
+"""The number of times at which iterations begin on a changing cluster."""
 
 
 class Loss(StrEnum):
-    """(1) to (7)."""
+    """The uses of a cluster's capacity that the module's equations (1) to (7) define."""
 
     LEFT_OUT = "devices left out"
     RECOMPUTATION = "recomputation"
@@ -53,30 +53,33 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One plan in the contest."""
+    """A plan that takes part in the comparison, with its time and losses."""
 
     name: str
     plan: Plan
     seconds: float
-    """Of an iteration, on average (or what counts instead) over the moments at which it begins;
-    infinite if one never ends."""
+    """The seconds of an iteration, averaged (or as the objective says) over the times at which it
+    begins; infinite if one never ends."""
     losses: tuple[tuple[Loss, float], ...]
-    """(1) to (7) as shares of what the cluster could have computed, in the order of ``Loss``."""
+    """(1) to (7) as shares of the cluster's capacity, in the order of ``Loss``."""
 
     @property
     def samples_per_second(self) -> float:
+        """Return the samples per second."""
         return self.plan.global_batch / self.seconds
 
     def share(self, loss: Loss) -> float:
+        """Return the share of the cluster's capacity that goes to a loss."""
         return dict(self.losses)[loss]
 
 
 Objective = Callable[[Sequence[FloatArray]], float]
-"""From the iteration times of each scenario to the one figure that counts."""
+"""A function from the iteration times of each scenario to the one figure that counts."""
 
 
 def mean_of_means(times: Sequence[FloatArray]) -> float:
-    return float(np.mean([one.mean() for one in times]))
+    """Return the mean over scenarios of the mean iteration time, in seconds."""
+    return float(np.mean([scenario_times.mean() for scenario_times in times]))
 
 
 def contest(
@@ -86,16 +89,15 @@ def contest(
     model: ComputeModel | None = None,
     objective: Objective = mean_of_means,
 ) -> list[Entry]:
-    """Every plan's time and losses, in the order given, on a cluster that changes in one way or
-    another."""
+    """Return the time and the losses of every plan, in the order given, over all scenarios."""
     costs = model or ComputeModel()
-    whole = all(plays_whole(plan) for _, plan in plans)  # or all are folded
+    whole = all(plays_whole(plan) for _, plan in plans)  # if one is folded, all are
     begun = [[from_moment(cluster, moment) for moment in moments(cluster)] for cluster in scenarios]
     return [_entry(name, plan, chain, begun, costs, objective, whole=whole) for name, plan in plans]
 
 
 def moments(cluster: Cluster, count: int = MOMENTS) -> list[float]:
-    """0, or, where something changes, ``count`` moments spread evenly until the last change."""
+    """Return ``count`` times spread evenly until the last change, or only 0 if nothing changes."""
     last = last_change([cluster])
     return [last * index / count for index in range(count)] if last > 0 else [0.0]
 
@@ -110,7 +112,7 @@ def _entry(
     *,
     whole: bool,
 ) -> Entry:
-    """``begun``: of every scenario, the cluster from each moment on."""
+    """Simulate one plan; ``begun`` has, for every scenario, the cluster from each start time on."""
     played = [
         [play(plan, chain, cluster, model, whole=whole) for cluster in clusters]
         for clusters in begun
@@ -133,7 +135,7 @@ def _entry(
 
 
 def communication_seconds(timeline: Timeline) -> float:
-    """c: seconds of the critical path that only transfers and collectives fill."""
+    """Return the seconds c of the critical path that only transfers and collectives fill."""
     seconds = clock = 0.0
     for span in timeline.critical_path():
         if span.kind.is_communication:
@@ -145,6 +147,7 @@ def communication_seconds(timeline: Timeline) -> float:
 def _losses(
     plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, seconds: float, exposed: float
 ) -> dict[Loss, float]:
+    """Return (1) to (7) as shares of the cluster's capacity."""
     speed = {
         device.name: _speed(plan, chain, cluster, model, device.name) for device in cluster.devices
     }
@@ -176,7 +179,7 @@ def _losses(
 
 
 def _speed(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, name: str) -> float:
-    """w_d at time 0; 0 of a device that is lost or lacks the dtype."""
+    """Return w_d at time 0, in samples per second; 0 if a device is lost or lacks the dtype."""
     device = cluster.device(name)
     if device.speed.at(0) == 0 or not model.can_run(chain, device):
         return 0.0
@@ -200,7 +203,7 @@ def _busy(
     replica: Replica,
     member: int,
 ) -> tuple[float, float]:
-    """u_d, and what of it is recomputation."""
+    """Return u_d, and the part of it that is recomputation, in seconds."""
     device = cluster.device(replica.devices[member])
     portion = Portion(
         device=device, samples=replica.samples, share=replica.shares[member], width=replica.width
@@ -214,9 +217,9 @@ def _busy(
 
 
 def why_slower(entry: Entry, best: Entry) -> tuple[Loss, float]:
-    """What the entry spends more of than the best, and how much of its own iteration that
-    difference is."""
+    """Return the loss that grew most over the best plan, and that growth as a share of the
+    iteration."""
     ratio = best.seconds / entry.seconds
-    more = {loss: share - ratio * best.share(loss) for loss, share in entry.losses}
-    worst = max(more, key=lambda loss: more[loss])
-    return worst, more[worst]
+    growth = {loss: share - ratio * best.share(loss) for loss, share in entry.losses}
+    worst = max(growth, key=lambda loss: growth[loss])
+    return worst, growth[worst]

@@ -1,5 +1,4 @@
-"""Why a plan takes as long as it does, and what would make it faster: questions put to the
-simulator."""
+"""Explain by simulation why a plan takes as long as it does, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -25,32 +24,34 @@ from argosy.workload.chain import Chain
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What the simulator says about a plan."""
+    """The results of simulating a plan with and without changes."""
 
     plan: Plan
     timeline: Timeline
-    """Its first iteration."""
+    """The timeline of its first iteration."""
     memory: tuple[DeviceMemory, ...]
     loads: tuple[StageLoad, ...]
     edges: tuple[EdgeLoad, ...]
-    """Those that carried anything, the busiest first."""
+    """The edges that carried bytes, the busiest first."""
     improvements: tuple[WhatIf, ...]
     """Faster edges and devices."""
     settings: tuple[WhatIf, ...]
-    """Cheaper settings that need more memory, the one that lacks least first."""
+    """Faster settings that need more memory, the one that lacks least first."""
     additions: tuple[WhatIf, ...]
-    """Left-out devices put to use."""
+    """Unused devices that are added to the plan."""
     hosts: tuple[HostUse, ...] = ()
-    """What nodes hold that devices do not."""
+    """The memory of nodes that offloaded state and activations use."""
     left_out: tuple[LeftOutTest, ...] = ()
-    """Why devices were left out, one of each kind put to the test."""
+    """Why devices are not used, tested with one device of each kind."""
 
     @property
     def seconds(self) -> float:
+        """Return the seconds of the first iteration."""
         return self.timeline.iteration_ends[0]
 
     @property
     def bottleneck(self) -> StageLoad:
+        """Return the load of the bottleneck stage."""
         return bottleneck(self.loads)
 
 
@@ -62,8 +63,10 @@ def explain_plan(
     model: ComputeModel | None = None,
     timeline: Timeline | None = None,
 ) -> Explanation:
-    """Play a plan that ``check_plan`` passes with each change, beside ``timeline``, in which it is
-    played as it is."""
+    """Simulate a plan that ``check_plan`` accepts with each change.
+
+    The results are compared with ``timeline``, a simulation of the unchanged plan.
+    """
     question = Question(plan, chain, cluster, model or ComputeModel(), timeline)
     loads, edges = stage_loads(plan, question.timeline), edge_loads(cluster, question.timeline)
     slowest = bottleneck(loads).stage
@@ -76,7 +79,7 @@ def explain_plan(
         edges=edges,
         improvements=(*question.faster_stages({slowest, busiest}), *question.wider_edges(edges)),
         settings=tuple(
-            sorted(question.settings(slowest), key=lambda one: (one.missing, -one.gain))
+            sorted(question.settings(slowest), key=lambda what_if: (what_if.missing, -what_if.gain))
         ),
         additions=tuple(question.additions(slowest)),
         hosts=tuple(host_uses(plan, chain, cluster)),
@@ -94,11 +97,12 @@ def with_prediction(
     model: ComputeModel | None = None,
     timeline: Timeline | None = None,
 ) -> Plan:
-    """Return the plan with time, memory and bottleneck predicted, and with the cost model that
-    predicts them.
+    """Return the plan with predicted time, memory and bottleneck, and the cost model that predicts
+    them.
 
-    The prediction is read from ``timeline``, or the plan is played. What was predicted and proven
-    before stays only if cluster and cost model are the same.
+    The prediction is read from ``timeline``, or the plan is simulated. Earlier predictions and
+    proofs are kept only if cluster and cost model are the same. Raises ``InfeasibleError`` if the
+    iteration never ends.
     """
     costs = model or ComputeModel()
     check_plan(plan, chain, cluster)

@@ -1,10 +1,9 @@
-"""Why nothing fits: the plan that comes closest, what binds, and what would make a plan fit.
+"""Explain why no plan fits: the plan that comes closest, its limits, and changes that would help.
 
 (1)  over(plan)   = max over devices of (bytes it needs / bytes it may use)
 (2)  closest plan = the one of least over(plan), to 1 %: the first that fits when all memories grow
      together
-(3)  where measured times are what is missing, a plan that fits and lacks them
-     (``solve.unmeasured``)
+(3)  if measured times are missing, a plan that fits and lacks them (``solve.unmeasured``)
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from argosy.workload.chain import Chain
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What each device of a part of a stage needs, in bytes."""
+    """The bytes that each device of a part of a stage needs."""
 
     stage: int
     kind: str
@@ -41,25 +40,26 @@ class Need:
     activations: float
     buffers: float
     room: float
-    """What a plan may use of a device's memory."""
+    """The bytes of a device's memory that a plan may use."""
 
     @property
     def total(self) -> float:
+        """Return the bytes needed in total."""
         return self.state + self.activations + self.buffers
 
     @property
     def over(self) -> float:
-        """(1)."""
+        """Return the bytes needed over the bytes that may be used (1)."""
         return self.total / self.room
 
 
 @dataclass(frozen=True, kw_only=True)
 class Infeasibility:
-    """Why nothing fits."""
+    """The reasons why no plan fits, and the changes that would help."""
 
     reason: str
     plan: Plan | None
-    """(2), or (3); None where neither memory nor times would do."""
+    """The closest plan (2), or a plan that lacks measured times (3); None if neither exists."""
     needs: tuple[Need, ...]
     changes: tuple[Change, ...]
 
@@ -98,8 +98,10 @@ def diagnose(
 
 
 def nearest_changes(trial: RemedyTrial, reload: Reload | None) -> Iterator[Change]:
-    """The nearest change of each kind with which a plan fits; first those that need nothing but an
-    option."""
+    """Yield the smallest change of each kind with which a plan fits.
+
+    Changes that need only an option come first.
+    """
     yield from offload_changes(trial)
     if reload is not None:
         yield from lighter_changes(trial, reload)
@@ -107,7 +109,7 @@ def nearest_changes(trial: RemedyTrial, reload: Reload | None) -> Iterator[Chang
 
 
 def _closest(trial: RemedyTrial) -> tuple[Plan | None, tuple[Need, ...]]:
-    """(2)."""
+    """Return the closest plan and the memory that its stages need (2)."""
     low, high = -1.0, 0.0
     fit = None
     while fit is None and high < 12:
@@ -117,12 +119,13 @@ def _closest(trial: RemedyTrial) -> tuple[Plan | None, tuple[Need, ...]]:
         return None, ()
     while high - low > 0.01:
         middle = (low + high) / 2
-        found = replace(trial, factor=2.0**middle).fit()
-        low, high, fit = (middle, high, fit) if found is None else (low, middle, found)
+        smaller_fit = replace(trial, factor=2.0**middle).fit()
+        low, high, fit = (middle, high, fit) if smaller_fit is None else (low, middle, smaller_fit)
     return _placed(fit, trial.prices, trial.cluster), tuple(_needs(fit, 2.0**high))
 
 
 def _placed(fit: FittingPlan, prices: Prices, cluster: Cluster) -> Plan:
+    """Return a fitting plan with its devices."""
     candidate = Candidate(
         seconds=0.0, number=0, shape=fit.shape, schedule=fit.schedule, plan=fit.plan, units=()
     )
@@ -130,7 +133,8 @@ def _placed(fit: FittingPlan, prices: Prices, cluster: Cluster) -> Plan:
 
 
 def _needs(fit: FittingPlan, factor: float) -> Iterator[Need]:
-    """Per stage and part; rooms are those of the real devices."""
+    """Yield the memory of each part of each stage; ``factor`` is the growth of the devices'
+    memory."""
     for index, choice in enumerate(fit.plan):
         depth = usual_depth(fit.schedule, len(fit.plan) - index, fit.shape.num_micro_batches)
         group = group_size(fit.schedule, fit.shape.num_micro_batches)
@@ -140,6 +144,7 @@ def _needs(fit: FittingPlan, factor: float) -> Iterator[Need]:
 def _stage_needs(
     index: int, choice: Choice, depth: int, group: int, factor: float
 ) -> Iterator[Need]:
+    """Yield the memory of each part of one stage."""
     option, first, end = choice.option, choice.first, choice.end
     prices = option.prices
     kept = float(option.kept_ranges[first, end])
@@ -161,6 +166,7 @@ def _stage_needs(
 
 
 def _binding(need: Need) -> str:
+    """State how far the closest plan exceeds the memory of its fullest devices."""
     parts = {
         "weights, gradients and optimizer state": need.state,
         "activations": need.activations,
@@ -169,6 +175,7 @@ def _binding(need: Need) -> str:
     most = max(parts, key=lambda name: parts[name])
     sizes = [SIZE.format(size, digits=3) for size in (need.total, need.room, parts[most])]
     return (
-        f"closest comes a plan whose stage {need.stage} needs {sizes[0]} on each {need.kind} ({sizes[2]} of that for "
+        f"closest comes a plan whose stage {need.stage} needs {sizes[0]} on each {need.kind} "
+        f"({sizes[2]} of that for "
         f"{most}) and may use {sizes[1]}"
     )

@@ -1,5 +1,4 @@
-"""What other numbers of steps between exchanges, and other outer links, would do to an island
-plan."""
+"""Simulate an island plan with other exchange intervals, compressions and outer links."""
 
 from __future__ import annotations
 
@@ -24,10 +23,11 @@ _LONGER = (0.0, 0.02, 0.04, 0.06, 0.08, 0.1)
 def island_what_ifs(
     plan: IslandPlan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
 ) -> list[tuple[str, float]]:
-    """Changes with the seconds of a step; the plan as it is first."""
+    """Return changes with the seconds of a step; the unchanged plan comes first."""
     still = at_time_zero(cluster)
 
     def seconds(changed: IslandPlan, where: Cluster) -> float:
+        """Return the mean seconds of a step of a changed plan; infinite if it stalls."""
         course = play_islands(changed, chain, where, model, steps=2 * changed.sync_every)
         return math.inf if course.stalled is not None else course.step_seconds
 
@@ -62,27 +62,26 @@ def step_range(
     *,
     steps: int,
 ) -> tuple[float, float]:
-    """The least and the most seconds of a step if computing takes as predicted or up to 10 %
-    longer.
+    """Return the smallest and largest seconds of a step if computing takes up to 10 % longer.
 
-    Whether an exchange meets a stretch in which a link is slow may hang on a second, so that under
-    traces a small error of the steps may be a large one of the whole.
+    A difference of a second may decide whether an exchange falls into a period in which a link is
+    slow, so under traces a small error of the steps may become a large error of the whole.
     """
-    found = []
-    for more in _LONGER:
+    step_times = []
+    for delay in _LONGER:
         devices = tuple(
-            replace(one, speed=one.speed.scaled(1 / (1 + more))) for one in cluster.devices
+            replace(device, speed=device.speed.scaled(1 / (1 + delay)))
+            for device in cluster.devices
         )
         course = play_islands(plan, chain, replace(cluster, devices=devices), model, steps=steps)
-        found.append(math.inf if course.stalled is not None else course.step_seconds)
-    return min(found), max(found)
+        step_times.append(math.inf if course.stalled is not None else course.step_seconds)
+    return min(step_times), max(step_times)
 
 
 def _faster_outside(plan: IslandPlan, cluster: Cluster) -> Cluster:
-    """The cluster with twice the bandwidth on every link that leads of islands reach each other
-    by."""
+    """Return the cluster with twice the bandwidth on every link between leads of islands."""
     leads = [lead(island) for island in plan.islands]
-    pairs = [(one, other) for one in leads for other in leads if one != other]
+    pairs = [(source, target) for source in leads for target in leads if source != target]
     outer = {link for pair in pairs for route in cluster.routes(*pair) for link in route.links}
     links = [
         replace(link, bandwidth=link.bandwidth.scaled(2.0)) if at in outer else link

@@ -1,11 +1,11 @@
-"""Why a device was left out, by putting it to use and simulating what comes of it.
+"""Test why a device was left out by adding it to the plan and simulating the result.
 
 One device of each kind that a plan leaves out is tried in every way that changes nothing else: as a
 further replica of each stage, and as a stage of its own between any two with some of their layers.
 
     (1)  best use  = the way of least iteration time that fits in memory
-    (2)  cause     = of a link that were 100 times as wide, and a device that were 100 times as fast, what would change
-                     (1) most; memory, where a way that would pay does not fit
+    (2)  cause     = the change that would improve (1) most: a link 100 times as wide, or a device
+                     100 times as fast; memory, if a way that would pay does not fit
 """
 
 from __future__ import annotations
@@ -30,43 +30,49 @@ from argosy.sim.simulate import iteration_seconds
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
 
+# The factor by which (2) improves a link or a device.
 _MORE = 100.0
 _PAYS = 5e-4
-"""A gain below this is none."""
+"""A relative gain below this counts as none."""
+# The reason that is given if no use of a device passes the checker.
 _OUT_OF_REACH = "there is no route to it, or no sample for it"
 
 
 class Cause(StrEnum):
+    """The reason why a plan does not use a device."""
+
     LOST = "lost"
     DTYPE = "dtype"
     MEMORY = "memory"
     LINK = "link"
     SPEED = "speed"
     NONE = "none"
-    """It would pay: the search did not look there."""
+    """Using the device would pay; the search did not try it."""
     UNUSABLE = "unusable"
-    """No way to use it passes the checker: no route, or no sample for it; or none is tried, of an
-    interleaved plan."""
+    """No way to use the device passes the checker, because there is no route or no sample for it;
+    or no way is tried, because the plan is interleaved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutTest:
-    """What came of putting a device to use."""
+    """The result of adding a left-out device to the plan."""
 
     devices: tuple[str, ...]
-    """All of its kind that the plan leaves out."""
+    """All devices of its kind that the plan leaves out."""
     tried: str | None
-    """(1), of the first of them; None where there is no way."""
+    """The best use of the first of them (1); None if there is none."""
     gain: float
-    """Of (1); negative where it slows the plan down."""
+    """The relative gain of (1); negative if it slows the plan down."""
     missing: float
-    """Bytes that the way lacks, where the cause is memory."""
+    """The bytes that are missing, if the cause is memory."""
     cause: Cause
     sentence: str
 
 
 @dataclass(frozen=True)
 class _Way:
+    """A plan that uses the device, with its time and the memory that is missing."""
+
     what: str
     plan: Plan
     seconds: float
@@ -74,7 +80,7 @@ class _Way:
 
 
 class LeftOutQuestions:
-    """A plan on its cluster, with and without the devices that it leaves out."""
+    """A plan on its cluster that is simulated with and without its left-out devices."""
 
     def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
         self.plan = plan
@@ -84,7 +90,7 @@ class LeftOutQuestions:
         self.seconds = self._play(plan, cluster)
 
     def answers(self) -> Iterator[LeftOutTest]:
-        """One for each kind, node by node alike."""
+        """Yield one test for each kind of left-out device."""
         kinds: dict[tuple[str, float], list[Device]] = defaultdict(list)
         for left in self.plan.left_out:
             device = self.cluster.device(left.device)
@@ -93,6 +99,7 @@ class LeftOutQuestions:
             yield self._answer(devices)
 
     def _answer(self, devices: list[Device]) -> LeftOutTest:
+        """Test the first of equal left-out devices."""
         device, names = devices[0], tuple(device.name for device in devices)
         if device.speed.at(0) == 0 or not self.model.can_run(self.chain, device):
             lost = device.speed.at(0) == 0
@@ -107,10 +114,9 @@ class LeftOutQuestions:
         fitting = [way for way in ways if not way.missing]
         best = fitting[0] if fitting else ways[0] if ways else None
         if best is None:
-            woven = self.plan.schedule.kind.is_chunked
-            why = (
-                "the workers of the plan's schedule have several stages" if woven else _OUT_OF_REACH
-            )
+            has_chunks = self.plan.schedule.kind.is_chunked
+            several = "the workers of the plan's schedule have several stages"
+            why = several if has_chunks else _OUT_OF_REACH
             sentence = f"no stage can take it: {why}"
             return LeftOutTest(
                 devices=names,
@@ -133,19 +139,20 @@ class LeftOutQuestions:
         )
 
     def _gain(self, seconds: float) -> float:
+        """Return the relative gain of an iteration time over the plan's."""
         return self.seconds / seconds - 1
 
     def _cause(self, device: Device, best: _Way, ways: list[_Way]) -> tuple[Cause, str]:
-        """(2)."""
+        """Return the cause and a phrase that explains it (2)."""
         if not best.missing and self._gain(best.seconds) > _PAYS:
             return Cause.NONE, "; the search did not look there (try --level 2)"
         if ways[0].missing and self._gain(ways[0].seconds) > _PAYS:
             return Cause.MEMORY, f", but lacks {SIZE.format(ways[0].missing, digits=3)} of memory"
         edges = {
             self.cluster.links[link].edge
-            for other in self.plan.devices
-            for one, end in ((device.name, other), (other, device.name))
-            for route in self.cluster.routes(one, end)
+            for used in self.plan.devices
+            for source, target in ((device.name, used), (used, device.name))
+            for route in self.cluster.routes(source, target)
             for link in route.links
         }
         widest = max(
@@ -162,7 +169,8 @@ class LeftOutQuestions:
         return Cause.SPEED, f"; with {_MORE:.0f} times its speed, {_faster(faster)}"
 
     def _ways(self, device: Device) -> Iterator[_Way]:
-        for what, plan in self._plans(device.name):
+        """Simulate every way to use a device that passes the checker."""
+        for description, plan in self._plans(device.name):
             with contextlib.suppress(ArgosyError):  # no route there, or too few samples
                 check_plan(plan, self.chain, self.cluster)
                 seconds = self._play(plan, self.cluster)
@@ -170,9 +178,10 @@ class LeftOutQuestions:
                 room = {name: USABLE * self.cluster.device(name).kind.memory for name, _ in needs}
                 missing = max(held - room[name] for name, held in needs)
                 if seconds < math.inf:
-                    yield _Way(what, plan, seconds, max(0.0, missing))
+                    yield _Way(description, plan, seconds, max(0.0, missing))
 
     def _plans(self, name: str) -> Iterator[tuple[str, Plan]]:
+        """Yield the plans that use a device, each with a phrase that describes its use."""
         if self.plan.schedule.kind.is_chunked:
             return
         for index in range(len(self.plan.stages)):
@@ -183,11 +192,12 @@ class LeftOutQuestions:
             for number in _powers(stage.end - stage.first - 1):
                 for is_before in (True, False):
                     where = "before" if is_before else "after"
-                    what = f"a stage {where} stage {index}, with {number} of its layers,"
-                    yield what, self._with_stage(name, index, number, is_before)
+                    description = f"a stage {where} stage {index}, with {number} of its layers,"
+                    yield description, self._with_stage(name, index, number, is_before)
 
     def _with_stage(self, name: str, index: int, number: int, is_before: bool) -> Plan:
-        """The plan with a stage of one device that takes the first or last layers of another."""
+        """Return the plan with a stage of one device that takes the first or last layers of
+        another."""
         stage = self.plan.stages[index]
         alone = (Replica(devices=(name,), samples=self.plan.micro_batch_size),)
         cut = stage.first + number if is_before else stage.end - number
@@ -216,11 +226,12 @@ class LeftOutQuestions:
         )
 
     def _play(self, plan: Plan, cluster: Cluster) -> float:
+        """Return the seconds of an iteration of a folded plan."""
         return iteration_seconds(plan, self.chain, cluster, self.model, whole=False)
 
 
 def _powers(most: int) -> Iterator[int]:
-    """1, 2, 4, ... up to ``most``."""
+    """Yield 1, 2, 4, ... up to ``most``."""
     number = 1
     while number <= most:
         yield number
@@ -228,7 +239,8 @@ def _powers(most: int) -> Iterator[int]:
 
 
 def _faster(gain: float) -> str:
-    """
+    """Return a relative gain as text.
+
     >>> _faster(0.02), _faster(-0.5), _faster(0.0)
     ('2 % faster', '100 % slower', 'as fast')
     """

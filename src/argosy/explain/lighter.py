@@ -1,8 +1,7 @@
-"""What would make a plan fit on the same devices: offload to host memory, and a lighter model, step
-by step.
+"""Find changes with which a plan fits on the same devices: offload, and a model that needs less.
 
-(1)  one change: adapters in place of full training, frozen weights in 8 or 4 bits, an optimizer
-     with less state, shorter sequences, a 16-bit dtype
+(1)  one change: adapters instead of full training, frozen weights in 8 or 4 bits, an optimizer with
+     less state, shorter sequences, a 16-bit dtype
 (2)  if no single one helps: adapters, frozen weights in 4 bits and 8-bit state together, with the
      longest sequences that fit
 """
@@ -22,15 +21,18 @@ from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
 from argosy.workload.tuning import BaseFormat, Train, Tuning
 
 Reload = Callable[..., Chain]
-"""The same model with another ``sequence_length``, ``dtype``, ``optimizer`` or ``tuning``."""
+"""A function that loads the model with another ``sequence_length``, ``dtype``, ``optimizer`` or
+``tuning``."""
+# Sequences are shortened in steps of this number of tokens.
 _STEP_TOKENS = 64
+# The optimizer with 8-bit state.
 _EIGHT_BITS = "adamw8bit"
 _OFFLOADS = ("optimizer", "activations", "optimizer,activations", "optimizer,activations,weights")
-"""What may be kept in host memory, the least first."""
+"""Combinations that may be kept in host memory, the smallest first."""
 
 
 def offload_changes(trial: RemedyTrial) -> Iterator[Change]:
-    """The first step of offload, beyond what is allowed now, with which a plan fits."""
+    """Yield the first offload beyond the present setting with which a plan fits."""
     settings = trial.settings
     if settings.target is not None:
         return
@@ -56,27 +58,28 @@ def offload_changes(trial: RemedyTrial) -> Iterator[Change]:
 
 
 def _listed(text: str) -> str:
-    """
+    """Return the parts of an offload setting as words.
+
     >>> _listed("optimizer"), _listed("optimizer,activations")
     ('optimizer state', 'optimizer state and activations')
     """
-    *others, last = text.replace("optimizer", "optimizer state").split(",")
-    return f"{', '.join(others)} and {last}" if others else last
+    *first_parts, last = text.replace("optimizer", "optimizer state").split(",")
+    return f"{', '.join(first_parts)} and {last}" if first_parts else last
 
 
 def lighter_changes(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
-    """(1), or (2) if there is none of (1)."""
-    found = [
+    """Yield every single change that helps (1), or a combination if none does (2)."""
+    single_changes = [
         *_tuned(trial, reload),
         *_optimizers(trial, reload),
         *_dtypes(trial, reload),
         *_shorter(trial, reload),
     ]
-    yield from found or _several(trial, reload)
+    yield from single_changes or _several(trial, reload)
 
 
 def _tuned(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
-    """The first that fits of adapters, and of frozen weights in fewer bits."""
+    """Yield the first that fits of adapters, and of frozen weights in fewer bits."""
     now = trial.chain.tuning
     frozen = now if not now.is_full else replace(now, train=Train.LORA)
     steps = [frozen] if now.is_full else []
@@ -98,12 +101,14 @@ def _tuned(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
 
 
 def _tuning_words(tuning: Tuning, now: Tuning) -> str:
+    """Describe a change of the trained weights."""
     if now.is_full:
         return f"{tuning}, in place of training all weights"
     return f"base weights in {tuning.base}"
 
 
 def _tuning_options(tuning: Tuning) -> tuple[tuple[str, str], ...]:
+    """Return the command-line options of a tuning."""
     options = []
     if tuning.train is Train.LORA:
         options.append(("--lora", f"rank={tuning.rank},targets={','.join(tuning.targets)}"))
@@ -113,7 +118,8 @@ def _tuning_options(tuning: Tuning) -> tuple[tuple[str, str], ...]:
 
 
 def _optimizers(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
-    """8-bit state, and the optimizer with the most state of all others that fit."""
+    """Yield 8-bit state if it fits, and the fitting optimizer with the most state among the
+    others."""
     chain = trial.chain
     width = chain.dtype.bytes
     size = {name: optimizer_bytes_per_weight(name, width) for name in OPTIMIZERS}
@@ -137,6 +143,7 @@ def _optimizers(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
 
 
 def _dtypes(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
+    """Yield the first 16-bit dtype with which a plan fits."""
     chain = trial.chain
     for dtype in (Dtype.BF16, Dtype.FP16):
         with contextlib.suppress(ArgosyError):  # a model that was measured in one dtype
@@ -154,9 +161,10 @@ def _dtypes(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
 
 
 def _shorter(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
+    """Yield the longest sequences with which a plan fits."""
     length = trial.chain.sequence_length
     if any(profile.sequence_length != 1 for profile in (trial.model.profiles or {}).values()):
-        return  # times of one length only
+        return  # profiles have the times of one length only
     with contextlib.suppress(ArgosyError):  # a model of one length only
         tokens = _longest(trial, reload)
         if tokens is not None:
@@ -171,12 +179,13 @@ def _shorter(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
 
 
 def _longest(trial: RemedyTrial, reload: Reload) -> int | None:
-    """The most tokens, fewer than now, with which a plan fits."""
+    """Return the largest number of tokens, below the present one, with which a plan fits."""
     length = trial.chain.sequence_length
     step = min(_STEP_TOKENS, max(1, length // 8))
     cuts = (length - 1) // step
 
     def fits(cut: int) -> bool:
+        """Return whether a plan fits with sequences that are ``cut`` steps shorter."""
         return (
             replace(trial, chain=reload(sequence_length=step * (cuts + 1 - cut))).fit() is not None
         )
@@ -186,7 +195,7 @@ def _longest(trial: RemedyTrial, reload: Reload) -> int | None:
 
 
 def _several(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
-    """(2)"""
+    """Yield adapters, 4-bit weights and 8-bit state together, if they fit (2)."""
     now = trial.chain.tuning
     tuning = replace(
         now, train=Train.LORA if now.is_full else now.train, base=now.base or BaseFormat.NF4
@@ -195,6 +204,7 @@ def _several(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     with contextlib.suppress(ArgosyError):  # a model whose matrices are not known
 
         def lighter(**changes: object) -> Chain:
+            """Load the model with all of these changes."""
             return reload(**{**lightest, **changes})
 
         changed = replace(trial, chain=lighter())

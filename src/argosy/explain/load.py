@@ -1,9 +1,9 @@
-"""How busy stages and edges were in an iteration of T seconds, and what held the others up.
+"""Compute how busy stages and edges were in an iteration of T seconds, and which stage limits it.
 
 (1)  load of a stage = time that its busiest device computes, or else takes part in collectives,
      over T
 (2)  bottleneck      = the stage whose computation and collectives make up most of the critical path
-(3)  load of an edge = bytes over what could have been carried, on its busiest link
+(3)  load of an edge = bytes over its capacity in T, on its busiest link
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from argosy.timeline import SpanKind, Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class StageLoad:
-    """(1) and (2), as shares of the iteration."""
+    """The load of a stage, given as shares of the iteration (1), (2)."""
 
     stage: int
     computing: float
     exchanging: float
     critical: float
-    """Of the critical path."""
+    """The share of the iteration that the stage takes on the critical path."""
 
     @property
     def busy(self) -> float:
+        """Return the share of the iteration in which the stage computes or takes part in
+        collectives."""
         return self.computing + self.exchanging
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeLoad:
-    """(3)."""
+    """The share of an edge's capacity that is used (3)."""
 
     edge: str
     utilisation: float
 
 
 def stage_loads(plan: Plan, timeline: Timeline) -> tuple[StageLoad, ...]:
-    """(1) and (2) for every stage, in order."""
+    """Return the load of every stage in order (1), (2)."""
     computing: dict[str, list[tuple[float, float]]] = defaultdict(list)
     exchanging: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:
@@ -70,7 +72,7 @@ def stage_loads(plan: Plan, timeline: Timeline) -> tuple[StageLoad, ...]:
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """Seconds that at least one of the intervals covers."""
+    """Return the seconds that at least one of the intervals covers."""
     covered = reach = 0.0
     for start, end in sorted(intervals):
         covered += max(0.0, end - max(start, reach))
@@ -79,12 +81,12 @@ def _covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def bottleneck(loads: Iterable[StageLoad]) -> StageLoad:
-    """(2); the earlier stage on a tie."""
+    """Return the load of the bottleneck (2); the earlier stage on a tie."""
     return max(loads, key=lambda load: load.critical)
 
 
 def edge_loads(cluster: Cluster, timeline: Timeline) -> tuple[EdgeLoad, ...]:
-    """(3) for every edge that carried anything, the busiest first."""
+    """Return the load of every edge that carried bytes, the busiest first (3)."""
     edge_of = {link.name: link.edge for link in with_host_links(cluster).links}
     most: dict[str, float] = {}
     for use in timeline.links:

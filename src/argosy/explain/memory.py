@@ -1,12 +1,11 @@
-"""What fills the memory of a device, piece by piece.
+"""Divide the peak memory of a device into its parts.
 
     (1)  peak = weights + gradients + optimizer + activations + buffers, at the moment at which a
          device holds most
-    (2)  the same in closed form (``cost.planned``), which needs no simulation
+    (2)  the same sum in closed form (``cost.planned``), which needs no simulation
 
-(1) takes the simulated peak apart; buffers are what is left over: tensors that have arrived and are
-    not yet used, and
-what a backward computes again.
+(1) divides the simulated peak; buffers are the remainder: tensors that have arrived and are not yet
+used, and activations that a backward recomputes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from argosy.workload.chain import Chain
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
-    """(1): what a device holds when it holds most, in bytes."""
+    """The bytes that a device holds at its peak, by part (1)."""
 
     device: str
     kind: str
@@ -38,18 +37,19 @@ class DeviceMemory:
 
     @property
     def peak(self) -> float:
+        """Return the sum of all parts in bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
     @property
     def free(self) -> float:
-        """Negative where it would run out."""
+        """Return the free bytes at the peak; negative if the device would run out of memory."""
         return self.capacity - self.peak
 
 
 def memory_stack(
     plan: Plan, chain: Chain, cluster: Cluster, timeline: Timeline
 ) -> tuple[DeviceMemory, ...]:
-    """(1) for every device in use."""
+    """Return the simulated peak of every used device by part (1)."""
     states: dict[str, list[StateBytes]] = defaultdict(list)
     kept: dict[tuple[str, int], float] = {}
     for index, stage in enumerate(plan.stages):
@@ -74,6 +74,7 @@ def _stack(
     most: tuple[float, float],
     spans: Sequence[Span],
 ) -> DeviceMemory:
+    """Return the peak of one device by part (1)."""
     when, peak = most
     kind = cluster.device(name).kind
     weights, gradients, optimizer = (
@@ -91,13 +92,15 @@ def _stack(
         gradients=gradients,
         optimizer=optimizer,
         activations=activations,
-        buffers=max(rest, 0.0),  # what is below 0 is rounding
+        buffers=max(rest, 0.0),  # a negative rest is rounding
     )
 
 
 def _in_flight(spans: Sequence[Span], when: float) -> dict[int, int]:
-    """Per stage, the micro-batches whose activations a device holds at a moment. A pass may be
-    several spans."""
+    """Return, per stage, the number of micro-batches whose activations a device holds at a moment.
+
+    A pass may consist of several spans.
+    """
     begun: set[tuple[int, int | None, int]] = set()
     over: dict[tuple[int, int | None, int], float] = {}
     for span in spans:
@@ -115,13 +118,13 @@ def _in_flight(spans: Sequence[Span], when: float) -> dict[int, int]:
 
 
 def planned_stack(plan: Plan, chain: Chain, cluster: Cluster) -> tuple[DeviceMemory, ...]:
-    """(2) for every device in use, piece by piece."""
-    found = []
+    """Return the peak of every used device by part, in closed form (2)."""
+    stacks = []
     for name, (weights, gradients, optimizer, activations, buffers) in planned_parts(
         plan, chain
     ).items():
         kind = cluster.device(name).kind
-        found.append(
+        stacks.append(
             DeviceMemory(
                 device=name,
                 kind=kind.name,
@@ -133,4 +136,4 @@ def planned_stack(plan: Plan, chain: Chain, cluster: Cluster) -> tuple[DeviceMem
                 buffers=buffers,
             )
         )
-    return tuple(found)
+    return tuple(stacks)

@@ -1,11 +1,11 @@
-"""What would make a plan fit: the smallest change of each kind, found by trying.
+"""Find the smallest change of each kind with which a plan fits, by trial.
 
     (1)  a change of size n helps if some plan fits under it (``solve.feasible``)
-    (2)  nearest change = the least n that helps, by doubling and bisection: more of it never hurts
+    (2)  nearest change = the least n that helps, by doubling and bisection: a larger change is
+         never worse
     (3)  its step time is that of the plan which the planner finds under it
 
-(1) is exact at the granularity of the trial: single devices, unless there are so many that a
-    coarser one is taken.
+(1) is exact at the granularity of the trial: single devices, or coarser if there are too many.
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ from argosy.space.price import Prices
 from argosy.units import counted
 from argosy.workload.chain import Chain
 
+# Bytes of a GiB.
 GIB = 2.0**30
 _MOST_TIMES = 16
-"""So many times the memory, nodes or samples are tried."""
+"""The largest factor of memory, nodes or samples that is tried."""
+# The largest number of devices of a cluster with more nodes.
 _MOST_DEVICES = 4096
 _MOST_CARDS = 8
-"""Of the catalogue, that are tried in place of a kind."""
+"""The largest number of device kinds of the catalogue that are tried instead of one kind."""
 
 _SECONDS = 1.5
-"""CPU time of the search for (3)."""
+"""The CPU seconds of the search for (3)."""
 
 
 class ChangeKind(StrEnum):
+    """The kinds of changes that may make a plan fit."""
+
     MEMORY = "memory"
     DEVICES = "devices"
     SEQUENCE_LENGTH = "sequence_length"
@@ -61,24 +65,24 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """(2): one change with which a plan fits."""
+    """A change with which a plan fits (2)."""
 
     kind: ChangeKind
     sentence: str
     target: str
-    """What is changed: a device kind, a group of nodes, the model."""
+    """The changed object: a device kind, a group of nodes, the model."""
     value: float | str
-    """GiB more per device, nodes more, tokens, samples, the name of an optimizer, dtype or card,
-    which weights are trained, or which times."""
+    """The new value: GiB more per device, more nodes, tokens, samples, the name of an optimizer,
+    dtype or card, the weights that are trained, or the measured times."""
     options: tuple[tuple[str, str], ...] = ()
-    """Options of ``argosy plan`` that make it."""
+    """Options of ``argosy plan`` that make the change."""
     seconds: float | None = None
-    """(3); None if it was not planned."""
+    """The step time in seconds (3); None if it was not planned."""
 
 
 @dataclass(frozen=True)
 class RemedyTrial:
-    """(1): an input, and whether a plan fits under it."""
+    """An input for which it can be tested whether a plan fits (1)."""
 
     chain: Chain
     cluster: Cluster
@@ -88,33 +92,35 @@ class RemedyTrial:
     more: tuple[tuple[str, float], ...] = ()
     """Bytes more on each device of a kind."""
     factor: float = 1.0
-    """Times the memory of every device."""
+    """The factor by which the memory of every device is multiplied."""
 
     @property
     def pools(self) -> tuple[Pool, ...]:
+        """Return the pools of usable devices with the changed memory."""
         more = dict(self.more)
-        found = able_pools(self.chain, self.cluster, self.model)
+        pools = able_pools(self.chain, self.cluster, self.model)
         memory = [
-            self.factor * (pool.device.kind.memory + more.get(pool.name, 0.0)) for pool in found
+            self.factor * (pool.device.kind.memory + more.get(pool.name, 0.0)) for pool in pools
         ]
         return tuple(
             replace(pool, device=replace(pool.device, kind=replace(pool.device.kind, memory=size)))
-            for pool, size in zip(found, memory, strict=True)
+            for pool, size in zip(pools, memory, strict=True)
         )
 
     @cached_property
     def untimed(self) -> Untimed | None:
-        """What fits if profiles had more times."""
+        """Return a plan that would fit if profiles had more times; None if there is none."""
         prices = self.prices
         return find_untimed(prices, self.global_batch, self.settings) if prices.pools else None
 
     @property
     def prices(self) -> Prices:
+        """Return the prices of the model on the changed pools."""
         return Prices(self.chain, self.pools, self.model)
 
     @cached_property
     def seconds(self) -> float | None:
-        """(3); None if the planner finds no plan."""
+        """Return the step time in seconds (3); None if the planner finds no plan."""
         settings = replace(
             self.settings,
             level=1,
@@ -136,6 +142,7 @@ class RemedyTrial:
         return None if plan.predicted is None else plan.predicted.iteration_seconds
 
     def fit(self) -> FittingPlan | None:
+        """Return a plan that fits; None if there is none (1)."""
         prices = self.prices
         if not prices.pools:
             return None
@@ -143,7 +150,7 @@ class RemedyTrial:
 
 
 def hardware_changes(trial: RemedyTrial) -> Iterator[Change]:
-    """(2) for devices, measurements and the batch, one kind after the other."""
+    """Yield the nearest changes of devices, measurements and the batch (2)."""
     yield from _more_times(trial)
     for change in _more_memory(trial):
         yield change
@@ -153,8 +160,10 @@ def hardware_changes(trial: RemedyTrial) -> Iterator[Change]:
 
 
 def least_that_fits(fits: Callable[[int], bool], most: int) -> int | None:
-    """The least whole number of at least 1 for which something fits, where more is never worse;
-    None beyond ``most``."""
+    """Return the smallest number from 1 to ``most`` that fits; None if none does.
+
+    A larger number must never be worse.
+    """
     low, high = 0, 1
     while not fits(high):
         if high >= most:
@@ -167,16 +176,17 @@ def least_that_fits(fits: Callable[[int], bool], most: int) -> int | None:
 
 
 def _more_times(trial: RemedyTrial) -> Iterator[Change]:
-    """Measurements that profiles lack."""
+    """Yield the measurements that profiles lack."""
     if trial.untimed is not None:
         sentence = f"measured times of {trial.chain.name} on {trial.untimed.named}"
-        kinds = ", ".join(dict.fromkeys(one.kind for one in trial.untimed.missing))
+        kinds = ", ".join(dict.fromkeys(untimed.kind for untimed in trial.untimed.missing))
         yield Change(
             kind=ChangeKind.PROFILE, sentence=sentence, target=kinds, value=trial.untimed.named
         )
 
 
 def _more_memory(trial: RemedyTrial) -> Iterator[Change]:
+    """Yield the least additional memory of each device kind with which a plan fits."""
     memory = {pool.name: pool.device.kind.memory for pool in trial.pools}
     for kind, size in memory.items():
         most = math.ceil(_MOST_TIMES * size / GIB)
@@ -191,7 +201,7 @@ def _more_memory(trial: RemedyTrial) -> Iterator[Change]:
 
 
 def _larger_card(trial: RemedyTrial, change: Change) -> Iterator[Change]:
-    """The smallest card of the catalogue with the memory that is missing, in place of each of a
+    """Yield the smallest card of the catalogue that has the missing memory, instead of each of a
     kind."""
     pool = next(pool for pool in trial.pools if pool.name == change.target)
     least = pool.device.kind.memory + float(change.value) * GIB
@@ -204,9 +214,8 @@ def _larger_card(trial: RemedyTrial, change: Change) -> Iterator[Change]:
     for kind in sorted(same, key=lambda kind: (kind.memory, kind.peak(trial.chain.dtype)))[
         :_MOST_CARDS
     ]:
-        with contextlib.suppress(
-            ArgosyError
-        ):  # a kind of the user's own may have no place in the file
+        # A device kind of the user's own may not occur in the file.
+        with contextlib.suppress(ArgosyError):
             changed = replace(trial, cluster=with_kind(trial.cluster, change.target, kind.name))
             if changed.fit() is not None:
                 sentence = f"{kind.name} in place of each {change.target}"
@@ -222,32 +231,32 @@ def _larger_card(trial: RemedyTrial, change: Change) -> Iterator[Change]:
 
 
 def with_kind(cluster: Cluster, old: str, new: str) -> Cluster:
-    """The cluster with devices of another kind in place of each device of a kind."""
+    """Return the cluster with each device of a kind replaced by a device of another kind."""
     content = json.loads(cluster.content)
     for node in content["nodes"]:
         devices = node["devices"] if isinstance(node["devices"], list) else [node["devices"]]
         node["devices"] = [
-            {**one, "kind": new} if one["kind"].lower() == old.lower() else one for one in devices
+            {**device, "kind": new} if device["kind"].lower() == old.lower() else device
+            for device in devices
         ]
     return fitted(build_cluster(Document(cluster.name, content, {}), folder=Path()), cluster.fit)
 
 
 def _more_nodes(trial: RemedyTrial) -> Iterator[Change]:
+    """Yield the smallest number of additional nodes of each group with which a plan fits."""
     nodes = json.loads(trial.cluster.content).get("nodes", [])
     for index, node in enumerate(nodes):
         have = node.get("count", 1)
-        with contextlib.suppress(
-            ArgosyError
-        ):  # a file that names its nodes one by one may not take more of them
+        # A file that names its nodes one by one may not allow more of them.
+        with contextlib.suppress(ArgosyError):
             size = sum(1 for device in trial.cluster.devices if device.node == f"{node['name']}0")
             most = min(_MOST_TIMES * have, (_MOST_DEVICES - len(trial.cluster.devices)) // size)
-            least = least_that_fits(
-                lambda more, index=index: (
-                    replace(trial, cluster=with_more_nodes(trial.cluster, index, more)).fit()  # type: ignore[misc]
-                    is not None
-                ),
-                max(1, most),
-            )
+
+            def fits(more: int, index: int = index) -> bool:
+                larger = with_more_nodes(trial.cluster, index, more)
+                return replace(trial, cluster=larger).fit() is not None
+
+            least = least_that_fits(fits, max(1, most))
             if least is not None:
                 kinds = trial.cluster.device(f"{node['name']}0.0").kind.name
                 each = counted(size, "device") if size > 1 else kinds
@@ -262,8 +271,7 @@ def _more_nodes(trial: RemedyTrial) -> Iterator[Change]:
 
 
 def with_more_nodes(cluster: Cluster, index: int, more: int) -> Cluster:
-    """The cluster with so many more of the nodes that one [[nodes]] entry of its file stands
-    for."""
+    """Return the cluster with ``more`` nodes of the [[nodes]] entry with this index in its file."""
     content = json.loads(cluster.content)
     node = content["nodes"][index]
     content["nodes"][index] = {**node, "count": node.get("count", 1) + more}
@@ -271,12 +279,14 @@ def with_more_nodes(cluster: Cluster, index: int, more: int) -> Cluster:
 
 
 def _more_samples(trial: RemedyTrial) -> Iterator[Change]:
-    """More samples can be shared by more replicas, which then share their state."""
+    """Yield the smallest larger global batch that fits: more replicas can divide it and share
+    state."""
     batch = trial.global_batch
     for size in (batch * times for times in (2, 4, 8, 16) if times <= _MOST_TIMES):
         changed = replace(trial, global_batch=size)
         if changed.fit() is not None:
-            sentence = f"a global batch of {size}{'' if trial.model.profiles else ', which more replicas can share'}"
+            reason = "" if trial.model.profiles else ", which more replicas can share"
+            sentence = f"a global batch of {size}{reason}"
             yield Change(
                 kind=ChangeKind.GLOBAL_BATCH,
                 sentence=sentence,

@@ -1,6 +1,6 @@
-"""What a page shows of a plan: played, under other schedules, predicted and explained.
+"""Collect what a page shows of a plan: timelines under several schedules, prediction, explanation.
 
-A plan is played once as it is, and its prediction and explanation are read from that timeline.
+The unchanged plan is simulated once, and its prediction and explanation use that timeline.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from argosy.sim.simulate import play, plays_whole
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
-# Devices that are drawn one by one.
+# The largest number of devices that are drawn one by one.
 _MOST_ROWS = 256
-# A plan is played some fifteen times to explain it, and four times to show other schedules; only
-# small ones are.
+# An explanation takes about fifteen simulations, and other schedules take four. They are shown only
+# if the plan could be simulated whole for this number of iterations.
 _EXPLAINED, _SWITCHED = 2, 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPlan:
-    """A plan and what the exact engine says of it."""
+    """A plan with its simulated timelines and explanation."""
 
     plan: Plan
-    """With its prediction."""
+    """The plan with its prediction."""
     timelines: tuple[tuple[ScheduleSpec, Timeline], ...]
     """The first iteration under its own schedule, then under others that it could switch to."""
     explanation: Explanation | None
-    """None for a large plan."""
+    """The explanation; None for a large plan."""
     memory: tuple[DeviceMemory, ...]
-    """By the closed form, for a plan without an explanation."""
+    """The memory of devices by the closed form, for a plan without an explanation."""
 
 
 def shown_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> ShownPlan:
-    """Play, predict and explain a plan; raise ``InputError`` if it does not make sense on this
+    """Simulate, predict and explain a plan; raise ``InputError`` if it is not valid on this
     cluster."""
     check_plan(plan, chain, cluster)
     whole = plays_whole(plan) and len(plan.devices) <= _MOST_ROWS
@@ -60,7 +60,7 @@ def shown_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) 
 
 
 def _other_schedules(plan: Plan) -> list[ScheduleSpec]:
-    """Schedules that a small pipeline could switch to."""
+    """Return the schedules that a small pipeline could switch to."""
     is_simple = not plan.schedule.kind.is_chunked and not plan.schedule.kind.is_split
     if len(plan.stages) == 1 or not is_simple or not plays_whole(plan, iterations=_SWITCHED):
         return []
@@ -68,4 +68,4 @@ def _other_schedules(plan: Plan) -> list[ScheduleSpec]:
     others += [
         ScheduleSpec(kind=ScheduleKind.KFKB, k=k) for k in (2, 4) if k <= plan.num_micro_batches
     ]
-    return [other for other in others if other != plan.schedule]
+    return [schedule for schedule in others if schedule != plan.schedule]

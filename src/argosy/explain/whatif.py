@@ -1,8 +1,9 @@
-"""What a change would buy: the plan, simulated with that change and nothing else.
+"""Compute the gain of a change by simulating the plan with that change and nothing else.
 
-    (1)  gain = T / T' - 1      T and T' being the seconds of the first iteration without the change and with it
+    (1)  gain = T / T' - 1    with T and T' the seconds of the first iteration without the change
+                              and with it
 
-A gain is that of this plan; a planner that knew of the change might find a better one.
+The gain holds for this plan; with the change, a planner might find a better one.
 """
 
 from __future__ import annotations
@@ -26,31 +27,33 @@ from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
 MORE_BANDWIDTH = 1e9
-"""Bytes/s that an edge gets."""
+"""Bytes/s that are added to an edge."""
 MORE_SPEED = 1.1
-"""Times the speed of a stage's devices."""
+"""The factor by which the devices of a stage become faster."""
+# The largest number of groups of edges that are tried.
 _MOST_EDGES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """One change, and what it would buy."""
+    """A change, and the time that the plan would take with it."""
 
     change: str
     seconds: float
-    """Of an iteration with it."""
+    """The seconds of an iteration with the change."""
     gain: float
-    """(1); negative where it would be slower."""
+    """The relative gain (1); negative if the plan would be slower."""
     missing: float = 0.0
-    """Bytes that some device lacks for it, of what a plan may fill; 0 where it fits."""
+    """The bytes that a device lacks, of the memory that a plan may fill; 0 if the change fits."""
 
 
 def with_wider_edges(cluster: Cluster, edges: Iterable[str], more: float) -> Cluster:
-    """The cluster with so many bytes/s more on every link of these edges, except while a link is
+    """Return the cluster with ``more`` bytes/s on every link of these edges, except while a link is
     down."""
     chosen = frozenset(edges)
 
     def widened(link: Link) -> Link:
+        """Return a link with more bandwidth."""
         values = tuple(value + more if value > 0 else 0.0 for value in link.bandwidth.values)
         return replace(link, bandwidth=Trace(link.bandwidth.times, values))
 
@@ -65,10 +68,12 @@ def with_wider_edges(cluster: Cluster, edges: Iterable[str], more: float) -> Clu
 
 
 def _with_wider_host(cluster: Cluster, node: Node, more: float) -> HostMemory:
+    """Return the host memory of a node with more bandwidth."""
     return replace(node.host_memory, bandwidth=host_bandwidth(cluster, node.devices[0]) + more)
 
 
 def with_faster_devices(cluster: Cluster, names: Iterable[str], factor: float) -> Cluster:
+    """Return the cluster with the named devices faster by a factor."""
     chosen = frozenset(names)
     devices = [
         replace(device, efficiency=device.efficiency * factor) if device.name in chosen else device
@@ -78,7 +83,7 @@ def with_faster_devices(cluster: Cluster, names: Iterable[str], factor: float) -
 
 
 def cheaper_settings(stage: Stage) -> Iterator[tuple[str, Stage]]:
-    """A stage with settings that save time and cost memory, and their names.
+    """Yield a stage with settings that save time and cost memory, and the names of the settings.
 
     ZeRO 1 costs no more time than 0; 2 and 3 exchange gradients and weights with every micro-batch.
     """
@@ -105,8 +110,10 @@ def with_replica(
     cluster: Cluster,
     model: ComputeModel,
 ) -> Plan | None:
-    """The plan with one more replica of a stage, samples shared out anew by speed; None where they
-    are too few."""
+    """Return the plan with one more replica of a stage, its samples distributed by speed again.
+
+    Returns None if there are fewer samples than replicas, or if the schedule is interleaved.
+    """
     stage = plan.stages[index]
     replicas = [*stage.replicas, Replica(devices=devices, samples=1)]
     if len(replicas) > plan.micro_batch_size or plan.schedule.kind.is_chunked:
@@ -120,7 +127,8 @@ def with_replica(
         replace(replica, samples=count) for replica, count in zip(replicas, samples, strict=True)
     )
     stages = [
-        replace(one, replicas=shared) if at == index else one for at, one in enumerate(plan.stages)
+        replace(other_stage, replicas=shared) if at == index else other_stage
+        for at, other_stage in enumerate(plan.stages)
     ]
     left_out = tuple(left for left in plan.left_out if left.device not in devices)
     return replace(plan, stages=tuple(stages), left_out=left_out)
@@ -129,6 +137,7 @@ def with_replica(
 def _seconds_per_sample(
     chain: Chain, cluster: Cluster, model: ComputeModel, stage: Stage, replica: Replica
 ) -> float:
+    """Return the seconds of one sample on the slowest device of a replica."""
     portions = [
         Portion(device=cluster.device(name), samples=1, share=share, width=replica.width)
         for name, share in zip(replica.devices, replica.shares, strict=True)
@@ -137,6 +146,7 @@ def _seconds_per_sample(
 
 
 def first_iteration(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Timeline:
+    """Simulate the first iteration of a plan; raise ``InfeasibleError`` if it never ends."""
     timeline = simulate(plan, chain, cluster, model=model)
     if not timeline.iteration_ends:
         raise InfeasibleError(
@@ -146,7 +156,7 @@ def first_iteration(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeMo
 
 
 class Question:
-    """A plan on its cluster, and how it does when something is changed."""
+    """A plan on its cluster that can be simulated with changes."""
 
     def __init__(
         self,
@@ -156,8 +166,7 @@ class Question:
         model: ComputeModel,
         timeline: Timeline | None = None,
     ) -> None:
-        """``timeline`` shows the first iteration of the plan as it is; it is played unless
-        given."""
+        """Use ``timeline`` as the first iteration of the unchanged plan, or simulate it."""
         self.plan = plan
         self.chain = chain
         self.cluster = cluster
@@ -167,34 +176,41 @@ class Question:
     def _what_if(
         self, change: str, *, plan: Plan | None = None, cluster: Cluster | None = None
     ) -> WhatIf:
+        """Simulate a changed plan or cluster."""
         where = cluster or self.cluster
         timeline = first_iteration(plan or self.plan, self.chain, where, self.model)
         seconds = timeline.iteration_ends[0]
         gain = self.timeline.iteration_ends[0] / seconds - 1
-        peaks = (
-            timeline.peak_memory().items() if plan is not None else ()
-        )  # a faster cluster needs no more of it
+        # A faster cluster needs no more memory.
+        peaks = timeline.peak_memory().items() if plan is not None else ()
         lacks = [held - USABLE * where.device(name).kind.memory for name, held in peaks]
         return WhatIf(change=change, seconds=seconds, gain=gain, missing=max(0.0, *lacks, 0.0))
 
     def faster_stages(self, stages: Iterable[int]) -> Iterator[WhatIf]:
+        """Yield the gains of faster devices in some stages."""
         for stage in sorted(stages):
             faster = with_faster_devices(self.cluster, self.plan.stages[stage].devices, MORE_SPEED)
             yield self._what_if(f"10 % more speed of stage {stage}'s devices", cluster=faster)
 
     def wider_edges(self, loads: Sequence[EdgeLoad]) -> Iterator[WhatIf]:
-        """The busiest edges; those of one sort that are equally busy together, because one alone
-        would not help."""
-        alike: dict[tuple[str, float], list[str]] = defaultdict(list)
+        """Yield the gains of more bandwidth on the busiest edges.
+
+        Edges of one kind that are equally busy are widened together, because one alone would not
+        help.
+        """
+        by_kind_and_load: dict[tuple[str, float], list[str]] = defaultdict(list)
         for load in loads:
-            alike[load.edge.rpartition(".")[2], round(load.utilisation, 2)].append(load.edge)
-        for edges in list(alike.values())[:_MOST_EDGES]:
+            by_kind_and_load[load.edge.rpartition(".")[2], round(load.utilisation, 2)].append(
+                load.edge
+            )
+        for edges in list(by_kind_and_load.values())[:_MOST_EDGES]:
             wider = with_wider_edges(self.cluster, edges, MORE_BANDWIDTH)
             others = f" and {len(edges) - 1} like it" if len(edges) > 1 else ""
             yield self._what_if(f"1 GB/s more on {edges[0]}{others}", cluster=wider)
 
     def settings(self, slowest: int) -> Iterator[WhatIf]:
-        """Cheaper settings of the bottleneck, and of all stages that have them."""
+        """Yield the gains of faster settings of the bottleneck, and of all stages that have
+        them."""
         everywhere: dict[str, list[Stage]] = {}
         for index, stage in enumerate(self.plan.stages):
             for name, cheaper in cheaper_settings(stage):
@@ -202,7 +218,8 @@ class Question:
                 stages[index] = cheaper
                 if index == slowest:
                     alone = [
-                        cheaper if at == index else one for at, one in enumerate(self.plan.stages)
+                        cheaper if at == index else unchanged
+                        for at, unchanged in enumerate(self.plan.stages)
                     ]
                     yield self._what_if(
                         f"{name} in stage {index}", plan=replace(self.plan, stages=tuple(alone))
@@ -224,7 +241,8 @@ class Question:
                 )
 
     def additions(self, stage: int) -> Iterator[WhatIf]:
-        """Left-out devices, one group of each kind, as a further replica of a stage."""
+        """Yield the gains of left-out devices, one group of each kind, as a further replica of a
+        stage."""
         width = self.plan.stages[stage].replicas[0].width
         idle: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for left in self.plan.left_out:
@@ -234,9 +252,8 @@ class Question:
             group = next(
                 (tuple(names[:width]) for names in nodes.values() if len(names) >= width), ()
             )
-            with contextlib.suppress(
-                ArgosyError
-            ):  # no route, or no such dtype there: the planner's reason says so
+            # There may be no route or no such dtype; the planner's own reason reports it.
+            with contextlib.suppress(ArgosyError):
                 plan = (
                     with_replica(self.plan, stage, group, self.chain, self.cluster, self.model)
                     if group

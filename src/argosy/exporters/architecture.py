@@ -1,9 +1,8 @@
-"""A transformer's shape in Megatron-LM's words, which FlagScale shares: numbers, text, or True for
-a flag.
+"""Describe a transformer by the arguments of Megatron-LM, which FlagScale shares.
 
-The words are those of its GPT: token and position tables, blocks of causal attention and
-feed-forward with a norm before each, logits over words. ``shape_has_words`` names what of a shape
-they cannot say.
+Values are numbers, text, or True for a flag. The arguments describe Megatron-LM's GPT: token and
+position tables, blocks of causal attention and feed-forward with a norm before each, logits over
+words. ``shape_has_words`` lists the parts of a shape that they cannot express.
 """
 
 from __future__ import annotations
@@ -24,18 +23,19 @@ from argosy.workload.architecture import (
     TokenEmbedding,
 )
 
+# The value of an argument.
 Value = int | float | str | bool
-# Names of the tanh form of GELU, and which activation functions can be written.
+# Names of the tanh form of GELU, and the activation functions that can be exported, gated and not.
 _TANH_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 _GATED, _PLAIN = ("silu", "swish"), ("gelu", *_TANH_GELU)
 
 
 def model_arguments(architecture: Architecture, model: ModelRef) -> dict[str, Value]:
-    """Names with underscores, as in a YAML file; a command line has hyphens."""
+    """Return the model's arguments; names have underscores, as in a YAML file, and not hyphens."""
     block = architecture.blocks[0]
     attention, part = block.attention, block.feed_forward
     inner = _inner(block)
-    found: dict[str, Value] = {
+    arguments: dict[str, Value] = {
         "num_layers": len(architecture.blocks),
         "hidden_size": architecture.hidden,
         "ffn_hidden_size": inner.inner,
@@ -44,17 +44,20 @@ def model_arguments(architecture: Architecture, model: ModelRef) -> dict[str, Va
         "max_position_embeddings": max(architecture.context, model.sequence_length),
     }
     if attention.kv_heads != attention.heads:
-        found |= {"group_query_attention": True, "num_query_groups": attention.kv_heads}
+        arguments |= {"group_query_attention": True, "num_query_groups": attention.kv_heads}
     if attention.query_width != architecture.hidden:
-        found["kv_channels"] = attention.head_dim
+        arguments["kv_channels"] = attention.head_dim
     learned = (
         isinstance(architecture.embedding, TokenEmbedding)
         and architecture.embedding.position_rows > 0
     )
-    found["position_embedding_type"] = "learned_absolute" if learned else "rope"
-    found |= _rotary_arguments(architecture.rotary)
-    found |= {"norm_epsilon": architecture.norm_epsilon, "vocab_size": architecture.head.outputs}
-    found["make_vocab_size_divisible_by"] = 1  # the plan's memory has no padding
+    arguments["position_embedding_type"] = "learned_absolute" if learned else "rope"
+    arguments |= _rotary_arguments(architecture.rotary)
+    arguments |= {
+        "norm_epsilon": architecture.norm_epsilon,
+        "vocab_size": architecture.head.outputs,
+    }
+    arguments["make_vocab_size_divisible_by"] = 1  # the plan's memory has no padding
     flags = {
         "swiglu": inner.gated,
         # The fused kernel is the tanh form of GELU, the other one the exact form.
@@ -64,53 +67,57 @@ def model_arguments(architecture: Architecture, model: ModelRef) -> dict[str, Va
         "qk_layernorm": attention.qk_norm != "none",
         "untie_embeddings_and_output_weights": not architecture.head.tied,
     }
-    found |= {name: True for name, wanted in flags.items() if wanted}
+    arguments |= {name: True for name, wanted in flags.items() if wanted}
     if block.norm is NormKind.RMS:
-        found["normalization"] = "RMSNorm"
+        arguments["normalization"] = "RMSNorm"
     if isinstance(part, Experts):
-        found |= {
+        arguments |= {
             "num_experts": part.count,
             "moe_router_topk": part.active,
             "moe_ffn_hidden_size": inner.inner,
         }
         if not part.normalized:
-            found["moe_router_pre_softmax"] = True
+            arguments["moe_router_pre_softmax"] = True
         if part.shared is not None:
-            found |= {
+            arguments |= {
                 "moe_shared_expert_intermediate_size": part.shared.inner,
                 "moe_shared_expert_gate": True,
             }
-    found |= {"hidden_dropout": 0.1 * block.dropout, "attention_dropout": 0.1 * attention.dropout}
+    arguments |= {
+        "hidden_dropout": 0.1 * block.dropout,
+        "attention_dropout": 0.1 * attention.dropout,
+    }
     window = _window(architecture, model)
     if window is not None:
-        found["window_size"] = (
-            f"{window - 1},0"  # keys before a query and behind it, besides its own
-        )
-    return found
+        # The number of keys before a query and after it, besides its own.
+        arguments["window_size"] = f"{window - 1},0"
+    return arguments
 
 
 def _rotary_arguments(rotary: Rotary | None) -> dict[str, Value]:
+    """Return the arguments of rotary position embeddings."""
     if rotary is None:
         return {}
-    found: dict[str, Value] = {"rotary_base": round(rotary.base)}
+    arguments: dict[str, Value] = {"rotary_base": round(rotary.base)}
     if rotary.share != 1:
-        found["rotary_percent"] = rotary.share
+        arguments["rotary_percent"] = rotary.share
     if rotary.scaling is not None:
-        found |= {"use_rope_scaling": True, "rope_scaling_factor": rotary.scaling}
-    return found
+        arguments |= {"use_rope_scaling": True, "rope_scaling_factor": rotary.scaling}
+    return arguments
 
 
 def _window(architecture: Architecture, model: ModelRef) -> int | None:
-    """Keys that every block looks at, if all look at as many and not at all of them."""
+    """Return the attention window in tokens, if it is equal in all blocks and shorter than a
+    sequence."""
     windows = {block.attention.window or model.sequence_length for block in architecture.blocks}
     narrowest = min(windows)
     return narrowest if len(windows) == 1 and narrowest < model.sequence_length else None
 
 
 def shape_has_words(architecture: Architecture, model: ModelRef, target: str) -> Iterator[Limit]:
-    """What of a shape the words above cannot say."""
+    """Yield the parts of a shape that the arguments cannot express."""
     block, head, embedding = architecture.blocks[0], architecture.head, architecture.embedding
-    other = {
+    unsupported = {
         "images": not isinstance(embedding, TokenEmbedding),
         "a table of token types": isinstance(embedding, TokenEmbedding)
         and embedding.token_types > 0,
@@ -127,11 +134,11 @@ def shape_has_words(architecture: Architecture, model: ModelRef, target: str) ->
         "a bias of its router": isinstance(block.feed_forward, Experts)
         and block.feed_forward.router_bias,
     }
-    for what in (what for what, is_so in other.items() if is_so):
+    for part in (part for part, is_present in unsupported.items() if is_present):
         expected = f"a model in the shape of {target}'s GPT"
-        yield limit("model.name", f"{model.name} with {what}", expected, final=True)
+        yield limit("model.name", f"{model.name} with {part}", expected, final=True)
     windows = sorted(
-        {each.attention.window or model.sequence_length for each in architecture.blocks}
+        {block.attention.window or model.sequence_length for block in architecture.blocks}
     )
     if len(windows) > 1 and windows[0] < model.sequence_length:
         expected = f"one window for all blocks: none is written for {target}"
@@ -156,29 +163,36 @@ def shape_has_words(architecture: Architecture, model: ModelRef, target: str) ->
     if _biases(block) not in ((True, True, True), (True, False, False), (False, False, False)):
         names = ("queries, keys and values", "the attention's output", "the feed-forward")
         found = " and ".join(name for name, has in zip(names, _biases(block), strict=True) if has)
-        expected = f"none, those of queries, keys and values, or all, which {target} has; what comes closest is written"
+        expected = (
+            f"none, those of queries, keys and values, or all, which {target} has; what comes "
+            "closest is written"
+        )
         yield limit("model.name", f"biases of {found}", expected)
 
 
 def _biases(block: Block) -> tuple[bool, bool, bool]:
+    """Return whether queries, keys and values, the attention's output, and the feed-forward have
+    biases."""
     return block.attention.qkv_bias, block.attention.output_bias, _inner(block).bias
 
 
 def _inner(block: Block) -> FeedForward:
-    """The feed-forward, or that of an expert."""
+    """Return the feed-forward, or that of an expert."""
     part = block.feed_forward
     return part if isinstance(part, FeedForward) else part.expert
 
 
 def precision_arguments(plan: Plan) -> dict[str, Value]:
-    """The format of weights, and that of gradients as the plan's cost model keeps them; nothing for
-    fp32."""
+    """Return the dtype of weights, and that of gradients as the plan's cost model keeps them.
+
+    The result is empty for fp32.
+    """
     dtype = plan.model.dtype
     if dtype is Dtype.FP32:
         return {}
-    found: dict[str, Value] = {str(dtype): True}
+    arguments: dict[str, Value] = {str(dtype): True}
     if remembered(plan).calibration.gradient_dtype is Dtype.FP32:
-        found["accumulate_allreduce_grads_in_fp32"] = True
+        arguments["accumulate_allreduce_grads_in_fp32"] = True
     elif dtype is Dtype.BF16:
-        found["grad_reduce_in_bf16"] = True
-    return found
+        arguments["grad_reduce_in_bf16"] = True
+    return arguments

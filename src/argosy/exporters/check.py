@@ -1,4 +1,4 @@
-"""Whether a system can train a model at all, before a plan is searched for it."""
+"""Check whether a system can train a model at all, before a plan is searched for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from argosy.workload.load import load_architecture
 
 
 def check_model(target: Target, chain: Chain, model: str) -> None:
-    """Raise ``InputError`` with everything of a model that keeps its plans from being exported as
-    they are."""
+    """Raise ``InputError`` with everything in a model that prevents an exact export of its
+    plans."""
     settle(_limits(target, chain, model), lossy=False)
 
 
 def _limits(target: Target, chain: Chain, model: str) -> Iterator[Limit]:
+    """Yield everything in a model that a target cannot express."""
     planned = ModelRef.of(chain)
     yield from training_is_known(planned, target)
     if target is torchtitan.TARGET:

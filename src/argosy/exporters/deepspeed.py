@@ -1,13 +1,13 @@
-"""A plan for DeepSpeed: its JSON config, a pipeline module that cuts as the plan does, and a launch
+"""Export a plan to DeepSpeed: a JSON config, a pipeline module with the plan's cuts, a launch
 script.
 
-``argosy_pipeline.py`` has a ``PipelineModule`` whose stages are the plan's: a program hands it the
-layers in their order and passes it to ``deepspeed.initialize``. A plan of one stage under ZeRO 2 or
-3 has no pipeline module, because DeepSpeed does not combine the two.
+``argosy_pipeline.py`` has a ``PipelineModule`` whose stages are the plan's: a program gives it the
+layers in order and passes it to ``deepspeed.initialize``. A plan of one stage under ZeRO 2 or 3 has
+no pipeline module, because DeepSpeed does not combine the two.
 
-What DeepSpeed cannot express: stages that differ in replicas, tensor, context and expert
-parallelism in a pipeline, fp8 (final); uneven shares; ZeRO beyond 1 in a pipeline; selective
-recomputation, or any without a pipeline module; schedules other than 1F1B; a policy.
+DeepSpeed cannot express: stages that differ in replicas, tensor, context and expert parallelism in
+a pipeline, fp8 (final); uneven shares; ZeRO beyond 1 in a pipeline; selective recomputation, or any
+without a pipeline module; schedules other than 1F1B; a policy.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ from argosy.plan.plan import Plan, Recompute
 from argosy.plan.targets import TARGETS, TargetName
 from argosy.workload.chain import Chain
 
+# What the target can express, and its name.
 TARGET = TARGETS[TargetName.DEEPSPEED]
 NAME = TARGET.name
+# DeepSpeed's names of our optimizers.
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD", "momentum": "SGD"}
+# The momentum that is written for SGD with momentum.
 _MOMENTUM = 0.9
 
+# The generated module ``argosy_pipeline.py``.
 _PIPELINE = '''\
 {head}
 """In train.py:
@@ -72,7 +76,7 @@ class PlannedPipeline(PipelineModule):
 
 
 def export_deepspeed(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
-    """``ds_config.json``, ``argosy_pipeline.py`` and ``run.sh``."""
+    """Return ``ds_config.json``, ``argosy_pipeline.py`` and ``run.sh``."""
     lost = settle(limits(plan), lossy=lossy)
     grid, first_line = grid_of(plan), head(TARGET, plan, chain)
     files = [("ds_config.json", json.dumps(_config(plan, grid), indent=1) + "\n")]
@@ -91,6 +95,7 @@ def export_deepspeed(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export
 
 
 def limits(plan: Plan) -> Iterator[Limit]:
+    """Yield everything in a plan that the target cannot express."""
     yield from target_limits(plan, TARGET)
     yield from collectives_are_chosen(plan, TARGET)
     if not _has_pipeline(plan) and plan.stages[0].recompute is not Recompute.NONE:
@@ -109,26 +114,27 @@ def limits(plan: Plan) -> Iterator[Limit]:
 
 
 def _has_pipeline(plan: Plan) -> bool:
+    """Return whether the export has a pipeline module."""
     return len(plan.stages) > 1 or zero_level(plan, TARGET) < 2
 
 
 def _config(plan: Plan, grid: ParallelGrid) -> dict[str, object]:
+    """Return the content of ``ds_config.json``."""
     dtype, optimizer, level = plan.model.dtype, plan.model.optimizer, zero_level(plan, TARGET)
     rates = {"lr": 1e-4} | ({"momentum": _MOMENTUM} if optimizer == "momentum" else {})
-    found: dict[str, object] = {
+    config: dict[str, object] = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": grid.samples,
         "gradient_accumulation_steps": plan.num_micro_batches,
         "optimizer": {"type": _OPTIMIZERS[optimizer], "params": rates},
         "zero_optimization": {"stage": level},
     }
-    if (
-        level and _OPTIMIZERS[optimizer] == "SGD"
-    ):  # it would refuse to shard the state of one that it did not test
-        found["zero_allow_untested_optimizer"] = True
+    # Without the flag DeepSpeed refuses to shard the state of an optimizer that it did not test.
+    if level and _OPTIMIZERS[optimizer] == "SGD":
+        config["zero_allow_untested_optimizer"] = True
     if dtype in (Dtype.BF16, Dtype.FP16):
-        found[str(dtype)] = {"enabled": True}
+        config[str(dtype)] = {"enabled": True}
     if dtype is Dtype.BF16:
         kept = remembered(plan).calibration.gradient_dtype or dtype
-        found["data_types"] = {"grad_accum_dtype": str(kept)}
-    return found
+        config["data_types"] = {"grad_accum_dtype": str(kept)}
+    return config

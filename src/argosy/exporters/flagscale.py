@@ -1,17 +1,17 @@
-"""A plan as FlagScale's heterogeneous meshes, in YAML, with its hostfile.
+"""Export a plan as FlagScale's heterogeneous meshes in YAML, with its hostfile.
 
-Stages that follow one another with the same device kind, width and number of replicas are one mesh,
-written as five numbers [tensor, context, expert, data, pipeline]; ``hetero_pipeline_layer_split``
-has the blocks of every stage. Meshes may differ in all but context, so many plans for unequal
-devices can be said. A replica of mesh m takes micro_batch_size x data of mesh 0 / data of mesh m
-samples. FlagScale sorts ranks by where their device type first stands in ``hetero_device_types``,
-so a kind that comes back after another one gets a name of its own there and in the hostfile.
+Consecutive stages with the same device kind, width and number of replicas are one mesh, written as
+five numbers [tensor, context, expert, data, pipeline]; ``hetero_pipeline_layer_split`` has the
+blocks of every stage. Meshes may differ in all but context, so many plans for unequal devices can
+be expressed. A replica of mesh m takes micro_batch_size x data of mesh 0 / data of mesh m samples.
+FlagScale sorts ranks by the first position of their device type in ``hetero_device_types``, so a
+kind that occurs again after another one gets a name of its own there and in the hostfile.
 
-What FlagScale cannot express: kinds of device mixed in a stage, context parallelism, stages without
+FlagScale cannot express: kinds of device mixed in a stage, context parallelism, stages without
 blocks, blocks of two kinds, models in another shape than a GPT (``architecture``), tied tables in
-stages of unequal widths, fp8 without a recipe, hosts whose ranks are apart (final); windows of
-attention in some blocks; uneven shares and ratios; ZeRO beyond the optimizer's state; selective
-recomputation beside full; schedules other than 1F1B; a policy.
+stages of unequal widths, fp8 without a recipe, hosts whose ranks are not consecutive (final);
+windows of attention in some blocks; uneven shares and ratios; ZeRO beyond the optimizer's state;
+selective recomputation beside full; schedules other than 1F1B; a policy.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from argosy.plan.targets import TARGETS, TargetName
 from argosy.workload.architecture import Architecture
 from argosy.workload.chain import Chain
 
+# What the target can express, and its name.
 TARGET = TARGETS[TargetName.FLAGSCALE]
 NAME = TARGET.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Stages that are alike on one kind of device."""
+    """A group of consecutive stages that have equal widths on one kind of device."""
 
     kind: str
-    """Of device; with a number behind it if other kinds stand between this mesh and earlier ones of
+    """The kind of device, with a number if other kinds are between this mesh and earlier ones of
     the kind."""
     tensor: int
     context: int
@@ -59,16 +60,17 @@ class Mesh:
 
     @property
     def numbers(self) -> list[int]:
+        """Return the five numbers that FlagScale reads."""
         return [self.tensor, self.context, self.expert, self.data, self.pipeline]
 
 
 def export_flagscale(
     plan: Plan, chain: Chain, architecture: Architecture, cluster: Cluster, *, lossy: bool = False
 ) -> Export:
-    """``train_hetero.yaml`` and ``hostfile``."""
+    """Return ``train_hetero.yaml`` and ``hostfile``."""
     lost = settle(limits(plan, chain, architecture, cluster), lossy=lossy)
-    found = meshes(plan, cluster)
-    types = {host: mesh.kind for mesh in found for host in mesh.hosts}
+    found_meshes = meshes(plan, cluster)
+    types = {host: mesh.kind for mesh in found_meshes for host in mesh.hosts}
     visible = {run.host: ",".join(map(str, run.devices)) for run in runs_of(plan)}
     content = {
         "experiment": {
@@ -88,7 +90,7 @@ def export_flagscale(
             },
         },
         "train": {
-            "system": _system(plan, chain, found),
+            "system": _system(plan, chain, found_meshes),
             "model": {
                 **model_arguments(architecture, plan.model),
                 "micro_batch_size": plan.micro_batch_size // len(plan.stages[0].replicas),
@@ -108,6 +110,7 @@ def export_flagscale(
 def limits(
     plan: Plan, chain: Chain, architecture: Architecture, cluster: Cluster
 ) -> Iterator[Limit]:
+    """Yield everything in a plan that the target cannot express."""
     yield from model_limits(plan.model, chain, architecture, TARGET)
     for index, stage in enumerate(plan.stages):
         kinds = _kinds(stage, cluster)
@@ -129,23 +132,28 @@ def limits(
 
 
 def _tied_ends_are_alike(plan: Plan, architecture: Architecture) -> Iterator[Limit]:
-    """A table that the first and the last stage share is split and summed alike in both."""
+    """Yield a limit if first and last stage share a table but have different widths or replicas.
+
+    FlagScale splits and sums such a table equally in both.
+    """
     first, last = plan.stages[0], plan.stages[-1]
     if not architecture.head.tied:
         return
-    for name, one, other in (
+    for name, first_value, last_value in (
         ("width", first.replicas[0].width, last.replicas[0].width),
         ("replicas", len(first.replicas), len(last.replicas)),
     ):
-        if one != other:
+        if first_value != last_value:
             expected = (
-                f"{one}, as in stage 0: both hold the token table, which {NAME} splits in one way"
+                f"{first_value}, as in stage 0: both hold the token table, which {NAME} splits in "
+                "one way"
             )
-            yield limit(f"stages[{len(plan.stages) - 1}].{name}", other, expected, final=True)
+            yield limit(f"stages[{len(plan.stages) - 1}].{name}", last_value, expected, final=True)
 
 
 def meshes(plan: Plan, cluster: Cluster) -> list[Mesh]:
-    found: list[Mesh] = []
+    """Return the stages of a plan as meshes."""
+    merged: list[Mesh] = []
     seen: list[str] = []
     for stage in plan.stages:
         (kind,) = _kinds(stage, cluster)
@@ -161,26 +169,27 @@ def meshes(plan: Plan, cluster: Cluster) -> list[Mesh]:
             pipeline=1,
             hosts=tuple(dict.fromkeys(name.rpartition(".")[0] for name in stage.devices)),
         )
-        if found and (found[-1].kind, found[-1].numbers[:4]) == (mesh.kind, mesh.numbers[:4]):
-            before = found.pop()
+        if merged and (merged[-1].kind, merged[-1].numbers[:4]) == (mesh.kind, mesh.numbers[:4]):
+            before = merged.pop()
             mesh = replace(mesh, pipeline=before.pipeline + 1, hosts=before.hosts + mesh.hosts)
-        found.append(mesh)
-    return found
+        merged.append(mesh)
+    return merged
 
 
-def _system(plan: Plan, chain: Chain, found: Sequence[Mesh]) -> dict[str, object]:
+def _system(plan: Plan, chain: Chain, found_meshes: Sequence[Mesh]) -> dict[str, object]:
+    """Return the parallelism and precision of the configuration."""
     return {
-        "tensor_model_parallel_size": found[0].tensor,
+        "tensor_model_parallel_size": found_meshes[0].tensor,
         "pipeline_model_parallel_size": len(plan.stages),
-        "sequence_parallel": any(mesh.tensor > 1 for mesh in found),
+        "sequence_parallel": any(mesh.tensor > 1 for mesh in found_meshes),
         "use_distributed_optimizer": zero_level(plan, TARGET) == 1,
         **OPTIMIZERS.get(plan.model.optimizer, {}),
         "hetero": {
             "enable_hetero": True,
             "hetero_pipeline_layer_split": [_blocks(stage, chain) for stage in plan.stages],
-            "hetero_process_meshes": [number for mesh in found for number in mesh.numbers],
-            "hetero_device_types": [mesh.kind for mesh in found],
-            "hetero_current_device_type": found[0].kind,
+            "hetero_process_meshes": [number for mesh in found_meshes for number in mesh.numbers],
+            "hetero_device_types": [mesh.kind for mesh in found_meshes],
+            "hetero_current_device_type": found_meshes[0].kind,
         },
         **_recompute(plan),
         "precision": precision_arguments(plan),
@@ -188,7 +197,7 @@ def _system(plan: Plan, chain: Chain, found: Sequence[Mesh]) -> dict[str, object
 
 
 def _recompute(plan: Plan) -> dict[str, object]:
-    """Full recomputation by stage: [stages, micro-batches, whether], one row per stage."""
+    """Return full recomputation by stage: [stages, micro-batches, whether], one row per stage."""
     kinds = {stage.recompute for stage in plan.stages}
     if kinds == {Recompute.NONE}:
         return {}
@@ -209,15 +218,17 @@ def _recompute(plan: Plan) -> dict[str, object]:
 
 
 def _kinds(stage: Stage, cluster: Cluster) -> Sequence[str]:
+    """Return the device kinds of a stage."""
     return sorted({cluster.device(name).kind.name for name in stage.devices})
 
 
 def _blocks(stage: Stage, chain: Chain) -> int:
+    """Return the number of blocks of a stage."""
     return sum(layer.kind == "block" for layer in chain.layers[stage.first : stage.end])
 
 
 def _yaml(content: dict[str, object], indent: str = "") -> str:
-    """Nested tables; every other value is JSON, which YAML reads as it is."""
+    """Return nested tables as YAML; every other value is JSON, which is valid YAML."""
     text = ""
     for key, value in content.items():
         if isinstance(value, dict):

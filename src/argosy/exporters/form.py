@@ -1,8 +1,8 @@
-"""What exporters share: what comes of an export, and what a target cannot express.
+"""Define what exporters share: the result of an export, and the limits of a target.
 
-An exporter is a list of rules, each a function that yields a ``Limit`` for what the target has no
-words for, and a function that writes what it has words for. A limit is final where nothing that the
-target can say comes close; any other may be lost, by name, where the user allows it (``--lossy``).
+An exporter is a list of rules, each a function that yields a ``Limit`` for something that the
+target cannot express, and a function that writes the rest. A limit is final if the target has
+nothing similar; any other may be lost, and is then reported, if the user allows it (``--lossy``).
 """
 
 from __future__ import annotations
@@ -21,41 +21,42 @@ from argosy.workload.tuning import FULL
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Something in a plan that a target cannot express."""
+    """A part of a plan that a target cannot express."""
 
     problem: Problem
     final: bool = False
-    """Nothing that the target can say comes close."""
+    """True if the target has nothing similar."""
     minor: bool = False
-    """Always lost and listed: what is computed stays the same."""
+    """True if it is always lost and reported, because the computation stays the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A plan for another system."""
+    """A plan that is written for another system."""
 
     files: tuple[tuple[str, str], ...]
-    """Names and contents."""
+    """Names and contents of the files."""
     lost: tuple[Problem, ...] = ()
-    """What the files do not say although the plan does."""
+    """The parts of the plan that the files do not express."""
 
 
 def head(target: Target, plan: Plan, chain: Chain) -> str:
-    """The first line of a file that is made for a target."""
+    """Return the first line of a file that is written for a target."""
     where = f"{chain.name} on {plan.cluster.name}"
     return comment(f"{target.full_name}: {where}. Data, tokenizer and optimizer are yours to add.")
 
 
 def settle(limits: Iterable[Limit], *, lossy: bool) -> tuple[Problem, ...]:
-    """What is lost, or an ``InputError`` with everything that stands in the way."""
-    found = tuple(limits)
-    refused = [limit for limit in found if limit.final or not (lossy or limit.minor)]
+    """Return the losses, or raise ``InputError`` with everything that prevents the export."""
+    all_limits = tuple(limits)
+    refused = [limit for limit in all_limits if limit.final or not (lossy or limit.minor)]
     if refused:
         raise InputError(map(_refusal, refused))
-    return tuple(limit.problem for limit in found)
+    return tuple(limit.problem for limit in all_limits)
 
 
 def _refusal(limit: Limit) -> Problem:
+    """Return the problem of a limit, with the hint that ``--lossy`` helps if it does."""
     if limit.final or limit.problem.suggestion is not None:
         return limit.problem
     return replace(limit.problem, suggestion="--lossy writes the rest")
@@ -64,6 +65,7 @@ def _refusal(limit: Limit) -> Problem:
 def limit(
     path: str, found: object, expected: str, *, final: bool = False, suggestion: str | None = None
 ) -> Limit:
+    """Build a limit from a path in the plan, the value found there, and what is expected."""
     return Limit(
         problem=Problem(path=path, found=str(found), expected=expected, suggestion=suggestion),
         final=final,
@@ -71,20 +73,22 @@ def limit(
 
 
 def any_of(values: Sequence[object]) -> str:
-    """
+    """Join values with commas and "or".
+
     >>> any_of(["bf16", "fp16", "fp32"])
     'bf16, fp16 or fp32'
     """
-    *others, last = map(str, values)
-    return f"{', '.join(others)} or {last}" if others else last
+    *first_values, last = map(str, values)
+    return f"{', '.join(first_values)} or {last}" if first_values else last
 
 
 def note(path: str, found: object, expected: str) -> Limit:
-    """Something that the target does its own way without computing anything else."""
+    """Build a minor limit: the target does this in its own way, with the same results."""
     return Limit(problem=Problem(path=path, found=str(found), expected=expected), minor=True)
 
 
 def collectives_are_chosen(plan: Plan, target: Target) -> Iterator[Limit]:
+    """Yield a note if the plan chooses algorithms of collectives."""
     if plan.collectives:
         named = ", ".join(sorted({str(choice.algorithm) for choice in plan.collectives}))
         yield note(
@@ -95,14 +99,14 @@ def collectives_are_chosen(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def replicas(plan: Plan) -> Iterator[tuple[str, Stage, Replica]]:
-    """Every replica with its place in the plan."""
+    """Yield every replica with its path in the plan and its stage."""
     for index, stage in enumerate(plan.stages):
         for position, replica in enumerate(stage.replicas):
             yield f"stages[{index}].replicas[{position}]", stage, replica
 
 
 def target_limits(plan: Plan, target: Target) -> Iterator[Limit]:
-    """What of a plan is not in the row of a target (``plan.targets``)."""
+    """Yield everything in a plan that the row of a target does not allow (``plan.targets``)."""
     if target.one_grid:
         yield from _stages_are_alike(plan, target.name)
     else:
@@ -120,7 +124,7 @@ def target_limits(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def training_is_known(model: ModelRef, target: Target) -> Iterator[Limit]:
-    """A dtype that the target trains in, and all weights: no export writes adapters or frozen
+    """Yield limits for a dtype that the target does not train in, and for adapters or frozen
     layers."""
     if model.dtype not in target.dtypes:
         expected = f"{any_of(target.dtypes)}, which {target.full_name} trains in"
@@ -139,22 +143,22 @@ def training_is_known(model: ModelRef, target: Target) -> Iterator[Limit]:
 
 
 def _stages_are_alike(plan: Plan, target: str) -> Iterator[Limit]:
-    """One data, tensor, context and expert width for the whole pipeline."""
+    """Yield limits unless all stages have one data, tensor, context and expert width."""
     first = plan.stages[0]
     for index, stage in enumerate(plan.stages):
-        for what, found, usual in (
+        for name, found, usual in (
             ("replicas", len(stage.replicas), len(first.replicas)),
             ("context", stage.context, first.context),
             ("expert", stage.expert, first.expert),
         ):
             if found != usual:
                 expected = f"{usual}, as in stage 0: {target} has one number for the whole pipeline"
-                yield limit(f"stages[{index}].{what}", found, expected, final=True)
+                yield limit(f"stages[{index}].{name}", found, expected, final=True)
     yield from _widths_are_alike(plan.stages, plan, target)
 
 
 def _widths_are_alike(stages: Iterable[Stage], plan: Plan, target: str) -> Iterator[Limit]:
-    """One width for all replicas of these stages."""
+    """Yield limits unless all replicas of these stages have one width."""
     usual = None
     for stage in stages:
         for position, replica in enumerate(stage.replicas):
@@ -166,7 +170,8 @@ def _widths_are_alike(stages: Iterable[Stage], plan: Plan, target: str) -> Itera
 
 
 def _splits_are_few(plan: Plan, target: Target) -> Iterator[Limit]:
-    """Widths, parts of a sequence and holders of experts up to what the target has."""
+    """Yield limits for widths, parts of a sequence and holders of experts beyond those of the
+    target."""
     for index, stage in enumerate(plan.stages):
         for name, found, most in (
             ("width", stage.replicas[0].width // stage.context, target.max_width),
@@ -179,8 +184,10 @@ def _splits_are_few(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def _samples_are_even(plan: Plan, target: str) -> Iterator[Limit]:
-    """Replicas of a stage that take unequal shares; shared out evenly where the micro-batch allows
-    it."""
+    """Yield limits for replicas with unequal samples.
+
+    The samples are distributed evenly if the micro-batch can be divided.
+    """
     for index, stage in enumerate(plan.stages):
         shares = [replica.samples for replica in stage.replicas]
         if len(set(shares)) > 1:
@@ -198,6 +205,7 @@ def _samples_are_even(plan: Plan, target: str) -> Iterator[Limit]:
 
 
 def _tensors_are_even(plan: Plan, target: str) -> Iterator[Limit]:
+    """Yield limits for replicas whose devices have unequal shares."""
     for path, _, replica in replicas(plan):
         if max(replica.shares) - min(replica.shares) > 1e-9:
             found = "/".join(f"{share:g}" for share in replica.ratios)
@@ -205,8 +213,10 @@ def _tensors_are_even(plan: Plan, target: str) -> Iterator[Limit]:
 
 
 def _recomputation_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
-    """If stages may not differ, what is written is what recomputes most: it fits wherever the plan
-    fits."""
+    """Yield limits for recomputation that the target does not have.
+
+    If stages may not differ, the strongest recomputation is written: it fits if the plan fits.
+    """
     kinds = {stage.recompute for stage in plan.stages}
     found = "/".join(stage.recompute for stage in plan.stages)
     mixes = len(kinds) > 1 and (target.one_recompute or Recompute.SELECTIVE in kinds)
@@ -216,7 +226,10 @@ def _recomputation_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
         )
         yield limit("stages.recompute", found, expected)
     elif mixes:
-        expected = f"none or full by stage, or selective everywhere, in {target.name}; full is written for selective"
+        expected = (
+            f"none or full by stage, or selective everywhere, in {target.name}; full is written "
+            "for selective"
+        )
         yield limit("stages.recompute", found, expected)
     elif not kinds <= set(target.recompute):
         expected = (
@@ -226,7 +239,7 @@ def _recomputation_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def _nothing_is_offloaded(plan: Plan, target: Target) -> Iterator[Limit]:
-    """What the export would leave on the devices need not fit there."""
+    """Yield final limits for offload, because without it the plan need not fit on the devices."""
     for index, stage in enumerate(plan.stages):
         if stage.offload:
             expected = f"nothing: offload is not written for {target.name}"
@@ -234,13 +247,16 @@ def _nothing_is_offloaded(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def strongest_recompute(plan: Plan) -> Recompute:
+    """Return the strongest recomputation of all stages."""
     order = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     return max((stage.recompute for stage in plan.stages), key=order.index)
 
 
 def _zero_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
-    """ZeRO levels that the target has; a level that it lacks is written as the next higher one, or
-    the highest."""
+    """Yield a limit for ZeRO levels that the target does not have.
+
+    A missing level is written as the next higher one, or as the highest.
+    """
     levels, known = _levels(plan), target.levels(len(plan.stages))
     if len(levels) > 1 or not levels <= set(known):
         found = "/".join(str(stage.zero) for stage in plan.stages)
@@ -250,18 +266,21 @@ def _zero_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def zero_level(plan: Plan, target: Target) -> int:
+    """Return the ZeRO level that is written for a target."""
     known, highest = target.levels(len(plan.stages)), max(_levels(plan))
     return min((level for level in known if level >= highest), default=max(known))
 
 
 def _levels(plan: Plan) -> set[int]:
-    """Of the stages that have something to divide."""
+    """Return the ZeRO levels of the stages that have something to shard."""
     return {stage.zero for stage in plan.stages if has_holders(stage)} or {0}
 
 
 def _schedule_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
-    """A schedule that the target runs, and runs instead; workers with several stages need one that
-    has them."""
+    """Yield a limit for a schedule that the target does not run.
+
+    It is final if workers have several stages, because no other schedule can replace it.
+    """
     schedule, known = plan.schedule, target.schedules
     takes_lists = ScheduleKind.KFKB in known
     if len(plan.stages) > 1 and (
@@ -274,6 +293,7 @@ def _schedule_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def _policy_is_absent(plan: Plan, target: str) -> Iterator[Limit]:
+    """Yield a limit for a policy, because the target keeps its schedule."""
     if plan.policy:
         yield limit(
             "policy",

@@ -1,14 +1,12 @@
-"""A plan whose stages are alike as a grid of ranks, the hosts that they are on, and the script that
-starts them.
+"""Describe a plan with equal stages as a grid of ranks, and write the script that starts them.
 
-Megatron-LM, torchtitan and DeepSpeed number ranks the same way, the pipeline outermost and tensors
-innermost:
+Megatron-LM, torchtitan and DeepSpeed number ranks in the same way, the pipeline outermost and
+tensors innermost:
 
     (1)  rank = ((pipeline D + data) C + context) T + tensor
 
 so a plan's devices in that order are the ranks. torchrun numbers ranks agent by agent, so a host
-has one agent for every run of ranks that follow one another, and each agent sees the devices of its
-run only.
+has one agent for every run of consecutive ranks, and each agent sees the devices of its run only.
 """
 
 from __future__ import annotations
@@ -22,12 +20,13 @@ from argosy.exporters.form import Limit, limit
 from argosy.plan.plan import Plan
 from argosy.runtime.job.launch_script import comment
 
+# The default port of the first host, torchrun's own.
 PORT = 29500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A host and the numbers of its devices whose ranks follow one another, in that order."""
+    """A host and the numbers of its devices that have consecutive ranks, in that order."""
 
     host: str
     devices: tuple[int, ...]
@@ -35,22 +34,23 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelGrid:
-    """How many of everything; all groups alike."""
+    """The degrees of parallelism that all groups of the plan share."""
 
     pipeline: int
-    """Workers: stages, or under an interleaved schedule those that one round of chunks has."""
+    """The number of workers: stages, or under an interleaved schedule the stages of one round of
+    chunks."""
     chunks: int
     data: int
     context: int
     tensor: int
     expert: int
     samples: int
-    """Of a micro-batch, per replica."""
+    """The samples of a micro-batch per replica."""
     runs: tuple[Run, ...]
 
 
 def grid_of(plan: Plan) -> ParallelGrid:
-    """The grid of a plan whose stages are alike (``form.stages_are_alike``)."""
+    """Return the grid of a plan whose stages are equal (``form.target_limits``)."""
     first = plan.stages[0]
     chunks = plan.schedule.stages_per_worker
     return ParallelGrid(
@@ -66,16 +66,16 @@ def grid_of(plan: Plan) -> ParallelGrid:
 
 
 def runs_of(plan: Plan) -> tuple[Run, ...]:
-    """All ranks, in order."""
-    found = []
+    """Return all ranks in order, as runs on hosts."""
+    runs = []
     for host, names in groupby(plan.devices, key=lambda name: name.rpartition(".")[0]):
         numbers = tuple(int(name.rpartition(".")[2]) for name in names)
-        found.append(Run(host=host, devices=numbers))
-    return tuple(found)
+        runs.append(Run(host=host, devices=numbers))
+    return tuple(runs)
 
 
 def hosts_are_whole(plan: Plan, target: str) -> Iterator[Limit]:
-    """Every host's ranks follow one another."""
+    """Yield a limit for each host whose ranks are not consecutive."""
     hosts = [run.host for run in runs_of(plan)]
     for host in dict.fromkeys(hosts):
         if hosts.count(host) > 1:
@@ -88,15 +88,17 @@ def hosts_are_whole(plan: Plan, target: str) -> Iterator[Limit]:
 def launch_script(
     head: str, runs: Sequence[Run], program: str, *, before: Sequence[str] = ()
 ) -> str:
-    """A script to be run once on every host, which starts the processes of that host.
+    """Return a script that is run once on every host and starts the processes of that host.
 
-    ``program`` is what follows torchrun's own options, as it stands in a shell; ``before`` are
-    lines in front."""
+    ``program`` is the shell text that follows torchrun's own options; ``before`` are lines in
+    front.
+    """
     lines = [
         "#!/usr/bin/env bash",
         head,
         comment(
-            "Run this on every host. ARGOSY_HOST replaces the host's name, MASTER_ADDR the first one's address."
+            "Run this on every host. ARGOSY_HOST replaces the host's name, MASTER_ADDR the "
+            "first one's address."
         ),
         "set -euo pipefail",
         'HOST="${ARGOSY_HOST:-$(hostname -s)}"',
@@ -108,7 +110,10 @@ def launch_script(
         '  local rank="$1" processes="$2" devices="$3"',
         "  shift 3",
         f'  CUDA_VISIBLE_DEVICES="$devices" torchrun --nnodes {len(runs)} --node-rank "$rank" \\',
-        '    --nproc-per-node "$processes" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\',
+        (
+            '    --nproc-per-node "$processes" --master-addr "$MASTER_ADDR" --master-port '
+            '"$MASTER_PORT" \\'
+        ),
         f"    {program}",
         "}",
         "",
@@ -128,7 +133,8 @@ def launch_script(
 
 
 def _together(calls: Sequence[str]) -> str:
-    """One call in the foreground, or several side by side; the script fails if one of them does."""
+    """Return one call in the foreground, or several in parallel; the script fails if one of them
+    does."""
     if len(calls) == 1:
         return calls[0]
     started = " ".join(f"{call} & agents+=($!);" for call in calls)

@@ -1,12 +1,13 @@
-"""A run as a JobSet of Kubernetes (``jobset.x-k8s.io/v1alpha2``), which Kueue admits as a whole.
+"""Export a run as a JobSet of Kubernetes (``jobset.x-k8s.io/v1alpha2``), which Kueue admits as a
+whole.
 
-Nodes that ask for the same are one replicated job with an indexed pod each. Pods find the first
-node by the name that the JobSet's headless service gives it. If the cluster file names hosts, every
-node is pinned to its own; without them, Kubernetes cannot tell nodes with unequal cards apart, and
-such a plan is refused.
+Nodes with equal requests are one replicated job with an indexed pod each. Pods find the first node
+by the name that the JobSet's headless service gives it. If the cluster file names hosts, every node
+is pinned to its own; without them, Kubernetes cannot distinguish nodes with unequal cards, and such
+a plan is rejected.
 
-A Kubeflow ``TrainJob`` has one number of equal nodes; its runtimes are templates of JobSets, so
-that this is what it would make. The container's image has Argosy, torch, the plan and the program;
+A Kubeflow ``TrainJob`` has one number of equal nodes; its runtimes are templates of JobSets, so a
+JobSet is what it would create. The container's image has Argosy, torch, the plan and the program;
 the run's folder is on the volume.
 """
 
@@ -27,13 +28,15 @@ from argosy.exporters.node_groups import (
 )
 from argosy.runtime.job.launch import Launch
 
+# The name of the target in messages.
 NAME = "Kubernetes"
+# The persistent volume claim that holds the run's folder, and where it is mounted.
 CLAIM = "argosy"
 _FOLDER = "/workspace"
 
 
 def export_jobset(launch: Launch, *, image: str) -> Export:
-    """``jobset.json``, for ``kubectl apply -f``."""
+    """Return ``jobset.json`` for ``kubectl apply -f``."""
     settle(limits(launch), lossy=False)
     groups, name = node_groups(launch), job_name(launch)
     first = next(group for group in groups if 0 in group.ranks)
@@ -52,6 +55,7 @@ def export_jobset(launch: Launch, *, image: str) -> Export:
 
 
 def limits(launch: Launch) -> Iterator[Limit]:
+    """Yield everything in a run that Kubernetes cannot express."""
     yield from nodes_have_one_kind(launch, NAME)
     kinds = sorted({group.kind for group in node_groups(launch)})
     if len(kinds) > 1 and not launch.names_hosts:
@@ -62,12 +66,13 @@ def limits(launch: Launch) -> Iterator[Limit]:
 
 
 def job_name(launch: Launch) -> str:
-    """A name that may be part of a host's."""
+    """Return a name that is valid as part of a host name."""
     text = re.sub(r"[^a-z0-9]+", "-", launch.plan.model.name.lower()).strip("-")
     return f"argosy-{text}"[:30].rstrip("-")
 
 
 def _job(launch: Launch, group: NodeGroup, image: str, address: str) -> dict[str, Any]:
+    """Return the replicated job of a group of nodes."""
     resource = RESOURCES.get(group.vendor)
     wanted: dict[str, str] = {"cpu": str(group.cpus or group.processes)}
     if resource is not None:

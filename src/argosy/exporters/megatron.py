@@ -1,14 +1,14 @@
-"""A plan as a shell script that starts Megatron-LM with its flags.
+"""Export a plan as a shell script that starts Megatron-LM with its flags.
 
 The layers go into ``--pipeline-model-parallel-layout``: E is the embedding, t a block, L the head
-with its loss, ``|`` ends a stage, ``t*8`` is eight of them. Under an interleaved schedule the
-stages of the layout go round the ranks.
+with its loss, ``|`` ends a stage, ``t*8`` is eight blocks. Under an interleaved schedule the stages
+of the layout are assigned to the ranks in turn.
 
-What Megatron-LM cannot express: stages that differ in replicas, widths, context or expert
-parallelism, models in another shape than its GPT (``architecture``), blocks of two kinds, fp8
-without a recipe (final); windows of attention in some blocks; uneven shares and ratios; ZeRO beyond
-the optimizer's state; recomputation per stage; schedules other than 1F1B and its interleaved form;
-a policy. Its heterogeneous layers are blocks of different shapes, not devices.
+Megatron-LM cannot express: stages that differ in replicas, widths, context or expert parallelism,
+models in another shape than its GPT (``architecture``), blocks of two kinds, fp8 without a recipe
+(final); windows of attention in some blocks; uneven shares and ratios; ZeRO beyond the optimizer's
+state; recomputation per stage; schedules other than 1F1B and its interleaved form; a policy. Its
+heterogeneous layers are blocks of different shapes, not devices.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ from argosy.plan.targets import TARGETS, Target, TargetName
 from argosy.workload.architecture import Architecture
 from argosy.workload.chain import Chain, Selective
 
+# What the target can express.
 TARGET = TARGETS[TargetName.MEGATRON]
 LETTERS = {"embedding": "E", "block": "t", "head": "L"}
-"""By kind of layer."""
-# Recomputing core attention is what the memory of a selective plan was computed for.
+"""The letter of each kind of layer in a layout."""
+# The flags of each kind of recomputation. The memory of a selective plan was computed for the
+# recomputation of core attention.
 _RECOMPUTE: dict[Recompute, dict[str, Value]] = {
     Recompute.NONE: {},
     Recompute.SELECTIVE: {"recompute_granularity": "selective", "recompute_modules": "core_attn"},
@@ -54,13 +56,14 @@ _RECOMPUTE: dict[Recompute, dict[str, Value]] = {
         "recompute_num_layers": 1,
     },
 }
+# The flags of each optimizer.
 OPTIMIZERS: dict[str, dict[str, Value]] = {
     "adamw": {"optimizer": "adam"},
     "adam": {"optimizer": "adam", "weight_decay": 0.0},
     "momentum": {"optimizer": "sgd", "sgd_momentum": 0.9},
     "sgd": {"optimizer": "sgd", "sgd_momentum": 0.0},
 }
-# Megatron-LM demands one queue of work per device before Blackwell if tensors or sequences are
+# Before Blackwell, Megatron-LM requires one work queue per device if tensors or sequences are
 # split.
 _ENVIRONMENT = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
 
@@ -68,7 +71,7 @@ _ENVIRONMENT = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
 def export_megatron(
     plan: Plan, chain: Chain, architecture: Architecture, *, lossy: bool = False
 ) -> Export:
-    """``megatron.sh``: the flags once, and the processes of the host that it runs on."""
+    """Return ``megatron.sh``: the flags once, and the processes of the host that it runs on."""
     lost = settle(limits(plan, chain, architecture), lossy=lossy)
     grid = grid_of(plan)
     flags = [
@@ -81,6 +84,7 @@ def export_megatron(
 
 
 def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Limit]:
+    """Yield everything in a plan that the target cannot express."""
     yield from model_limits(plan.model, chain, architecture, TARGET)
     yield from target_limits(plan, TARGET)
     yield from selective_is_meant(plan, TARGET)
@@ -90,7 +94,7 @@ def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Lim
 def model_limits(
     model: ModelRef, chain: Chain, architecture: Architecture, target: Target
 ) -> Iterator[Limit]:
-    """What of a model there are no words for, whatever the plan."""
+    """Yield everything in a model that the target cannot express, whatever the plan."""
     yield from layers_have_letters(chain, target.name)
     yield from shape_has_words(architecture, model, target.name)
     if model.optimizer not in OPTIMIZERS:
@@ -100,18 +104,25 @@ def model_limits(
 
 
 def selective_is_meant(plan: Plan, target: Target) -> Iterator[Limit]:
-    """Selective recomputation of core attention alone keeps more than the plan was made for."""
+    """Yield a limit for selective recomputation that the plan's memory was not computed for.
+
+    The target recomputes core attention only, which keeps more memory than the plan assumes.
+    """
     if remembered(plan).calibration.selective is Selective.ATTENTION:
         return
     for index, stage in enumerate(plan.stages):
         if stage.recompute is Recompute.SELECTIVE:
-            expected = f"none or full: {target.name} recomputes core attention alone and keeps more than was planned"
+            expected = (
+                f"none or full: {target.name} recomputes core attention alone and keeps more than "
+                "was planned"
+            )
             hint = "argosy plan --for megatron makes a plan for that; --lossy writes it as it is"
             yield limit(f"stages[{index}].recompute", "selective", expected, suggestion=hint)
             return
 
 
 def layers_have_letters(chain: Chain, target: str) -> Iterator[Limit]:
+    """Yield a limit unless the model is an embedding, equal blocks and a head."""
     blocks = [layer for layer in chain.layers if layer.kind == "block"]
     for layer in chain.layers:
         is_odd = layer.kind == "block" and layer.parameters != blocks[0].parameters
@@ -124,26 +135,27 @@ def layers_have_letters(chain: Chain, target: str) -> Iterator[Limit]:
 def arguments(
     plan: Plan, chain: Chain, architecture: Architecture, grid: ParallelGrid
 ) -> dict[str, Value]:
-    found: dict[str, Value] = {
+    """Return the names and values of all flags."""
+    flags: dict[str, Value] = {
         "tensor_model_parallel_size": grid.tensor,
         "pipeline_model_parallel_size": grid.pipeline,
         "context_parallel_size": grid.context,
         "expert_model_parallel_size": grid.expert,
     }
     if len(plan.stages) > 1:
-        found["pipeline_model_parallel_layout"] = layout(plan, chain)
+        flags["pipeline_model_parallel_layout"] = layout(plan, chain)
     if grid.tensor > 1:
-        found["sequence_parallel"] = True
-    found |= {"micro_batch_size": grid.samples, "global_batch_size": plan.global_batch}
-    found |= OPTIMIZERS.get(plan.model.optimizer, {})
+        flags["sequence_parallel"] = True
+    flags |= {"micro_batch_size": grid.samples, "global_batch_size": plan.global_batch}
+    flags |= OPTIMIZERS.get(plan.model.optimizer, {})
     if zero_level(plan, TARGET) == 1:
-        found["use_distributed_optimizer"] = True
-    found |= _RECOMPUTE[strongest_recompute(plan)]
-    return found | precision_arguments(plan) | model_arguments(architecture, plan.model)
+        flags["use_distributed_optimizer"] = True
+    flags |= _RECOMPUTE[strongest_recompute(plan)]
+    return flags | precision_arguments(plan) | model_arguments(architecture, plan.model)
 
 
 def layout(plan: Plan, chain: Chain) -> str:
-    """The layers of every stage."""
+    """Return the layers of every stage as letters."""
     return "|".join(
         _stage([LETTERS[layer.kind] for layer in chain.layers[s.first : s.end]])
         for s in plan.stages
@@ -151,7 +163,8 @@ def layout(plan: Plan, chain: Chain) -> str:
 
 
 def _stage(letters: Sequence[str]) -> str:
-    """
+    """Return the letters of a stage with runs merged.
+
     >>> _stage(["E", "t", "t", "t"])
     'Et*3'
     """
@@ -160,5 +173,6 @@ def _stage(letters: Sequence[str]) -> str:
 
 
 def _flag(name: str, value: Value) -> str:
+    """Return a flag with its value as shell text."""
     flag = "--" + name.replace("_", "-")
     return flag if value is True else f"{flag} {shlex.quote(str(value))}"

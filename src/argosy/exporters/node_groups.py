@@ -1,5 +1,5 @@
-"""The nodes of a plan in groups that ask for the same, and what each of them runs, for schedulers
-of containers."""
+"""Group the nodes of a plan by their requests, and write their scripts, for container
+schedulers."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from argosy.runtime.job.launch import DEFAULT_PORT, Launch
 from argosy.runtime.job.launch_script import writing
 from argosy.runtime.processes.run_spec import RUN
 
-# Vendors of cards, by the resource that Kubernetes has them under; kinds of other vendors are CPUs.
+# The Kubernetes resource of each vendor of cards; devices of other vendors are CPUs.
 RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "gpu.intel.com/i915"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """Nodes with the same number of cards of the same kind, by their node ranks."""
+    """A group of nodes, by their ranks, that have the same number of cards of the same kind."""
 
     name: str = ""
-    """``a``, ``b``, ..."""
+    """The name ``a``, ``b``, ..."""
     ranks: tuple[int, ...] = ()
     processes: int
     kind: str
     vendor: str
     cards: int
-    """Up to the highest number that is used: a process takes the card with its device's number."""
+    """The highest card number in use plus 1: a process takes the card with its device's number."""
     cpus: int | None
     host: str | None = None
     """The only host of the group, if the cluster file names hosts."""
 
 
 def node_groups(launch: Launch) -> tuple[NodeGroup, ...]:
-    """Every node by itself if hosts are named, else nodes that are alike together."""
+    """Return every node by itself if hosts are named, else equal nodes together."""
     devices = {
         device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices
     }
-    found: dict[NodeGroup, list[int]] = {}
+    ranks_of: dict[NodeGroup, list[int]] = {}
     for rank, node in enumerate(launch.nodes()):
         kind = devices[node.devices[0]].kind
-        alike = NodeGroup(
+        group_key = NodeGroup(
             processes=len(node.devices),
             kind=kind.name,
             vendor=kind.vendor,
@@ -50,16 +50,16 @@ def node_groups(launch: Launch) -> tuple[NodeGroup, ...]:
             cpus=launch.cluster_nodes[node.name].cpus,
             host=launch.machine(node).name if launch.names_hosts else None,
         )
-        found.setdefault(alike, []).append(rank)
+        ranks_of.setdefault(group_key, []).append(rank)
     return tuple(
         replace(group, name=chr(ord("a") + at) if at < 26 else f"n{at}", ranks=tuple(ranks))
-        for at, (group, ranks) in enumerate(found.items())
+        for at, (group, ranks) in enumerate(ranks_of.items())
     )
 
 
 def nodes_have_one_kind(launch: Launch, target: str) -> Iterable[Limit]:
-    """A container asks for cards of one kind; and what does not run at all is refused in its own
-    words."""
+    """Yield limits for nodes with several device kinds, and for a plan that the runtime does not
+    execute."""
     for sentence in unsupported(launch.plan):
         yield limit("plan", sentence, "a plan that the runtime executes", final=True)
     devices = {
@@ -77,14 +77,16 @@ def nodes_have_one_kind(launch: Launch, target: str) -> Iterable[Limit]:
 
 
 def start(launch: Launch, group: NodeGroup, *, index: str, address: str) -> str:
-    """The script of a node: ``index`` is the shell's word for its place in the group."""
+    """Return the script of a node; ``index`` is the shell expression of its position in the
+    group."""
     ranks = " ".join(map(str, group.ranks))
     run = launch.spec.folder / RUN
+    nodes = len(launch.nodes())
     return f"""set -euo pipefail
 ranks=({ranks})
 rank=${{ranks[{index}]}}
 {writing(launch.spec)}
-python -m argosy.runtime.processes.meeting --nproc-per-node {group.processes} --nnodes {len(launch.nodes())} \\
+python -m argosy.runtime.processes.meeting --nproc-per-node {group.processes} --nnodes {nodes} \\
   --rdzv-endpoint {address}:{launch.meeting_port or DEFAULT_PORT} --rdzv-conf "rank=$rank" \\
   -m argosy.runtime.job.worker {run}
 """

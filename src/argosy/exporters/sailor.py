@@ -1,14 +1,16 @@
-"""A plan in the form that Sailor publishes plans and runs in, so that its simulator, or anyone, can
-judge it.
+"""Export a plan in the format in which Sailor publishes plans and runs.
 
-    {zone, pipeline_list: [{num_stages, layers_per_stage, tmp_per_stage, dp}], mbs, gbs, N, real, red_grads, max_mem}
+Its simulator, and anyone, can then evaluate the plan.
+
+    {zone, pipeline_list: [{num_stages, layers_per_stage, tmp_per_stage, dp}],
+     mbs, gbs, N, real, red_grads, max_mem}
 
 ``tmp_per_stage`` lists the replicas of every stage as [[[GPU kind, count, zone], ...], tensor
 width]; ``mbs`` is the samples of a replica. ``real``, ``red_grads`` and ``max_mem`` hold
-measurements in published files; here the first and the last are what was predicted, and
-``predicted`` says so.
+measurements in published files; here the first and the last are predictions, and ``predicted``
+marks them.
 
-What the form cannot say, and is refused: shares that differ, ratios inside a replica,
+The format cannot express, and the export rejects: shares that differ, ratios inside a replica,
 recomputation, ZeRO, context and expert parallelism, any schedule but 1F1B at its usual depth, a
 policy, GPU kinds that Sailor has no name for.
 """
@@ -28,21 +30,23 @@ from argosy.schedule import ScheduleKind
 from argosy.workload.imports.sailor import CATALOGUE_NAMES
 
 SAILOR_NAMES = {ours: theirs for theirs, ours in CATALOGUE_NAMES.items()}
-"""The catalogue's name of a device kind to Sailor's."""
+"""Sailor's name of a device kind, by the catalogue's name."""
 
 ZONE = "us-central1-a"
-"""Where Sailor measured its GPUs."""
+"""The zone in which Sailor measured its GPUs."""
 
+# A function that yields what the format cannot express.
 Rule = Callable[[Plan, Cluster], Iterator[Problem]]
 
 
 def dumps_sailor(plan: Plan, cluster: Cluster, *, zone: str = ZONE) -> str:
-    """The plan as text, or an ``InputError`` with everything that the form cannot say."""
+    """Return the plan as text; raise ``InputError`` with everything that the format cannot
+    express."""
     return json.dumps(to_sailor(plan, cluster, zone=zone), indent=1) + "\n"
 
 
 def to_sailor(plan: Plan, cluster: Cluster, *, zone: str = ZONE) -> dict[str, Any]:
-    """The plan as Sailor's tables."""
+    """Return the plan as Sailor's tables."""
     problems = [problem for rule in RULES for problem in rule(plan, cluster)]
     if problems:
         raise InputError(problems)
@@ -51,7 +55,8 @@ def to_sailor(plan: Plan, cluster: Cluster, *, zone: str = ZONE) -> dict[str, An
         "num_stages": len(plan.stages),
         "layers_per_stage": [list(range(stage.first, stage.end)) for stage in plan.stages],
         "tmp_per_stage": [
-            [_replica(one, cluster, zone) for one in stage.replicas] for stage in plan.stages
+            [_replica(replica, cluster, zone) for replica in stage.replicas]
+            for stage in plan.stages
         ],
         "dp": [len(stage.replicas) for stage in plan.stages],
     }
@@ -69,7 +74,7 @@ def to_sailor(plan: Plan, cluster: Cluster, *, zone: str = ZONE) -> dict[str, An
 
 
 def _replica(replica: Replica, cluster: Cluster, zone: str) -> list[Any]:
-    """Its GPUs node by node, and its tensor width."""
+    """Return the GPUs of a replica node by node, and its tensor width."""
     nodes = Counter(cluster.device(name).node for name in replica.devices)
     kinds = {cluster.device(name).node: cluster.device(name).kind.name for name in replica.devices}
     return [
@@ -79,11 +84,14 @@ def _replica(replica: Replica, cluster: Cluster, zone: str) -> list[Any]:
 
 
 def shares_are_equal(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
-    """``mbs`` is one number for the whole plan."""
+    """Yield a problem if replicas differ in samples: ``mbs`` is one number for the whole plan."""
     usual = plan.stages[0].replicas[0].samples
     for path, _, replica in replicas(plan):
         if replica.samples != usual:
-            expected = f"{usual} samples, as everywhere: Sailor has one micro-batch for all replicas of all stages"
+            expected = (
+                f"{usual} samples, as everywhere: Sailor has one micro-batch for all replicas of "
+                "all stages"
+            )
             yield Problem(
                 path=f"{path}.samples",
                 found=str(replica.samples),
@@ -94,6 +102,7 @@ def shares_are_equal(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
 
 
 def tensors_are_split_evenly(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    """Yield a problem for each replica whose devices have unequal ratios."""
     for path, _, replica in replicas(plan):
         if max(replica.shares) - min(replica.shares) > 1e-9:
             expected = "equal ratios: Sailor knows the width of a tensor-parallel group only"
@@ -101,6 +110,7 @@ def tensors_are_split_evenly(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
 
 
 def stages_are_plain(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    """Yield a problem for recomputation, ZeRO, context or expert parallelism."""
     for index, stage in enumerate(plan.stages):
         for name, found, usual in _extras(stage):
             if found != usual:
@@ -109,6 +119,7 @@ def stages_are_plain(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
 
 
 def _extras(stage: Stage) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the value and the only supported value of settings of a stage."""
     yield "recompute", str(stage.recompute), str(Recompute.NONE)
     yield "zero", str(stage.zero), "0"
     yield "context", str(stage.context), "1"
@@ -116,6 +127,7 @@ def _extras(stage: Stage) -> Iterator[tuple[str, str, str]]:
 
 
 def schedule_is_1f1b(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    """Yield a problem for a schedule other than 1F1B."""
     kind, depth = plan.schedule.kind, plan.schedule.depth
     if (kind is not ScheduleKind.ONE_F_ONE_B or depth is not None) and len(plan.stages) > 1:
         expected = "1f1b: Sailor's form names no schedule, and its runs are 1F1B"
@@ -125,12 +137,14 @@ def schedule_is_1f1b(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
 
 
 def schedule_stays(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    """Yield a problem for a policy."""
     if plan.policy:
         expected = "none: Sailor's form has no word for another schedule"
         yield Problem(path="policy", found=f"{len(plan.policy)} rules", expected=expected)
 
 
 def kinds_have_names(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    """Yield a problem for each device kind that Sailor has no name for."""
     for kind in sorted({cluster.device(name).kind.name for name in plan.devices}):
         if kind not in SAILOR_NAMES:
             expected = f"device kinds that Sailor has measured ({', '.join(sorted(SAILOR_NAMES))})"
@@ -145,4 +159,4 @@ RULES: tuple[Rule, ...] = (
     schedule_stays,
     kinds_have_names,
 )
-"""What the form cannot say, one function each."""
+"""The rules that a plan must satisfy, one function each."""

@@ -1,10 +1,10 @@
-"""A run as a task of SkyPilot, or for unequal nodes as a job group with a task for each kind of
+"""Export a run as a task of SkyPilot, or for unequal nodes as a job group with a task per kind of
 node.
 
 Tasks of a group run at the same time and find each other as ``TASK-INDEX.GROUP``; the nodes of a
-single task by the addresses that SkyPilot lists. SkyPilot chooses machines by the name and number
-of their cards: hosts that the cluster file names are not meant. The program and the plan come with
-the working folder.
+single task use the addresses that SkyPilot lists. SkyPilot chooses machines by the name and number
+of their cards, so hosts that the cluster file names are rejected. The program and the plan come
+with the working folder.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from argosy.exporters.jobset import job_name
 from argosy.exporters.node_groups import NodeGroup, node_groups, nodes_have_one_kind, start
 from argosy.runtime.job.launch import Launch
 
+# The name of the target in messages.
 NAME = "SkyPilot"
+# The vendor of device kinds that are CPUs.
 _CPU = "generic"
-# Kinds that SkyPilot calls otherwise; it has the others under their own names.
+# Device kinds that have another name in SkyPilot.
 _CALLED = {"A100-40GB": "A100", "V100-16GB": "V100", "H100-80GB": "H100", "P100-16GB": "P100"}
+# The command that prepares a machine.
 _SETUP = "pip install 'argosy[torch]'"
 
 
 def export_skypilot(launch: Launch) -> Export:
-    """``sky.yaml``: for ``sky launch`` if all nodes are equal, else for ``sky jobs launch``."""
+    """Return ``sky.yaml``: for ``sky launch`` if all nodes are equal, else for ``sky jobs
+    launch``."""
     settle(limits(launch), lossy=False)
     groups, name = node_groups(launch), job_name(launch)
     if len(groups) == 1:
@@ -43,6 +47,7 @@ def export_skypilot(launch: Launch) -> Export:
 
 
 def limits(launch: Launch) -> Iterator[Limit]:
+    """Yield everything in a run that SkyPilot cannot express."""
     yield from nodes_have_one_kind(launch, NAME)
     if launch.names_hosts:
         yield limit(
@@ -51,6 +56,7 @@ def limits(launch: Launch) -> Iterator[Limit]:
 
 
 def _task(launch: Launch, group: NodeGroup, name: str, address: str) -> str:
+    """Return the YAML of one task."""
     script = start(launch, group, index="$SKYPILOT_NODE_RANK", address=launch.address or address)
     card = _CALLED.get(group.kind, group.kind)
     wanted = (

@@ -1,4 +1,4 @@
-"""The names of the systems that plans can be written for."""
+"""Name the systems that plans can be written for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class System(StrEnum):
-    """Systems that plans can be written for."""
+    """The systems that plans can be written for."""
 
     TORCHTITAN = "torchtitan"
     MEGATRON = "megatron"
@@ -20,5 +20,5 @@ class System(StrEnum):
 
     @property
     def starts_argosy(self) -> bool:
-        """Whether the system starts Argosy's own runtime, which reads the plan itself."""
+        """Return whether the system starts Argosy's own runtime, which reads the plan itself."""
         return self in (System.TORCHRUN, System.JOBSET, System.SKYPILOT)

@@ -1,14 +1,14 @@
-"""A plan as a module that runs it by ``torch.distributed.pipelining``, its schedule as CSV, and a
-launch script.
+"""Export a plan to ``torch.distributed.pipelining``: a module, the schedule as CSV, a launch
+script.
 
-``argosy_pipeline.py`` needs torch alone. It takes the layers of a model in their order, keeps those
-of its stages, and has torch carry out the schedule, row by row, as it stands in the CSV; torch
-inserts the communication. Gradients of replicas are averaged, those of a weight that several stages
-hold are added up. A 16-bit plan runs under autocast, so weights, gradients and optimizer state are
-fp32 (``data/calibrations/torch.json`` says the same).
+``argosy_pipeline.py`` needs only torch. It takes the layers of a model in order, keeps those of its
+stages, and lets torch execute the schedule of the CSV row by row; torch inserts the communication.
+Gradients of replicas are averaged; gradients of a weight that several stages hold are added. A
+16-bit plan runs under autocast, so weights, gradients and optimizer state are fp32
+(``data/calibrations/torch.json`` assumes the same).
 
-What it cannot express: stages that differ in replicas, tensor, context and expert parallelism,
-fp16, which needs a scaled loss (final); uneven shares; ZeRO; selective recomputation; a policy.
+It cannot express: stages that differ in replicas, tensor, context and expert parallelism, fp16,
+which needs a scaled loss (final); uneven shares; ZeRO; selective recomputation; a policy.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from argosy.plan.plan import Plan, Recompute
 from argosy.plan.targets import TARGETS, TargetName
 from argosy.workload.chain import Chain
 
+# What the target can express.
 TARGET = TARGETS[TargetName.TORCH]
 
+# The generated module ``argosy_pipeline.py``.
 _MODULE = '''\
 {head}
 """In train.py, in every process that run.sh starts:
 
-    pipeline = Pipeline(layers, loss_fn)  # {count} layers: embedding, blocks, head; the same in every process
+    # {count} layers: embedding, blocks, head; the same in every process
+    pipeline = Pipeline(layers, loss_fn)
     optimizer = torch.optim.AdamW(pipeline.parameters())
-    loss = pipeline.step(inputs, targets)  # {rows} rows, those of replica pipeline.replica of {replicas}
+    # {rows} rows, those of replica pipeline.replica of {replicas}
+    loss = pipeline.step(inputs, targets)
     optimizer.step()
     optimizer.zero_grad()
 
-``loss_fn(output, target)`` is the mean over a micro-batch. ``step`` returns the mean loss in the processes of the last
-stage, and None in others.
+``loss_fn(output, target)`` is the mean over a micro-batch. ``step`` returns the mean loss in the
+processes of the last stage, and None in others.
 """
 
 import os
@@ -68,7 +72,10 @@ class Part(nn.Module):
     def forward(self, hidden):
         for layer in self.layers:
             with torch.autocast(hidden.device.type, DTYPE, enabled=DTYPE is not torch.float32):
-                hidden = checkpoint(layer, hidden, use_reentrant=False) if self.recomputes else layer(hidden)
+                if self.recomputes:
+                    hidden = checkpoint(layer, hidden, use_reentrant=False)
+                else:
+                    hidden = layer(hidden)
             if hidden.is_floating_point():
                 hidden = hidden.to(DTYPE)
         return hidden
@@ -84,14 +91,21 @@ class Pipeline:
         if not dist.is_initialized():
             dist.init_process_group()
         if dist.get_world_size() != WORKERS * REPLICAS:
-            raise ValueError(f"The plan has {{WORKERS * REPLICAS}} processes, found {{dist.get_world_size()}}.")
+            raise ValueError(
+                f"The plan has {{WORKERS * REPLICAS}} processes, found {{dist.get_world_size()}}."
+            )
         if device is None:
             local = int(os.environ.get("LOCAL_RANK", 0))
-            device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+            has_cuda = torch.cuda.is_available()
+            device = torch.device("cuda", local) if has_cuda else torch.device("cpu")
         self.worker, self.replica = divmod(dist.get_rank(), REPLICAS)
         self.stages = range(self.worker, len(CUTS) - 1, WORKERS)
-        chains = [dist.new_group([w * REPLICAS + r for w in range(WORKERS)]) for r in range(REPLICAS)]
-        replicas = [dist.new_group([w * REPLICAS + r for r in range(REPLICAS)]) for w in range(WORKERS)]
+        chains = [
+            dist.new_group([w * REPLICAS + r for w in range(WORKERS)]) for r in range(REPLICAS)
+        ]
+        replicas = [
+            dist.new_group([w * REPLICAS + r for r in range(REPLICAS)]) for w in range(WORKERS)
+        ]
         self.replicas = replicas[self.worker]
         self.parts = nn.ModuleList(Part(layers, stage) for stage in self.stages)
         self.shared = list(self._shared(layers))
@@ -101,7 +115,9 @@ class Pipeline:
             PipelineStage(part, stage, len(CUTS) - 1, device, group=chains[self.replica])
             for part, stage in zip(self.parts, self.stages)
         ]
-        self.schedule = _PipelineScheduleRuntime(pieces, n_microbatches=MICRO_BATCHES, loss_fn=loss_fn)
+        self.schedule = _PipelineScheduleRuntime(
+            pieces, n_microbatches=MICRO_BATCHES, loss_fn=loss_fn
+        )
         self.schedule._load_csv(str(SCHEDULE))
 
     def parameters(self):
@@ -128,7 +144,7 @@ class Pipeline:
         return tensor.div_(REPLICAS)
 
     def _shared(self, layers):
-        """Weights of this process that processes of other stages hold too, with these processes."""
+        """Yield weights that processes of other stages hold too, with the group of holders."""
         holders = {{}}
         for stage in range(len(CUTS) - 1):
             for layer in layers[CUTS[stage] : CUTS[stage + 1]]:
@@ -137,14 +153,15 @@ class Pipeline:
         for parameter, workers in holders.items():
             if len(workers) > 1:
                 for replica in range(REPLICAS):
-                    group = dist.new_group([worker * REPLICAS + replica for worker in sorted(workers)])
+                    ranks = [worker * REPLICAS + replica for worker in sorted(workers)]
+                    group = dist.new_group(ranks)
                     if self.worker in workers and replica == self.replica:
                         yield parameter, group
 '''
 
 
 def export_torch(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
-    """``argosy_pipeline.py``, ``schedule.csv`` and ``run.sh``."""
+    """Return ``argosy_pipeline.py``, ``schedule.csv`` and ``run.sh``."""
     lost = settle(limits(plan), lossy=lossy)
     grid, first_line = grid_of(plan), head(TARGET, plan, chain)
     module = _MODULE.format(
@@ -168,5 +185,6 @@ def export_torch(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
 
 
 def limits(plan: Plan) -> Iterator[Limit]:
+    """Yield everything in a plan that the target cannot express."""
     yield from target_limits(plan, TARGET)
     yield from collectives_are_chosen(plan, TARGET)

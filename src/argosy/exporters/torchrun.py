@@ -1,7 +1,7 @@
-"""A plan as the torchrun commands that start it under Argosy's own runtime, one per host.
+"""Export a plan as the torchrun commands that start it under Argosy's own runtime, one per host.
 
-What the runtime does not execute is refused in the words of ``plan.runnable``; nothing of it can be
-lost, because a plan that does not run as it is does not run.
+A plan that the runtime does not execute is rejected with the sentences of ``plan.runnable``;
+nothing of it can be lost, because a plan that does not run as it is does not run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from argosy.runtime.job.launch_script import dry_run
 
 
 def export_torchrun(launch: Launch) -> Export:
-    """``torchrun.sh``, to be run on every host."""
+    """Return ``torchrun.sh``, which is run on every host."""
     expected = "a plan that the runtime executes"
     problems = (Problem(expected=expected, found=sentence) for sentence in unsupported(launch.plan))
     settle((Limit(problem=problem, final=True) for problem in problems), lossy=False)

@@ -1,20 +1,19 @@
-"""A plan as a torchtitan recipe: a Python module with its configuration, the schedule as CSV, and a
-launch script.
+"""Export a plan as a torchtitan recipe: a Python module, the schedule as CSV, and a launch script.
 
 torchtitan reads its configuration from a function in a module. The recipe builds the model by
-torchtitan's own registry, sets what of the model, the memory and the numbers a default would
-change, and names the modules of every stage: ``tok_embeddings``, ``layers.N``, ``norm`` and
-``lm_head``. The schedule is written out action by action (``2F0``), one row per worker, so every
-schedule of ours can be said; torch inserts the communication. The loss is computed in chunks, as
-torchtitan does by default; under schedules that split backwards it is not, because there the last
-norm would get no gradient (torchtitan 0.3.0 with torch 2.15).
+torchtitan's own registry, overrides the defaults that would change the model, the memory or the
+numbers, and names the modules of every stage: ``tok_embeddings``, ``layers.N``, ``norm`` and
+``lm_head``. The schedule is written action by action (``2F0``), one row per worker, so every
+schedule of ours can be expressed; torch inserts the communication. The loss is computed in chunks,
+as torchtitan does by default; under schedules that split backwards it is not, because there the
+last norm would get no gradient (torchtitan 0.3.0 with torch 2.15).
 
-What torchtitan cannot express: stages that differ in replicas, widths, context or expert
-parallelism, models that it does not have, sequences that its splits do not divide, formats but bf16
-and fp32 (final); uneven shares and ratios; ZeRO 1, or levels that differ; sequences or experts over
-several holders under ZeRO 0, because it takes these from the ranks that shard weights;
-recomputation per stage; optimizers but AdamW; a policy. Experts of a tensor-parallel group are
-whole experts on each of its devices, not a slice of each.
+torchtitan cannot express: stages that differ in replicas, widths, context or expert parallelism,
+models that it does not have, sequences that its splits do not divide, formats but bf16 and fp32
+(final); uneven shares and ratios; ZeRO 1, or levels that differ; sequences or experts over several
+holders under ZeRO 0, because it takes these from the ranks that shard weights; recomputation per
+stage; optimizers but AdamW; a policy. Experts of a tensor-parallel group are whole experts on each
+of its devices, not a slice of each.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ from argosy.schedule import ScheduleKind, build_schedule
 from argosy.workload.architecture import Architecture, Experts
 from argosy.workload.chain import Chain
 
+# What the target can express, and its name.
 TARGET = TARGETS[TargetName.TORCHTITAN]
 NAME = TARGET.name
 MODELS = {
@@ -55,8 +55,10 @@ MODELS = {
     "qwen3-8b": ("qwen3", "8B"),
     "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
 }
-"""Our presets by torchtitan's names and flavors."""
+"""The names and flavors that torchtitan has for our presets."""
+# The modules of the layers that are not blocks.
 _MODULES = {"embedding": ("tok_embeddings",), "head": ("norm", "lm_head")}
+# The expression for each kind of recomputation.
 _CHECKPOINTING = {
     Recompute.NONE: "None",
     Recompute.SELECTIVE: "SelectiveAC.Config()",
@@ -64,15 +66,21 @@ _CHECKPOINTING = {
 }
 _NAMED = {ScheduleKind.ZERO_BUBBLE_V: "ZBVZeroBubble", ScheduleKind.DUALPIPE_V: "DualPipeV"}
 """Schedules that torchtitan places on ranks only by their names."""
+# A note that is added to the recipe of a pipeline.
 _PIPELINES = """
 
-Pipelines need torch 2.14 or newer: torchtitan gives its schedules micro-batches, which older ones do not take.
+Pipelines need torch 2.14 or newer: torchtitan gives its schedules micro-batches, which older ones
+do not take.
 """
+# Names of the generated files and of the recipe's function.
 CSV, MODULE, FUNCTION = "schedule.csv", "argosy_recipe", "planned"
 
+# The generated recipe.
 _RECIPE = '''\
 {head}
-"""Start it with run.sh, or: torchrun ... -m torchtitan.train --module {module} --config {function}{needs}"""
+"""Start it with run.sh, or by
+
+torchrun ... -m torchtitan.train --module {module} --config {function}{needs}"""
 
 from pathlib import Path
 
@@ -114,19 +122,21 @@ def {function}() -> Trainer.Config:
 def export_torchtitan(
     plan: Plan, chain: Chain, architecture: Architecture, *, lossy: bool = False
 ) -> Export:
-    """The recipe, the schedule if there is a pipeline, and ``run.sh``."""
+    """Return the recipe, the schedule if there is a pipeline, and ``run.sh``."""
     lost = settle(limits(plan, chain, architecture), lossy=lossy)
     grid = grid_of(plan)
     files = [(f"{MODULE}.py", _recipe(plan, chain, architecture, grid))]
     if len(plan.stages) > 1 and plan.schedule.kind not in _NAMED:
         files.append((CSV, schedule_csv(plan)))
-    here = 'export PYTHONPATH="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)${PYTHONPATH:+:$PYTHONPATH}"'
+    folder = '$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)'
+    here = f'export PYTHONPATH="{folder}${{PYTHONPATH:+:$PYTHONPATH}}"'
     program = f'-m torchtitan.train --module {MODULE} --config {FUNCTION} "$@"'
     script = launch_script(head(TARGET, plan, chain), grid.runs, program, before=[here])
     return Export(files=(*files, ("run.sh", script)), lost=lost)
 
 
 def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Limit]:
+    """Yield everything in a plan that the target cannot express."""
     yield from model_limits(plan.model, chain)
     yield from target_limits(plan, TARGET)
     yield from _splits_are_sharded(plan, architecture)
@@ -139,7 +149,7 @@ def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Lim
 
 
 def model_limits(model: ModelRef, chain: Chain) -> Iterator[Limit]:
-    """What of a model there are no words for, whatever the plan."""
+    """Yield everything in a model that the target cannot express, whatever the plan."""
     if chain.name not in MODELS:
         expected = f"a model that {TARGET.full_name} has: {', '.join(MODELS)}"
         yield limit("model.name", chain.name, expected, final=True)
@@ -149,45 +159,59 @@ def model_limits(model: ModelRef, chain: Chain) -> Iterator[Limit]:
 
 
 def _splits_are_sharded(plan: Plan, architecture: Architecture) -> Iterator[Limit]:
+    """Yield limits for splits of sequences and experts that torchtitan does not support."""
     first = plan.stages[0]
     if first.expert > 1 and first.expert % first.context:
-        expected = f"a multiple of the {first.context} parts of a sequence, which {NAME}'s experts are spread over first"
+        expected = (
+            f"a multiple of the {first.context} parts of a sequence, which {NAME}'s experts are "
+            "spread over first"
+        )
         yield limit("stages[0].expert", first.expert, expected, final=True)
     if max(first.expert, first.context) > 1 and not zero_level(plan, TARGET):
-        what = "experts have several holders" if first.expert > 1 else "sequences are cut"
-        expected = f"2 or 3 where {what}, which {NAME} takes from the ranks that shard weights; 2 is written"
+        reason = "experts have several holders" if first.expert > 1 else "sequences are cut"
+        expected = (
+            f"2 or 3 where {reason}, which {NAME} takes from the ranks that shard weights; 2 is "
+            "written"
+        )
         yield limit("stages.zero", 0, expected)
     experts, tensor = architecture.blocks[0].feed_forward, grid_of(plan).tensor
     if isinstance(experts, Experts) and tensor > 1:
         if experts.count % (first.expert * tensor):
-            expected = f"a number whose product with the tensor width {tensor} divides the {experts.count} experts"
+            expected = (
+                f"a number whose product with the tensor width {tensor} divides the "
+                f"{experts.count} experts"
+            )
             yield limit("stages[0].expert", first.expert, expected, final=True)
-        expected = f"whole experts over {first.expert * tensor} ranks: {NAME} splits the tensors of no expert"
+        expected = (
+            f"whole experts over {first.expert * tensor} ranks: {NAME} splits the tensors of no "
+            "expert"
+        )
         yield note(
             "stages[0].expert", f"{first.expert}, each expert over {tensor} devices", expected
         )
 
 
 def modules(plan: Plan, chain: Chain) -> list[list[str]]:
-    """``module_fqns_per_model_part``: the modules of every stage."""
-    found: list[list[str]] = []
+    """Return the modules of every stage (``module_fqns_per_model_part``)."""
+    by_stage: list[list[str]] = []
     blocks = 0
     for stage in plan.stages:
         names: list[str] = []
         for layer in chain.layers[stage.first : stage.end]:
             names += _MODULES.get(layer.kind, (f"layers.{blocks}",))
             blocks += layer.kind not in _MODULES
-        found.append(names)
-    return found
+        by_stage.append(names)
+    return by_stage
 
 
 def schedule_csv(plan: Plan) -> str:
-    """One row per worker."""
+    """Return the schedule with one row per worker."""
     schedule = build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches)
     return "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
 
 
 def _recipe(plan: Plan, chain: Chain, architecture: Architecture, grid: ParallelGrid) -> str:
+    """Return the text of the recipe."""
     family, flavor = MODELS[chain.name]
     rotary = architecture.rotary
     assert rotary is not None, "all models that torchtitan has are rotary"
@@ -213,8 +237,11 @@ def _recipe(plan: Plan, chain: Chain, architecture: Architecture, grid: Parallel
 
 
 def _training(plan: Plan, grid: ParallelGrid) -> dict[str, str]:
-    """A pipeline cuts its batch into micro-batches itself; one stage takes one at a time and adds
-    gradients up."""
+    """Return the arguments of ``TrainingConfig``.
+
+    A pipeline divides its batch into micro-batches itself; one stage takes one at a time and sums
+    gradients.
+    """
     batch = grid.samples * (plan.num_micro_batches if len(plan.stages) > 1 else 1)
     return {
         "local_batch_size": repr(batch),
@@ -230,9 +257,10 @@ def _training(plan: Plan, grid: ParallelGrid) -> dict[str, str]:
 
 
 def _parallelism(plan: Plan, architecture: Architecture, grid: ParallelGrid) -> dict[str, str]:
+    """Return the arguments of ``ParallelismConfig``."""
     level = zero_level(plan, TARGET) or (2 if max(grid.expert, grid.context) > 1 else 0)
     has_experts = isinstance(architecture.blocks[0].feed_forward, Experts)
-    found: dict[str, object] = {
+    degrees: dict[str, object] = {
         "data_parallel_replicate_degree": 1 if level else grid.data,
         "data_parallel_shard_degree": grid.data if level else 1,
         "fsdp_reshard_after_forward": "always" if level == 3 else "never",
@@ -241,7 +269,7 @@ def _parallelism(plan: Plan, architecture: Architecture, grid: ParallelGrid) -> 
         "expert_parallel_degree": grid.expert * grid.tensor if has_experts else 1,
         "pipeline_parallel_degree": grid.pipeline,
     }
-    written = {name: json.dumps(value) for name, value in found.items()}
+    written = {name: json.dumps(value) for name, value in degrees.items()}
     if len(plan.stages) > 1:
         written |= {
             "module_fqns_per_model_part": "STAGES",
@@ -252,8 +280,11 @@ def _parallelism(plan: Plan, architecture: Architecture, grid: ParallelGrid) -> 
 
 
 def _schedule(plan: Plan, grid: ParallelGrid) -> dict[str, str]:
-    """V-shaped schedules by torch's names for them. For all others the CSV replaces the schedule,
-    whose name only says how many stages a rank has."""
+    """Return the arguments of the schedule.
+
+    V-shaped schedules are given by torch's names. For all others the CSV replaces the schedule,
+    whose name only gives the number of stages of a rank.
+    """
     if plan.schedule.kind in _NAMED:
         return {"pipeline_parallel_schedule": json.dumps(_NAMED[plan.schedule.kind])}
     name = "Interleaved1F1B" if grid.chunks > 1 else "1F1B"
@@ -264,4 +295,5 @@ def _schedule(plan: Plan, grid: ParallelGrid) -> dict[str, str]:
 
 
 def _arguments(values: dict[str, str]) -> str:
+    """Return keyword arguments as indented Python text."""
     return "\n".join(f"            {name}={value}," for name, value in values.items())

@@ -1,5 +1,4 @@
-"""A plan for a system that is given by name: one function for ``argosy export`` and for
-``argosy.export``."""
+"""Write a plan for a system that is given by name, for ``argosy export`` and ``argosy.export``."""
 
 from __future__ import annotations
 
@@ -18,34 +17,33 @@ if TYPE_CHECKING:
     from argosy.plan.plan import Plan
 
 _PROGRAM = "train.py:build"
-"""What a run starts unless something else is named."""
+"""The program that a run starts unless another is named."""
 _STEPS = 100
 """Steps of a run unless a number is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What an export may be given beside its plan."""
+    """The options that an export may have beside its plan."""
 
     lossy: bool = False
-    """Whether what the target cannot express is listed and left out instead of refused."""
+    """If set, parts that the target cannot express are reported and omitted instead of rejected."""
     model: str | None = None
-    """Where the model is, if not at the name in the plan."""
+    """The location of the model, if it differs from the name in the plan."""
     zone: str | None = None
-    """For sailor: the zone that all devices are in."""
+    """For sailor: the zone of all devices."""
     plan_file: str = "plan.json"
     """For torchrun, jobset and skypilot: the plan that their processes read."""
     program: str | None = None
-    """For the same: what they start; by default ``train.py:build``."""
+    """For torchrun, jobset and skypilot: the program they start; by default ``train.py:build``."""
     steps: int | None = None
-    """For the same: steps to train; by default 100."""
+    """For torchrun, jobset and skypilot: steps to train; by default 100."""
     image: str | None = None
     """For jobset: a container image with Argosy, torch and the program."""
 
 
 def export_plan(plan: Plan, cluster: Cluster, to: System, options: ExportOptions) -> Export:
-    """Write a plan for a system, or raise an ``InputError`` with all that the system cannot
-    express."""
+    """Write a plan for a system; raise ``InputError`` with everything that it cannot express."""
     _check_options(to, options)
     check_devices(plan, cluster)
     if to.starts_argosy:
@@ -63,7 +61,7 @@ def export_plan(plan: Plan, cluster: Cluster, to: System, options: ExportOptions
 
 
 def _check_options(to: System, options: ExportOptions) -> None:
-    """Raise for an option that means nothing to the system."""
+    """Raise ``InputError`` for an option that does not apply to the system."""
     refused: dict[str, object] = {} if to is System.SAILOR else {"--zone": options.zone}
     if to is not System.JOBSET:
         refused["--image"] = options.image
@@ -75,8 +73,10 @@ def _check_options(to: System, options: ExportOptions) -> None:
 
 
 def _check_known_model(plan: Plan) -> None:
-    """Raise for a captured program, frozen weights or PowerSGD, which other systems do not
-    train."""
+    """Raise ``InputError`` for a captured program, frozen weights or PowerSGD.
+
+    Other systems do not train these.
+    """
     if plan.model.content:
         expected = (
             "a model that the target knows; for a captured program use --to torchrun, or argosy run"
@@ -95,6 +95,7 @@ def _check_known_model(plan: Plan) -> None:
 
 
 def _for_target(plan: Plan, cluster: Cluster, to: System, *, lossy: bool) -> Export:
+    """Write a plan for a system that runs it by its own runtime."""
     chain = planned_chain(plan.model)
     match to:
         case System.DEEPSPEED:
@@ -123,6 +124,7 @@ def _for_target(plan: Plan, cluster: Cluster, to: System, *, lossy: bool) -> Exp
 
 
 def _for_argosy(plan: Plan, to: System, options: ExportOptions) -> Export:
+    """Write a plan for a system that starts Argosy's own runtime."""
     from argosy.exporters.jobset import export_jobset
     from argosy.exporters.skypilot import export_skypilot
     from argosy.exporters.torchrun import export_torchrun

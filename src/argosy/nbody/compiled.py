@@ -1,12 +1,12 @@
-"""How inner loops become machine code.
+"""Compile inner loops to machine code with numba.
 
-Every kernel releases the interpreter's lock, so that plain threads run side by side, and divides as
+Every kernel releases the interpreter's lock, so that plain threads run in parallel, and divides as
 numpy does: with Python's own check for zero LLVM vectorises nothing (a factor of nine in the pair
-kernel). Sums may be re-ordered, but values that are not numbers keep their meaning. A cached kernel
-is rebuilt when its own file changes, not when another one does: a kernel only calls kernels of its
-own file. What kernels call is ``inlined`` into them: a call may reach the copy that was translated
-alone or the one translated with its caller, by whether the process translated them or found them on
-disk, and the two round differently.
+kernel). Sums may be re-ordered, but NaN and infinity keep their meaning. A cached kernel is rebuilt
+when its own file changes, not when another one does, so a kernel only calls kernels of its own
+file. Functions that kernels call are ``inlined`` into them: otherwise a call could reach the copy
+that was compiled alone or the one compiled with its caller, depending on whether the process
+compiled them or found them on disk, and the two round differently.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from typing import ParamSpec, TypeVar, cast
 
 import numba
 
+# The arguments and the result of a kernel.
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+# LLVM's fast-math flags that re-order sums and leave NaN and infinity alone.
 _REORDER = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def compiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function as machine code, translated at its first call and kept on disk."""
+    """Return the function as machine code, compiled at its first call and cached on disk."""
     build = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDER)
     return cast("Callable[Arguments, Result]", build(function))
 
 
 def inlined(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The same for what other kernels call: always a part of their machine code, so that it rounds
-    one way."""
+    """Return a compiled function that is always inlined into its callers, so that it rounds one
+    way."""
     build = numba.njit(
         nogil=True, cache=True, error_model="numpy", fastmath=_REORDER, forceinline=True
     )
@@ -38,6 +40,6 @@ def inlined(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
 
 
 def compiled_exactly(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The same, with every sum in the order it is written in and every product rounded."""
+    """Return a compiled function with every sum in the written order and every product rounded."""
     build = numba.njit(nogil=True, cache=True, error_model="numpy")
     return cast("Callable[Arguments, Result]", build(function))

@@ -1,17 +1,18 @@
-"""The background: how the box expands, how fast structure grows, and what a step of the expansion
-does to a particle.
+"""Compute the expansion of the box, the growth of structure, and the factors of kicks and drifts.
 
 Lengths are comoving Mpc/h, velocities km/s, masses 1e10 Msun/h; then the Hubble rate today is 100.
 With canonical momenta p = a^2 dx/dt and the comoving sum F of ``gravity`` times G,
 
     (1)  H(a) = 100 sqrt(Om / a^3 + Ok / a^2 + OL),   Ok = 1 - Om - OL
-    (2)  dx = p x drift,   drift(a, b) = [D(b) - D(a)] / P(at)             for p at the expansion ``at``
-    (3)  dp = F x kick,    kick(a, b) = [P(b) - P(a)] / (1.5 x 100^2 Om D(at))   for F at ``at``
+    (2)  dx = p x drift,   drift(a, b) = [D(b) - D(a)] / P(at)
+         for p at the expansion ``at``
+    (3)  dp = F x kick,    kick(a, b) = [P(b) - P(a)] / (1.5 x 100^2 Om D(at))
+         for F at ``at``
     (4)  growing mode: D(a) ~ H(a) integral_0^a da / (a H)^3, normalised to D(1) = 1; f = dlnD /
          dlna, P = a^2 H f D
 
-Where p and F follow the growing mode, (2) and (3) are exact for steps of any length (Feng and
-others, 2016); for short steps they are the integrals of da / (a^3 H) and of da / (a^2 H).
+If p and F follow the growing mode, (2) and (3) are exact for steps of any length (Feng and others,
+2016); for short steps they are the integrals of da / (a^3 H) and of da / (a^2 H).
 
     (5)  G m = 3 x 100^2 Om / (8 pi) x box^3 / N for N particles: G itself is not needed to move
          them.
@@ -30,26 +31,27 @@ GRAVITY = 43.0187
 """G in Mpc/h (km/s)^2 / (1e10 Msun/h); CODATA 2010, as GADGET-4 has it."""
 
 _SMALLEST, _LARGEST = 1e-3, 10.0
-"""Densities, Hubble rates and amplitudes beyond are slips."""
+"""Densities, Hubble rates and amplitudes outside this range are taken for input errors."""
 _STEEPEST = 10.0
-"""Powers of the primordial spectrum beyond are one, too."""
+"""Indices of the primordial spectrum beyond this are taken for input errors."""
+# Gauss-Legendre quadrature on [-1, 1].
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cosmology:
-    """Densities in units of the critical one, today."""
+    """The densities that the universe has today, in units of the critical density."""
 
     matter: float = 0.308
     vacuum: float = 0.692
     hubble: float = 0.678
-    """h: the Hubble rate today in units of 100 km/s/Mpc."""
+    """The Hubble rate today in units of 100 km/s/Mpc (h)."""
     baryons: float = 0.0482
     sigma8: float | None = 0.83
-    """None where the linear spectrum is not known: nothing but initial conditions and linear theory
-    needs it."""
+    """The amplitude of the linear spectrum; None if it is not known. Only initial conditions and
+    linear theory need it."""
     index: float = 0.96
-    """Of the primordial spectrum."""
+    """The index of the primordial spectrum."""
 
     def __post_init__(self) -> None:
         for name in ("matter", "hubble", "sigma8"):
@@ -76,48 +78,49 @@ class Cosmology:
             )
 
     def hubble_rate(self, a: float) -> float:
-        """(1), in km/s per Mpc/h."""
+        """Return the Hubble rate H(a) in km/s per Mpc/h (1)."""
         square = self._hubble_square(a)
         if square <= 0:
             raise bad_input("an expansion factor that this universe reaches", a, where="expansion")
         return 100.0 * math.sqrt(square)
 
     def _hubble_square(self, a: float) -> float:
-        """(1) squared, in units of today's rate."""
+        """Return the square of (1) in units of today's rate."""
         curvature = 1 - self.matter - self.vacuum
         return self.matter / a**3 + curvature / a**2 + self.vacuum
 
     def matter_at(self, a: float) -> float:
-        """The matter density in units of the critical one, at that time."""
+        """Return the matter density at that time, in units of the critical density."""
         return self.matter / a**3 * (100.0 / self.hubble_rate(a)) ** 2
 
     def drift(self, a: float, b: float, at: float) -> float:
-        """(2)"""
+        """Return the factor of a drift (2)."""
         return (self.growth(b) - self.growth(a)) / self.growing_momentum(at)
 
     def kick(self, a: float, b: float, at: float) -> float:
-        """(3)"""
+        """Return the factor of a kick (3)."""
         change = self.growing_momentum(b) - self.growing_momentum(a)
         return change / (1.5 * 100.0**2 * self.matter * self.growth(at))
 
     def growing_momentum(self, a: float) -> float:
-        """P of (4): p of a particle whose displacement grows as D, over that displacement today."""
+        """Return P of (4): p of a particle whose displacement grows as D, over that displacement
+        today."""
         return a * a * self.hubble_rate(a) * self.growth_rate(a) * self.growth(a)
 
     def seconds_of_expansion(self, a: float, b: float) -> float:
-        """Cosmic time between two expansion factors, in Mpc/h / (km/s)."""
+        """Return the cosmic time between two expansion factors, in Mpc/h / (km/s)."""
         return self._integral(a, b, 1)
 
     def conformal_time(self, a: float, b: float) -> float:
-        """The integral of da / (a^2 H), in Mpc/h / (km/s)."""
+        """Return the integral of da / (a^2 H), in Mpc/h / (km/s)."""
         return self._integral(a, b, 2)
 
     def growth(self, a: float) -> float:
-        """D of (4)."""
+        """Return the growing mode D of (4)."""
         return self._unnormalised_growth(a) / self._unnormalised_growth(1.0)
 
     def growth_rate(self, a: float) -> float:
-        """f of (4)."""
+        """Return the growth rate f of (4)."""
         # dlnD / dlna of (4) in closed form: dlnH / dlna + a / (a H)^3 over the integral.
         square = (self.hubble_rate(a) / 100.0) ** 2
         curvature = 1 - self.matter - self.vacuum
@@ -126,22 +129,26 @@ class Cosmology:
         return slope + a / (a * self.hubble_rate(a)) ** 3 / integral
 
     def particle_gravity(self, box: float, count: int) -> float:
-        """G m of (5)."""
+        """Return G m of a particle (5)."""
         return 3 * 100.0**2 * self.matter / (8 * math.pi) * box**3 / count
 
     def particle_mass(self, box: float, count: int) -> float:
-        """In 1e10 Msun/h."""
+        """Return the mass of a particle in 1e10 Msun/h."""
         return self.particle_gravity(box, count) / GRAVITY
 
     def _integral(self, a: float, b: float, power: int) -> float:
-        """Of da / (a^power H), over ln a, where the integrand is smooth."""
+        """Return the integral of da / (a^power H), computed over ln a, in which the integrand is
+        smooth."""
         low, high = math.log(a), math.log(b)
         points = np.exp((high + low) / 2 + (high - low) / 2 * _NODES)
         values = [point ** (1 - power) / self.hubble_rate(point) for point in points]
         return float((high - low) / 2 * np.dot(_WEIGHTS, values))
 
     def _unnormalised_growth(self, a: float) -> float:
-        """The integral in t with a = t^2, which takes the root out of its beginning."""
+        """Return the growing mode before it is normalised.
+
+        The integral uses t with a = t^2, which removes the square root at its beginning.
+        """
         points = math.sqrt(a) / 2 * (1 + _NODES)
         values = [2 * t / (t * t * self.hubble_rate(t * t)) ** 3 for t in points]
         return self.hubble_rate(a) * math.sqrt(a) / 2 * float(np.dot(_WEIGHTS, values))

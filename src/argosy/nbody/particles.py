@@ -1,4 +1,4 @@
-"""Particles of one mass in a periodic box, at one moment of the expansion."""
+"""Define particles of one mass in a periodic box, at one expansion factor."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from numpy.typing import NDArray
 from argosy.errors import InputError, Problem
 from argosy.nbody.cosmology import Cosmology
 
+# Arrays of numbers, and of ids.
 Floats = NDArray[np.float64]
 Names = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Particles:
-    """Rows of the same particle; the order means nothing, ``ids`` do."""
+    """A set of particles, one per row; their order has no meaning, only ``ids`` identify them."""
 
     positions: Floats
-    """Comoving, in [0, box)."""
+    """Comoving positions in [0, box), Mpc/h."""
     momenta: Floats
-    """p = a^2 dx/dt, km/s x a."""
+    """Canonical momenta p = a^2 dx/dt, km/s x a."""
     ids: Names
 
     def __len__(self) -> int:
@@ -31,7 +32,7 @@ class Particles:
         return f"{len(self)} particles"
 
     def taken(self, rows: Names) -> Particles:
-        """These of them, in this order."""
+        """Return the particles of these rows, in this order."""
         return Particles(
             positions=self.positions[rows], momenta=self.momenta[rows], ids=self.ids[rows]
         )
@@ -39,17 +40,18 @@ class Particles:
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """A snapshot: particles, and what is needed to go on from them."""
+    """A snapshot that holds particles and everything needed to continue from them."""
 
     size: float
-    """Mpc/h."""
+    """The side of the box in Mpc/h."""
     expansion: float
-    """a."""
+    """The expansion factor a."""
     cosmology: Cosmology
     particles: Particles
 
     @property
     def redshift(self) -> float:
+        """Return the redshift."""
         return 1 / self.expansion - 1
 
     def __repr__(self) -> str:
@@ -57,15 +59,15 @@ class Box:
 
 
 def wrapped(positions: Floats, box: float) -> Floats:
-    """Positions moved back into [0, box); the upper edge itself, which rounding can reach, is the
-    lower one."""
+    """Return positions moved back into [0, box); the upper edge, which rounding can reach, becomes
+    0."""
     inside = np.mod(positions, box)
     inside[inside >= box] = 0.0
     return inside
 
 
 def check_finite(particles: Particles, where: str) -> None:
-    """Raise ``InputError`` where a coordinate or momentum is not a number."""
+    """Raise ``InputError`` if a coordinate or momentum is not finite."""
     for name, values in (("positions", particles.positions), ("velocities", particles.momenta)):
         bad = ~np.isfinite(values).all(axis=1)
         if bad.any():

@@ -1,7 +1,7 @@
-"""Processes that share a box: what they say to each other, in arrays.
+"""Exchange arrays between the processes that share a box.
 
 ``Alone`` is one process, and needs no torch. ``TorchRanks`` are the processes of a
-torch.distributed group; unequal parts travel as bytes through ``all_to_all_single`` with split
+torch.distributed group; unequal parts are sent as bytes through ``all_to_all_single`` with split
 sizes, the one collective that every backend offers for them.
 """
 
@@ -14,12 +14,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+# An array of any dtype.
 Array = NDArray[Any]
 
 
 class Ranks(Protocol):
-    """All members call the same methods in the same order, with arrays of the same dtype and
-    trailing shape."""
+    """A group of processes that exchange arrays.
+
+    All members call the same methods in the same order, with arrays of the same dtype and trailing
+    shape.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -28,14 +32,14 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def exchange(self, parts: Sequence[Array]) -> list[Array]:
-        """Send ``parts[r]`` to rank r; what every rank sent here, in their order."""
+        """Send ``parts[r]`` to rank r; return what every rank sent here, in the order of ranks."""
         ...
 
     def barrier(self) -> None: ...
 
 
 class Alone:
-    """One process."""
+    """A group that consists of this process."""
 
     rank = 0
     size = 1
@@ -48,7 +52,7 @@ class Alone:
 
 
 class TorchRanks:
-    """The processes of torch.distributed, on CPU tensors, over a group of their own."""
+    """The processes of torch.distributed, which use CPU tensors and a group of their own."""
 
     def __init__(self) -> None:
         import torch.distributed
@@ -64,7 +68,7 @@ class TorchRanks:
         assert len(parts) == self.size
         shape, dtype = parts[0].shape[1:], parts[0].dtype
         row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        # What stays here is most of it, and does not go through the network's buffers.
+        # Most rows stay on this rank, so they bypass the network's buffers.
         sends = [0 if rank == self.rank else len(part) * row for rank, part in enumerate(parts)]
         sizes = torch.tensor(sends)
         received = torch.empty_like(sizes)
@@ -94,8 +98,8 @@ class TorchRanks:
 
 
 def join_processes() -> tuple[TorchRanks, TorchRanks]:
-    """Two groups over the processes that torchrun started: one to talk in, one for the mesh beside
-    it."""
+    """Join the processes that torchrun started; return one group for the tree and one for the
+    mesh."""
     from argosy.runtime.processes.meeting import meet
 
     meet("gloo", patience=timedelta(minutes=30))
@@ -103,18 +107,19 @@ def join_processes() -> tuple[TorchRanks, TorchRanks]:
 
 
 def leave_processes() -> None:
+    """Leave the group of processes."""
     import torch.distributed
 
     torch.distributed.destroy_process_group()
 
 
 def gather(ranks: Ranks, part: Array) -> list[Array]:
-    """Every rank's part, on every rank."""
+    """Return every rank's part, on every rank."""
     return ranks.exchange([part] * ranks.size)
 
 
 def total(ranks: Ranks, values: Array) -> Array:
-    """The sum over ranks, in their order: the same bits everywhere."""
+    """Return the sum over ranks, in their order: the same bits everywhere."""
     parts = gather(ranks, values)
     result = parts[0].copy()
     for part in parts[1:]:

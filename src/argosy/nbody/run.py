@@ -1,8 +1,8 @@
-"""A whole run: from initial conditions to snapshots, with restarts, on one process or several.
+"""Run a box from initial conditions to snapshots, with restarts, on one process or several.
 
-A run's folder holds ``run.json`` (what was asked for), ``snapshot_000.hdf5``, ... (one per redshift
-asked for, the last at the end), ``energy.csv`` and ``restart/``. Going on from it gives the bits
-that the run would have given without the interruption.
+A run's folder holds ``run.json`` (the settings), ``snapshot_000.hdf5``, ... (one per requested
+redshift, the last at the end), ``energy.csv`` and ``restart/``. A resumed run gives the same bits
+as a run without the interruption.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from argosy.nbody.ranks import Alone, Ranks, gather, total
 
 
 class Integrator(StrEnum):
-    """How particles are moved: ``evolve`` or ``bullfrog``."""
+    """The choice of how particles are moved: by ``evolve`` or by ``bullfrog``."""
 
     LEAPFROG = "leapfrog"
     BULLFROG = "bullfrog"
@@ -58,18 +58,18 @@ class Integrator(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What a run computes; where it runs is not part of it."""
+    """The settings that determine what a run computes, but not where it runs."""
 
     gravity: GravitySettings
     steps: int
     end: float = 1.0
-    """Expansion factor."""
+    """The expansion factor at the end."""
     snapshots: tuple[float, ...] = ()
-    """Expansion factors between start and end at which to write one, too."""
+    """Expansion factors between start and end at which a snapshot is written too."""
     restart_every: int = 16
-    """Steps."""
+    """Steps between restart files."""
     energy_samples: int = 32
-    """Moments at which the potential energy is computed, besides the start; 0 for never."""
+    """How often the potential energy is computed, besides the start; 0 for never."""
     blocks: BlockSteps | None = None
     integrator: Integrator = Integrator.LEAPFROG
     light_cone: LightConeSettings | None = None
@@ -91,46 +91,47 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """A finished run."""
+    """The state that a finished run reached."""
 
     box: Box
     """This process's particles at the end."""
     steps: int
-    """In all, those before an interruption included."""
+    """The number of all steps, including those before an interruption."""
     drift: Drift
-    """Of energy and momentum, since the run began."""
+    """The drift of energy and momentum since the run began."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """Where a run is."""
+    """The progress that a run has made."""
 
     step: int
     steps: int
     expansion: float
     seconds: float
-    """Since this start."""
+    """Seconds since this start."""
     left: float
-    """Seconds, at the pace so far."""
+    """Seconds left at the speed so far."""
     rank_seconds: tuple[float, ...]
-    """Of the last force, per rank."""
+    """Seconds of the last force, per rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Who takes part; ``Alone`` by default."""
+    """The processes that take part in a run; ``Alone`` by default."""
 
     ranks: Ranks
     mesh_ranks: Ranks
     balance: bool = True
     clock: Clock = measured
     cluster: Cluster | None = None
-    """Whose devices they are, in their order: its memory limits them, its speeds and links say how
-    to begin."""
+    """The cluster whose devices the processes are, in order: its memory limits them, and its speeds
+    and links determine the initial domains."""
     plan: GravityPlan | None = None
-    """In place of a cluster: its devices, and the domains to begin with."""
+    """A plan, used instead of a cluster: its devices, and the initial domains."""
 
 
+# Called with the progress after every step.
 Report = Callable[[RunProgress], None]
 
 
@@ -143,10 +144,9 @@ def run_box(
     device: str = "cpu",
     report: Report | None = None,
 ) -> RunResult:
-    """Evolve this process's part of a box, beginning in an empty folder or going on in one that was
-    begun.
+    """Run this process's part of a box, in an empty folder or in the folder of a run to resume.
 
-    ``device``: where forces are computed, as torch names it. If only some processes have a GPU,
+    ``device`` is the torch device on which forces are computed. If only some processes have a GPU,
     these sum pairs there.
     """
     ranks: Ranks = processes.ranks if processes else Alone()
@@ -170,7 +170,7 @@ def run_box(
     every = math.ceil((len(steps) - 1) / settings.energy_samples) if settings.energy_samples else 0
 
     def watch(done: int, now: Box) -> None:
-        """Keep a sample of energy and momentum, on rank 0's disk."""
+        """Record a sample of energy and momentum, on rank 0's disk."""
         potential = engine.potential_energy(now.particles) if every else math.nan
         samples.append(
             sample(now.particles, ranks, step=done, expansion=now.expansion, potential=potential)
@@ -181,6 +181,7 @@ def run_box(
     cone = _light_cone(settings.light_cone, box, steps, ranks, folder)
 
     def after_step(done: int, now: Box) -> None:
+        """Write what is due after a step: light cone, energy, snapshot, restart file, progress."""
         if cone is not None:
             cone.after_step(done)
         if done == len(steps) - 1 or (every and done % every == 0):
@@ -238,6 +239,7 @@ def run_box(
 def _light_cone(
     settings: LightConeSettings | None, box: Box, steps: Sequence[float], ranks: Ranks, folder: Path
 ) -> LightCone | None:
+    """Return the light cone of a run; None if none is requested."""
     if settings is None:
         return None
     if settings.redshift > 1 / steps[0] - 1:
@@ -259,6 +261,7 @@ def _shared(
     gravity: GravitySettings,
     device: str,
 ) -> SharedGravity:
+    """Return the engine that several processes share."""
     ranks, mesh_ranks = processes.ranks, processes.mesh_ranks
     engine: SharedGravity
     if all(np.concatenate(gather(ranks, np.array([device != "cpu"])))):
@@ -287,6 +290,7 @@ def _shared(
 
 
 def _beginning(processes: Processes, count: int, mesh_cells: int) -> InitialPlacement:
+    """Return the initial domains of a plan or a cluster."""
     if processes.plan is not None:
         return place_as_planned(processes.plan, count, mesh_cells)
     assert processes.cluster is not None
@@ -294,6 +298,7 @@ def _beginning(processes: Processes, count: int, mesh_cells: int) -> InitialPlac
 
 
 def _tree_on(device: str) -> Callable[..., TreeForce]:
+    """Return the function that sums pairs on a device."""
     if device == "cpu":
         return tree_force
     from argosy.nbody.gpu.force import GpuTree
@@ -302,6 +307,7 @@ def _tree_on(device: str) -> Callable[..., TreeForce]:
 
 
 def _local(size: float, strength: float, gravity: GravitySettings, device: str) -> LocalGravity:
+    """Return the engine of a single process."""
     if device == "cpu":
         return LocalGravity(size=size, strength=strength, settings=gravity)
     from argosy.nbody.gpu.force import GpuGravity
@@ -310,13 +316,18 @@ def _local(size: float, strength: float, gravity: GravitySettings, device: str) 
 
 
 def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ranks) -> int:
-    """The step to go on from; the folder is checked by every rank before rank 0 writes into it."""
-    asked = _what_is_asked(box, settings, count) | {"initial": _fingerprint(box.particles, ranks)}
+    """Return the step from which to continue.
+
+    Every rank checks the folder before rank 0 writes into it.
+    """
+    requested = _what_is_asked(box, settings, count) | {
+        "initial": _fingerprint(box.particles, ranks)
+    }
     mark = folder / "run.json"
     known = read_json(mark).data if mark.exists() else None
-    if known is not None and known != asked:
+    if known is not None and known != requested:
         differs = ", ".join(
-            sorted(key for key in {*known, *asked} if known.get(key) != asked.get(key))
+            sorted(key for key in {*known, *requested} if known.get(key) != requested.get(key))
         )
         problem = Problem(
             file=str(mark),
@@ -327,14 +338,14 @@ def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ran
     ranks.barrier()
     if known is None and ranks.rank == 0:
         make_folder(folder)
-        mark.write_text(json.dumps(asked, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        mark.write_text(json.dumps(requested, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     ranks.barrier()
     state = last_restart(folder / "restart")
     return 0 if state is None else state[0]
 
 
 def _what_is_asked(box: Box, settings: RunSettings, count: int) -> dict[str, object]:
-    """Whatever changes the particles of a run; threads and processes do not."""
+    """Return every setting that changes the particles of a run; threads and processes do not."""
     gravity = {name: value for name, value in asdict(settings.gravity).items() if name != "threads"}
     content = {
         "version": 1,
@@ -356,8 +367,10 @@ def _what_is_asked(box: Box, settings: RunSettings, count: int) -> dict[str, obj
 
 
 def _fingerprint(particles: Particles, ranks: Ranks) -> str:
-    """Of the particles of all ranks: the same whoever holds which, another where one of them is
-    elsewhere."""
+    """Return a hash of the particles of all ranks.
+
+    It does not depend on which rank holds which particle, and changes if any particle moves.
+    """
     state = np.ascontiguousarray(np.concatenate([particles.positions, particles.momenta], axis=1))
     mixed = particles.ids.astype(np.uint64)
     for column in state.view(np.uint64).T:
@@ -367,7 +380,7 @@ def _fingerprint(particles: Particles, ranks: Ranks) -> str:
 
 
 def _write_together(path: Path, box: Box, ranks: Ranks) -> None:
-    """One file, written by rank 0, particles in the order of their ids."""
+    """Write one file by rank 0, with particles in the order of their ids."""
     mine = box.particles
     to_first = [slice(None)] + [slice(0)] * (ranks.size - 1)
     positions, momenta, ids = (

@@ -1,5 +1,5 @@
-"""How results are shown: figures, tables, a text Gantt chart, traces for other viewers.
+"""Show results as figures, tables, a text Gantt chart, and traces for other viewers.
 
-Functions from values to text. Files are the command line's affair, but for what a run decided,
-which is read here, and a page that a notebook saves.
+The functions turn values into text. The command line reads and writes the files, with two
+exceptions: the decisions of a run are read here, and a notebook can save a page.
 """

@@ -1,4 +1,4 @@
-"""Tables about measured runs: how far off predictions are, the constants, the worst cases."""
+"""Build tables about measured runs: errors of predictions, the constants, the worst cases."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ MEANINGS = {
     "reduce_dtype": "of gradients that are summed",
     "async_tensor": "groups exchange beside products",
 }
-"""Short: a line of the table has 80 columns."""
+"""The meaning of every constant, kept short because a line of the table has 80 columns."""
 
 
+# What is shown for a constant without a value.
 _UNSTATED = {
     "reduce_dtype": "as kept",
     "gradient_dtype": "as weights",
@@ -52,7 +53,7 @@ _UNSTATED = {
 
 
 def shown_constant(calibration: Calibration, name: str) -> str:
-    """The value with its unit."""
+    """Return the value of a constant with its unit."""
     value = getattr(calibration, name)
     if value is None:
         return _UNSTATED.get(name, "by kind")
@@ -66,7 +67,7 @@ def shown_constant(calibration: Calibration, name: str) -> str:
 
 
 def constant_table(study: Study) -> Table:
-    """Every constant, and which were fitted."""
+    """Return a table of every constant that shows which were fitted."""
     table = plain_table("constant", "value", "meaning", "", right=("value",))
     for field in fields(Calibration):
         fitted = _how_found(study, field.name)
@@ -77,6 +78,7 @@ def constant_table(study: Study) -> Table:
 
 
 def _how_found(study: Study, name: str) -> str:
+    """Return how the value of a constant was found, in a few words."""
     names = {"peak", name} if name in ("forward_peak", "backward_peak") else {name}
     if names & set(study.unidentified):
         return "not told by these runs"
@@ -84,7 +86,7 @@ def _how_found(study: Study, name: str) -> str:
 
 
 def error_table(study: Study) -> Table:
-    """Errors of time and memory on runs that were not fitted on."""
+    """Return a table of the errors of time and memory on runs that were not used for the fit."""
     table = plain_table(
         "error of", "runs", "median", "mean", "90 % below", "worst", "rank correlation"
     )
@@ -92,22 +94,24 @@ def error_table(study: Study) -> Table:
         ("seconds", study.seconds),
         ("peak memory", study.memory),
     ]
-    for name, found in rows:
-        if found is not None:
-            table.add_row(name, *error_cells(found))
+    for name, errors in rows:
+        if errors is not None:
+            table.add_row(name, *error_cells(errors))
     return table
 
 
 def error_cells(found: Errors) -> list[str]:
+    """Return the cells of a table for the errors of predictions."""
     shares = (found.median, found.mean, found.ninetieth, found.worst)
     return [str(found.count), *(f"{100 * share:.1f} %" for share in shares), f"{found.rank:.3f}"]
 
 
 def worst_table(study: Study, count: int = 5) -> Table:
+    """Return a table of the runs whose predictions are furthest off."""
     table = plain_table(
         "furthest off", "measured", "predicted", "error", right=("measured", "predicted", "error")
     )
-    for one in study.worst(count):
-        times = (TIME.format(one.run.seconds), TIME.format(one.seconds))
-        table.add_row(one.run.name, *times, f"{100 * one.error:+.1f} %")
+    for predicted_run in study.worst(count):
+        times = (TIME.format(predicted_run.run.seconds), TIME.format(predicted_run.seconds))
+        table.add_row(predicted_run.run.name, *times, f"{100 * predicted_run.error:+.1f} %")
     return table

@@ -1,4 +1,4 @@
-"""A cluster for people: its nodes, the links between them, and what changes over time."""
+"""Describe a cluster for people: its nodes, the links between them, and their changes over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from argosy.units import RATE, TIME
 
 
 def node_table(cluster: Cluster) -> Table:
-    """A line per node; neighbours that are the same share one."""
+    """Return a table with a line per node; equal neighbouring nodes share a line."""
     table = plain_table("node", "devices", "between its devices", "network")
     described = [(node.name, _node_cells(cluster, node)) for node in cluster.nodes]
     for cells, group in groupby(described, key=lambda pair: pair[1]):
@@ -25,6 +25,7 @@ def node_table(cluster: Cluster) -> Table:
 
 
 def _node_cells(cluster: Cluster, node: Node) -> tuple[str, str, str]:
+    """Return the cells of a node: its devices, the links between them, its network."""
     kinds = [cluster.device(name).kind.name for name in node.devices]
     counted = " + ".join(f"{len(list(group))}x {kind}" for kind, group in groupby(kinds))
     media = ", ".join(
@@ -34,11 +35,13 @@ def _node_cells(cluster: Cluster, node: Node) -> tuple[str, str, str]:
 
 
 def _nominal(cluster: Cluster, link: int) -> str:
+    """Return the bandwidth of a link at time 0 as text."""
     return RATE.format(cluster.links[link].bandwidth.at(0))
 
 
 def link_table(cluster: Cluster) -> Table:
-    """Edges that belong to no node: switches, lines between groups, shared capacities."""
+    """Return a table of edges that belong to no node: switches, lines between groups, shared
+    capacities."""
     table = plain_table("link", "between", "bandwidth", "latency", right=("bandwidth", "latency"))
     between = {
         wire.name: f"{names_in_short(sorted(wire.one))} and {names_in_short(sorted(wire.other))}"
@@ -65,7 +68,7 @@ def link_table(cluster: Cluster) -> Table:
 
 
 def change_table(cluster: Cluster) -> Table:
-    """What changes over time, each as a sparkline up to its last change."""
+    """Return a table of traces that are not constant, each as a sparkline up to its last change."""
     table = plain_table(
         "what changes", "lowest", "highest", "changes", "until", "", right=("changes", "until")
     )
@@ -82,7 +85,7 @@ def change_table(cluster: Cluster) -> Table:
 
 
 def _changes(cluster: Cluster) -> Iterator[tuple[str, Trace, bool]]:
-    """Edges and devices with a trace that is not constant, and whether it is a bandwidth."""
+    """Yield edges and devices with a trace that is not constant, and whether it is a bandwidth."""
     seen: set[str] = set()
     for link in cluster.links:
         if not link.bandwidth.is_constant and link.edge not in seen:
@@ -94,7 +97,7 @@ def _changes(cluster: Cluster) -> Iterator[tuple[str, Trace, bool]]:
 
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
-    """For JSON; bytes/s, seconds and relative speeds."""
+    """Return a cluster as a dict for JSON, in bytes/s, seconds and relative speeds."""
     return {
         "name": cluster.name,
         "hash": cluster.hash,
@@ -122,4 +125,5 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 
 
 def _steps(trace: Trace) -> list[list[float]]:
+    """Return a trace as a list of (time, value) pairs."""
     return [[time, value] for time, value in zip(trace.times, trace.values, strict=True)]

@@ -1,5 +1,7 @@
-"""One plan under several schedules, on a calm and on a changing network: the table of ``argosy
-demo``."""
+"""Compare one plan under several schedules, on a constant and on a changing network.
+
+This is the table of ``argosy demo``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from argosy.units import SIZE, TIME
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One schedule, played twice."""
+    """A schedule that was simulated on a constant and on a changing network."""
 
     name: str
     calm: Summary
@@ -25,27 +27,30 @@ class Case:
 
     @property
     def calm_seconds(self) -> float:
-        """Per iteration, on average."""
+        """Return the mean seconds of an iteration on the constant network."""
         return self.calm.mean_seconds or 0.0
 
     @property
     def mean_seconds(self) -> float:
+        """Return the mean seconds of an iteration on the changing network."""
         return self.changing.mean_seconds or 0.0
 
     @property
     def worst_seconds(self) -> float:
+        """Return the seconds of the longest iteration on the changing network."""
         return max(self.changing.iteration_seconds)
 
     @property
     def first_stage_memory(self) -> tuple[float, float]:
-        """Peak and capacity of the device of stage 0 that is closest to its limit, bytes."""
+        """Return peak and capacity in bytes of the device of stage 0 that is closest to its
+        limit."""
         first = [device for device in self.changing.devices if 0 in device.stages]
         fullest = max(first, key=lambda device: device.peak_memory / device.memory)
         return fullest.peak_memory, fullest.memory
 
 
 def case_table(cases: Sequence[Case]) -> Table:
-    """A line per schedule."""
+    """Return a table with a line per schedule."""
     columns = ("schedule", "calm", "preempted", "worst", "bubble", "memory of stage 0")
     table = plain_table(*columns, right=columns[1:-1])
     for case in cases:
@@ -63,19 +68,21 @@ def case_table(cases: Sequence[Case]) -> Table:
 
 
 def in_a_sentence(base: Case, other: Case) -> str:
-    """What the changing network costs under two schedules, and what the second pays for being
-    faster."""
+    """State what the changing network costs under two schedules, and the memory that the second
+    needs."""
     costs = [percent(case.mean_seconds / case.calm_seconds - 1) for case in (base, other)]
     held = [SIZE.format(case.first_stage_memory[0], digits=3) for case in (base, other)]
     return (
-        f"The preempted network makes iterations {costs[0]} longer with {base.name} but {costs[1]} with "
-        f"{other.name}, which computes while tensors travel; the price is {held[1]} instead of {held[0]} "
+        f"The preempted network makes iterations {costs[0]} longer with {base.name} but "
+        f"{costs[1]} with "
+        f"{other.name}, which computes while tensors travel; the price is {held[1]} instead "
+        f"of {held[0]} "
         "of memory on the first stage."
     )
 
 
 def cases_to_dict(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """For JSON; seconds and bytes."""
+    """Return the cases as dicts for JSON, in seconds and bytes."""
     return [
         {
             "schedule": case.name,

@@ -1,4 +1,4 @@
-"""The table of ``argosy compare``: every planner's plan in one simulator, as bars, with why each
+"""Build the table of ``argosy compare``: every planner's plan in one simulator, and why each
 loses."""
 
 from __future__ import annotations
@@ -18,32 +18,34 @@ from argosy.report.marks import bar, percent
 from argosy.report.tables import plain_table
 from argosy.units import TIME, counted
 
+# The name of our own planner in the table.
 OURS = "argosy"
 _SAME = 1.0005
-"""Plans within so much of each other count as equally fast."""
+"""Plans whose times differ by less than this factor count as equally fast."""
 _CLOSE = 1.02
-"""Up to here there is no single reason worth naming."""
+"""Up to this factor of the best time, no single reason for the difference is worth naming."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContestRow:
-    """One line."""
+    """A line of the table, which belongs to one planner."""
 
     name: str
     entry: Entry | None
-    """None where the planner has no plan."""
+    """The simulated plan; None if the planner has no plan."""
     reason: str
-    """Why it loses, or why there is no plan; what it is where it is the fastest."""
+    """Why the plan loses, or why there is no plan, or that it is the fastest."""
 
     @property
     def is_feasible(self) -> bool:
+        """Return whether there is a plan whose iterations end."""
         return self.entry is not None and math.isfinite(self.entry.seconds)
 
 
 def rows_of(
     entries: Sequence[Entry], refused: Sequence[tuple[str, str]], cluster: Cluster
 ) -> list[ContestRow]:
-    """The fastest first, ours before equals, then those without a plan."""
+    """Return the fastest plans first, ours before equal ones, then the planners without a plan."""
     ordered = sorted(entries, key=lambda entry: (entry.seconds, entry.name != OURS))
     rows = [
         ContestRow(name=entry.name, entry=entry, reason=_reason(entry, ordered[0], cluster))
@@ -56,6 +58,7 @@ def rows_of(
 
 
 def _reason(entry: Entry, best: Entry, cluster: Cluster) -> str:
+    """Return in a few words why a plan is slower than the best."""
     if not math.isfinite(entry.seconds):
         return "never ends: a device or link it needs is lost"
     if entry.seconds <= best.seconds * _SAME:
@@ -67,8 +70,8 @@ def _reason(entry: Entry, best: Entry, cluster: Cluster) -> str:
 
 
 def in_words(loss: Loss, share: float, plan: Plan, cluster: Cluster) -> str:
-    """Where the time goes, as a phrase with the share of the cluster's capacity that is lost to
-    it."""
+    """Return a phrase for where the time goes, with the share of the cluster's capacity that is
+    lost."""
     lost = percent(share)
     stages = counted(len(plan.stages), "stage")
     match loss:
@@ -90,6 +93,7 @@ def in_words(loss: Loss, share: float, plan: Plan, cluster: Cluster) -> str:
 
 
 def _slow_kind(plan: Plan, cluster: Cluster) -> str:
+    """Return the slowest device kind of the first stage with unequal devices, as a phrase."""
     mixed = [kinds for kinds in (_kinds(stage, cluster) for stage in plan.stages) if len(kinds) > 1]
     if not mixed:
         return "unequal shares"
@@ -98,15 +102,18 @@ def _slow_kind(plan: Plan, cluster: Cluster) -> str:
 
 
 def _peak(kind: str, cluster: Cluster) -> float:
+    """Return the peak FLOP/s of a device kind."""
     device = next(device for device in cluster.devices if device.kind.name == kind)
     return max(rate for _, rate in device.kind.flops)
 
 
 def _kinds(stage: Stage, cluster: Cluster) -> set[str]:
+    """Return the device kinds of a stage."""
     return {cluster.device(name).kind.name for name in stage.devices}
 
 
 def _of_what(plan: Plan) -> str:
+    """Return what most of the exposed communication consists of, as the end of a phrase."""
     if any(stage.zero == 3 and stage.num_holders > 1 for stage in plan.stages):
         return ", weights gathered for every micro-batch"
     if len(plan.stages) == 1:
@@ -115,7 +122,7 @@ def _of_what(plan: Plan) -> str:
 
 
 def shape_of(plan: Plan) -> str:
-    """``4 stages, 16 x 4, recompute``: the plan in a few letters."""
+    """Describe a plan in a few letters, as ``4 stages, 16 x 4, recompute``."""
     stages = counted(len(plan.stages), "stage")
     again = ", offload" if plan.offloads else ""
     again += (
@@ -125,8 +132,10 @@ def shape_of(plan: Plan) -> str:
 
 
 def counted_over(scenarios: Sequence[Cluster], robust: str) -> str | None:
-    """What the times of a table are where links or devices change; None where nothing does, and a
-    plan's time is what ``argosy plan`` predicts."""
+    """Explain what the times of a table are if links or devices change.
+
+    Returns None if nothing changes; then a plan's time is the one that ``argosy plan`` predicts.
+    """
     last = last_change(scenarios)
     if not last:
         return None
@@ -134,13 +143,13 @@ def counted_over(scenarios: Sequence[Cluster], robust: str) -> str | None:
     counted = f"each time is the {robust} over iterations that begin at {MOMENTS} moments{several}"
     return (
         f"Links or devices change for {TIME.format(last, digits=3)}: {counted}. "
-        "argosy plan plans for time 0 and predicts what the plan takes there; --trace none compares plans there."
+        "argosy plan plans for time 0 and predicts what the plan takes there; --trace none "
+        "compares plans there."
     )
 
 
 def contest_table(rows: Sequence[ContestRow], *, with_shape: bool = False) -> Table:
-    """Speed as bars relative to the fastest, and how many times as long as ours an iteration
-    takes."""
+    """Return a table of speeds as bars relative to the fastest, and of times relative to ours."""
     columns = ("planner", "speed", "iteration", "x ours", *(["plan"] if with_shape else []), "why")
     table = plain_table(*columns, right=("iteration", "x ours"))
     table.columns[-1].no_wrap, table.columns[-1].ratio = False, 1
@@ -170,7 +179,7 @@ def contest_table(rows: Sequence[ContestRow], *, with_shape: bool = False) -> Ta
 
 
 def rows_to_dict(rows: Sequence[ContestRow]) -> list[dict[str, Any]]:
-    """For JSON; what a planner without a plan has no figures for is null."""
+    """Return the rows as dicts for JSON; figures of a planner without a plan are null."""
     return [
         {
             "name": row.name,

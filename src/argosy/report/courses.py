@@ -1,4 +1,4 @@
-"""One plan, re-planning and hindsight over a trace, for people and as JSON."""
+"""Show one plan, re-planning and hindsight over a trace, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from argosy.choose.replan import Courses, Switch, TraceRun
 from argosy.report.tables import plain_table
 from argosy.units import TIME
 
+# The largest number of switches that the table lists.
 _MOST_SWITCHES = 12
 
 
 def course_table(courses: Courses) -> Table:
-    """A line for each way to go through the trace."""
+    """Return a table with a line for each way to train through the trace."""
     columns = ("over the trace", "iterations", "mean", "switches", "migrating", "gain")
     table = plain_table(*columns, right=columns[1:])
     static = courses.courses[0].iterations
@@ -33,8 +34,7 @@ def course_table(courses: Courses) -> Table:
 
 
 def switch_table(course: TraceRun) -> Table:
-    """When plans were changed, what moving took, and how long the new state must last for it to
-    pay."""
+    """Return a table of the switches of plans: when, the time to move, and when it pays off."""
     table = plain_table(
         "at", "moving takes", "pays after", "to", right=("at", "moving takes", "pays after")
     )
@@ -53,7 +53,7 @@ def switch_table(course: TraceRun) -> Table:
 
 
 def courses_to_dict(courses: Courses) -> dict[str, Any]:
-    """For JSON; seconds."""
+    """Return the courses as a dict for JSON, in seconds."""
     return {
         "horizon_seconds": courses.horizon,
         "plans": courses.plans,
@@ -71,6 +71,7 @@ def courses_to_dict(courses: Courses) -> dict[str, Any]:
 
 
 def _switch_to_dict(switch: Switch) -> dict[str, Any]:
+    """Return a switch of plans as a dict for JSON, in seconds."""
     pays = switch.pays_after if switch.pays_after < float("inf") else None
     return {
         "seconds": switch.time,

@@ -1,6 +1,6 @@
-"""What a run decided while it ran, from its ``decisions.jsonl``: read, and told in sentences.
+"""Read the decisions of a run from its ``decisions.jsonl``, and describe them in sentences.
 
-A line is a decision with the numbers behind it, or what was measured some steps after one.
+A line of the file is a decision with the numbers behind it, or a measurement some steps after one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from argosy.errors import InputError
 from argosy.units import RATE, SIZE, TIME
 
 Amount = Annotated[float, Field(ge=0)]
-"""Seconds, bytes, bytes/s or a share; what is never expected to end takes infinitely long."""
+"""Seconds, bytes, bytes/s or a share; infinite for something that is never expected to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """A decision for people: cells of a table."""
+    """A decision that is described for people as the cells of a table."""
 
     step: int
     what: str
@@ -33,22 +33,28 @@ class Told:
 
 
 class _Entry(Schema):
-    """What is told of an entry; runs may write more."""
+    """A base for the entries of the file that ignores fields which are not described."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class _Stage(_Entry):
+    """The layers and the samples that a decision gives to a stage."""
+
     layers: Annotated[list[int], Field(min_length=2, max_length=2)]
     samples: dict[str, int]
 
 
 class _Schedule(_Entry):
+    """The pipeline schedule that a decision chooses."""
+
     kind: str
     k: int = 1
 
 
 class _Decision(_Entry):
+    """A change of the plan that a run decided on, with the predictions behind it."""
+
     step: int
     what: str
     schedule: _Schedule
@@ -64,17 +70,19 @@ class _Decision(_Entry):
 
 
 class _Outcome(_Entry):
+    """The step times that a run measured before and after a decision."""
+
     step: int
     measured_before: Amount
     measured_after: Amount
 
 
+# The schema of an entry by its ``event``.
 _KINDS: Mapping[str, type[_Entry]] = {"decision": _Decision, "outcome": _Outcome}
 
 
 def read_decisions(path: Path | str) -> list[dict[str, Any]]:
-    """Every line of the file; an ``InputError`` that names the line where one is not what a run
-    writes."""
+    """Read every line of the file; raise ``InputError`` that names the line of an invalid entry."""
     return [
         _event(line, str(path), number)
         for number, line in enumerate(read_text(path).splitlines(), 1)
@@ -82,6 +90,7 @@ def read_decisions(path: Path | str) -> list[dict[str, Any]]:
 
 
 def _event(line: str, file: str, number: int) -> dict[str, Any]:
+    """Parse and check one line of the file."""
     try:
         document = parse_json(line, file=file)
         kind = document.data.get("event")
@@ -94,7 +103,7 @@ def _event(line: str, file: str, number: int) -> dict[str, Any]:
 
 
 def tell_decisions(events: list[dict[str, Any]]) -> list[Told]:
-    """A row for each decision, with what was measured after it."""
+    """Return a row for each decision, with the measurement that followed it."""
     outcomes = {event["step"]: event for event in events if event["event"] == "outcome"}
     return [
         _told(event, outcomes.get(event["step"]))
@@ -104,6 +113,7 @@ def tell_decisions(events: list[dict[str, Any]]) -> list[Told]:
 
 
 def _told(event: Mapping[str, Any], outcome: Mapping[str, Any] | None) -> Told:
+    """Describe one decision and its outcome."""
     measured = "-"
     if outcome is not None:
         measured = f"{_time(outcome['measured_before'])} -> {_time(outcome['measured_after'])}"
@@ -118,11 +128,12 @@ def _told(event: Mapping[str, Any], outcome: Mapping[str, Any] | None) -> Told:
 
 
 def _time(seconds: float) -> str:
+    """Return seconds as text."""
     return TIME.format(seconds, digits=3)
 
 
 def _what(event: Mapping[str, Any]) -> str:
-    """``full: kfkb (k=2); layers 5 | 3 | 4``."""
+    """Describe the new plan, as ``full: kfkb (k=2); layers 5 | 3 | 4``."""
     schedule = event["schedule"]
     k = f" (k={schedule.get('k', 1)})" if schedule["kind"] == "kfkb" else ""
     parts = [f"{event['what']}: {schedule['kind']}{k}"]
@@ -139,6 +150,7 @@ def _what(event: Mapping[str, Any]) -> str:
 
 
 def _moved(event: Mapping[str, Any]) -> str:
+    """Describe the bytes that were moved and the time it took."""
     if event.get("moved_bytes") is None:
         return "-"
     took, predicted = (
@@ -149,19 +161,20 @@ def _moved(event: Mapping[str, Any]) -> str:
 
 
 def _why(event: Mapping[str, Any]) -> str:
-    seen = [
+    """Describe the reason for a decision, with the first four measurements behind it."""
+    measurements = [
         f"{name} carries {RATE.format(rate, digits=3)}"
         for name, rate in event.get("bandwidths", {}).items()
     ]
-    seen += [
+    measurements += [
         f"{name} runs at {100 * speed:.0f} %" for name, speed in event.get("speeds", {}).items()
     ]
-    more = f" and {len(seen) - 4} more" if len(seen) > 4 else ""
-    return "; ".join([str(event["why"]), *seen[:4]]) + more
+    more = f" and {len(measurements) - 4} more" if len(measurements) > 4 else ""
+    return "; ".join([str(event["why"]), *measurements[:4]]) + more
 
 
 def event_in_a_line(event: Mapping[str, Any]) -> str:
-    """For a terminal, while the run goes on."""
+    """Describe an event in one line for a terminal, while the run continues."""
     if event["event"] == "outcome":
         before, after = _time(event["measured_before"]), _time(event["measured_after"])
         return (
@@ -169,4 +182,7 @@ def event_in_a_line(event: Mapping[str, Any]) -> str:
         )
     told = _told(event, None)
     moved = "" if told.moved == "-" else f", moved {told.moved}"
-    return f"  after step {told.step}: {told.what}, predicted {told.predicted} a step{moved}; {told.why}"
+    return (
+        f"  after step {told.step}: {told.what}, predicted {told.predicted} a step{moved}; "
+        f"{told.why}"
+    )

@@ -1,5 +1,7 @@
-"""Why a plan is as fast as it is, for people and for ``--json``: memory, bottleneck, and what would
-help."""
+"""Show why a plan is as fast as it is, for people and for ``--json``.
+
+The explanation covers memory, the bottleneck, and changes that would help.
+"""
 
 from __future__ import annotations
 
@@ -20,49 +22,56 @@ from argosy.report.summary import critical_parts
 from argosy.report.tables import named_lines, plain_table
 from argosy.units import SIZE, TIME
 
+# The largest number of parts of the critical path, and of settings, that are listed.
 _MOST_PARTS = 4
 _MOST_SETTINGS = 4
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
-"""Of what a device holds (``explain.DeviceMemory``)."""
+"""The parts of the memory that a device holds (fields of ``explain.DeviceMemory``)."""
 _NOTHING = 0.0005
-"""A gain below this is none."""
+"""A relative gain below this is shown as none."""
+# Shares of the time below this are not listed.
 _HALF_A_PERCENT = 0.005
 _MORE_MEMORY = 1e9
-"""Bytes: the one GB that a sentence speaks of."""
+"""Bytes of the "1 GB more memory" that a sentence of the report considers."""
 
 
 def memory_table(explanation: Explanation, cluster: Cluster) -> Table:
-    """GiB when a device holds most; neighbours with the same figures share a line."""
+    """Return a table of peak memory in GiB by device; neighbours with equal figures share a
+    line."""
     columns = ("device", *MEMORY_PARTS, "peak", "of", "free")
     table = plain_table(*columns, right=columns[1:])
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     for cells, group in groupby(explanation.memory, key=_memory_cells):
         *parts, free = cells
         style = "bold red" if free.startswith("-") else ""
-        names = devices_in_short([one.device for one in group], cluster)
+        names = devices_in_short([memory.device for memory in group], cluster)
         table.add_row(names, *parts, Text(free, style=style))
     return table
 
 
 def _memory_cells(memory: DeviceMemory) -> tuple[str, ...]:
+    """Return the cells of a device: the parts, the peak, the capacity and the free memory in
+    GiB."""
     amounts = [getattr(memory, part) for part in MEMORY_PARTS]
     return (
-        *(_gib(one) for one in (*amounts, memory.peak)),
+        *(_gib(amount) for amount in (*amounts, memory.peak)),
         f"{memory.capacity / 2**30:.0f}",
         _gib(memory.free),
     )
 
 
 def _gib(num_bytes: float) -> str:
+    """Return bytes as a number of GiB."""
     return f"{num_bytes / 2**30:.1f}"
 
 
 def reason_table(explanation: Explanation, cluster: Cluster) -> Table:
-    """Time, bottleneck, busiest link and critical path, one a line."""
+    """Return a table of time, bottleneck, busiest link and critical path, one per line."""
     return named_lines(_reasons(explanation, cluster))
 
 
 def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every line of ``reason_table``."""
     plan, load = explanation.plan, explanation.bottleneck
     rate = throughput(plan.global_batch / explanation.seconds, plan.model.sequence_length)
     yield "iteration", f"{TIME.format(explanation.seconds)}, {rate}"
@@ -73,7 +82,9 @@ def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, 
         "waits": 1 - load.busy,
     }
     spent = [
-        f"{what} for {percent(share)}" for what, share in shares.items() if share >= _HALF_A_PERCENT
+        f"{part_name} for {percent(share)}"
+        for part_name, share in shares.items()
+        if share >= _HALF_A_PERCENT
     ]
     yield "bottleneck", f"stage {load.stage}: it {', '.join(spent)} of the time"
     if plan.collectives:
@@ -89,15 +100,24 @@ def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, 
     path = critical_parts(explanation.timeline.critical_path())
     total = sum(spent for _, spent in path)
     shown = [
-        (what, spent) for what, spent in path[:_MOST_PARTS] if spent >= _HALF_A_PERCENT * total
+        (part_name, spent)
+        for part_name, spent in path[:_MOST_PARTS]
+        if spent >= _HALF_A_PERCENT * total
     ]
     rest = total - sum(spent for _, spent in shown)
     shown += [("other", rest)] if rest >= _HALF_A_PERCENT * total else []
-    yield "critical path", ", ".join(f"{what} {percent(spent / total)}" for what, spent in shown)
+    yield (
+        "critical path",
+        ", ".join(f"{part_name} {percent(spent / total)}" for part_name, spent in shown),
+    )
 
 
 def _host_use(use: HostUse) -> str:
-    """``12.5 GiB of 51.2 GiB: optimizer state 9.1 GiB, activations 3.4 GiB``."""
+    """Describe the use of a host's memory or drive.
+
+    For example ``12.5 GiB of 51.2 GiB that plans may use: optimizer state 9.1 GiB, activations 3.4
+    GiB``.
+    """
     parts = {"optimizer state": use.moments, "weights": use.weights, "activations": use.activations}
     listed = [f"{name} {SIZE.format(size, digits=3)}" for name, size in parts.items() if size]
     lacks = "" if use.total <= use.capacity else ", which is too little"
@@ -106,19 +126,22 @@ def _host_use(use: HostUse) -> str:
 
 
 def what_if_table(explanation: Explanation) -> Table:
-    """What a change would buy; whether the memory suffices where that is a question."""
+    """Return a table of changes with the time they would save, and whether the memory suffices."""
     table = plain_table("what if", "iteration", "gain", "memory", right=("iteration", "gain"))
     table.columns[0].no_wrap = False
-    for one in sorted(explanation.improvements, key=lambda one: -one.gain):
-        table.add_row(one.change, TIME.format(one.seconds), gain_in_percent(one.gain))
-    for one in (*explanation.settings[:_MOST_SETTINGS], *explanation.additions):
-        need = f"{SIZE.format(one.missing, digits=3)} too little" if one.missing else "fits"
-        table.add_row(one.change, TIME.format(one.seconds), gain_in_percent(one.gain), need)
+    for what_if in sorted(explanation.improvements, key=lambda what_if: -what_if.gain):
+        table.add_row(what_if.change, TIME.format(what_if.seconds), gain_in_percent(what_if.gain))
+    for what_if in (*explanation.settings[:_MOST_SETTINGS], *explanation.additions):
+        need = f"{SIZE.format(what_if.missing, digits=3)} too little" if what_if.missing else "fits"
+        table.add_row(
+            what_if.change, TIME.format(what_if.seconds), gain_in_percent(what_if.gain), need
+        )
     return table
 
 
 def gain_in_percent(gain: float) -> str:
-    """
+    """Return a relative gain as text.
+
     >>> gain_in_percent(0.0312), gain_in_percent(-0.5), gain_in_percent(0.0001)
     ('3.1 %', '-50.0 %', '-')
     """
@@ -126,37 +149,51 @@ def gain_in_percent(gain: float) -> str:
 
 
 def memory_in_a_sentence(explanation: Explanation) -> str:
-    """What one more GB of memory on every device would buy; first of all, whether the plan fits."""
-    fullest = max(explanation.memory, key=lambda one: one.peak - one.capacity)
+    """State whether the plan fits, and what one more GB of memory on every device would gain."""
+    fullest = max(explanation.memory, key=lambda item: item.peak - item.capacity)
     if fullest.peak > fullest.capacity:
         lacks = SIZE.format(fullest.peak - fullest.capacity, digits=3)
         return f"This plan cannot run: {fullest.device} lacks {lacks} of memory."
-    helpful = [one for one in explanation.settings if one.gain > _NOTHING]
+    helpful = [item for item in explanation.settings if item.gain > _NOTHING]
     if not explanation.settings:
-        return "More memory buys this plan nothing: no stage recomputes, or exchanges weights to save memory."
+        return (
+            "More memory buys this plan nothing: no stage recomputes, or exchanges weights to "
+            "save memory."
+        )
     if not helpful:
         return "More memory buys this plan nothing: settings that need more are no faster."
-    within = [one for one in helpful if one.missing <= USABLE * _MORE_MEMORY]
+    within = [item for item in helpful if item.missing <= USABLE * _MORE_MEMORY]
     if not within:
         nearest = helpful[0]
         need = SIZE.format(nearest.missing, digits=3)
-        return f"1 GB more memory buys this plan nothing: {nearest.change} is the nearest, and lacks {need}."
-    best = max(within, key=lambda one: one.gain)
+        return (
+            f"1 GB more memory buys this plan nothing: {nearest.change} is the nearest, and lacks "
+            f"{need}."
+        )
+    best = max(within, key=lambda item: item.gain)
     with_what = "1 GB more memory on every device allows" if best.missing else "There is memory for"
     return f"{with_what} {best.change}, which is {gain_in_percent(best.gain)} faster."
 
 
 def help_in_a_sentence(explanation: Explanation) -> str:
-    """The two changes that would buy most."""
-    fitting = [one for one in (*explanation.improvements, *explanation.settings) if not one.missing]
-    best = sorted((one for one in fitting if one.gain > _NOTHING), key=lambda one: -one.gain)[:2]
+    """Name the two changes that would save most time."""
+    fitting = [
+        what_if
+        for what_if in (*explanation.improvements, *explanation.settings)
+        if not what_if.missing
+    ]
+    best = sorted(
+        (what_if for what_if in fitting if what_if.gain > _NOTHING),
+        key=lambda what_if: -what_if.gain,
+    )[:2]
     if not best:
         return "No small change would make it faster."
-    return f"Most would help {', then '.join(f'{one.change} ({gain_in_percent(one.gain)})' for one in best)}."
+    changes = [f"{what_if.change} ({gain_in_percent(what_if.gain)})" for what_if in best]
+    return f"Most would help {', then '.join(changes)}."
 
 
 def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
-    """For JSON; seconds, bytes, and shares of 1."""
+    """Return an explanation as a dict for JSON, in seconds, bytes, and shares of 1."""
     plan, path = explanation.plan, critical_parts(explanation.timeline.critical_path())
     samples_per_second = plan.global_batch / explanation.seconds
     return {
@@ -179,7 +216,7 @@ def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
             if explanation.hosts
             else {}
         ),
-        "runner_ups": [dict(vars(other)) for other in plan.runner_ups],
+        "runner_ups": [dict(vars(runner_up)) for runner_up in plan.runner_ups],
         "left_out": [dict(vars(left)) for left in plan.left_out],
         "left_out_tests": [
             {**vars(test), "devices": list(test.devices), "cause": str(test.cause)}
@@ -189,6 +226,7 @@ def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
 
 
 def _memory_to_dict(memory: DeviceMemory) -> dict[str, Any]:
+    """Return the memory of a device as a dict for JSON, in bytes."""
     parts = {
         f"{part}_bytes": getattr(memory, part)
         for part in (*MEMORY_PARTS, "peak", "capacity", "free")
@@ -197,12 +235,13 @@ def _memory_to_dict(memory: DeviceMemory) -> dict[str, Any]:
 
 
 def _what_ifs_to_list(what_ifs: Iterable[WhatIf]) -> list[dict[str, Any]]:
+    """Return what-ifs as dicts for JSON, in seconds and bytes."""
     return [
         {
-            "change": one.change,
-            "iteration_seconds": one.seconds,
-            "gain": one.gain,
-            "missing_bytes": one.missing,
+            "change": what_if.change,
+            "iteration_seconds": what_if.seconds,
+            "gain": what_if.gain,
+            "missing_bytes": what_if.missing,
         }
-        for one in what_ifs
+        for what_if in what_ifs
     ]

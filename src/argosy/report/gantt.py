@@ -1,12 +1,12 @@
-"""A timeline as a Gantt chart made of characters: a row per stage, time from left to right.
+"""Draw a timeline as a Gantt chart of characters: a row per stage, time from left to right.
 
-Every column stands for an equal part of the window. It shows what the device did for at least half
-of that time: the kind of work that took longest, else a dot. An action that is wide enough carries
+Every column represents an equal part of the window. It shows the kind of work that took longest if
+the device was busy for at least half of that time, else a dot. An action that is wide enough shows
 its micro-batch:
 
     0 a0.0..3 |F0-F1-......B0====F2-B1====|
 
-Devices of a stage share a row while none of their actions lie more than half a column apart.
+Devices of a stage share a row if their actions are at most half a column apart.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from argosy.report.summary import node_pair
 from argosy.timeline import SpanKind, Timeline
 from argosy.units import TIME
 
+# The longest label of a row, and the narrowest chart, in characters.
 _MOST_LABEL = 20
 _LEAST_COLUMNS = 20
 
 
 class SpanStyle(NamedTuple):
-    """How one kind of span is drawn."""
+    """The letter, filler, colour and meaning by which one kind of span is drawn."""
 
     letter: str
     filler: str
@@ -39,6 +40,7 @@ class SpanStyle(NamedTuple):
     meaning: str
 
 
+# How every kind of span is drawn.
 LOOKS = {
     SpanKind.FORWARD: SpanStyle("F", "-", "black on cyan", "forward"),
     SpanKind.BACKWARD: SpanStyle("B", "=", "black on green", "backward"),
@@ -49,12 +51,13 @@ LOOKS = {
     SpanKind.TRANSFER: SpanStyle(">", ">", "blue", "transfer"),
     SpanKind.COPY: SpanStyle(">", ">", "blue", "copy"),
 }
+# How idle time is drawn.
 _IDLE = SpanStyle(".", ".", "dim", "idle")
 
 
 @dataclass(frozen=True)
 class GanttBlock:
-    """One thing to draw: from when to when (seconds), and what."""
+    """An action that is drawn from ``start`` to ``end`` (seconds)."""
 
     start: float
     end: float
@@ -63,13 +66,14 @@ class GanttBlock:
 
     @property
     def label(self) -> str:
+        """Return the letter and the micro-batch that are drawn if there is room."""
         letter = "" if self.kind is SpanKind.TRANSFER else LOOKS[self.kind].letter
         return letter if self.micro_batch is None else f"{letter}{self.micro_batch}"
 
 
 @dataclass(frozen=True)
 class GanttRow:
-    """A labelled line of the chart."""
+    """A line of the chart that has a label."""
 
     label: str
     blocks: tuple[GanttBlock, ...]
@@ -77,7 +81,7 @@ class GanttRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The part of time that is drawn, and on how many columns."""
+    """The part of time that is drawn, and its number of columns."""
 
     start: float
     end: float
@@ -85,7 +89,7 @@ class Window:
 
     @property
     def step(self) -> float:
-        """Seconds per column."""
+        """Return the seconds per column."""
         return (self.end - self.start) / self.columns
 
 
@@ -99,8 +103,10 @@ def gantt(
     most_rows: int = 24,
     legend: bool = True,
 ) -> Text:
-    """One iteration, or all that happened ``between`` two times (seconds), at most ``width``
-    characters wide."""
+    """Draw one iteration, or the time ``between`` two moments (seconds).
+
+    The chart is at most ``width`` characters wide.
+    """
     start, end = between or iteration_bounds(timeline, iteration)
     draft = Window(start=start, end=end, columns=max(width - 12, _LEAST_COLUMNS))
     rows = _device_rows(timeline, draft)
@@ -118,7 +124,7 @@ def gantt(
 
 
 def iteration_bounds(timeline: Timeline, iteration: int) -> tuple[float, float]:
-    """From the first computation of an iteration to its last end."""
+    """Return the time of an iteration's first computation and that of its last end, in seconds."""
     spans = [span for span in timeline.spans if span.iteration == iteration]
     if not spans:
         recorded = max((span.iteration for span in timeline.spans), default=-1) + 1
@@ -132,7 +138,7 @@ def iteration_bounds(timeline: Timeline, iteration: int) -> tuple[float, float]:
 
 
 def _device_rows(timeline: Timeline, window: Window) -> list[GanttRow]:
-    """A row for each set of devices of a stage that do the same at the same time."""
+    """Return a row for each set of devices of a stage that do the same work at the same time."""
     blocks: dict[str, list[GanttBlock]] = {device: [] for device in timeline.devices}
     stage_of: dict[str, int] = {}
     for span in timeline.spans:
@@ -147,8 +153,8 @@ def _device_rows(timeline: Timeline, window: Window) -> list[GanttRow]:
     groups: list[tuple[int, list[str]]] = []
     for device in timeline.devices:
         stage = stage_of.get(device, -1)
-        for other, members in groups:
-            if other == stage and _alike(blocks[members[0]], blocks[device], window.step / 2):
+        for group_stage, members in groups:
+            if group_stage == stage and _alike(blocks[members[0]], blocks[device], window.step / 2):
                 members.append(device)
                 break
         else:
@@ -158,11 +164,13 @@ def _device_rows(timeline: Timeline, window: Window) -> list[GanttRow]:
     ]
 
 
-def _alike(one: Sequence[GanttBlock], other: Sequence[GanttBlock], tolerance: float) -> bool:
-    """Whether the same is computed in the same order, at times that differ by no more than
-    ``tolerance``."""
+def _alike(
+    first_row: Sequence[GanttBlock], second_row: Sequence[GanttBlock], tolerance: float
+) -> bool:
+    """Return whether two rows compute the same in the same order, at times within ``tolerance``."""
     pairs = [
-        [block for block in row if block.kind is not SpanKind.COLLECTIVE] for row in (one, other)
+        [block for block in row if block.kind is not SpanKind.COLLECTIVE]
+        for row in (first_row, second_row)
     ]
     return len(pairs[0]) == len(pairs[1]) and all(
         (a.kind, a.micro_batch) == (b.kind, b.micro_batch)
@@ -173,13 +181,14 @@ def _alike(one: Sequence[GanttBlock], other: Sequence[GanttBlock], tolerance: fl
 
 
 def _label(stage: int, devices: Sequence[str]) -> str:
+    """Return the label of a row, shortened if it is too long."""
     text = names_in_short(devices) if stage < 0 else f"{stage} {names_in_short(devices)}"
     return text if len(text) <= _MOST_LABEL else text[: _MOST_LABEL - 1] + "…"
 
 
 def _transfer_rows(timeline: Timeline, window: Window) -> list[GanttRow]:
-    """A row for each ordered pair of nodes, with the time from the first to the last byte of each
-    micro-batch."""
+    """Return a row for each ordered pair of nodes, with the duration of each micro-batch's
+    transfer."""
     extent: dict[tuple[str, int, int | None, int | None], tuple[float, float]] = {}
     for span in timeline.spans:
         is_drawn = span.kind in (SpanKind.TRANSFER, SpanKind.COPY)
@@ -195,6 +204,7 @@ def _transfer_rows(timeline: Timeline, window: Window) -> list[GanttRow]:
 
 
 def _line(row: GanttRow, window: Window, margin: int) -> Text:
+    """Draw one row."""
     line = Text(f"{row.label:<{margin}} |", end="")
     for block, run in groupby(_columns(row.blocks, window)):
         count = len(list(run))
@@ -204,19 +214,18 @@ def _line(row: GanttRow, window: Window, margin: int) -> Text:
 
 
 def _fitted(block: GanttBlock | None, look: SpanStyle, count: int) -> str:
-    """A label and fillers in ``count`` characters; the letter alone where the label does not
+    """Return a label and fillers in ``count`` characters; only the letter if the label does not
     fit."""
     if block is None:
         return look.letter * count
-    room = (
-        count - 1 if block.kind is SpanKind.TRANSFER else count
-    )  # two bare numbers side by side read as one
+    # Two numbers side by side would read as one.
+    room = count - 1 if block.kind is SpanKind.TRANSFER else count
     label = block.label if len(block.label) <= room else look.letter
     return label + look.filler * (count - len(label))
 
 
 def _columns(blocks: Iterable[GanttBlock], window: Window) -> list[GanttBlock | None]:
-    """Per column, the block that stands for it, or None where the device is idle."""
+    """Return, per column, the block that is drawn in it; None if the device is idle."""
     overlaps: list[list[tuple[float, GanttBlock]]] = [[] for _ in range(window.columns)]
     for block in blocks:
         start, end = (
@@ -229,10 +238,10 @@ def _columns(blocks: Iterable[GanttBlock], window: Window) -> list[GanttBlock | 
 
 
 def _winner(overlaps: Sequence[tuple[float, GanttBlock]]) -> GanttBlock | None:
-    """Of the kind of work that takes longest in a column, the longest; collectives behind
-    computation.
+    """Return the longest block of the kind of work that takes longest in a column.
 
-    A transfer is often much shorter than a column and is shown from a tenth of it on.
+    Computation comes before collectives. A transfer is often much shorter than a column and is
+    shown if it takes at least a tenth of it.
     """
     computing = [pair for pair in overlaps if pair[1].kind is not SpanKind.COLLECTIVE]
     least = 0.1 if any(block.kind is SpanKind.TRANSFER for _, block in overlaps) else 0.5
@@ -241,7 +250,7 @@ def _winner(overlaps: Sequence[tuple[float, GanttBlock]]) -> GanttBlock | None:
             totals: dict[SpanKind, float] = defaultdict(float)
             for share, block in candidates:
                 totals[block.kind] += share
-            kind = max(totals, key=lambda one: totals[one])
+            kind = max(totals, key=lambda candidate: totals[candidate])
             return max(
                 (pair for pair in candidates if pair[1].kind is kind), key=lambda pair: pair[0]
             )[1]
@@ -249,7 +258,7 @@ def _winner(overlaps: Sequence[tuple[float, GanttBlock]]) -> GanttBlock | None:
 
 
 def axis(window: Window) -> str:
-    """Round times under the columns where they fall.
+    """Return round times under the columns to which they belong.
 
     >>> axis(Window(start=0.0, end=3.0, columns=40))
     '|0 s         |1 s         |2 s'
@@ -271,7 +280,7 @@ def axis(window: Window) -> str:
 
 
 def _legend(rows: Sequence[GanttRow], margin: int, width: int) -> Text:
-    """What the letters mean, on as many lines as that takes."""
+    """Return the meaning of the letters, on as many lines as needed."""
     drawn = {block.kind for row in rows for block in row.blocks}
     looks = [look for kind, look in LOOKS.items() if kind in drawn]
     legend, used = Text(" " * margin), margin

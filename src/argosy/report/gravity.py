@@ -1,5 +1,4 @@
-"""A gravity plan for people: tables of its domains and reasons, and one page with a step drawn to
-scale."""
+"""Show a gravity plan: tables of its domains and reasons, and a page with a step drawn to scale."""
 
 from __future__ import annotations
 
@@ -17,15 +16,16 @@ from argosy.report.tables import plain_table
 from argosy.timeline import Timeline
 from argosy.units import SIZE, TIME
 
+# The colour of every phase of a step.
 _COLOURS = {StepPhase.TREE: "#7a9e9f", StepPhase.MESH: "#4f6d7a", StepPhase.PAIRS: "#eeb868"}
 _WIDTH, _ROW, _LEFT = 900, 22, 130
-"""Pixels of the drawing, of a row, and of the names beside it."""
+"""Pixels: the width of the drawing, the height of a row, the width of the names beside it."""
 _MOST_ROWS = 128
-"""Devices that are drawn."""
+"""The largest number of devices that are drawn."""
 
 
 def domain_table(cluster: Cluster, box: BoxWork, choice: PricedDomains) -> Table:
-    """A row per device: its share of the particles, its planes, its seconds and its memory."""
+    """Return a table with a row per device: particles, planes, seconds and memory."""
     columns = ("device", "kind", "particles", "planes", "tree", "pairs", "mesh", "memory")
     table = plain_table(*columns, right=columns[2:])
     for row in domain_rows(cluster, box, choice):
@@ -34,6 +34,7 @@ def domain_table(cluster: Cluster, box: BoxWork, choice: PricedDomains) -> Table
 
 
 def domain_rows(cluster: Cluster, box: BoxWork, choice: PricedDomains) -> list[tuple[str, ...]]:
+    """Return the cells of ``domain_table``."""
     rows = []
     starts = (0, *choice.domains.ends[:-1])
     for i, device in enumerate(cluster.devices):
@@ -55,33 +56,41 @@ def domain_rows(cluster: Cluster, box: BoxWork, choice: PricedDomains) -> list[t
 
 
 def reason_lines(reasons: StepReasons) -> list[str]:
-    """What holds a step up, in sentences."""
+    """State in sentences what limits the speed of a step."""
     step = reasons.priced.step_seconds
     lines = [
-        f"{reasons.slowest} computes longest: {TIME.format(reasons.computing)} of {TIME.format(step)};"
-        f" {100 * reasons.waiting / step:.0f} % of the step it waits for other devices or the network",
-        f"the slowest device computes {reasons.priced.balance:.3f} times as long as if all shared by speed",
+        f"{reasons.slowest} computes longest: {TIME.format(reasons.computing)} of "
+        f"{TIME.format(step)};"
+        f" {100 * reasons.waiting / step:.0f} % of the step it waits for other devices or the "
+        "network",
+        (
+            f"the slowest device computes {reasons.priced.balance:.3f} times as long as if all "
+            "shared by speed"
+        ),
     ]
     if reasons.busiest_link is not None:
         lines.append(
-            f"busiest link: {reasons.busiest_link}, {100 * reasons.link_share:.0f} % of what it could carry"
+            f"busiest link: {reasons.busiest_link}, {100 * reasons.link_share:.0f} % of what "
+            "it could carry"
         )
     return lines
 
 
 def improvement_rows(reasons: StepReasons) -> list[tuple[str, str, str]]:
+    """Return (change, step time, saving) for every improvement."""
     step = reasons.priced.step_seconds
     return [
         (
-            found.change,
-            TIME.format(found.step_seconds),
-            f"{100 * (1 - found.step_seconds / step):.1f} %",
+            improvement.change,
+            TIME.format(improvement.step_seconds),
+            f"{100 * (1 - improvement.step_seconds / step):.1f} %",
         )
-        for found in reasons.improvements
+        for improvement in reasons.improvements
     ]
 
 
 def reasons_to_dict(reasons: StepReasons) -> dict[str, Any]:
+    """Return the reasons as a dict for JSON, in seconds and shares of 1."""
     return {
         "step_seconds": reasons.priced.step_seconds,
         "slowest_over_ideal": reasons.priced.balance,
@@ -91,8 +100,8 @@ def reasons_to_dict(reasons: StepReasons) -> dict[str, Any]:
         "busiest_link": reasons.busiest_link,
         "link_share": reasons.link_share,
         "improvements": [
-            {"change": found.change, "step_seconds": found.step_seconds}
-            for found in reasons.improvements
+            {"change": improvement.change, "step_seconds": improvement.step_seconds}
+            for improvement in reasons.improvements
         ],
     }
 
@@ -104,9 +113,12 @@ def gravity_page(
     compared: Sequence[tuple[str, float]],
     measured: Sequence[tuple[str, Timeline]] = (),
 ) -> str:
-    """One HTML file that needs no network."""
-    title = f"{box.particles:.3g} particles on {cluster.name}: {TIME.format(reasons.priced.step_seconds)} a step"
-    others = [(name, TIME.format(seconds)) for name, seconds in compared]
+    """Return one self-contained HTML page that needs no network."""
+    title = (
+        f"{box.particles:.3g} particles on {cluster.name}: "
+        f"{TIME.format(reasons.priced.step_seconds)} a step"
+    )
+    cut_rows = [(name, TIME.format(seconds)) for name, seconds in compared]
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         *(f"<p>{html.escape(line)}.</p>" for line in reason_lines(reasons)),
@@ -119,13 +131,14 @@ def gravity_page(
             domain_rows(cluster, box, reasons.priced),
         ),
         "<h2>Other cuts</h2>",
-        _table(("cut", "step"), others),
+        _table(("cut", "step"), cut_rows),
         "<h2>What would help</h2>",
         _table(("change", "step", "saves"), improvement_rows(reasons)),
     ]
     style = (
         "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
-        "table{border-collapse:collapse}td,th{padding:.15rem .8rem .15rem 0;text-align:left}svg{max-width:100%}"
+        "table{border-collapse:collapse}td,th{padding:.15rem .8rem .15rem "
+        "0;text-align:left}svg{max-width:100%}"
     )
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style>'
     return (
@@ -134,6 +147,7 @@ def gravity_page(
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return an HTML table."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
@@ -142,7 +156,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _drawing(timeline: Timeline) -> str:
-    """The computations of the first step, a row per device."""
+    """Draw the computations of the first step as an SVG, with a row per device."""
     spans = [
         span for span in timeline.spans if span.iteration == 0 and not span.kind.is_communication
     ]
@@ -166,9 +180,14 @@ def _drawing(timeline: Timeline) -> str:
                 box = f'x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="{_ROW - 6}"'
                 marks.append(f'<rect {box} fill="{_COLOURS[phase]}">{about}</rect>')
     legend = "".join(
-        f'<rect x="{_LEFT + 110 * i}" y="{len(devices) * _ROW + 8}" width="12" height="12" fill="{_COLOURS[phase]}"/>'
-        f'<text x="{_LEFT + 110 * i + 18}" y="{len(devices) * _ROW + 18}" font-size="12">{phase}</text>'
+        f'<rect x="{_LEFT + 110 * i}" y="{len(devices) * _ROW + 8}" width="12" height="12" '
+        f'fill="{_COLOURS[phase]}"/>'
+        f'<text x="{_LEFT + 110 * i + 18}" y="{len(devices) * _ROW + 18}" '
+        f'font-size="12">{phase}</text>'
         for i, phase in enumerate(phases)
     )
     size = f'viewBox="0 0 {_LEFT + _WIDTH} {len(devices) * _ROW + 28}"'
-    return f'<svg {size} role="img" aria-label="a step, a row per device">{"".join(marks)}{legend}</svg>'
+    return (
+        f'<svg {size} role="img" aria-label="a step, a row per '
+        f'device">{"".join(marks)}{legend}</svg>'
+    )

@@ -1,4 +1,4 @@
-"""Why nothing fits, for people and as JSON."""
+"""Show why no plan fits, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from argosy.units import TIME
 
 
 def need_table(infeasibility: Infeasibility) -> Table:
-    """The plan that comes closest: what each of its devices needs, and what it may use, in GiB."""
+    """Return a table of the plan that comes closest: what its devices need and may use, in GiB."""
     columns = (
         "stage",
         "layers",
@@ -45,8 +45,7 @@ def need_table(infeasibility: Infeasibility) -> Table:
 def change_lines(
     infeasibility: Infeasibility, command: Callable[[Change], str | None] | None = None
 ) -> list[str]:
-    """One for each change that would make a plan fit, with its step time, and the command that
-    plans it."""
+    """Return a line for each change that would make a plan fit, with its step time and command."""
     if not infeasibility.changes:
         return ["No single change that was tried makes a plan fit."]
     lines = ["A plan fits with any one of:"]
@@ -62,7 +61,7 @@ def change_lines(
 
 
 def infeasibility_to_dict(infeasibility: Infeasibility) -> dict[str, Any]:
-    """For JSON; bytes."""
+    """Return the reasons as a dict for JSON, in bytes."""
     return {
         "reason": infeasibility.reason,
         "plan": plan_to_dict(infeasibility.plan) if infeasibility.plan is not None else None,
@@ -72,11 +71,13 @@ def infeasibility_to_dict(infeasibility: Infeasibility) -> dict[str, Any]:
 
 
 def _change_to_dict(change: Change) -> dict[str, Any]:
+    """Return a change as a dict for JSON."""
     options = [text for option in change.options for text in option]
     return {**vars(change), "kind": str(change.kind), "options": options}
 
 
 def _need_to_dict(need: Need) -> dict[str, Any]:
+    """Return the memory that a part of a stage needs as a dict for JSON, in bytes."""
     return {
         "stage": need.stage,
         "kind": need.kind,

@@ -1,5 +1,5 @@
-"""Island plans for people: who takes how many samples, what an exchange costs, and what changes by
-it."""
+"""Show island plans: the samples of each island, the cost of an exchange, and the effect on
+training."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from argosy.units import SIZE, TIME, counted
 
 
 def island_title(plan: IslandPlan) -> str:
-    """``gpt2-xl on two-sites: DiLoCo with 2 islands, an exchange every 100 steps``."""
+    """Return a title, as ``gpt2-xl on two-sites: DiLoCo with 2 islands, an exchange every 100
+    steps``."""
     return f"{plan.model.name} on {plan.cluster.name}: {plan.algorithm}"
 
 
 def island_table(plan: IslandPlan, cluster: Cluster) -> Table:
-    """A line per island."""
+    """Return a table with a line per island."""
     columns = ("island", "devices", "samples", "stages", "micro-batches", "step")
     table = plain_table(*columns, right=("island", "samples", "stages", "step"))
     table.columns[1].no_wrap, table.columns[1].overflow = False, "fold"
@@ -42,11 +43,12 @@ def island_table(plan: IslandPlan, cluster: Cluster) -> Table:
 
 
 def island_figures(plan: IslandPlan) -> Table:
-    """What is expected of an island plan, one figure a line."""
+    """Return the predicted figures of an island plan, one per line."""
     return named_lines(_figures(plan))
 
 
 def _figures(plan: IslandPlan) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every line of ``island_figures``."""
     predicted = plan.predicted
     if predicted is not None:
         yield "step", f"{TIME.format(predicted.step_seconds)} predicted, exchanges included"
@@ -67,13 +69,14 @@ def _figures(plan: IslandPlan) -> Iterator[tuple[str, str]]:
 
 
 def exchange_in_words(plan: IslandPlan) -> str:
-    """``an island sends 5.8 GiB every 100 steps``."""
+    """Describe the exchanges, as ``an island sends 5.8 GiB every 100 steps``."""
     assert plan.predicted is not None
     sent = SIZE.format(plan.predicted.exchange_bytes, digits=3)
     return f"an island sends {sent} every {counted(plan.sync_every, 'step')}"
 
 
 def _exchange(plan: IslandPlan) -> str:
+    """Describe the time and the bytes of an exchange."""
     assert plan.predicted is not None
     seconds = TIME.format(plan.predicted.exchange_seconds)
     parts = f" for each of {plan.fragments} fragments" if plan.fragments > 1 else ""
@@ -81,37 +84,47 @@ def _exchange(plan: IslandPlan) -> str:
 
 
 def against_synchronous(synchronous: float, seconds: float) -> str:
-    """
+    """Compare a step with that of the best synchronous plan.
+
     >>> against_synchronous(1.9, 0.95)
     'the best synchronous plan takes 1.9 s, 2.00 times as long'
     """
-    return f"the best synchronous plan takes {TIME.format(synchronous)}, {synchronous / seconds:.2f} times as long"
+    return (
+        f"the best synchronous plan takes {TIME.format(synchronous)}, {synchronous / seconds:.2f} "
+        "times as long"
+    )
 
 
 def what_changes(plan: IslandPlan) -> str:
-    """How training by the plan differs from synchronous training."""
+    """Describe how training by the plan differs from synchronous training."""
     late = f"; results are used {counted(plan.overlap, 'step')} late" if plan.overlap else ""
     lossy = (
         ""
         if plan.compression is Compression.NONE
         else f"; differences are rounded to {plan.compression}"
     )
-    every = "after every step" if plan.sync_every == 1 else f"for {plan.sync_every} steps"
+    interval = "after every step" if plan.sync_every == 1 else f"for {plan.sync_every} steps"
     apart = "islands average" if plan.sync_every == 1 else "islands train apart"
-    return f"{apart} {every}, so losses differ from synchronous training{late}{lossy}; docs/islands.md has figures"
+    return (
+        f"{apart} {interval}, so losses differ from synchronous training{late}{lossy}; "
+        "docs/islands.md has figures"
+    )
 
 
 def course_lines(
     plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None = None
 ) -> Table:
-    """What a simulation showed, one figure a line; ``between``: seconds of a step if computing
-    takes longer."""
+    """Return the figures of a simulation, one per line.
+
+    ``between`` is the range of the seconds of a step if computing takes longer.
+    """
     return named_lines(_course(plan, course, between))
 
 
 def _course(
     plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None
 ) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every line of ``course_lines``."""
     if course.stalled is not None:
         yield "STALLED", f"{counted(course.steps, 'step')} done: {course.stalled}"
     if not course.steps:
@@ -119,17 +132,25 @@ def _course(
     seconds = course.step_seconds
     yield "step", f"{TIME.format(seconds)} on average over {course.steps}, exchanges included"
     if between is not None:
-        low, high = (TIME.format(one) if math.isfinite(one) else "never" for one in between)
+        low, high = (
+            TIME.format(seconds) if math.isfinite(seconds) else "never" for seconds in between
+        )
         yield (
             "",
-            f"{low} to {high} if computing takes up to 10 % longer: exchanges then begin at other moments",
+            (
+                f"{low} to {high} if computing takes up to 10 % longer: exchanges then begin at "
+                "other moments"
+            ),
         )
     yield "throughput", throughput(course.samples_per_second, plan.model.sequence_length)
-    alone = sum(len(one.islands) < len(plan.islands) for one in course.exchanges)
+    alone = sum(len(exchange.islands) < len(plan.islands) for exchange in course.exchanges)
     if alone:
         yield (
             "lost",
-            f"{counted(alone, 'exchange')} without every island; what those left out trained does not count",
+            (
+                f"{counted(alone, 'exchange')} without every island; what those left out trained "
+                "does not count"
+            ),
         )
     if course.exchanges:
         took = [exchange.end - exchange.begin for exchange in course.exchanges]
@@ -142,6 +163,7 @@ def _course(
 def course_to_dict(
     plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None = None
 ) -> dict[str, Any]:
+    """Return a simulated course as a dict for JSON, in seconds and samples."""
     seconds = course.step_seconds if course.steps else None
     return {
         "steps": course.steps,
@@ -152,13 +174,13 @@ def course_to_dict(
         "samples_per_second": None if seconds is None else course.samples_per_second,
         "exchanges": [
             {
-                "step": one.step,
-                "islands": list(one.islands),
-                "arrived": list(one.arrived),
-                "begin": one.begin,
-                "end": one.end,
+                "step": exchange.step,
+                "islands": list(exchange.islands),
+                "arrived": list(exchange.arrived),
+                "begin": exchange.begin,
+                "end": exchange.end,
             }
-            for one in course.exchanges
+            for exchange in course.exchanges
         ],
         "waited": list(course.waited),
         "stalled": course.stalled,
@@ -166,7 +188,8 @@ def course_to_dict(
 
 
 def side_by_side(plans: Sequence[IslandPlan], synchronous: float) -> Table:
-    """The synchronous plan and island plans, with what each changes."""
+    """Return a table of the synchronous plan and island plans, with the effect of each on
+    training."""
     table = plain_table(
         "algorithm", "step", "x synchronous", "what changes", right=("step", "x synchronous")
     )
@@ -182,6 +205,7 @@ def side_by_side(plans: Sequence[IslandPlan], synchronous: float) -> Table:
 
 
 def compared_to_dict(plans: Sequence[IslandPlan]) -> list[dict[str, Any]]:
+    """Return island plans as dicts for JSON, in seconds."""
     return [
         {
             "algorithm": plan.algorithm,

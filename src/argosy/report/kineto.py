@@ -1,8 +1,8 @@
-"""A timeline as Chrome trace events in the shape that PyTorch's profiler writes.
+"""Write a timeline as Chrome trace events in the format of PyTorch's profiler.
 
-Two forms. ``chrome_trace`` is one document for a person in Perfetto: a process per device, with
-what it computes and the memory it holds, and a process per link, with what crosses it.
-``rank_traces`` are the documents of the ranks, for HolisticTraceAnalysis, which reads a folder of
+There are two forms. ``chrome_trace`` is one document for a person in Perfetto: it has a process per
+device, with its computation and memory, and a process per link, with the bytes that cross it.
+``rank_traces`` are the documents of the ranks for HolisticTraceAnalysis, which reads a folder of
 them and expects in each
 
     (1)  ``distributedInfo`` with the rank, counted in the order of ``Timeline.devices``;
@@ -25,23 +25,25 @@ from typing import Any
 
 from argosy.timeline import Span, SpanKind, Timeline
 
+# One Chrome trace event.
 Event = dict[str, Any]
 
+# Stream numbers of computation and of the first lane of communication, above 0 as (3) demands.
 _COMPUTE_STREAM = 7
 _FIRST_NETWORK_STREAM = 20
 _HOST = 1000
-"""Process id of the host in a rank's document; 0 is the device."""
+"""The process id of the host in a rank's document; 0 is the device."""
 
 
 def encode(document: dict[str, Any], *, compress: bool = True) -> bytes:
-    """The document as JSON, gzipped or not; equal documents give equal bytes."""
-    # HolisticTraceAnalysis finds the rank by searching the text, and wants a space after the colon.
+    """Encode the document as JSON, gzipped or not; equal documents give equal bytes."""
+    # HolisticTraceAnalysis finds the rank by a text search that needs a space after the colon.
     text = json.dumps(document, sort_keys=True, separators=(",", ": "), allow_nan=False).encode()
     return gzip.compress(text, mtime=0) if compress else text
 
 
 def chrome_trace(timeline: Timeline, *, name: str = "argosy") -> dict[str, Any]:
-    """One document with a process per device and per link."""
+    """Return one document with a process per device and per link."""
     events: list[Event] = []
     memory, computed = dict(timeline.memory), _computed(timeline)
     for pid, device in enumerate(timeline.devices, start=1):
@@ -64,7 +66,7 @@ def chrome_trace(timeline: Timeline, *, name: str = "argosy") -> dict[str, Any]:
 
 
 def rank_traces(timeline: Timeline, *, name: str = "argosy") -> Iterator[dict[str, Any]]:
-    """The document of each rank, (1) to (4), in order."""
+    """Yield the document of each rank in order (1) to (4)."""
     computed = _computed(timeline)
     sent_or_received: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -77,6 +79,7 @@ def rank_traces(timeline: Timeline, *, name: str = "argosy") -> Iterator[dict[st
 
 
 def _rank_events(device: str, own: Sequence[Span], network: Sequence[Span]) -> list[Event]:
+    """Return the events of one rank: its computation, communication and launches."""
     lanes = _lanes(network)
     streams = {_COMPUTE_STREAM: "compute"} | dict.fromkeys(sorted(set(lanes)), "network")
     events = [
@@ -91,7 +94,7 @@ def _rank_events(device: str, own: Sequence[Span], network: Sequence[Span]) -> l
 
 
 def _computed(timeline: Timeline) -> dict[str, list[Span]]:
-    """Per device, what it computed."""
+    """Return, per device, the spans of its computation."""
     spans: dict[str, list[Span]] = {device: [] for device in timeline.devices}
     for span in timeline.spans:
         if span.where in spans:
@@ -100,6 +103,7 @@ def _computed(timeline: Timeline) -> dict[str, list[Span]]:
 
 
 def _document(timeline: Timeline, events: list[Event], *, rank: int, name: str) -> dict[str, Any]:
+    """Return a trace document with its header (1)."""
     return {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
@@ -114,6 +118,7 @@ def _document(timeline: Timeline, events: list[Event], *, rank: int, name: str) 
 
 
 def _process(pid: int, name: str, threads: dict[int, str]) -> Iterator[Event]:
+    """Yield the metadata of a process and its threads."""
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
     yield {
         "ph": "M",
@@ -135,7 +140,10 @@ def _process(pid: int, name: str, threads: dict[int, str]) -> Iterator[Event]:
 
 
 def _steps(spans: Sequence[Span], pid: int, tid: int) -> Iterator[Event]:
-    """(2): each from its device's first computation of the iteration to that of the next."""
+    """Yield the annotations of iterations (2).
+
+    Each lasts from its device's first computation of the iteration to that of the next.
+    """
     begins: dict[int, float] = {}
     for span in spans:
         begins[span.iteration] = min(span.start, begins.get(span.iteration, span.start))
@@ -154,6 +162,7 @@ def _steps(spans: Sequence[Span], pid: int, tid: int) -> Iterator[Event]:
 
 
 def _kernel(span: Span, pid: int, stream: int, correlation: int) -> Event:
+    """Return the event of a span on a stream (3)."""
     details: dict[str, int | str | None] = {
         "stage": span.stage,
         "micro_batch": span.micro_batch,
@@ -180,7 +189,10 @@ def _kernel(span: Span, pid: int, stream: int, correlation: int) -> Event:
 
 
 def _launch(span: Span, correlation: int) -> Event:
-    """(3): at the moment at which the work begins; a simulated host takes no time."""
+    """Return the launch of a span, at the time at which the span begins (3).
+
+    A simulated host takes no time.
+    """
     return {
         "ph": "X",
         "cat": "cuda_runtime",
@@ -193,7 +205,7 @@ def _launch(span: Span, correlation: int) -> Event:
 
 
 def _name(span: Span) -> str:
-    """(4)"""
+    """Return the name of a span's event (4)."""
     if span.kind is SpanKind.TRANSFER:
         return f"ncclKernel_SendRecv {span.label.removeprefix('transfer ')}"
     if span.kind is SpanKind.COPY:
@@ -204,6 +216,7 @@ def _name(span: Span) -> str:
 
 
 def _memory(steps: Iterable[tuple[float, float]], pid: int) -> Iterator[Event]:
+    """Yield the events of a memory counter, in GiB."""
     for time, held in steps:
         yield {
             "ph": "C",
@@ -216,7 +229,8 @@ def _memory(steps: Iterable[tuple[float, float]], pid: int) -> Iterator[Event]:
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:
-    """A stream per span so that spans of one stream do not overlap; the lowest that is free."""
+    """Return a stream per span so that spans of one stream do not overlap; the lowest free one is
+    used."""
     lanes = [0] * len(spans)
     busy: list[tuple[float, int]] = []
     free: list[int] = []
@@ -230,10 +244,12 @@ def _lanes(spans: Sequence[Span]) -> list[int]:
 
 
 def _extent(start: float, end: float) -> dict[str, float]:
-    """Rounded so that what follows without a gap also does so in the file."""
+    """Return start and duration, rounded so that spans without a gap have none in the file
+    either."""
     first = _microseconds(start)
     return {"ts": first, "dur": round(_microseconds(end) - first, 3)}
 
 
 def _microseconds(seconds: float) -> float:
+    """Return seconds as microseconds, rounded to nanoseconds."""
     return round(seconds * 1e6, 3)

@@ -1,4 +1,4 @@
-"""Small pictures made of characters: bars, sparklines, and names of many devices in few letters."""
+"""Draw bars and sparklines of characters, and shorten lists of device names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterable
 
 from argosy.cluster.trace import Trace
 
+# The characters of a sparkline, from lowest to highest.
 _LEVELS = "▁▂▃▄▅▆▇█"
 _MOST_DIGITS = 18
-"""Of a number in a name; Python reads no more than some thousand."""
+"""The longest number in a name that is read as one; Python refuses numbers of some thousand
+digits."""
 
 
 def bar(share: float, *, width: int = 10) -> str:
-    """A share of 1 as a bar; what exceeds 1 is cut.
+    """Return a share of 1 as a bar; a share above 1 is drawn as 1.
 
     >>> bar(0.42)
     '████░░░░░░'
@@ -22,7 +24,8 @@ def bar(share: float, *, width: int = 10) -> str:
 
 
 def percent(share: float) -> str:
-    """
+    """Return a share as a percentage.
+
     >>> percent(0.4213)
     '42 %'
     """
@@ -32,7 +35,8 @@ def percent(share: float) -> str:
 def sparkline(
     trace: Trace, start: float, end: float, *, width: int = 24, top: float | None = None
 ) -> str:
-    """A trace between two times (seconds), each character the mean over its part of the time.
+    """Draw a trace between two times (seconds); each character is the mean over its part of the
+    time.
 
     ``top`` is the value of the highest character (default: the trace's own highest); 0 is the
     lowest.
@@ -47,9 +51,11 @@ def sparkline(
 
 
 def names_in_short(names: Iterable[str]) -> str:
-    """Device or node names, with runs of consecutive numbers drawn together.
+    """Join device or node names, with runs of consecutive numbers merged.
 
-    >>> names_in_short(["a0.0", "a0.1", "a0.2", "v1.3"]), names_in_short(["gpu08", "gpu09", "gpu10", "gpu011"])
+    >>> names_in_short(["a0.0", "a0.1", "a0.2", "v1.3"]), names_in_short(
+    ...     ["gpu08", "gpu09", "gpu10", "gpu011"]
+    ... )
     ('a0.0..2, v1.3', 'gpu08..10, gpu011')
     """
     runs: list[tuple[str, list[str]]] = []
@@ -66,8 +72,7 @@ def names_in_short(names: Iterable[str]) -> str:
 
 
 def _follows(digits: str, before: str) -> bool:
-    """Whether one number comes after another, both written in the same way: padded with zeros, or
-    not."""
+    """Return whether one number follows another, both padded with zeros or both not padded."""
     if not digits or not before or len(digits) > _MOST_DIGITS or int(digits) != int(before) + 1:
         return False
     return len(digits) == len(before) or not (digits.startswith("0") or before.startswith("0"))

@@ -1,4 +1,4 @@
-"""What plans cost, and the front between time and cost, for people and as JSON."""
+"""Show the cost of plans, and the Pareto front of time and cost, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from argosy.units import TIME, counted
 
 
 def money_lines(chosen: Priced) -> list[str]:
-    """Price and cost of the plan, in the currency of the cluster file."""
-    each = f"{chosen.cost_per_step:.4g} a step, {chosen.cost_per_sample:.4g} a sample"
-    return [f"{chosen.price_per_hour:.4g} an hour, {each} (in the currency of the cluster file)"]
+    """Return the price and the cost of the plan, in the currency of the cluster file."""
+    per_unit = f"{chosen.cost_per_step:.4g} a step, {chosen.cost_per_sample:.4g} a sample"
+    return [
+        f"{chosen.price_per_hour:.4g} an hour, {per_unit} (in the currency of the cluster file)"
+    ]
 
 
 def front_table(front: Sequence[Priced], chosen: Priced) -> Table:
-    """Plans that no other beats in time and cost, fastest first."""
+    """Return a table of plans that no other beats in time and cost, fastest first."""
     columns = ("time against cost", "iteration", "price per hour", "cost per step", "devices")
     table = plain_table(*columns, right=columns[1:])
     for point in front:
@@ -36,7 +38,7 @@ def front_table(front: Sequence[Priced], chosen: Priced) -> Table:
 
 
 def priced_to_dict(point: Priced) -> dict[str, Any]:
-    """For JSON; seconds, and the currency of the cluster file."""
+    """Return a priced plan as a dict for JSON, in seconds and the currency of the cluster file."""
     return {
         "iteration_seconds": point.seconds,
         "price_per_hour": point.price_per_hour,

@@ -1,5 +1,5 @@
-"""A plan for people: its stages, what is expected of it, how sure that is, and what it was chosen
-over."""
+"""Show a plan: its stages, its predicted figures, their certainty, and the plans it was preferred
+to."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from argosy.report.marks import names_in_short
 from argosy.report.tables import named_lines, plain_table
 from argosy.units import SIZE, TIME, counted
 
+# The largest number of pruning rules that are listed.
 _MOST_PRUNED = 6
 
 
 def plan_title(plan: Plan) -> str:
-    """``gpt2-xl on two-cards: 2 stages, 16 micro-batches of 4, 1f1b``."""
+    """Return a title, as ``gpt2-xl on two-cards: 2 stages, 16 micro-batches of 4, 1f1b``."""
     stages = counted(len(plan.stages), "stage")
     batches = counted(plan.num_micro_batches, "micro-batch", "micro-batches")
     tuned = "" if plan.model.tuning.is_full else f" ({plan.model.tuning})"
@@ -31,7 +32,10 @@ def plan_title(plan: Plan) -> str:
 
 
 def stage_table(plan: Plan, cluster: Cluster) -> Table:
-    """A line per stage; ``2 x 4`` are two replicas, each of four devices that share its work."""
+    """Return a table with a line per stage.
+
+    ``2 x 4`` means two replicas, each of four devices that share its work.
+    """
     columns = ["stage", "layers", "on", "devices", "replicas", "samples", "recompute", "zero"]
     columns += ["offload"] if plan.offloads else []
     table = plain_table(*columns, right=("stage", "replicas", "zero"))
@@ -54,12 +58,13 @@ def stage_table(plan: Plan, cluster: Cluster) -> Table:
 
 
 def kinds_in_short(stage: Stage, cluster: Cluster) -> list[str]:
-    """``4x A100-80GB`` for every kind of device in a stage."""
+    """Return ``4x A100-80GB`` for every kind of device in a stage."""
     counts = Counter(cluster.device(name).kind.name for name in stage.devices)
     return [f"{count}x {kind}" for kind, count in counts.items()]
 
 
 def _groups(stage: Stage) -> Iterator[str]:
+    """Yield the replicas of a stage by width, and its degrees of context and expert parallelism."""
     for width, group in groupby(stage.replicas, key=lambda replica: replica.width):
         yield f"{len(list(group))} x {width}"
     if stage.context > 1:
@@ -69,7 +74,8 @@ def _groups(stage: Stage) -> Iterator[str]:
 
 
 def collectives_in_short(plan: Plan) -> str:
-    """
+    """Return the algorithm of every collective, with the stages that use it.
+
     >>> from dataclasses import replace
     >>> from argosy.plan.file import load_plan
     >>> from argosy.plan.plan import Algorithm, Collective, CollectiveChoice
@@ -90,13 +96,14 @@ def collectives_in_short(plan: Plan) -> str:
 
 
 def _where(stages: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """Yield every algorithm with its stages; without them if all stages use one algorithm."""
     for algorithm, numbers in stages.items():
         listed = f"stage{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         yield f"{algorithm} ({listed})" if len(stages) > 1 else algorithm
 
 
 def samples_in_short(replicas: Iterable[Replica]) -> str:
-    """Samples of a micro-batch that each replica takes.
+    """Return the samples of a micro-batch that each replica takes.
 
     >>> samples_in_short([Replica(devices=("a",), samples=n) for n in (2, 2)])
     '2 each'
@@ -105,7 +112,7 @@ def samples_in_short(replicas: Iterable[Replica]) -> str:
     """
     runs = [
         (samples, len(list(group)))
-        for samples, group in groupby(replicas, key=lambda one: one.samples)
+        for samples, group in groupby(replicas, key=lambda replica: replica.samples)
     ]
     if len(runs) == 1:
         samples, count = runs[0]
@@ -116,7 +123,7 @@ def samples_in_short(replicas: Iterable[Replica]) -> str:
 
 
 def devices_in_short(devices: Iterable[str], cluster: Cluster) -> str:
-    """Names in few letters; a node that is there with all its devices goes by its own name.
+    """Return device names in short; a node with all its devices is listed by its own name.
 
     >>> from argosy.cluster.file import load_cluster
     >>> devices_in_short(["a0.0", "a0.1", "a0.2", "a0.3", "v1.0", "v1.1"], load_cluster("mixed-16"))
@@ -125,17 +132,18 @@ def devices_in_short(devices: Iterable[str], cluster: Cluster) -> str:
     chosen = set(devices)
     names: list[str] = []
     for node in cluster.nodes:
-        here = [name for name in node.devices if name in chosen]
-        names += [node.name] if len(here) == len(node.devices) else here
+        used_devices = [name for name in node.devices if name in chosen]
+        names += [node.name] if len(used_devices) == len(node.devices) else used_devices
     return names_in_short(names)
 
 
 def figure_table(plan: Plan, cluster: Cluster) -> Table:
-    """What is expected of a plan and how it was found, one figure a line."""
+    """Return the predicted figures of a plan and the effort of its search, one per line."""
     return named_lines(_figures(plan, cluster))
 
 
 def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every line of ``figure_table``."""
     if plan.predicted is not None:
         yield "iteration", f"{TIME.format(plan.predicted.iteration_seconds)} predicted"
         yield "uncertainty", interval_in_words(plan, cluster, plan.predicted.iteration_seconds)
@@ -153,7 +161,10 @@ def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
         rank = plan.model.powersgd
         yield (
             "what changes",
-            f"gradients are summed as matrices of rank {rank}, so losses differ from those of exact sums",
+            (
+                f"gradients are summed as matrices of rank {rank}, so losses differ from those of "
+                "exact sums"
+            ),
         )
     if plan.certificate is not None:
         yield "certificate", certificate_in_a_sentence(plan.certificate)
@@ -162,7 +173,8 @@ def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def throughput(samples_per_second: float, sequence_length: int) -> str:
-    """
+    """Return the throughput in samples and, for sequences, in tokens per second.
+
     >>> throughput(19.0631, 2048)
     '19.06 samples/s, 39,041 tokens/s'
     """
@@ -173,20 +185,24 @@ def throughput(samples_per_second: float, sequence_length: int) -> str:
 
 
 def interval_in_words(plan: Plan, cluster: Cluster, seconds: float) -> str:
-    """``1.94 s to 2.35 s: nine of ten measured steps were within 10 %``."""
-    found = interval(plan, cluster, seconds)
-    low, high = (TIME.format(one, digits=3) for one in (found.low, found.high))
-    within = f"{low} to {high}: nine of ten measured steps were within {100 * found.error:.0f} %"
-    if not found.optimism:
+    """Describe the uncertainty, as ``1.94 s to 2.35 s: nine of ten measured steps were within 10
+    %``."""
+    expected = interval(plan, cluster, seconds)
+    low, high = (TIME.format(bound, digits=3) for bound in (expected.low, expected.high))
+    error = f"{100 * expected.error:.0f} %"
+    within = f"{low} to {high}: nine of ten measured steps were within {error}"
+    if not expected.optimism:
         return within
-    return f"{within}; the best of many plans is on average {100 * found.optimism:.1f} % slower than predicted"
+    slower = f"{100 * expected.optimism:.1f} % slower than predicted"
+    return f"{within}; the best of many plans is on average {slower}"
 
 
 def _fullest(predicted: Predicted, cluster: Cluster) -> str:
+    """Describe the device whose memory is fullest."""
     shares = {
         name: held / cluster.device(name).kind.memory for name, held in predicted.peak_memory_bytes
     }
-    name = max(shares, key=lambda one: shares[one])
+    name = max(shares, key=lambda device: shares[device])
     held = dict(predicted.peak_memory_bytes)[name]
     capacity = SIZE.format(cluster.device(name).kind.memory, digits=3)
     close = f"; it may not fit, because predictions are within {100 * MEMORY_MARGIN:.0f} %"
@@ -195,27 +211,35 @@ def _fullest(predicted: Predicted, cluster: Cluster) -> str:
 
 
 def certificate_in_a_sentence(certificate: Certificate) -> str:
-    """State what is proven, and for which cost model: gap = predicted time over lower bound, minus
-    1."""
+    """State what is proven, and for which cost model.
+
+    The gap is the predicted time over the lower bound, minus 1.
+    """
     if certificate.cost_model is None:
         holds_for = "; its cost model is not recorded"
     else:
         holds_for = f", for the {certificate.cost_model}"
     if certificate.gap < OPTIMAL:
-        return f"proven {gap_in_words(certificate.gap)}: no plan of {certificate.scope} is faster{holds_for}"
+        return (
+            f"proven {gap_in_words(certificate.gap)}: no plan of {certificate.scope} is "
+            f"faster{holds_for}"
+        )
     bound = TIME.format(certificate.lower_bound_seconds)
     free = certificate.free_bound_seconds
     beyond = "" if free is None else f"; of any granularity, none below {TIME.format(free)}"
     gap = gap_in_words(certificate.gap)
-    return f"no plan of {certificate.scope} is more than {gap} faster (bound {bound}{beyond}){holds_for}"
+    return (
+        f"no plan of {certificate.scope} is more than {gap} faster (bound "
+        f"{bound}{beyond}){holds_for}"
+    )
 
 
-# A plan whose gap is smaller is optimal up to rounding.
+# A plan with a relative gap below this is optimal up to rounding.
 OPTIMAL = 1e-6
 
 
 def gap_in_words(gap: float) -> str:
-    """Return a gap as a share in percent, or that the plan is optimal and to which precision.
+    """Return a gap in percent, or that the plan is optimal and to which precision.
 
     >>> gap_in_words(0.0459), gap_in_words(2.346)
     ('4.6 %', '235 %')
@@ -230,30 +254,38 @@ def gap_in_words(gap: float) -> str:
 
 
 def _effort(search: Search) -> str:
+    """Describe the effort of a search: plans evaluated, CPU time, and what the pruning rules
+    removed."""
     removed = sorted(search.pruned, key=lambda rule: (-rule[1], rule[0]))
     rules = [f"{rule} {count:,}" for rule, count in removed if count][:_MOST_PRUNED]
-    text = f"{search.candidates:,} plans judged in {TIME.format(search.cpu_seconds, digits=3)} of CPU time"
+    text = (
+        f"{search.candidates:,} plans judged in {TIME.format(search.cpu_seconds, digits=3)} of "
+        "CPU time"
+    )
     return f"{text}; removed by {', '.join(rules)}" if rules else text
 
 
 def runner_up_table(plan: Plan) -> Table:
-    """The plans that came close, and why they lost."""
+    """Return a table of the plans that came close, and why they lost."""
     table = plain_table("runner-up", "iteration", "why it lost", right=("iteration",))
     for column in (table.columns[0], table.columns[2]):
         column.no_wrap, column.ratio = False, 1
     table.columns[0].ratio = 2
-    for other in plan.runner_ups:
-        table.add_row(other.description, TIME.format(other.iteration_seconds), other.reason)
+    for runner_up in plan.runner_ups:
+        table.add_row(
+            runner_up.description, TIME.format(runner_up.iteration_seconds), runner_up.reason
+        )
     return table
 
 
 def left_out(plan: Plan, cluster: Cluster) -> list[tuple[str, str]]:
-    """Devices that the plan does not use, and why; those with one reason together."""
+    """Return the devices that the plan does not use, grouped by reason."""
     reasons: dict[str, list[str]] = {}
-    for left in plan.left_out:
-        reasons.setdefault(left.reason, []).append(left.device)
+    for unused in plan.left_out:
+        reasons.setdefault(unused.reason, []).append(unused.device)
     return [(devices_in_short(names, cluster), reason) for reason, names in reasons.items()]
 
 
 def left_out_lines(plan: Plan, cluster: Cluster) -> list[str]:
+    """Return a line for each group of devices that the plan does not use."""
     return [f"left out: {names}: {reason}" for names, reason in left_out(plan, cluster)]

@@ -1,10 +1,10 @@
-"""The figures of a simulated plan: what a person asks first, and what ``--json`` prints.
+"""Compute the main figures of a simulated plan, which ``--json`` prints too.
 
 With n finished iterations that end at e_1 < ... < e_n and G samples in each:
 
     (1)  seconds of an iteration = e_i - e_(i-1)
     (2)  samples per second      = n G / e_n
-    (3)  where the time goes     = the critical path, its spans added up by stage and by pair of nodes
+    (3)  where the time goes     = the critical path, its spans summed by stage and by pair of nodes
 """
 
 from __future__ import annotations
@@ -22,75 +22,77 @@ from argosy.timeline import Span, SpanKind, Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFigures:
-    """What one device did."""
+    """The utilisation and the peak memory that one device reached."""
 
     name: str
     kind: str
     stages: tuple[int, ...]
     utilisation: float
     peak_memory: float
-    """Bytes, over the recorded iterations."""
+    """Peak bytes over the recorded iterations."""
     memory: float
-    """Bytes that it has."""
+    """The memory of the device in bytes."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it would run out of memory."""
+        """Return whether the device would run out of memory."""
         return self.peak_memory > self.memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkFigures:
-    """What one link carried."""
+    """The bytes that one link carried."""
 
     name: str
     bytes: float
     utilisation: float
     bandwidth: Trace
-    """Bytes/s."""
+    """The bandwidth over time in bytes/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A plan and what came of it."""
+    """The figures that a simulation of a plan gave."""
 
     plan: Plan
     iteration_seconds: tuple[float, ...]
-    """(1)"""
+    """The seconds of every finished iteration (1)."""
     end: float
     """Seconds of simulated time."""
     bubble_fraction: float
     critical: tuple[tuple[str, float], ...]
-    """(3): what, and seconds; largest first."""
+    """The parts of the critical path with their seconds, largest first (3)."""
     devices: tuple[DeviceFigures, ...]
     links: tuple[LinkFigures, ...]
-    """Those that carried anything, the busiest first."""
+    """The links that carried bytes, the busiest first."""
     stalled: str | None
     repeated: int = 0
-    """Iterations that were not played, because they repeat others."""
+    """The number of iterations that were skipped because they repeat others."""
 
     @property
     def mean_seconds(self) -> float | None:
-        """None where no iteration was finished."""
+        """Return the mean seconds of an iteration; None if none has finished."""
         count = len(self.iteration_seconds)
         return sum(self.iteration_seconds) / count if count else None
 
     @property
     def samples_per_second(self) -> float:
-        """(2)"""
+        """Return the samples per second (2)."""
         return self.plan.global_batch / self.mean_seconds if self.mean_seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
+        """Return the tokens per second."""
         return self.samples_per_second * self.plan.model.sequence_length
 
     @property
     def fits(self) -> bool:
+        """Return whether every device has enough memory."""
         return not any(device.is_over for device in self.devices)
 
 
 def summarise(plan: Plan, cluster: Cluster, timeline: Timeline) -> Summary:
-    """The figures of ``timeline``, in which ``plan`` ran on ``cluster``."""
+    """Compute the figures of ``timeline``, in which ``plan`` ran on ``cluster``."""
     bandwidth = {link.name: link.bandwidth for link in cluster.links}
     links = [
         LinkFigures(
@@ -115,6 +117,7 @@ def summarise(plan: Plan, cluster: Cluster, timeline: Timeline) -> Summary:
 
 
 def _devices(plan: Plan, cluster: Cluster, timeline: Timeline) -> list[DeviceFigures]:
+    """Return the figures of every device."""
     peaks, utilisation = timeline.peak_memory(), timeline.utilisation()
     stages: dict[str, list[int]] = defaultdict(list)
     for index, stage in enumerate(plan.stages):
@@ -134,7 +137,7 @@ def _devices(plan: Plan, cluster: Cluster, timeline: Timeline) -> list[DeviceFig
 
 
 def critical_parts(path: tuple[Span, ...]) -> tuple[tuple[str, float], ...]:
-    """(3): seconds of the critical path by what they were spent on, largest first."""
+    """Return the seconds of the critical path by what they were spent on, largest first (3)."""
     parts: dict[str, float] = defaultdict(float)
     clock = path[0].start if path else 0.0
     for span in path:
@@ -147,7 +150,7 @@ def critical_parts(path: tuple[Span, ...]) -> tuple[tuple[str, float], ...]:
 
 
 def _place(where: str) -> str:
-    """The end of a copy that is no device.
+    """Return the end of a copy that is no device.
 
     >>> _place("box0.1>box0.host"), _place("box0.nvme>box0.1")
     ('box0.host', 'box0.nvme')
@@ -156,6 +159,7 @@ def _place(where: str) -> str:
 
 
 def _part(span: Span) -> str:
+    """Return the part of the critical path that a span belongs to."""
     if span.kind is SpanKind.TRANSFER:
         return f"transfers {node_pair(span.where)}"
     if span.kind is SpanKind.COPY:
@@ -168,7 +172,8 @@ def _part(span: Span) -> str:
 
 
 def node_pair(where: str) -> str:
-    """
+    """Return the nodes of the two devices of a transfer.
+
     >>> node_pair("a1.0>v0.3")
     'a1>v0'
     """
@@ -176,7 +181,7 @@ def node_pair(where: str) -> str:
 
 
 def summary_to_dict(summary: Summary) -> dict[str, Any]:
-    """For JSON; seconds and bytes."""
+    """Return a summary as a dict for JSON, in seconds and bytes."""
     seconds = summary.iteration_seconds
     return {
         "iterations": {

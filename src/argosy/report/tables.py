@@ -1,4 +1,4 @@
-"""Rich tables for the terminal; each fits into 80 columns."""
+"""Build tables for the terminal; each of them fits into 80 columns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from argosy.report.marks import bar, names_in_short, percent, sparkline
 from argosy.report.summary import DeviceFigures, LinkFigures, Summary
 from argosy.units import RATE, SIZE, TIME
 
+# The largest number of parts of the critical path that are listed.
 _MOST_PARTS = 4
 
 
 def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A table without lines; the columns named in ``right`` are aligned to the right."""
+    """Return a table without lines; the columns named in ``right`` are aligned to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     aligned = set(right)
     for column in columns:
@@ -25,7 +26,7 @@ def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
 
 
 def named_lines(lines: Iterable[tuple[str, str]]) -> Table:
-    """A bold name and a text, one a line."""
+    """Return a table with a bold name and a text per line."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -35,11 +36,12 @@ def named_lines(lines: Iterable[tuple[str, str]]) -> Table:
 
 
 def summary_table(summary: Summary) -> Table:
-    """The first figures, one a line."""
+    """Return the main figures, one per line."""
     return named_lines(_summary_lines(summary))
 
 
 def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
+    """Yield the name and the text of every line of ``summary_table``."""
     seconds = summary.iteration_seconds
     if summary.mean_seconds is not None:
         text = TIME.format(summary.mean_seconds)
@@ -50,7 +52,10 @@ def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
         if summary.repeated:
             yield (
                 "played",
-                f"{len(seconds) - summary.repeated:,}; the other {summary.repeated:,} repeat them exactly",
+                (
+                    f"{len(seconds) - summary.repeated:,}; the other {summary.repeated:,} repeat "
+                    "them exactly"
+                ),
             )
         tokens = (
             f", {summary.tokens_per_second:,.0f} tokens/s"
@@ -62,7 +67,8 @@ def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
     total = sum(spent for _, spent in summary.critical)
     if total:
         parts = [
-            f"{what} {percent(spent / total)}" for what, spent in summary.critical[:_MOST_PARTS]
+            f"{part_name} {percent(spent / total)}"
+            for part_name, spent in summary.critical[:_MOST_PARTS]
         ]
         rest = sum(spent for _, spent in summary.critical[_MOST_PARTS:])
         parts += [f"other {percent(rest / total)}"] if rest else []
@@ -70,39 +76,42 @@ def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
 
 
 def device_table(devices: Iterable[DeviceFigures]) -> Table:
-    """A line per device; neighbours with the same figures share one."""
+    """Return a table with a line per device; neighbours with equal figures share a line."""
     table = plain_table("device", "kind", "stage", "busy", "peak memory", right=("stage",))
     for _, group in groupby(devices, key=_shown):
-        alike = list(group)
-        one = alike[0]
-        memory = Text(f"{_gib(one.peak_memory):>5} of {SIZE.format(one.memory, digits=3)}")
-        if one.is_over:
+        equal = list(group)
+        first = equal[0]
+        memory = Text(f"{_gib(first.peak_memory):>5} of {SIZE.format(first.memory, digits=3)}")
+        if first.is_over:
             memory.append(
-                f"  OVER by {SIZE.format(one.peak_memory - one.memory, digits=3)}", style="bold red"
+                f"  OVER by {SIZE.format(first.peak_memory - first.memory, digits=3)}",
+                style="bold red",
             )
         else:
-            memory.append(f"  {percent(one.peak_memory / one.memory)}", style="dim")
+            memory.append(f"  {percent(first.peak_memory / first.memory)}", style="dim")
         table.add_row(
-            names_in_short(device.name for device in alike),
-            one.kind,
-            ", ".join(map(str, one.stages)),
-            f"{bar(one.utilisation)} {percent(one.utilisation):>5}",
+            names_in_short(device.name for device in equal),
+            first.kind,
+            ", ".join(map(str, first.stages)),
+            f"{bar(first.utilisation)} {percent(first.utilisation):>5}",
             memory,
         )
     return table
 
 
 def _shown(device: DeviceFigures) -> tuple[object, ...]:
-    """What a line says, apart from the name."""
+    """Return the cells of a device's line, apart from the name."""
     return (device.kind, device.stages, percent(device.utilisation), _gib(device.peak_memory))
 
 
 def _gib(num_bytes: float) -> str:
+    """Return bytes as a number of GiB."""
     return f"{num_bytes / 2**30:.1f}"
 
 
 def link_table(links: Iterable[LinkFigures], end: float, *, most: int = 6) -> Table:
-    """The busiest links; those that change with a sparkline from 0 to ``end`` seconds."""
+    """Return a table of the busiest links, with sparklines of those that change before ``end``
+    seconds."""
     table = plain_table("link", "busy", "carried", "bandwidth", right=("carried",))
     for link in list(links)[:most]:
         rate = RATE.format(link.bandwidth.at(0))

@@ -1,6 +1,6 @@
 """Simulate a plan on a cluster under traces.
 
-``tasks`` turns a plan into a task graph, ``engine`` plays the graph exactly; modules of this folder
-decide how a plan is played, and time folded plans and islands without a task graph.
-May import ``space`` and what is below it. Start reading at ``simulate``.
+``tasks`` turns a plan into a task graph, and ``engine`` simulates the graph exactly. The modules of
+this folder choose how a plan is simulated, and time folded plans and islands without a task graph.
+This package may import ``space`` and the packages below it. Start reading at ``simulate``.
 """

@@ -1,19 +1,17 @@
-"""Times of bare pipelines whose devices and links do not change, many at once: the inner loop of
-the search.
+"""Compute the times of many pipelines at once, on devices and links that do not change.
 
-Stages are the unit here, one device each (several stages share one under some schedules), a link of
-its own per direction between neighbours. What is done in which order depends on the schedule, the
-stages and the micro-batches alone and is kept:
+This is the inner loop of the search. A stage has one device (under some schedules several stages
+share one) and a link of its own in each direction to each neighbour. The order of the actions
+depends only on the schedule, the stages and the micro-batches, so it is cached:
 
     (1)  start = max(end of the worker's previous action, arrival of its input)
     (2)  the link is free again at max(end, link free) + transfer; arrival one latency later.
-         Between stages of which the first has no backward there are no transfers back: ``returns``
-         is 0 there
+         If the first of two stages has no backward, no gradients return to it: ``returns`` is 0
     (3)  iteration = max over stages of (last end of the worker + tail), the tail being gradient
          exchange and update
 
-Under a zero-bubble schedule a backward is two halves: the gradients that the stage before waits
-for, and those of the weights.
+Under a zero-bubble schedule a backward has two halves: the gradients that the previous stage waits
+for, and the gradients of the weights.
 """
 
 from __future__ import annotations
@@ -29,14 +27,16 @@ from argosy.schedule.generate import depth_of, group_size
 from argosy.sim.steady import steady_seconds
 
 Step = tuple[int, int, int, int, int]
-"""Worker; stage; forward (0), backward (1) or half a backward (2); the step whose result it waits
-for (-1: none); where it sends (-1 nowhere, else the boundary)."""
+"""An action: its worker; its stage; forward (0), backward (1) or half a backward (2); the number of
+the step whose result it waits for (-1: none); the boundary over which it sends (-1: none)."""
 Program = tuple[list[int], list[Step]]
-"""The worker of every stage, and the steps of all workers."""
+"""The worker of every stage, and the steps of all workers in an order that respects
+dependencies."""
+# Kinds of work in a ``Step``.
 _FORWARD, _BACKWARD, _HALF = range(3)
 
 _FEW = 6
-"""Up to so many candidates a plain Python loop is faster than vectors."""
+"""Up to this number of candidates, a plain Python loop is faster than numpy vectors."""
 
 
 def pipeline_seconds(
@@ -50,8 +50,11 @@ def pipeline_seconds(
     tail: FloatArray,
     returns: FloatArray | None = None,
 ) -> FloatArray:
-    """(3) for every candidate; all arrays are (stages, candidates), ``transfer[s]`` and
-    ``latency[s]`` between stages s and s + 1. Without ``returns`` all stages have a backward."""
+    """Return the seconds of one iteration for every candidate (3).
+
+    All arrays have the shape (stages, candidates); ``transfer[s]`` and ``latency[s]`` are the
+    seconds between stages s and s + 1. Without ``returns`` all stages have a backward.
+    """
     back = (transfer, latency) if returns is None else (transfer * returns, latency * returns)
     arrays = (forward, backward, transfer, latency, *back, tail)
 
@@ -61,8 +64,8 @@ def pipeline_seconds(
             return _many(program, *arrays)
         return np.array(
             [
-                _one(program, *(array[:, at].tolist() for array in arrays))
-                for at in range(forward.shape[1])
+                _one(program, *(array[:, candidate].tolist() for array in arrays))
+                for candidate in range(forward.shape[1])
             ]
         )
 
@@ -71,7 +74,8 @@ def pipeline_seconds(
 
 @lru_cache(maxsize=256)
 def _program(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) -> Program:
-    """The worker of every stage, and all actions of a schedule, each after what it needs."""
+    """Return the worker of every stage, and all actions of a schedule, each after those that it
+    needs."""
     last = num_stages - 1
     orders = orders_of(schedule, num_stages, num_micro_batches)
     position = [0] * len(orders)
@@ -105,6 +109,7 @@ def _program(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) ->
     return [worker_of(schedule.kind, stage, len(orders)) for stage in range(num_stages)], steps
 
 
+# The kind of work of every kind of action, as a ``Step`` stores it.
 _WORK = {
     ActionKind.FORWARD: _FORWARD,
     ActionKind.BACKWARD: _BACKWARD,
@@ -116,7 +121,7 @@ _WORK = {
 def orders_of(
     schedule: ScheduleSpec, num_stages: int, num_micro_batches: int
 ) -> list[list[tuple[int, ActionKind, int]]]:
-    """Per worker: stage, kind and micro-batch of its actions."""
+    """Return, for each worker, the stage, kind and micro-batch of its actions in order."""
     if schedule.kind.is_split or schedule.kind.is_chunked:
         rows = build_schedule(schedule, num_stages, num_micro_batches).rows
         return [[_plain(action) for action in row] for row in rows]
@@ -128,13 +133,14 @@ def orders_of(
 
 
 def _plain(action: Action) -> tuple[int, ActionKind, int]:
+    """Return the stage, kind and micro-batch of an action."""
     return action.stage, action.kind, action.micro_batch
 
 
 def _family_order(
     stage: int, depth: int, group: int, num_micro_batches: int
 ) -> list[tuple[int, ActionKind, int]]:
-    """As ``schedule.generate.family``, without making actions of it."""
+    """Return the order of ``schedule.generate.family`` for one stage, without building actions."""
     forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
     order = [(stage, forward, index) for index in range(depth)]
     ahead, done = depth, 0
@@ -157,11 +163,12 @@ def _one(
     back_latency: list[float],
     tail: list[float],
 ) -> float:
+    """Return the seconds of one iteration of a single candidate (3), in plain Python."""
     workers, steps = program
-    seconds = (forward, backward, [both / 2 for both in backward])
+    seconds = (forward, backward, [whole / 2 for whole in backward])
     free = [0.0] * len(set(workers))
     size = len(forward)
-    ways = (([0.0] * size, back_transfer, back_latency), ([0.0] * size, transfer, latency))
+    directions = (([0.0] * size, back_transfer, back_latency), ([0.0] * size, transfer, latency))
     arrival = [0.0] * len(steps)
     for number, (worker, stage, kind, need, boundary) in enumerate(steps):
         start = free[worker]
@@ -170,13 +177,15 @@ def _one(
         end = start + seconds[kind][stage]
         free[worker] = end
         if boundary >= 0:
-            busy, across, after = ways[kind == _FORWARD]
+            busy, transfers, latencies = directions[kind == _FORWARD]
             if busy[boundary] > end:
                 end = busy[boundary]
-            end += across[boundary]
+            end += transfers[boundary]
             busy[boundary] = end
-            arrival[number] = end + after[boundary]
-    return max(free[worker] + more for worker, more in zip(workers, tail, strict=True))
+            arrival[number] = end + latencies[boundary]
+    return max(
+        free[worker] + tail_seconds for worker, tail_seconds in zip(workers, tail, strict=True)
+    )
 
 
 def _many(
@@ -189,26 +198,27 @@ def _many(
     back_latency: FloatArray,
     tail: FloatArray,
 ) -> FloatArray:
+    """Return the seconds of one iteration of many candidates (3), in numpy vectors."""
     workers, steps = program
     free = np.zeros((len(set(workers)), forward.shape[1]))
     link = np.zeros((2, *forward.shape))
     arrival: list[FloatArray | None] = [None] * len(steps)
-    # lists of rows, because to take a row of an array costs a third of what is done with it
+    # Lists of rows: taking a row of an array costs a third of the arithmetic on it.
     rows, seconds = list(free), (list(forward), list(backward), list(backward / 2))
-    ways = (
+    directions = (
         (list(link[0]), list(back_transfer), list(back_latency)),
         (list(link[1]), list(transfer), list(latency)),
     )
     for number, (worker, stage, kind, need, boundary) in enumerate(steps):
-        here = rows[worker]
+        worker_free = rows[worker]
         if need >= 0:
-            np.maximum(here, arrival[need], out=here)  # type: ignore[arg-type]
+            np.maximum(worker_free, arrival[need], out=worker_free)  # type: ignore[arg-type]
             arrival[need] = None
-        here += seconds[kind][stage]
+        worker_free += seconds[kind][stage]
         if boundary >= 0:
-            busy_rows, transfers, latencies = ways[kind == _FORWARD]
+            busy_rows, transfers, latencies = directions[kind == _FORWARD]
             busy = busy_rows[boundary]
-            np.maximum(busy, here, out=busy)
+            np.maximum(busy, worker_free, out=busy)
             busy += transfers[boundary]
             arrival[number] = busy + latencies[boundary]
     result: FloatArray = (free[workers] + tail).max(axis=0)

@@ -1,22 +1,21 @@
-"""A plan folded along its symmetries, so that its simulation costs the same however many replicas
-it has.
+"""Fold a plan along its symmetries, so that its simulation cost does not grow with its replicas.
 
-Equal replicas that stand next to each other in a stage do the same at the same time. A *bundle* of
-them becomes one device that computes as long as any of them, and what they send becomes one flow
-with all the bytes:
+Equal neighbouring replicas of a stage do the same work at the same time. A *bundle* of them becomes
+one device that computes as long as any of them, and their messages become one flow with all the
+bytes:
 
-    (1)  the NICs of a bundle's nodes become one link with their capacity together; bundles in the
-         same nodes share it
-    (2)  bytes between devices of one node cross a link with the capacity of all the bundle's
-         devices together
+    (1)  the NICs of a bundle's nodes become one link with their total capacity; bundles in the same
+         nodes share it
+    (2)  bytes between devices of one node cross a link with the total capacity of all the bundle's
+         devices
     (3)  links in between (uplinks, wires, shared capacities) stay as they are
     (4)  reductions inside a tensor-parallel group take their closed form, as part of the compute
-    (5)  of a collective, all devices and all NICs of a bundle pass as much as the busiest of them
+    (5)  in a collective, all devices and all NICs of a bundle pass as much as the busiest of them
 
-Exact where the replicas of a bundle are equally loaded; transfers between stages take the mean over
-the nodes. Not modelled: conflicts, more than one route between two nodes, memory. Under an
-interleaved schedule a bundle has several stages; a plan whose worker has other replicas in each of
-its stages stays as it is.
+The result is exact if the replicas of a bundle are equally loaded; transfers between stages take
+the mean over the nodes. Conflicts, more than one route between two nodes, and memory are not
+modelled. Under an interleaved schedule a bundle has several stages; a plan whose worker has
+different replicas in its stages is not folded.
 """
 
 from __future__ import annotations
@@ -41,28 +40,33 @@ from argosy.sim.tasks.member import MemberCost, portion_of
 from argosy.sim.tasks.split import overlaps, share_overlaps
 from argosy.workload.chain import Chain
 
+# The link number of a device that has no link to other devices of its node.
 NOWHERE = -1
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Equal neighbouring replicas of a stage."""
+    """A group of equal neighbouring replicas that is simulated as one device."""
 
     name: str
     stage: int
-    """The first of its stages."""
+    """The index of the first of its stages."""
     replicas: tuple[Replica, ...]
     nodes: frozenset[str]
 
     @property
     def devices(self) -> tuple[str, ...]:
+        """Return the names of the devices of all replicas."""
         return tuple(itertools.chain.from_iterable(replica.devices for replica in self.replicas))
 
 
 def fold_plan(
     plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
 ) -> tuple[TaskGraph, Cluster]:
-    """The task graph of one iteration on bundles, and the cluster it runs on."""
+    """Build the task graph of one iteration on bundles, and the cluster it runs on.
+
+    A plan that cannot be folded is compiled device by device.
+    """
     model = model or ComputeModel()
     if plan.schedule.kind.is_v or plan.offloads or not _has_bundles(plan):
         return compile_plan(plan, chain, cluster, model), cluster
@@ -72,14 +76,17 @@ def fold_plan(
 
 
 def _num_workers(plan: Plan) -> int:
-    """Stages that have devices of their own; those that follow come back to them."""
+    """Return the number of stages with devices of their own; later stages reuse these devices."""
     chunks = plan.schedule.chunks if plan.schedule.kind is ScheduleKind.INTERLEAVED else 1
     return len(plan.stages) // chunks
 
 
 def _has_bundles(plan: Plan) -> bool:
-    """Whether every worker has the same replicas in all of its stages, and all of a bundle have as
-    many experts."""
+    """Return whether a plan can be folded.
+
+    Every worker must have the same replicas in all of its stages, and no stage may give its holders
+    different numbers of experts.
+    """
     workers = _num_workers(plan)
     if any(stage.experts for stage in plan.stages):
         return False
@@ -93,9 +100,10 @@ def _has_bundles(plan: Plan) -> bool:
 
 
 def find_bundles(plan: Plan, cluster: Cluster) -> list[Bundle]:
-    """Runs of replicas with equal devices, widths and samples, worker by worker."""
+    """Return runs of replicas with equal devices, widths and samples, worker by worker."""
 
     def look(replica: Replica) -> tuple[object, ...]:
+        """Return what two replicas must have in common to be equal."""
         kinds = tuple(
             (d.kind.name, d.efficiency, d.speed) for d in map(cluster.device, replica.devices)
         )
@@ -113,8 +121,10 @@ def find_bundles(plan: Plan, cluster: Cluster) -> list[Bundle]:
 
 
 class Folder(Compiler):
-    """Compiles a plan of one device per bundle; what stays inside nodes goes from a bundle to a
-    twin of itself."""
+    """A compiler that gives each bundle of a plan one device.
+
+    Bytes that stay inside nodes flow from a bundle to a twin of itself.
+    """
 
     def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
         self.whole = plan
@@ -134,20 +144,22 @@ class Folder(Compiler):
         self.inside = self._inside_shares()
 
     def _bundle(self, replica: Replica) -> Bundle:
+        """Return the bundle that a replica of the folded plan stands for."""
         return self.bundles[self.index[replica.devices[0]]]
 
     def _member(self, stage_index: int, replica: Replica, member: int) -> MemberCost:
+        """Return the cost of one micro-batch on the slowest device of a bundle."""
         bundle, stage = self._bundle(replica), self.whole.stages[stage_index]
-        one = bundle.replicas[0]
-        each = [
+        first_replica = bundle.replicas[0]
+        per_device = [
             split_stage_seconds(
-                self.model, self.chain, stage, portion_of(self.real, stage, one, at)
+                self.model, self.chain, stage, portion_of(self.real, stage, first_replica, at)
             )
-            for at in range(one.width)
+            for at in range(first_replica.width)
         ]
         reduce = self._reduce_seconds(stage_index, bundle)
         forward, backward, hidden_forward, hidden_backward = (
-            max(values) for values in zip(*map(dataclasses.astuple, each), strict=True)
+            max(values) for values in zip(*map(dataclasses.astuple, per_device), strict=True)
         )
         if stage.end > self.chain.first_backward:
             backward += reduce
@@ -156,33 +168,42 @@ class Folder(Compiler):
         )
 
     def _reductions(self, index: int, stage: Stage) -> list[StageExchange | None]:
-        """They are part of the compute."""
+        """Return no exchange for any replica, because reductions are part of the compute (4)."""
         return [None for _ in stage.replicas]
 
     def _key_values(self) -> list[list[StageExchange | None]]:
-        """What the replicas of a bundle do side by side."""
-        found: list[list[StageExchange | None]] = []
+        """Return, for each stage and bundle, the exchanges of keys and values of its replicas as
+        one."""
+        by_stage: list[list[StageExchange | None]] = []
         for index, stage in enumerate(self.whole.stages):
-            found.append([])
+            by_stage.append([])
             for bundle in bundles_of(self.whole, self.bundles, index):
-                each = [key_values(self.chain, stage, replica) for replica in bundle.replicas]
-                merged = self._merged([one for one in each if one is not None])
-                found[index].append(merged[0] if merged else None)
-        return found
+                per_replica = [
+                    key_values(self.chain, stage, replica) for replica in bundle.replicas
+                ]
+                merged = self._merged(
+                    [exchange for exchange in per_replica if exchange is not None]
+                )
+                by_stage[index].append(merged[0] if merged else None)
+        return by_stage
 
     def _merged(self, exchanges: Iterable[StageExchange]) -> list[StageExchange]:
-        """Those of the same bundles as one, on bundles."""
-        found: dict[tuple[str, ...], StageExchange] = {}
-        for one in exchanges:
+        """Merge the exchanges of the same bundles into one, on bundles."""
+        merged: dict[tuple[str, ...], StageExchange] = {}
+        for exchange in exchanges:
             names = tuple(
-                self.bundles[at].name for at in sorted({self.home[name] for name in one.devices})
+                self.bundles[at].name
+                for at in sorted({self.home[name] for name in exchange.devices})
             )
-            pairs = {**found[names].pairs, **one.pairs} if names in found else one.pairs
-            found[names] = StageExchange(names, pairs, one.rounds)
-        return list(found.values())
+            pairs = {**merged[names].pairs, **exchange.pairs} if names in merged else exchange.pairs
+            merged[names] = StageExchange(names, pairs, exchange.rounds)
+        return list(merged.values())
 
     def _reduce_seconds(self, index: int, bundle: Bundle) -> float:
-        """(4), with all the groups in the node of the first one, which may share a medium."""
+        """Return the seconds of the reductions of a stage (4).
+
+        All groups in the node of the first one are included, because they may share a medium.
+        """
         stage, algorithm = self.whole.stages[index], self.whole.algorithm(Collective.TENSOR, index)
         home = self.real.device(bundle.devices[0]).node
         near = [
@@ -190,11 +211,13 @@ class Folder(Compiler):
             for replica in bundle.replicas
             if self.real.device(replica.devices[0]).node == home
         ]
-        found = [reduction(self.chain, stage, replica, self.real, algorithm) for replica in near]
-        exchanges = [one for one in found if one is not None]
+        per_replica = [
+            reduction(self.chain, stage, replica, self.real, algorithm) for replica in near
+        ]
+        exchanges = [exchange for exchange in per_replica if exchange is not None]
         if not exchanges:
             return 0.0
-        pairs = {pair: size for one in exchanges for pair, size in one.pairs.items()}
+        pairs = {pair: size for exchange in exchanges for pair, size in exchange.pairs.items()}
         return seconds_alone(self.real, pairs, exchanges[0].rounds)
 
     def _weight_exchange(self, stages: tuple[int, ...], parameters: int) -> StageExchange:
@@ -209,13 +232,14 @@ class Folder(Compiler):
         return tuple(flow for flow in flows if flow.bytes > 0)
 
     def _twin(self, bundle: int) -> int:
+        """Return the device that receives what a bundle sends inside its nodes."""
         return len(self.bundles) + bundle
 
     def _inside_shares(self) -> dict[tuple[int, int], float]:
-        """Of what two bundles exchange, the share that stays inside nodes."""
+        """Return, for each pair of bundles, the share of their traffic that stays inside nodes."""
         moved: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for one, other in itertools.pairwise(self.whole.stages):
-            for source, target, samples in overlaps(one.replicas, other.replicas):
+        for stage, following in itertools.pairwise(self.whole.stages):
+            for source, target, samples in overlaps(stage.replicas, following.replicas):
                 for sender, receiver, part in share_overlaps(source.shares, target.shares):
                     start, end = source.devices[sender], target.devices[receiver]
                     stays = self.real.device(start).node == self.real.device(end).node
@@ -228,22 +252,23 @@ class Folder(Compiler):
         return {pair: stayed / whole for pair, (whole, stayed) in moved.items() if stayed}
 
     def _flows_of(self, pairs: Pairs, factor: float) -> tuple[Flow, ...]:
-        """(5): as if every device and NIC had to pass as much as the busiest."""
+        """Return the flows of a collective as if all devices and NICs passed as much as the busiest
+        (5)."""
         inside: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         between: dict[tuple[int, int], float] = defaultdict(float)
         leaving: dict[str, float] = defaultdict(float)
         entering: dict[str, float] = defaultdict(float)
         for (start, end), num_bytes in pairs.items():
-            one, other = self.real.device(start).node, self.real.device(end).node
-            if one == other:
+            start_node, end_node = self.real.device(start).node, self.real.device(end).node
+            if start_node == end_node:
                 inside[self.home[start]][self.outward[start]] += num_bytes
             else:
                 between[self.home[start], self.home[end]] += num_bytes
-                leaving[one] += num_bytes
-                entering[other] += num_bytes
+                leaving[start_node] += num_bytes
+                entering[end_node] += num_bytes
         flows = [
-            Flow(home, self._twin(home), factor * max(spots.values()) * self.num_outward[home])
-            for home, spots in inside.items()
+            Flow(home, self._twin(home), factor * max(by_link.values()) * self.num_outward[home])
+            for home, by_link in inside.items()
         ]
         for (home, target), num_bytes in between.items():
             crowd = max(self._crowd(home, leaving), self._crowd(target, entering))
@@ -251,7 +276,7 @@ class Folder(Compiler):
         return tuple(flows)
 
     def _crowd(self, bundle: int, passing: Mapping[str, float]) -> float:
-        """The busiest NIC around a bundle over the mean of them."""
+        """Return the load of the busiest NIC around a bundle over the mean load of these NICs."""
         nodes = self.sites[self.bundles[bundle].name]
         loads = [passing.get(node, 0.0) for node in nodes]
         return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
@@ -260,7 +285,7 @@ class Folder(Compiler):
         self._end_with_update(device, self._bundle_update(device), waits)
 
     def _bundle_update(self, device: int) -> float:
-        """Seconds of the slowest device of a bundle, for all of its stages."""
+        """Return the update seconds of the slowest device of a bundle, for all of its stages."""
         bundle = self.bundles[device]
         replica, stages = (
             bundle.replicas[0],
@@ -282,32 +307,33 @@ class Folder(Compiler):
 
 
 def bundles_of(plan: Plan, bundles: Sequence[Bundle], stage: int) -> list[Bundle]:
-    """The bundles that run a stage, in the order of its replicas."""
+    """Return the bundles that run a stage, in the order of its replicas."""
     worker = stage % _num_workers(plan)
     return [bundle for bundle in bundles if bundle.stage == worker]
 
 
 def _one_device_each(plan: Plan, bundles: Sequence[Bundle]) -> Plan:
-    """The plan with every bundle as one replica of one device."""
+    """Return the plan with every bundle as one replica of one device."""
     stages = []
     for index, stage in enumerate(plan.stages):
-        mine = bundles_of(plan, bundles, index)
+        stage_bundles = bundles_of(plan, bundles, index)
         replicas = tuple(
-            Replica(devices=(b.name,), samples=sum(r.samples for r in b.replicas)) for b in mine
+            Replica(devices=(b.name,), samples=sum(r.samples for r in b.replicas))
+            for b in stage_bundles
         )
         stages.append(replace(stage, replicas=replicas, context=1, expert=1))
     return replace(plan, stages=tuple(stages))
 
 
 def folded_cluster(cluster: Cluster, bundles: Sequence[Bundle]) -> Cluster:
-    """(1) to (3)."""
+    """Build the cluster on which bundles run (1) to (3)."""
     builder = FoldedLinks(cluster)
     sites = _sites(bundles)
     routes: dict[tuple[str, str], tuple[Route, ...]] = {}
-    for one, other in itertools.product(bundles, repeat=2):
-        route = builder.between(one, other, sites)
+    for source, target in itertools.product(bundles, repeat=2):
+        route = builder.between(source, target, sites)
         if route is not None:
-            routes[one.name, other.name] = (route,)
+            routes[source.name, target.name] = (route,)
     devices = []
     for bundle in bundles:
         devices.append(
@@ -325,7 +351,10 @@ def folded_cluster(cluster: Cluster, bundles: Sequence[Bundle]) -> Cluster:
 
 
 def _sites(bundles: Sequence[Bundle]) -> dict[str, frozenset[str]]:
-    """Per bundle, its nodes and those of all bundles that share nodes with it, directly or not."""
+    """Return, per bundle, its nodes and those of all bundles that share nodes with it.
+
+    Bundles may share nodes through a third one.
+    """
     groups: list[set[str]] = []
     for bundle in bundles:
         joined = [group for group in groups if not group.isdisjoint(bundle.nodes)]
@@ -335,7 +364,7 @@ def _sites(bundles: Sequence[Bundle]) -> dict[str, frozenset[str]]:
 
 
 class FoldedLinks:
-    """The links of a folded cluster, made when a route first needs them."""
+    """The links of a folded cluster, which are built when a route first needs them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -345,7 +374,10 @@ class FoldedLinks:
         self.known: dict[tuple[object, ...], int] = {}
 
     def between(self, one: Bundle, other: Bundle, sites: dict[str, frozenset[str]]) -> Route | None:
-        """(1) and (3): from any node of a bundle to another node of the other."""
+        """Return the route from any node of a bundle to a different node of another (1), (3).
+
+        Returns None if all their devices are in one node.
+        """
         ends = (
             (a, b) for a in one.devices for b in other.devices if self._node(a) != self._node(b)
         )
@@ -365,18 +397,19 @@ class FoldedLinks:
         return Route("folded", tuple(folded))
 
     def _nics(self, nodes: Iterable[str], direction: int) -> list[int]:
-        """Return the links of the nodes' NICs: outgoing if ``direction`` is 0, incoming if it is 1."""
+        """Return the links of the nodes' NICs: outgoing if ``direction`` is 0, incoming if it is
+        1."""
         nics = [self.nodes[node].nic for node in sorted(nodes)]
         return [nic[direction] for nic in nics if nic is not None]
 
     def inside(self, bundle: Bundle) -> Route | None:
-        """(2)."""
+        """Return the route between the devices of a bundle inside their nodes (2); None if there is
+        none."""
         members = sorted({self.outward(name) for name in bundle.devices} - {NOWHERE})
         return Route("inside", (self._link(("inside", *members), members),)) if members else None
 
     def outward(self, device: str) -> int:
-        """The link over which a device talks to others in its node; ``NOWHERE`` where there is
-        none."""
+        """Return the link from a device to others in its node; ``NOWHERE`` if there is none."""
         node, at = self.cluster.node_of[device]
         links = [medium.outward[at] for medium in node.media]
         return max(
@@ -384,7 +417,7 @@ class FoldedLinks:
         )
 
     def _link(self, key: tuple[object, ...], members: Iterable[int]) -> int:
-        """One link with the capacity of several."""
+        """Return the number of a link with the total capacity of ``members``."""
         if key not in self.known:
             real = [self.cluster.links[member] for member in members]
             self.known[key] = len(self.links)
@@ -392,4 +425,5 @@ class FoldedLinks:
         return self.known[key]
 
     def _node(self, device: str) -> str:
+        """Return the node of a device."""
         return self.cluster.device(device).node

@@ -1,23 +1,23 @@
-"""The time of a folded plan on a cluster that does not change, without a task graph.
+"""Compute the time of a folded plan on a cluster that does not change, without a task graph.
 
-The result is that of the exact engine on ``sim.fold``, to rounding, in about a quarter of its time;
-searches rank plans by it. Three things make it quick: bundles follow the lists of the schedule, so
-that no tasks are made; a transfer that shares no link with any other takes its bytes over its
-bandwidth and needs no event but its arrival; and the max-min fair rates of the others are looked up
-by the set of flows that are under way.
+The result equals that of the exact engine on ``sim.fold``, to rounding, in about a quarter of its
+time; searches rank plans by it. Three things make it fast: bundles follow the lists of the
+schedule, so that no tasks are built; a transfer that shares no link with another takes its bytes
+over its bandwidth and needs no event but its arrival; and the max-min fair rates of the other
+transfers are cached by the set of flows that are under way.
 
     (1)  an action begins when its bundle is free, its inputs have arrived and, under ZeRO 3, its
          weights
-    (2)  a transfer follows the one before it on its channel; it arrives one latency after its last
+    (2)  a transfer follows the previous one on its channel; it arrives one latency after its last
          byte has left
-    (3)  ZeRO 2 and 3: a stage scatters its gradients behind every backward; under ZeRO 3 it gathers
-         its weights for an action while the one before computes; what a stage exchanges goes one
-         after the other
+    (3)  ZeRO 2 and 3: a stage scatters its gradients after every backward; under ZeRO 3 it gathers
+         its weights for an action while the previous action computes; the exchanges of a stage run
+         one after the other
     (4)  at the end a stage sums its gradients, stages with tied weights sum those, and each bundle
          updates its weights
 
-Not here: parts of a sequence, experts, blocking transfers, ZeRO that prefetches and interleaved
-schedules; ``sim.simulate`` plays such plans in the exact engine.
+Not supported: parts of a sequence, experts, blocking transfers, ZeRO with prefetch, and interleaved
+schedules; ``sim.simulate`` runs such plans in the exact engine.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from argosy.sim.lanes import Crowd, Lane, LaneMessage, LinkUsers
 from argosy.sim.steady import steady_seconds
 from argosy.workload.chain import Chain
 
+# Kinds of actions; an index of this tuple is one of the four numbers that follow.
 _KINDS = (
     ActionKind.FORWARD,
     ActionKind.BACKWARD,
@@ -50,13 +51,14 @@ _KINDS = (
     ActionKind.WEIGHT_GRADIENT,
 )
 _FORWARD, _BACKWARD, _INPUT, _WEIGHT = range(4)
+# Kinds of events on the heap.
 _COMPUTED, _ARRIVED, _FLOW_LEFT, _FLOW_ENDS = range(4)
 
 
 def folded_seconds(
     plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
 ) -> float | None:
-    """The time of one iteration; None for what is not played here."""
+    """Return the seconds of one iteration; None if the plan is not supported here."""
     if plan.schedule.kind.is_chunked:
         return None
     folded = FoldedPlan(plan, chain, cluster, model or ComputeModel())
@@ -64,7 +66,7 @@ def folded_seconds(
 
 
 class FoldedPlan(Folder):
-    """A folded plan, taken apart once to be timed under several schedules."""
+    """A folded plan that is prepared once and can be timed under several schedules."""
 
     def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
         super().__init__(plan, chain, cluster, model)
@@ -79,23 +81,24 @@ class FoldedPlan(Folder):
             tuple(_over(member.of(kind)[0], speed) for kind in _KINDS)
             for member, speed in zip(members, speeds, strict=True)
         ]
-        """Per bundle and kind of action."""
+        """Per bundle and kind of action, its seconds."""
         self.update = [
             _over(self._bundle_update(number), speed) for number, speed in enumerate(speeds)
         ]
-        """Per bundle, in seconds."""
+        """Per bundle, the seconds of its update."""
         self.messages: list[LaneMessage] = []
         self.sends: tuple[list[list[int]], list[list[int]]] = (
             [[] for _ in speeds],
             [[] for _ in speeds],
         )
-        """Per bundle, the messages that a forward sends on, and those that a backward sends
+        """Per bundle, the messages that a forward sends on, and the messages that a backward sends
         back."""
         self.waits = ([0] * len(speeds), [0] * len(speeds))
-        """Per bundle, how many messages a forward waits for, and a backward."""
-        for stage, (one, _) in enumerate(itertools.pairwise(plan.stages)):
-            self._add_channels(stage, stage + 1, one.end - 1)
-            self._add_channels(stage + 1, stage, one.end - 1)
+        """Per bundle, the number of messages that a forward waits for, and that a backward waits
+        for."""
+        for stage, (sender, _) in enumerate(itertools.pairwise(plan.stages)):
+            self._add_channels(stage, stage + 1, sender.end - 1)
+            self._add_channels(stage + 1, stage, sender.end - 1)
         self.zero = [
             stage.zero if holders > 1 else 0
             for stage, holders in zip(plan.stages, self.num_holders, strict=True)
@@ -110,13 +113,13 @@ class FoldedPlan(Folder):
             (stages, self._add_message(*self._weights_around(stages, times, parameters)))
             for stages, parameters, times in self._gradient_groups()
         ]
-        """Stages that sum gradients together, and the message by which they do."""
+        """Stages that sum gradients together, and the message by which they do so."""
         capacity = [link.bandwidth.at(0) for link in self.folded_links.links]
         self.network = LinkUsers(self.messages, capacity)
 
     @property
     def is_playable(self) -> bool:
-        """Whether ``seconds`` plays all that the plan does, on devices and links that do not
+        """Return whether ``seconds`` covers the whole plan, on devices and links that do not
         change."""
         if self.model.blocking or self.plan.schedule.kind.is_v or self.whole.offloads:
             return False
@@ -133,7 +136,7 @@ class FoldedPlan(Folder):
         return all(trace.is_constant for trace in traces)
 
     def seconds(self, schedule: ScheduleSpec) -> float:
-        """The time of one iteration under a schedule; infinite if it never ends."""
+        """Return the seconds of one iteration under a schedule; infinite if it never ends."""
         num_stages = len(self.plan.stages)
 
         def seconds(count: int) -> FloatArray:
@@ -142,6 +145,7 @@ class FoldedPlan(Folder):
         return float(steady_seconds(seconds, schedule, num_stages, self.plan.num_micro_batches)[0])
 
     def _add_channels(self, source_stage: int, target_stage: int, layer: int) -> None:
+        """Add the messages from every bundle of a stage to those of a neighbouring stage."""
         direction = int(target_stage < source_stage)
         is_sent = not direction or layer >= self.chain.first_backward
         for source, target, _, flows in self._handed(source_stage, target_stage, layer):
@@ -152,6 +156,7 @@ class FoldedPlan(Folder):
     def _add_message(
         self, flows: Sequence[Flow], rounds: int, target: int = -1, direction: int = 0
     ) -> int:
+        """Add a message and return its number."""
         lanes = []
         for flow in flows:
             bundle = self.bundles[flow.source]
@@ -159,7 +164,7 @@ class FoldedPlan(Folder):
                 route = self.folded_links.inside(bundle)
             else:
                 route = self.folded_links.between(bundle, self.bundles[flow.target], self.sites)
-            assert route is not None, "what is sent has a way"
+            assert route is not None, "every flow has a route"
             latency = sum(self.folded_links.links[link].latency.at(0) for link in route.links)
             lanes.append(Lane(route.links, flow.bytes, rounds * latency))
         self.messages.append(LaneMessage(tuple(lanes), target, direction))
@@ -170,20 +175,22 @@ class FoldedPlan(Folder):
 def _orders(
     schedule: ScheduleSpec, num_stages: int, num_micro_batches: int
 ) -> list[list[tuple[int, int]]]:
-    """Per stage, kind and micro-batch of its actions."""
+    """Return, for each stage, the kind and the micro-batch of its actions in order."""
     orders = orders_of(schedule, num_stages, num_micro_batches)
     return [[(_KINDS.index(kind), index) for _, kind, index in order] for order in orders]
 
 
 def _over(seconds: float, speed: float) -> float:
+    """Return the seconds of work at a speed; infinite at speed 0."""
     return seconds / speed if speed else math.inf
 
 
 class _Play:
-    """Everything that is under way in one iteration."""
+    """The state of one simulated iteration: it holds the clock, the event heap and what is under
+    way."""
 
     def __init__(self, parts: FoldedPlan, orders: list[list[tuple[int, int]]], count: int) -> None:
-        """``count``: micro-batches."""
+        """Prepare an iteration of ``count`` micro-batches."""
         self.parts = parts
         self.orders = orders
         self.network = parts.network
@@ -194,17 +201,17 @@ class _Play:
         self.heap: list[tuple[float, int, int, int, int]] = []
         self.number = 0
         self.changed: list[Crowd] = []
-        """Of which flows have begun or ended at this moment."""
+        """Crowds in which flows have begun or ended at the present time."""
         num_bundles, num_messages = len(parts.stage_of), len(parts.messages)
         self.position = [0] * num_bundles
         self.is_busy = [False] * num_bundles
         self.missing = tuple([[need] * count for need in needs] for needs in parts.waits)
-        """Per direction, bundle and micro-batch, messages that have not arrived."""
+        """Per direction, bundle and micro-batch, the number of messages that have not arrived."""
         self.free_at = [0.0] * num_messages
-        """Per message that has its links to itself, when its channel is free."""
+        """Per message that shares no link, the time at which its channel is free."""
         self.queues: list[deque[int]] = [deque() for _ in range(num_messages)]
         self.carrying = [-1] * num_messages
-        """Per channel, the micro-batch under way."""
+        """Per channel, the micro-batch under way; -1 if there is none."""
         self.flows_left = [0] * num_messages
         self.arrival = [0.0] * num_messages
         self.chains = {stage: self._chain(stage) for stage in parts.exchanges}
@@ -221,8 +228,12 @@ class _Play:
         self.bundles_left = [len(members) for members in parts.bundles_of]
 
     def _chain(self, stage: int) -> list[tuple[int, int]]:
-        """(3): per exchange, how many actions of the stage must be over, and the action that waits
-        for it or -1."""
+        """Return, for each exchange of a stage, how many actions it needs and which action needs it
+        (3).
+
+        The first number counts actions of the stage that must be over before the exchange begins;
+        the second is the action that waits for the exchange, or -1.
+        """
         chain = []
         zero = self.parts.zero[stage]
         for at, (kind, _) in enumerate(self.orders[stage]):
@@ -233,6 +244,7 @@ class _Play:
         return chain
 
     def run(self) -> float:
+        """Run the iteration and return its seconds; infinite if it never ends."""
         for stage in self.chains:
             self._exchange(stage)
         for bundle in range(len(self.position)):
@@ -242,26 +254,27 @@ class _Play:
             if self.changed and (not heap or heap[0][0] > self.now):
                 self._refresh()
                 continue
-            self.now, _, what, one, other = heapq.heappop(heap)
-            if what == _COMPUTED:
-                self._computed(one)
-            elif what == _ARRIVED:
-                self._arrived(one, other)
-            elif what == _FLOW_LEFT:
-                self._flow_left(one)
+            self.now, _, event, subject, detail = heapq.heappop(heap)
+            if event == _COMPUTED:
+                self._computed(subject)
+            elif event == _ARRIVED:
+                self._arrived(subject, detail)
+            elif event == _FLOW_LEFT:
+                self._flow_left(subject)
             else:
-                self._flow_ends(one, other)
+                self._flow_ends(subject, detail)
         is_over = not any(self.bundles_left) and not any(self.groups_left)
         return self.end if is_over else math.inf
 
     def _refresh(self) -> None:
-        """Find the rates again of what has changed at this moment."""
+        """Compute the rates of crowds that have changed at the present time."""
         for crowd in self.changed:
             end, flow = crowd.refresh(self.now)
             self._at(end, _FLOW_ENDS, flow, crowd.version)
         self.changed.clear()
 
     def _flow_ends(self, flow: int, version: int) -> None:
+        """End a flow of a crowd, unless its rate has changed since the event was scheduled."""
         crowd = self.network.crowds[flow]
         if version == crowd.version and flow in crowd.under_way:
             crowd.finish(flow)
@@ -269,17 +282,19 @@ class _Play:
             self._flow_left(flow)
 
     def _change(self, crowd: Crowd) -> None:
+        """Mark a crowd whose rates must be computed again."""
         if not crowd.is_changed:
             crowd.is_changed = True
             self.changed.append(crowd)
 
-    def _at(self, time: float, what: int, one: int, other: int = 0) -> None:
+    def _at(self, time: float, event: int, subject: int, detail: int = 0) -> None:
+        """Schedule an event, unless it never happens."""
         if time < math.inf:
             self.number += 1
-            heapq.heappush(self.heap, (time, self.number, what, one, other))
+            heapq.heappush(self.heap, (time, self.number, event, subject, detail))
 
     def _try(self, bundle: int) -> None:
-        """(1)"""
+        """Begin the next action of a bundle if its inputs and weights have arrived (1)."""
         at, stage = self.position[bundle], self.parts.stage_of[bundle]
         order = self.orders[stage]
         if self.is_busy[bundle] or at == len(order):
@@ -293,6 +308,7 @@ class _Play:
         self._at(self.now + self.parts.action_seconds[bundle][kind], _COMPUTED, bundle)
 
     def _computed(self, bundle: int) -> None:
+        """End the action of a bundle: send its results and begin the next action."""
         at, stage = self.position[bundle], self.parts.stage_of[bundle]
         order = self.orders[stage]
         kind, index = order[at]
@@ -312,7 +328,7 @@ class _Play:
             self._try(bundle)
 
     def _send(self, message: int, index: int) -> None:
-        """(2)"""
+        """Send a message for a micro-batch, after the previous one on its channel (2)."""
         if self.network.is_alone[message]:
             start = max(self.now, self.free_at[message])
             left = arrival = start
@@ -330,6 +346,7 @@ class _Play:
             self._begin(message, index)
 
     def _begin(self, message: int, index: int) -> None:
+        """Start the flows of a message."""
         self.carrying[message] = index
         lanes = self.messages[message].lanes
         self.flows_left[message] = len(lanes)
@@ -345,6 +362,8 @@ class _Play:
                 self._change(crowd)
 
     def _flow_left(self, flow: int) -> None:
+        """Record that the last byte of a flow has left; schedule the arrival after the last
+        flow."""
         message = self.network.message_of[flow]
         self.arrival[message] = max(
             self.arrival[message], self.now + self.network.lanes[flow].latency
@@ -357,6 +376,7 @@ class _Play:
                 self._begin(message, self.queues[message].popleft())
 
     def _arrived(self, message: int, index: int) -> None:
+        """Deliver a message to the bundle that waits for it."""
         sent = self.messages[message]
         if sent.target < 0:
             self._collected(message)
@@ -367,6 +387,7 @@ class _Play:
             self._try(sent.target)
 
     def _collected(self, message: int) -> None:
+        """Continue after a collective has ended."""
         for stage, exchange in self.parts.exchanges.items():
             if exchange == message:
                 self._exchanged(stage)
@@ -378,7 +399,7 @@ class _Play:
                 self._finish(bundle)
 
     def _exchange(self, stage: int) -> None:
-        """(3): begin with the next exchange of a stage if it may."""
+        """Begin the next exchange of a stage if its actions are over (3)."""
         begun, chain = self.num_begun[stage], self.chains[stage]
         if begun > self.num_exchanged[stage] or begun == len(chain):
             return
@@ -387,6 +408,7 @@ class _Play:
             self._send(self.parts.exchanges[stage], 0)
 
     def _exchanged(self, stage: int) -> None:
+        """Continue after an exchange of a stage has ended (3)."""
         chain = self.chains[stage]
         action = chain[self.num_exchanged[stage]][1]
         self.num_exchanged[stage] += 1
@@ -399,7 +421,7 @@ class _Play:
             self._stage_done(stage)
 
     def _stage_done(self, stage: int) -> None:
-        """(4): the gradients of a stage are complete."""
+        """Begin the sums of gradients that are complete now that this stage has finished (4)."""
         for (_, message), stages in zip(self.parts.groups, self.stages_left, strict=True):
             if stage in stages:
                 stages.remove(stage)
@@ -407,5 +429,6 @@ class _Play:
                     self._send(message, 0)
 
     def _finish(self, bundle: int) -> None:
+        """Update the weights of a bundle if all its gradients are summed."""
         if not self.groups_left[bundle]:
             self.end = max(self.end, self.now + self.parts.update[bundle])

@@ -1,5 +1,4 @@
-"""Some steps of islands as one timeline: what every device computes, and what islands exchange
-meanwhile."""
+"""Record some steps of islands as one timeline: the computation of devices and the exchanges."""
 
 from __future__ import annotations
 
@@ -12,14 +11,15 @@ from argosy.plan.islands import IslandPlan
 from argosy.timeline import LinkUse, Span, Timeline
 
 _AROUND = 2
-"""Steps before an exchange, and after its result is used, that are shown."""
+"""Steps that are shown before an exchange, and again after its result is used."""
 _MOST_STEPS = 24
-"""Of a window around an exchange."""
+"""The largest number of steps of a window around an exchange."""
 
 
 @dataclass(kw_only=True)
 class IslandWindow:
-    """Collects the spans of steps ``first`` to ``end`` - 1 while islands are played."""
+    """A recorder that collects the spans of steps ``first`` to ``end`` - 1 while islands are
+    simulated."""
 
     first: int
     end: int
@@ -27,11 +27,12 @@ class IslandWindow:
     spans: list[Span] = field(default_factory=list)
     memory: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[int, float] = field(default_factory=dict)
-    """By step, when the last island had done it."""
+    """By step, the time in seconds at which the last island has finished it."""
 
     @classmethod
     def around_exchange(cls, plan: IslandPlan) -> IslandWindow:
-        """The steps around the first exchange, up to the use of its result if that is soon."""
+        """Build the window around the first exchange, up to the use of its result if that is
+        soon."""
         first = max(0, plan.period - _AROUND)
         before_next = max(2 * plan.period - 1, plan.period + 1)
         return cls(
@@ -40,12 +41,11 @@ class IslandWindow:
         )
 
     def num_recorded(self, done: int, count: int) -> int:
-        """How many of ``count`` steps after ``done`` ones must be recorded; 0 if none is in the
-        window."""
+        """Return how many of the ``count`` steps that follow ``done`` steps must be recorded."""
         return max(0, min(self.end - done, count)) if done + count > self.first else 0
 
     def add_steps(self, played: Timeline, begin: float, done: int, first_stage: int) -> None:
-        """Take over steps of an island, played from ``begin`` on after ``done`` others."""
+        """Add steps of an island that begin at ``begin`` seconds, after ``done`` other steps."""
         place: dict[int, int] = {}
         for at, span in enumerate(played.spans):
             step = done + span.iteration
@@ -63,21 +63,21 @@ class IslandWindow:
             self.memory[device] += [(begin + when, amount) for when, amount in held]
 
     def has_exchange(self, step: int) -> bool:
-        """Whether an exchange after so many steps is in the window."""
+        """Return whether the exchange after ``step`` steps is in the window."""
         return self.first < step <= self.end
 
     def add_exchange(self, played: Timeline, begin: float, step: int) -> None:
-        """Take over an exchange that began after so many steps."""
+        """Add an exchange that began at ``begin`` seconds, after ``step`` steps."""
         moved = (_moved(span, begin) for span in played.spans if span.kind.is_communication)
         self.spans += [span._replace(iteration=step - 1, waited_for=None) for span in moved]
 
     @property
     def start(self) -> float:
-        """When the first span begins; seconds since islands began."""
+        """Return when the first span begins, in seconds since the islands began."""
         return min((span.start for span in self.spans), default=0.0)
 
     def timeline(self, plan: IslandPlan, cluster: Cluster) -> Timeline:
-        """What was collected; its time 0 is ``start``."""
+        """Return what was collected as a timeline whose time 0 is ``start``."""
         start = self.start
         spans = tuple(_moved(span, -start) for span in self.spans)
         devices = tuple(name for island in plan.islands for name in island.devices)
@@ -101,7 +101,7 @@ class IslandWindow:
         )
 
     def _links(self, cluster: Cluster) -> Iterator[LinkUse]:
-        """What links carried from the first start to the last end."""
+        """Yield the use of every link that carried bytes, from the first start to the last end."""
         carried: dict[str, float] = defaultdict(float)
         for span in self.spans:
             for name in span.via:
@@ -109,10 +109,11 @@ class IslandWindow:
         start, end = self.start, max((span.end for span in self.spans), default=0.0)
         for link in cluster.links:
             if carried[link.name]:
-                could = link.bandwidth.mean(start, end) * (end - start)
-                share = carried[link.name] / could if could else 0.0
+                capacity = link.bandwidth.mean(start, end) * (end - start)
+                share = carried[link.name] / capacity if capacity else 0.0
                 yield LinkUse(link=link.name, bytes=carried[link.name], utilisation=share)
 
 
 def _moved(span: Span, seconds: float) -> Span:
+    """Return a span that is shifted by a number of seconds."""
     return span._replace(start=span.start + seconds, end=span.end + seconds)

@@ -1,22 +1,21 @@
-"""Play an island plan: the steps of every island, and what islands exchange over the links between
-them.
+"""Simulate an island plan: the steps of every island, and the exchanges between islands.
 
-    (1)  A step of an island is an iteration of its plan (``sim.simulate``), from its own moment on
-         under the traces.
-    (2)  An exchange begins when the last island has reached its step, and moves, with S the bytes
-         of a fragment as the plan compresses it and N islands: weights to each island's lead, S / N
-         from each lead to each other one, the sums of these S / N back to each other one, new
-         weights from each lead to its island.
-    (3)  Blocking: an island goes on when its exchange has ended. Overlapped by tau steps: after tau
-         more steps.
+    (1)  A step of an island is an iteration of its plan (``sim.simulate``) that starts at the
+         island's own time under the traces.
+    (2)  An exchange begins when the last island has reached its step. With S the bytes of a
+         fragment as the plan compresses it and N islands, it moves: weights to each island's lead,
+         S / N from each lead to each other lead, the sums of these S / N back to each other lead,
+         new weights from each lead to its island.
+    (3)  Blocking: an island continues when its exchange has ended. Overlapped by tau steps: it
+         uses the result after tau more steps.
     (4)  An island is lost to an exchange that has not ended when no byte has passed between its
          lead and island 0's, in one direction, for ``lost_after`` seconds, which may begin before
-         the exchange: the others exchange without it. It returns at the first exchange that finds
-         the link up, and takes over parameters and momentum from the others before they go on. What
-         it trained meanwhile does not count.
+         the exchange: the other islands exchange without it. It returns at the first exchange at
+         which the link is up, and copies parameters and momentum from the others before they
+         continue. The samples that it trained on meanwhile do not count.
 
-An exchange that is overlapped is played without the traffic inside islands, which uses other links
-except for the NICs of leads. Time to add up, compress and copy to host memory is not counted.
+An overlapped exchange is simulated without the traffic inside islands, which uses other links
+except for the NICs of leads. The time to add, compress and copy to host memory is not counted.
 """
 
 from __future__ import annotations
@@ -39,63 +38,72 @@ from argosy.timeline import SpanKind, Timeline
 from argosy.workload.chain import Chain
 
 LOST_AFTER = 10.0
-"""Seconds after which an island that no byte reaches is lost, as in a run (4)."""
+"""Seconds without a byte after which an island counts as lost, the default of a real run too
+(4)."""
 _WEIGHT_BYTES = 4
-"""Of a parameter between the devices of an island and its lead."""
+"""Bytes of a parameter (fp32) that is sent between the devices of an island and its lead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FragmentExchange:
-    """One exchange of a fragment."""
+    """An exchange of a fragment that islands took part in."""
 
     step: int
-    """After which it began."""
+    """The number of steps after which the exchange began."""
     arrived: tuple[float, ...]
-    """When each island that takes part had done that step; seconds."""
+    """The time in seconds at which each island that takes part had finished that step."""
     end: float
     islands: tuple[int, ...]
-    """That took part."""
+    """The islands that took part."""
     lost_seconds: float = 0.0
-    """Waited until others were taken for lost (4)."""
+    """Seconds of waiting until the missing islands counted as lost (4)."""
 
     @property
     def begin(self) -> float:
+        """Return the time in seconds at which the exchange began."""
         return max(self.arrived) + self.lost_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class IslandCourse:
-    """What islands did over a number of steps."""
+    """The result of simulating islands over a number of steps: it holds times, exchanges and
+    samples."""
 
     steps: int
     ends: tuple[float, ...]
-    """Per island, when it had done its last step and had the results of the exchanges that were
-    due."""
+    """Per island, the time in seconds at which it had finished its last step and received all
+    exchanges that were due."""
     exchanges: tuple[FragmentExchange, ...]
     waited: tuple[float, ...]
-    """Per island, seconds in which it waited for exchanges or for other islands."""
+    """Per island, the seconds in which it waited for exchanges or for other islands."""
     samples: int = 0
-    """That count: trained on by islands that took part in the exchange that followed."""
+    """The number of samples that count: their islands took part in the exchange that followed."""
     stalled: str | None = None
-    """Why a step or an exchange never ends."""
+    """The reason why a step or an exchange never ends; None if all end."""
 
     @property
     def end(self) -> float:
+        """Return the time in seconds at which the last island ended."""
         return max(self.ends)
 
     @property
     def step_seconds(self) -> float:
+        """Return the mean seconds of a step; infinite if no step was done."""
         return self.end / self.steps if self.steps else math.inf
 
     @property
     def samples_per_second(self) -> float:
+        """Return the samples that count per second."""
         return self.samples / self.end if self.end else 0.0
 
 
 def held_parameters(plan: Plan, chain: Chain) -> list[tuple[str, float, float]]:
-    """Per device of a plan: parameters that it keeps, and how many of them it sends when each is
-    sent once."""
-    found = []
+    """Return (device, parameters that it keeps, parameters that it sends) for each device of a
+    plan.
+
+    The last number counts every parameter of a stage once, so that it is sent by one device only.
+    """
+    held = []
     for stage in plan.stages:
         total = float(sum(layer.parameters for layer in chain.layers[stage.first : stage.end]))
         count = len(stage.devices)
@@ -103,12 +111,12 @@ def held_parameters(plan: Plan, chain: Chain) -> list[tuple[str, float, float]]:
         for holder in stage.holders:
             for device in holder:
                 kept = total / (count if stage.zero else len(holder))
-                found.append((device, kept, kept if stage.zero or device in first else 0.0))
-    return found
+                held.append((device, kept, kept if stage.zero or device in first else 0.0))
+    return held
 
 
 def exchange_graph(plan: IslandPlan, chain: Chain) -> TaskGraph:
-    """The transfers of one exchange (2)."""
+    """Build the task graph of the transfers of one exchange (2)."""
     devices = tuple(dict.fromkeys(device for island in plan.islands for device in island.devices))
     index = {name: at for at, name in enumerate(devices)}
     leads = [index[lead(island)] for island in plan.islands]
@@ -117,6 +125,8 @@ def exchange_graph(plan: IslandPlan, chain: Chain) -> TaskGraph:
     tasks: list[Task] = []
 
     def inside(at: int, after: tuple[int, ...], *, outward: bool) -> int:
+        """Add the transfers between an island's devices and its lead, and return the number of the
+        task."""
         flows = []
         for device, kept, sent in held_parameters(plan.islands[at], chain):
             amount = _WEIGHT_BYTES * (kept if outward else sent) / plan.fragments
@@ -130,17 +140,17 @@ def exchange_graph(plan: IslandPlan, chain: Chain) -> TaskGraph:
         return len(tasks) - 1
 
     def between(after: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        """Every lead sends a piece to every other one; per island, the tasks that bring it
-        something."""
-        come: dict[int, list[int]] = {at: [] for at in range(count)}
+        """Add a transfer of a piece from every lead to every other; return the tasks that reach
+        each island."""
+        arriving: dict[int, list[int]] = {at: [] for at in range(count)}
         for sender in range(count):
             for receiver in range(count):
                 if sender != receiver:
                     flow = Flow(leads[sender], leads[receiver], piece)
                     needs = tuple(dict.fromkeys((*after[sender], *after[receiver])))
                     tasks.append(Task(kind=SpanKind.TRANSFER, flows=(flow,), after=needs))
-                    come[receiver].append(len(tasks) - 1)
-        return {at: tuple(numbers) for at, numbers in come.items()}
+                    arriving[receiver].append(len(tasks) - 1)
+        return {at: tuple(numbers) for at, numbers in arriving.items()}
 
     gathered: dict[int, tuple[int, ...]] = {
         at: (inside(at, (), outward=False),) for at in range(count)
@@ -152,13 +162,14 @@ def exchange_graph(plan: IslandPlan, chain: Chain) -> TaskGraph:
 
 
 def exchange_seconds(plan: IslandPlan, chain: Chain, cluster: Cluster) -> float:
-    """What one exchange takes from time 0 of the cluster on; infinite if it never ends."""
+    """Return the seconds of one exchange that begins at time 0; infinite if it never ends."""
     return first_end(simulate_exact(exchange_graph(plan, chain), cluster, record=0))
 
 
 @dataclass
 class _Player:
-    """An island plan on a cluster, and what was played where nothing changes any more."""
+    """An island plan on a cluster, with cached results for the time after the last change of the
+    traces."""
 
     plan: IslandPlan
     chain: Chain
@@ -167,9 +178,9 @@ class _Player:
     known: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds by island and number of steps, after the last change."""
     exchanged: dict[tuple[int, ...], float] = field(default_factory=dict)
-    """Seconds of an exchange between some islands, after the last change."""
+    """Seconds of an exchange by its islands, after the last change."""
     window: IslandWindow | None = None
-    """What is to be recorded."""
+    """The window to record; None to record nothing."""
 
     def __post_init__(self) -> None:
         self.last = last_change([self.cluster])
@@ -178,7 +189,8 @@ class _Player:
         self.first_stages = [sum(numbers[:at]) for at in range(len(numbers))]
 
     def steps(self, island: int, begin: float, done: int, count: int) -> float:
-        """When an island that begins now, after ``done`` steps, has done ``count`` more (1)."""
+        """Return when an island that begins at ``begin`` after ``done`` steps has done ``count``
+        more (1)."""
         if count == 0 or math.isinf(begin):
             return begin
         key = (island, count)
@@ -199,7 +211,7 @@ class _Player:
         return begin + seconds
 
     def exchange(self, islands: tuple[int, ...], begin: float) -> float:
-        """When an exchange between islands that begins now has ended (2)."""
+        """Return when an exchange between islands that begins at ``begin`` has ended (2)."""
         if math.isinf(begin) or len(islands) == 1:
             return begin
         if begin >= self.last and islands in self.exchanged:
@@ -210,6 +222,7 @@ class _Player:
         return begin + seconds
 
     def _played_exchange(self, islands: tuple[int, ...], begin: float, record: int) -> Timeline:
+        """Simulate an exchange between islands from ``begin`` on."""
         part = replace(self.plan, islands=tuple(self.plan.islands[at] for at in islands))
         return simulate_exact(
             exchange_graph(part, self.chain), from_moment(self.cluster, begin), record=record
@@ -226,25 +239,33 @@ class _Player:
             self.window.add_exchange(played, exchange.begin, exchange.step)
 
     def ways(self, island: int) -> list[list[Trace]]:
-        """Bandwidths between the leads of island 0 and another, by direction and route; none for
-        island 0."""
+        """Return the bandwidth traces between the leads of island 0 and another, by direction and
+        route.
+
+        The list is empty for island 0.
+        """
         pairs = (
             ((self.leads[0], self.leads[island]), (self.leads[island], self.leads[0]))
             if island
             else ()
         )
         return [
-            [self.cluster.bandwidth(way) for way in self.cluster.routes(*pair)] for pair in pairs
+            [self.cluster.bandwidth(route) for route in self.cluster.routes(*pair)]
+            for pair in pairs
         ]
 
     def is_reached(self, island: int, time: float) -> bool:
-        """Whether bytes pass between the leads of island 0 and another, both ways."""
+        """Return whether bytes pass in both directions between the leads of island 0 and another
+        island."""
         return all(any(trace.at(time) > 0 for trace in traces) for traces in self.ways(island))
 
     def lost_at(self, island: int, begin: float, lost_after: float) -> float:
-        """The first moment from ``begin`` on at which no byte has passed one way for ``lost_after``
-        seconds, which may have begun before; infinite if there is none (4)."""
-        found = math.inf
+        """Return the first time at or after ``begin`` at which an island counts as lost (4).
+
+        That is when no byte has passed in one direction for ``lost_after`` seconds, which may have
+        begun earlier; the result is infinite if there is no such time.
+        """
+        earliest = math.inf
         for traces in self.ways(island):
             knots = sorted({time for trace in traces for time in trace.times})
             silent_since: float | None = None
@@ -255,17 +276,17 @@ class _Player:
                 silent_since = knot if silent_since is None else silent_since
                 moment = max(begin, silent_since + lost_after)
                 if moment < following:
-                    found = min(found, moment)
+                    earliest = min(earliest, moment)
                     break
-        return found
+        return earliest
 
     def catch_up(self, island: int, begin: float) -> float:
-        """When an island that comes back has the shared parameters and their momentum."""
-        first, there = self.leads[0], self.leads[island]
+        """Return when an island that returns has the shared parameters and their momentum."""
+        first, returning = self.leads[0], self.leads[island]
         amount = 2.0 * _WEIGHT_BYTES * self.chain.parameters
-        way = self.cluster.fastest(first, there, amount, begin)
-        end = self.cluster.bandwidth(way).advance(begin, amount)
-        return end + self.cluster.latency(way, end)
+        route = self.cluster.fastest(first, returning, amount, begin)
+        end = self.cluster.bandwidth(route).advance(begin, amount)
+        return end + self.cluster.latency(route, end)
 
 
 def play_islands(
@@ -279,8 +300,11 @@ def play_islands(
     lost_after: float = LOST_AFTER,
     window: IslandWindow | None = None,
 ) -> IslandCourse:
-    """Play ``steps`` of an island plan from time 0; no period between exchanges begins after
-    ``until`` seconds. Spans of the steps in ``window`` are added to it."""
+    """Simulate ``steps`` steps of an island plan from time 0.
+
+    No period between exchanges begins after ``until`` seconds. Spans of the steps in ``window`` are
+    added to it.
+    """
     player = _Player(plan, chain, cluster, model, window=window)
     shares = [island.global_batch for island in plan.islands]
     numbers = range(len(shares))
@@ -307,13 +331,13 @@ def play_islands(
         if count < plan.period:
             samples += count * sum(shares[at] for at in members)
             break
-        met = max(now[at] for at in members)
-        end = player.exchange(members, met)
-        losses = {at: player.lost_at(at, met, lost_after) for at in members}
+        begin = max(now[at] for at in members)
+        end = player.exchange(members, begin)
+        losses = {at: player.lost_at(at, begin, lost_after) for at in members}
         stay = tuple(at for at in members if losses[at] >= end)
-        lost = max((losses[at] - met for at in members if at not in stay), default=0.0)
+        lost = max((losses[at] - begin for at in members if at not in stay), default=0.0)
         if len(stay) < len(members):
-            end = player.exchange(stay, met + lost)
+            end = player.exchange(stay, begin + lost)
         if math.isinf(end):
             return _stalled(
                 f"the exchange after step {done} never ends", done, samples, exchanges, waited, now
@@ -348,6 +372,7 @@ def _stalled(
     waited: list[float],
     now: list[float],
 ) -> IslandCourse:
+    """Return the course of islands up to a step or an exchange that never ends."""
     ends = tuple(end if math.isfinite(end) else 0.0 for end in now)
     return IslandCourse(
         steps=steps,

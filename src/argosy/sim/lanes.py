@@ -1,10 +1,9 @@
-"""Messages on links that do not change: which flows have their links to themselves, and how fast
-the others are.
+"""Compute the rates of messages on links that do not change.
 
-(1)  a flow that shares no link with any other takes its bytes over the bandwidth of its narrowest
-     link
-(2)  flows that share links, directly or not, form a crowd; their max-min fair rates depend on which
-     of them are under way, and are found once for each such set
+(1)  A flow that shares no link with another flow takes its bytes over the bandwidth of its
+     narrowest link.
+(2)  Flows that share links, directly or through other flows, form a crowd; their max-min fair rates
+     depend on which of them are under way, and are computed once for each such set.
 """
 
 from __future__ import annotations
@@ -20,28 +19,27 @@ from argosy.sim.engine.fairshare import max_min_rates
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What one flow of a message needs."""
+    """The needs of one flow of a message: it holds the links, the bytes and the latency."""
 
     links: tuple[int, ...]
     bytes: float
     latency: float
-    """After its last byte has left."""
+    """Seconds between the departure of the last byte and its arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneMessage:
-    """Flows that begin together: a transfer between two bundles, or a collective."""
+    """A transfer between two bundles, or a collective, whose flows are sent together."""
 
     lanes: tuple[Lane, ...]
     target: int = -1
-    """The bundle that waits for it; -1 for a collective."""
+    """The bundle that waits for the message; -1 for a collective."""
     direction: int = 0
-    """1 for a gradient."""
+    """0 for activations, 1 for gradients."""
 
 
 class LinkUsers:
-    """The flows of all messages: which ones have their links to themselves, and which ones share
-    them."""
+    """The flows of all messages, divided into those that share links and those that do not."""
 
     def __init__(self, messages: Sequence[LaneMessage], capacity: Sequence[float]) -> None:
         self.lanes = [lane for message in messages for lane in message.lanes]
@@ -49,7 +47,7 @@ class LinkUsers:
         self.first_flow = [
             *itertools.accumulate((len(message.lanes) for message in messages), initial=0)
         ]
-        """Per message, the number of its first flow; the others follow."""
+        """Per message, the number of its first flow; its other flows follow."""
         users: dict[int, list[int]] = defaultdict(list)
         for flow, lane in enumerate(self.lanes):
             for link in lane.links:
@@ -60,13 +58,13 @@ class LinkUsers:
             else 0.0
             for lane in self.lanes
         ]
-        """Per flow, its rate if no other ever uses its links; else 0."""
+        """Per flow, its rate in bytes/s if no other flow ever uses its links; else 0."""
         self.is_alone = [
             all(self.alone[begin:end]) for begin, end in itertools.pairwise(self.first_flow)
         ]
-        """Per message, whether it has all its links to itself."""
+        """Per message, whether no other message uses its links."""
         self.crowds: dict[int, Crowd] = {}
-        """Per other flow, those that it shares links with, directly or not."""
+        """Per flow that shares links, the crowd that it belongs to (2)."""
         for flow, rate in enumerate(self.alone):
             if not rate and flow not in self.crowds:
                 crowd = Crowd(self.lanes, capacity)
@@ -76,45 +74,50 @@ class LinkUsers:
                     if member not in self.crowds:
                         self.crowds[member] = crowd
                         reached += [
-                            other for link in self.lanes[member].links for other in users[link]
+                            neighbour
+                            for link in self.lanes[member].links
+                            for neighbour in users[link]
                         ]
 
     def clear(self) -> None:
-        """Take everything off the network."""
+        """Remove all flows from the network."""
         for crowd in self.crowds.values():
             crowd.clear()
 
 
 class Crowd:
-    """Flows that share links: which are under way, at which rates, and when the first of them
-    ends."""
+    """A set of flows that share links: it knows which are under way, their rates and the first
+    end."""
 
     def __init__(self, lanes: Sequence[Lane], capacity: Sequence[float]) -> None:
         self.lanes = lanes
         self.capacity = dict(enumerate(capacity))
         self.rates: dict[int, list[tuple[int, float]]] = {}
-        """Per set of flows under way, their rates."""
+        """Per set of flows under way (as a bit mask), each flow and its rate in bytes/s."""
         self.version = 0
-        """Counts refreshes, so that an end that was foreseen earlier is recognised as stale."""
+        """The number of refreshes; an end that was predicted before the latest one is stale."""
         self.clear()
 
     def clear(self) -> None:
+        """Remove all flows of the crowd."""
         self.under_way: dict[int, list[float]] = {}
-        """Per flow: bytes left at a moment, that moment, the rate since, and the end that
-        follows."""
+        """Per flow: bytes left at some time, that time, the rate since then, and the resulting
+        end."""
         self.mask = 0
         self.is_changed = False
 
     def start(self, flow: int, now: float) -> None:
+        """Add a flow that starts ``now``."""
         self.under_way[flow] = [self.lanes[flow].bytes, now, 0.0, math.inf]
         self.mask |= 1 << flow
 
     def finish(self, flow: int) -> None:
+        """Remove a flow that has ended."""
         del self.under_way[flow]
         self.mask ^= 1 << flow
 
     def refresh(self, now: float) -> tuple[float, int]:
-        """Find the rates from now on, and the first flow to end."""
+        """Compute the rates from ``now`` on; return the time and the flow of the first end."""
         self.is_changed = False
         self.version += 1
         rates = self.rates.get(self.mask)

@@ -1,11 +1,10 @@
-"""What a plan is predicted to do: the first iteration in the exact engine, its time, bottleneck and
-memory.
+"""Predict the time, the bottleneck and the memory of a plan from its first simulated iteration.
 
-(1)  A plan is played whole or folded (``sim.simulate``).
+(1)  A plan is simulated whole or folded (``sim.simulate``).
 (2)  The bottleneck is the stage whose computation and collectives make up most of the critical
      path.
-(3)  Memory is the peak of each device if the plan was played whole, else its closed form
-     (``cost.planned``).
+(3)  Memory is the simulated peak of each device if the plan was simulated whole, else its closed
+     form (``cost.planned``).
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from argosy.workload.chain import Chain
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """The first iteration of a plan."""
+    """The time, the bottleneck and the memory that a simulation of the first iteration gave."""
 
     seconds: float
-    """Infinite if it never ends."""
+    """The duration of the iteration in seconds; infinite if it never ends."""
     bottleneck: int = 0
-    """(2)."""
+    """The index of the stage that is the bottleneck (2)."""
     memory: tuple[tuple[str, float], ...] = ()
     """Peak bytes by device; empty if the plan was folded."""
     stalled: str = ""
-    """Why the iteration never ends."""
+    """The reason why the iteration never ends; empty if it ends."""
 
 
 def play_once(
     plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None, *, whole: bool
 ) -> Played:
-    """Play the first iteration of a plan that ``check_plan`` passes (1)."""
+    """Simulate the first iteration of a plan that ``check_plan`` accepts (1)."""
     return played_of(plan, play(plan, chain, cluster, model, whole=whole))
 
 
 def played_of(plan: Plan, timeline: Timeline) -> Played:
-    """Return what a timeline says of the first iteration of its plan."""
+    """Summarise the first iteration of a plan from its timeline."""
     seconds = first_end(timeline)
     if math.isinf(seconds):
         return Played(seconds=seconds, stalled=timeline.stalled or "")
@@ -54,13 +53,13 @@ def played_of(plan: Plan, timeline: Timeline) -> Played:
 
 
 def critical_stage(timeline: Timeline) -> int:
-    """Return (2); the earliest stage on a tie."""
+    """Return the index of the bottleneck stage (2); the earliest stage on a tie."""
     seconds = timeline.critical_seconds()
     return max(sorted(seconds), key=lambda stage: seconds[stage], default=0)
 
 
 def prediction(plan: Plan, played: Played, chain: Chain) -> Predicted:
-    """Return what ``played``, an iteration that ends, says of a plan."""
+    """Build the prediction of a plan from ``played``, a simulated iteration that ends."""
     memory = played.memory or tuple(planned_memory(plan, chain).items())
     return Predicted(
         iteration_seconds=played.seconds,

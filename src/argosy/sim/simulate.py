@@ -1,11 +1,12 @@
-"""One way to play a plan: in the exact engine, device by device or folded along its symmetries.
+"""Simulate a plan in the exact engine, device by device or folded along its symmetries.
 
     (1)  steps  = devices x micro-batches x iterations
-    (2)  a plan of at most ``MOST_WHOLE`` steps is played whole, a larger one folded (``sim.fold``)
+    (2)  a plan of at most ``MOST_WHOLE`` steps is simulated whole, a larger one is folded
+         (``sim.fold``)
 
-A folded plan costs the same however many replicas it has; its timeline shows bundles of equal
-replicas in the place of devices, and no memory. A caller that needs every device asks for the
-whole, one that compares plans has all of them played in one way.
+The cost of simulating a folded plan does not grow with its number of replicas. Its timeline shows
+bundles of equal replicas instead of devices, and no memory. A caller that needs every device
+requests the whole plan; a caller that compares plans simulates all of them in the same way.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from argosy.sim.tasks.compile import compile_plan
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
-# A processor of 2020 plays 8192 steps in about a second.
+# The largest number of steps (1) of a whole simulation: a CPU of 2020 takes about a second for it.
 MOST_WHOLE = 8192
 
 
 def plays_whole(plan: Plan, *, iterations: int = 1) -> bool:
-    """Return (2)."""
+    """Return whether a plan is small enough to be simulated device by device (2)."""
     return len(plan.devices) * plan.num_micro_batches * iterations <= MOST_WHOLE
 
 
@@ -41,8 +42,10 @@ def task_graph(
     *,
     whole: bool | None = None,
 ) -> tuple[TaskGraph, Cluster]:
-    """The tasks of an iteration and the cluster that they run on, which is a folded one if the plan
-    is (2)."""
+    """Return the tasks of one iteration and the cluster that they run on.
+
+    The cluster is a folded one if the plan is folded; rule (2) decides if ``whole`` is None.
+    """
     if plays_whole(plan) if whole is None else whole:
         return compile_plan(plan, chain, cluster, model), cluster
     return fold_plan(plan, chain, cluster, model)
@@ -59,11 +62,11 @@ def play(
     record: int | None = None,
     until: float = math.inf,
 ) -> Timeline:
-    """Play ``iterations`` of a plan that ``check_plan`` passes, from time 0, ``whole`` or folded,
-    or else as (2) says.
+    """Simulate ``iterations`` of a plan that ``check_plan`` accepts, starting at time 0.
 
-    Spans and memory are kept for the first ``record`` iterations (default: all); none begins after
-    ``until`` seconds.
+    The plan is simulated ``whole`` or folded; rule (2) decides if ``whole`` is None. Spans and
+    memory are recorded for the first ``record`` iterations (default: all); no iteration begins
+    after ``until`` seconds.
     """
     is_whole = plays_whole(plan, iterations=iterations) if whole is None else whole
     graph, where = task_graph(plan, chain, cluster, model, whole=is_whole)
@@ -80,7 +83,7 @@ def simulate(
     record: int | None = None,
     until: float = math.inf,
 ) -> Timeline:
-    """Play a plan whole; raise ``InputError`` if it does not make sense on this cluster."""
+    """Simulate a whole plan; raise ``InputError`` if the plan is not valid on this cluster."""
     check_plan(plan, chain, cluster)
     return play(
         plan, chain, cluster, model, whole=True, iterations=iterations, record=record, until=until
@@ -95,7 +98,10 @@ def iteration_seconds(
     *,
     whole: bool | None = None,
 ) -> float:
-    """What the first iteration of a plan takes, as ``play`` plays it; infinite if it never ends."""
+    """Return the seconds of a plan's first iteration, as ``play`` simulates it.
+
+    The result is infinite if the iteration never ends.
+    """
     is_whole = plays_whole(plan) if whole is None else whole
     seconds = None if is_whole else folded_seconds(plan, chain, cluster, model)
     return (
@@ -106,5 +112,5 @@ def iteration_seconds(
 
 
 def first_end(timeline: Timeline) -> float:
-    """When the first iteration ends; infinite if it never does."""
+    """Return the time in seconds at which the first iteration ends; infinite if it never does."""
     return timeline.iteration_ends[0] if timeline.iteration_ends else math.inf

@@ -1,16 +1,16 @@
-"""Times of very many micro-batches, from the times of a few thousand.
+"""Extrapolate the time of many thousand micro-batches from the times of a few thousand.
 
-In the middle of an iteration a pipeline repeats itself: what a schedule does with micro-batch m it
-does again with m + p, where p is a multiple of its group. From some number on, each p micro-batches
-more therefore take as long:
+In the middle of an iteration a pipeline is periodic: a schedule treats micro-batch m + p as it
+treated m, where p is a multiple of its group. From some number M1 on, every further p micro-batches
+therefore take the same time:
 
     (1)  T(M + p) - T(M) = D  for all M >= M1
     (2)  T(M) = T(M3) + (M - M3) / p * D,  M3 = M1 + 2 p  and  M = M1 modulo p
 
-M1 is taken as found if (1) holds between M1, M1 + p and M1 + 2 p to a millionth; else it is
-doubled, until all micro-batches are played. (1) may hold there by chance and fail later, if two of
-the pipeline's cycles are nearly as long: then (2) is too small, by no more than the time of one
-filling of the pipeline for every M1 micro-batches.
+M1 is accepted if (1) holds between M1, M1 + p and M1 + 2 p to a relative error of 1e-6; otherwise
+it is doubled, until all micro-batches are simulated. (1) may hold there by chance and fail later,
+if two of the pipeline's cycles have nearly the same length: then (2) is too small, by at most the
+time of one filling of the pipeline for every M1 micro-batches.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from argosy.errors import bad_input
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
-# Up to this many micro-batches, all of them are played.
+# Up to this number, all micro-batches are simulated.
 MOST_PLAYED = 8192
 # A plan with more stages times micro-batches than this is shortened before it is shown.
 _MOST_SHOWN = 50_000
+# The smallest number of micro-batches that is tried for M1.
 _FIRST = 512
+# The relative difference of two growths up to which (1) counts as satisfied.
 _SAME = 1e-6
-# Lengths of cycles that are looked for, in groups of micro-batches: all their divisors are found,
+# Lengths of cycles that are tried, in groups of micro-batches; cycles of all their divisors match
 # too.
 _CYCLES = (60, 12, 4, 1)
 
@@ -43,41 +45,43 @@ def steady_seconds(
     num_stages: int,
     num_micro_batches: int,
 ) -> FloatArray:
-    """Return T for every candidate, where ``seconds`` plays all of some number of micro-batches
-    (2)."""
+    """Return the seconds T for every candidate (2).
+
+    ``seconds`` simulates all of the number of micro-batches that it is given.
+    """
     period = _period(schedule, num_stages) if num_micro_batches > MOST_PLAYED else None
     least = _least(schedule)
     while period is not None:
         first = least + (num_micro_batches - least) % period
         if first + 2 * period >= num_micro_batches // 2:
             break
-        one, two, three = (seconds(first + times * period) for times in range(3))
-        if np.all(np.isinf(three)):  # a pipeline that never ends
-            return three
-        growth = three - two
-        if np.all(np.abs(growth - (two - one)) <= _SAME * np.abs(growth)):
-            more = (num_micro_batches - first - 2 * period) // period
-            return three + more * growth
+        shortest, middle, longest = (seconds(first + times * period) for times in range(3))
+        if np.all(np.isinf(longest)):  # a pipeline that never ends
+            return longest
+        growth = longest - middle
+        if np.all(np.abs(growth - (middle - shortest)) <= _SAME * np.abs(growth)):
+            num_periods = (num_micro_batches - first - 2 * period) // period
+            return longest + num_periods * growth
         least *= 2
     return seconds(num_micro_batches)
 
 
 def shortened(plan: Plan, cluster: Cluster) -> Plan:
-    """Return the plan itself, or of one with very many micro-batches a shorter one that shows what
-    they repeat.
+    """Return the plan, or a shorter one with the same period if it has very many micro-batches.
 
-    Raises ``InputError`` if they do not repeat, because devices or links change.
+    Raises ``InputError`` if the micro-batches are not periodic because devices or links change.
     """
     count, num_stages = plan.num_micro_batches, len(plan.stages)
     period, least = _period(plan.schedule, num_stages), _least(plan.schedule)
-    if num_stages * count <= _MOST_SHOWN or period is None or count < 2 * (least + period) or count % _group(
-        plan.schedule, num_stages
-    ):  # fmt: skip
+    if num_stages * count <= _MOST_SHOWN or period is None:
+        return plan
+    if count < 2 * (least + period) or count % _group(plan.schedule, num_stages):
         return plan
     traces = [trace for link in cluster.links for trace in (link.bandwidth, link.latency)]
     traces += [device.speed for device in cluster.devices]
     if not all(trace.is_constant for trace in traces):
-        expected = f"at most {_MOST_SHOWN // num_stages} with {num_stages} stages while devices or links change"
+        most = _MOST_SHOWN // num_stages
+        expected = f"at most {most} with {num_stages} stages while devices or links change"
         raise bad_input(
             expected, count, where="num_micro_batches", suggestion="take larger micro-batches"
         )
@@ -93,16 +97,16 @@ def shortened(plan: Plan, cluster: Cluster) -> Plan:
 
 
 def _least(schedule: ScheduleSpec) -> int:
-    """The first number of micro-batches that is tried for M1."""
+    """Return the first number of micro-batches that is tried for M1."""
     return max(_FIRST, 2 * max(schedule.depth or (0,)))
 
 
 def _group(schedule: ScheduleSpec, num_stages: int) -> int:
-    """Micro-batches that an interleaved schedule takes together; 1 of any other."""
+    """Return the number of micro-batches that an interleaved schedule takes together, else 1."""
     return num_stages // schedule.chunks if schedule.kind is ScheduleKind.INTERLEAVED else 1
 
 
 def _period(schedule: ScheduleSpec, num_stages: int) -> int | None:
-    """p of (1); None if all micro-batches are to be played."""
+    """Return the period p of (1); None if all micro-batches must be simulated."""
     group = schedule.k if schedule.kind is ScheduleKind.KFKB else _group(schedule, num_stages)
     return next((group * times for times in _CYCLES if 0 < group * times <= _FIRST), None)

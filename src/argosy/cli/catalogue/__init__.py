@@ -1,4 +1,4 @@
-"""Commands about devices, models, clusters and calibrations.
+"""Provide commands about devices, models, clusters and calibrations.
 
-May import ``cli`` modules that all commands share. Start reading at ``cluster``.
+This package may import ``cli`` modules that all commands share. Start reading at ``cluster``.
 """

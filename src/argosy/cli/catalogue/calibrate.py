@@ -1,5 +1,4 @@
-"""``argosy calibrate``: how well the cost model predicts measured runs, and what its constants
-should be."""
+"""Run ``argosy calibrate``: compare predictions with measured runs, and fit the constants."""
 
 from __future__ import annotations
 
@@ -15,7 +14,10 @@ Runs = Annotated[
     str,
     typer.Argument(
         metavar="RUNS",
-        help="Measured runs: a JSON file (docs/formats.md), vTrain's CSV, or a folder of Sailor's runs.",
+        help=(
+            "Measured runs: a JSON file (docs/formats.md), vTrain's CSV, or a folder of Sailor's "
+            "runs."
+        ),
         show_default=False,
     ),
 ]
@@ -24,7 +26,10 @@ Constants = Annotated[
     typer.Option(
         "--fit",
         metavar="NAMES",
-        help="Constants to fit, with commas between them, or none. Default: those that the runs can tell.",
+        help=(
+            "Constants to fit, with commas between them, or none. Default: those that the runs "
+            "can tell."
+        ),
     ),
 ]
 
@@ -53,7 +58,7 @@ def calibrate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """How well measured runs are predicted, and fitted constants.
+    """Compare predictions with measured runs, and fit constants.
 
     Fits at most five constants to the seconds of runs and two to their memory, and prints how far
     off the predictions are on runs that were not fitted on: a random share, or with fewer than 40
@@ -83,22 +88,24 @@ def calibrate(
         check_output(output, runs, json=json)
     measured = read_measured(runs)
     with progress(f"calibrating on {measured!r}", quiet=quiet):
-        found = study(measured, _names(fit), share=share, seed=seed)
+        result = study(measured, _names(fit), share=share, seed=seed)
     if output is not None:
         text = dumps_calibration(
-            found.calibration, fitted=found.names, source=measured.source, errors=found.to_dict()
+            result.calibration, fitted=result.names, source=measured.source, errors=result.to_dict()
         )
         write_file(output, text.encode())
     if json:
-        constants = calibration_to_dict(found.calibration)
+        constants = calibration_to_dict(result.calibration)
         content = {"source": measured.source, "runs": len(measured.runs), "constants": constants}
-        print_json("calibrate", {**content, "fitted": list(found.names), "errors": found.to_dict()})
+        print_json(
+            "calibrate", {**content, "fitted": list(result.names), "errors": result.to_dict()}
+        )
         return
     console = stdout_console(width, beside=output)
-    console.print(f"{measured!r}; {found.method}\n")
-    if found.dropped:
-        console.print(f"{found.dropped}\n", soft_wrap=True)
-    for table in (error_table(found), worst_table(found), constant_table(found)):
+    console.print(f"{measured!r}; {result.method}\n")
+    if result.dropped:
+        console.print(f"{result.dropped}\n", soft_wrap=True)
+    for table in (error_table(result), worst_table(result), constant_table(result)):
         console.print(table)
         console.print()
     if output is not None and output != STDOUT:
@@ -109,6 +116,7 @@ def calibrate(
 
 
 def _names(text: str | None) -> list[str] | None:
+    """Return the names of ``--fit``; None for the default, and an empty list for ``none``."""
     if text is None:
         return None
     return [] if text == "none" else [name.strip() for name in text.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""``argosy cluster show`` and ``argosy cluster check``."""
+"""Run ``argosy cluster show`` and ``argosy cluster check``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Source = Annotated[
 
 @cluster_app.command()
 def show(source: Source, json: Json = False, width: Width = None) -> None:
-    """Nodes, devices and links, and how they change.
+    """Show the nodes, devices and links of a cluster, and their changes.
 
     \b
     Example:
@@ -47,7 +47,7 @@ def show(source: Source, json: Json = False, width: Width = None) -> None:
 
 @cluster_app.command()
 def check(source: Source, json: Json = False) -> None:
-    """Say that a cluster file is fine, or all that is wrong.
+    """Check a cluster file and report all problems.
 
     Exit code 0 and one line, or 2 and a line for every problem.
 

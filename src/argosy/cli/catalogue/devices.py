@@ -1,4 +1,4 @@
-"""``argosy devices``: the catalogue of device kinds."""
+"""Run ``argosy devices``: list the catalogue of device kinds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def devices(json: Json = False, width: Width = None) -> None:
-    """The device kinds that a cluster file can name.
+    """List the device kinds that a cluster file can name.
 
     Memory, memory bandwidth and dense TFLOP/s per dtype, as their makers state them.
 
@@ -48,6 +48,7 @@ def devices(json: Json = False, width: Width = None) -> None:
 
 
 def _to_dict(kind: DeviceKind) -> dict[str, Any]:
+    """Return a device kind as a dict for JSON."""
     from dataclasses import asdict
 
     content = asdict(kind)

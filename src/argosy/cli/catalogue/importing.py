@@ -1,4 +1,4 @@
-"""``argosy import``: a cluster file from what people have."""
+"""Run ``argosy import``: write a cluster file from a file of another tool."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import typer
 
 from argosy.cli.options import Json
 
+# The type of an option's value.
 _Value = TypeVar("_Value")
 
 
 class ImportSource(StrEnum):
-    """What can be imported."""
+    """The formats that can be imported."""
 
     HOSTFILE = "hostfile"
     SLURM = "slurm"
@@ -56,7 +57,7 @@ def import_cluster(
     ] = None,
     json: Json = False,
 ) -> None:
-    """A cluster file from a host file, Slurm, NCCL or nvidia-smi.
+    """Write a cluster file from hosts, Slurm, NCCL or nvidia-smi.
 
     \b
     Examples:
@@ -103,6 +104,7 @@ def _imported(
     nic: float | None,
     uplink: float | None,
 ) -> str:
+    """Return the cluster file of an imported text."""
     from argosy.cluster.imports.found import cluster_text
     from argosy.cluster.imports.hosts import HostFacts, read_hostfile, read_topology
     from argosy.cluster.imports.kinds import Kinds
@@ -110,26 +112,29 @@ def _imported(
     from argosy.cluster.imports.slurm import read_slurm
     from argosy.errors import bad_input
 
-    told, given_kinds = f"{source} ({Path(file).name})", Kinds.parse(kinds)
+    source_note, given_kinds = f"{source} ({Path(file).name})", Kinds.parse(kinds)
     if source in (ImportSource.NCCL, ImportSource.SMI):
         if given_kinds.by_name:
             raise bad_input("one kind: the file has one node", kinds[0], where="--kind")
         reader = read_nccl if source is ImportSource.NCCL else read_nvidia_smi
         return cluster_text(
-            name, [reader(text, file, host=name, kind=given_kinds.everywhere, nic=nic)], source=told
+            name,
+            [reader(text, file, host=name, kind=given_kinds.everywhere, nic=nic)],
+            source=source_note,
         )
-    given = HostFacts(
+    facts = HostFacts(
         kinds=given_kinds, per_host=per_host, intra=intra, nic=_needed("--nic", nic, "bandwidth")
     )
     if source is ImportSource.HOSTFILE:
-        return cluster_text(name, read_hostfile(text, file, given), source=told)
+        return cluster_text(name, read_hostfile(text, file, facts), source=source_note)
     if source is ImportSource.SLURM:
-        return cluster_text(name, read_slurm(text, file, given), source=told)
-    nodes, switches = read_topology(text, file, given, _needed("--uplink", uplink, "bandwidth"))
-    return cluster_text(name, nodes, switches, source=told)
+        return cluster_text(name, read_slurm(text, file, facts), source=source_note)
+    nodes, switches = read_topology(text, file, facts, _needed("--uplink", uplink, "bandwidth"))
+    return cluster_text(name, nodes, switches, source=source_note)
 
 
 def _needed(option: str, value: _Value | None, what: str) -> _Value:
+    """Return the value of an option that a format needs; raise ``InputError`` if it is missing."""
     from argosy.errors import bad_input
 
     if value is None:

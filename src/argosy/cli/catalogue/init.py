@@ -1,4 +1,4 @@
-"""``argosy init``: a cluster file from a short conversation, or from options."""
+"""Run ``argosy init``: write a cluster file from a short conversation, or from options."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from argosy.cli.options import Json
 if TYPE_CHECKING:
     from argosy.cluster.device import DeviceKind
 
+# The type of an answer.
 _Answer = TypeVar("_Answer")
+# The default output file.
 _FILE = Path("cluster.toml")
+# The form of --node: nodes x devices kind, links.
 _NODE = re.compile(r"\s*(?:(\d+)\s*[xX]\s*)?(\d+)\s+(\S+?)\s*((?:,[^,]+)*)")
-_FORM = "such as '2 x 4 A100-80GB, intra 300 GB/s, nic 100 Gbit/s': nodes x devices of a kind, and their links"
+# The form of --node in words.
+_FORM = (
+    "such as '2 x 4 A100-80GB, intra 300 GB/s, nic 100 Gbit/s': nodes x devices of a kind, and "
+    "their links"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeAnswer:
-    """Nodes that are alike, as a user tells it; rates as text with units."""
+    """A group of equal nodes that a user described; rates are text with units."""
 
     count: int
     devices: int
@@ -44,7 +51,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     json: Json = False,
 ) -> None:
-    """A cluster file, by a short conversation or by options.
+    """Write a cluster file, by a short conversation or by options.
 
     Without --node it asks: how many nodes of each kind, with which devices, links and network.
 
@@ -85,30 +92,31 @@ def init(
 
 
 def parse_node(text: str) -> NodeAnswer:
-    """``--node`` as ``NodeAnswer``."""
+    """Parse the value of ``--node``."""
     from argosy.cli.inputs import parse_rate, whole_number
     from argosy.errors import bad_input
 
-    found = _NODE.fullmatch(text)
-    if found is None:
+    match = _NODE.fullmatch(text)
+    if match is None:
         raise bad_input(_FORM, text, where="--node")
     rates: dict[str, str] = {}
-    for part in found[4].split(",")[1:]:
-        what, _, rate = part.strip().partition(" ")
-        if what not in ("intra", "nic") or what in rates:
+    for part in match[4].split(",")[1:]:
+        medium, _, rate = part.strip().partition(" ")
+        if medium not in ("intra", "nic") or medium in rates:
             raise bad_input("intra or nic and a rate, each once", part.strip(), where="--node")
         parse_rate("--node", rate)
-        rates[what] = rate.strip()
-    count, devices = whole_number(found[1] or "1"), whole_number(found[2])
+        rates[medium] = rate.strip()
+    count, devices = whole_number(match[1] or "1"), whole_number(match[2])
     if not count or not devices:
         raise bad_input("at least 1 node and 1 device", text, where="--node")
-    kind = _kind("--node", found[3])
+    kind = _kind("--node", match[3])
     return NodeAnswer(
         count=count, devices=devices, kind=kind, intra=rates.get("intra"), nic=rates.get("nic")
     )
 
 
 def _kind(where: str, name: str) -> DeviceKind:
+    """Return a device kind by name; raise ``InputError`` if it is unknown."""
     from argosy.cluster.catalogue import device_kind
     from argosy.errors import InputError, Mismatch, Problem
 
@@ -122,13 +130,16 @@ def _kind(where: str, name: str) -> DeviceKind:
 
 
 def _conversation() -> list[NodeAnswer]:
+    """Ask for the nodes of a cluster until there are no more."""
     from argosy.cli.inputs import parse_rate
 
     def rate(text: str) -> str:
+        """Check that an answer is a rate."""
         parse_rate("your answer", text)
         return text
 
     def kind_of(text: str) -> DeviceKind:
+        """Return the device kind that an answer names."""
         return _kind("your answer", text)
 
     answers: list[NodeAnswer] = []
@@ -149,7 +160,7 @@ def _conversation() -> list[NodeAnswer]:
 
 
 def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
-    """An answer that can be read; what is wrong with one is said, and the question asked again."""
+    """Return the answer to a question; report an invalid answer and ask again."""
     import sys
 
     from argosy.errors import InputError, bad_input
@@ -167,6 +178,7 @@ def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answ
 
 
 def _name(text: str) -> str:
+    """Check that an answer is a valid name."""
     from argosy.errors import bad_input
 
     if re.fullmatch(r"[A-Za-z0-9_-]+", text) is None:
@@ -175,6 +187,7 @@ def _name(text: str) -> str:
 
 
 def _count(text: str) -> int:
+    """Return an answer as a whole number of at least 1."""
     from argosy.cli.inputs import whole_number
     from argosy.errors import bad_input
 
@@ -185,6 +198,7 @@ def _count(text: str) -> int:
 
 
 def _yes_or_no(text: str) -> bool:
+    """Return whether an answer is yes."""
     from argosy.errors import bad_input
 
     if text.lower() not in ("y", "yes", "n", "no"):
@@ -193,7 +207,7 @@ def _yes_or_no(text: str) -> bool:
 
 
 def cluster_text(name: str, answers: list[NodeAnswer], output: Path) -> str:
-    """The file, with a comment for everything in it."""
+    """Return the cluster file, with a comment for everything in it."""
     import json
 
     lines = [
@@ -209,12 +223,16 @@ def cluster_text(name: str, answers: list[NodeAnswer], output: Path) -> str:
         '# [[links]]\n# between = ["a*", "b*"]\n# bandwidth = "10 Gbit/s"\n# latency = "2 ms"',
         "",
         '# What changes over time (also trace = "file.csv", or a generator):',
-        '# [[changes]]\n# link = "a0.nic"\n# steps = [["0 s", "100 Gbit/s"], ["30 s", "10 Gbit/s"]]',
+        (
+            '# [[changes]]\n# link = "a0.nic"\n# steps = [["0 s", "100 Gbit/s"], ["30 s", "10 '
+            'Gbit/s"]]'
+        ),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _node_lines(letter: str, answer: NodeAnswer) -> list[str]:
+    """Return the lines of one group of nodes."""
     from argosy.units import RATE, SIZE
 
     kind = answer.kind
@@ -224,12 +242,21 @@ def _node_lines(letter: str, answer: NodeAnswer) -> list[str]:
         f"[[nodes]]  # {names}",
         f'name = "{letter}"',
         f"count = {answer.count}",
-        f'devices = {{ kind = "{kind.name}", count = {answer.devices} }}  # {facts}; efficiency = 0.9 for slower ones',
+        (
+            f'devices = {{ kind = "{kind.name}", count = {answer.devices} }}  # {facts}; '
+            "efficiency = 0.9 for slower ones"
+        ),
     ]
     if answer.devices > 1:
         lines += [
-            "# Between devices of a node: of each device, each way; add shared = true where all share it.",
-            f'intra = [{{ medium = "local", bandwidth = "{answer.intra or "25 GB/s"}", latency = "5 us" }}]'
+            (
+                "# Between devices of a node: of each device, each way; add shared = true where "
+                "all share it."
+            ),
+            (
+                f'intra = [{{ medium = "local", bandwidth = "{answer.intra or "25 GB/s"}", '
+                f'latency = "5 us" }}]'
+            )
             + ("" if answer.intra else "  # a guess: PCIe"),
         ]
     lines += [

@@ -1,4 +1,4 @@
-"""``argosy models``: the models that come with the package."""
+"""Run ``argosy models``: list the models that come with the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from argosy.cli.options import Json, Width
 
 
 def models(json: Json = False, width: Width = None) -> None:
-    """The models that can be named instead of a config file.
+    """List the models that can be named instead of a config file.
 
     \b
     Example:

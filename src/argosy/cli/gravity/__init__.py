@@ -1,4 +1,5 @@
-"""The command ``argosy nbody``: create, evolve, plan and analyse boxes of matter.
+"""Run ``argosy nbody``: create, evolve, plan and analyse boxes of matter.
 
-May import ``nbody`` and the ``cli`` modules that all commands share. Start reading at ``commands``.
+This package may import ``nbody`` and the ``cli`` modules that all commands share. Start reading at
+``commands``.
 """

@@ -1,4 +1,4 @@
-"""``argosy nbody``: boxes of gravitating matter, made, evolved, planned and looked at."""
+"""Run the commands of ``argosy nbody``: create, evolve, plan and analyse boxes of matter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Output = Annotated[
 
 
 def needs_extra() -> AbstractContextManager[None]:
-    """Say what to install where numba, scipy or h5py is missing."""
+    """Name the packages to install if numba, scipy or h5py is missing."""
     from argosy.cli.terminal import needs
 
     return needs("gravity needs more packages", "nbody")
@@ -94,7 +94,7 @@ def ic(
     )
     cosmology, table = _amplitude(cosmology, sigma8, amplitude, spectrum)
     with progress(f"displacing {per_side}^3 particles", quiet=quiet):
-        made = initial_conditions(
+        created = initial_conditions(
             box=box,
             per_side=per_side,
             redshift=redshift,
@@ -104,20 +104,20 @@ def ic(
             table=table,
             load=unperturbed,
         )
-        write_snapshot(output, made)
+        write_snapshot(output, created)
     if json:
         print_json(
             "nbody ic",
             {"file": str(output), "particles": per_side**3, "box": box, "redshift": redshift},
         )
         return
-    stdout_console().print(f"{output}: {made!r}")
+    stdout_console().print(f"{output}: {created!r}")
 
 
 def _amplitude(
     cosmology: Cosmology, sigma8: float | None, amplitude: float | None, file: Path | None
 ) -> tuple[Cosmology, SpectrumTable | None]:
-    """The cosmology with its sigma8, and the table, scaled to it if it was given."""
+    """Return the cosmology with its sigma8, and the table, scaled to sigma8 if that was given."""
     from dataclasses import replace
 
     from argosy.errors import InputError, Problem
@@ -125,8 +125,8 @@ def _amplitude(
     from argosy.nbody.initial.spectrum_table import read_spectrum
 
     if amplitude is not None and (sigma8 is not None or file is not None):
-        other = "--sigma8" if sigma8 is not None else "--spectrum"
-        raise InputError([Problem(expected=f"--as cannot be combined with {other}")])
+        option = "--sigma8" if sigma8 is not None else "--spectrum"
+        raise InputError([Problem(expected=f"--as cannot be combined with {option}")])
     if amplitude is not None:
         return replace(cosmology, sigma8=sigma8_of(cosmology, amplitude)), None
     if file is None:
@@ -147,7 +147,7 @@ def power(
     width: Width = None,
     quiet: Quiet = False,
 ) -> None:
-    """The power spectrum of a snapshot, beside linear theory.
+    """Measure the power spectrum of a snapshot, beside linear theory.
 
     \b
     Example:
@@ -162,22 +162,27 @@ def power(
 
     cells = mesh or 2 * round(len(box.particles) ** (1 / 3))
     with progress(f"measuring {box!r}", quiet=quiet):
-        found = power_spectrum(
+        spectrum = power_spectrum(
             box.particles.positions, box.size, cells, subtract_shot_noise=not keep_shot_noise
         )
     known = box.cosmology.sigma8 is not None
     linear = (
-        linear_power(box.cosmology, found.k) * box.cosmology.growth(box.expansion) ** 2
+        linear_power(box.cosmology, spectrum.k) * box.cosmology.growth(box.expansion) ** 2
         if known
         else None
     )
     if json:
-        figures = {"k": found.k, "power": found.power, "modes": found.modes, "linear": linear}
+        figures = {
+            "k": spectrum.k,
+            "power": spectrum.power,
+            "modes": spectrum.modes,
+            "linear": linear,
+        }
         rows = {
             name: None if values is None else values.tolist() for name, values in figures.items()
         }
         print_json(
-            "nbody power", {"redshift": box.redshift, "shot_noise": found.shot_noise, **rows}
+            "nbody power", {"redshift": box.redshift, "shot_noise": spectrum.shot_noise, **rows}
         )
         return
     table = plain_table(
@@ -187,8 +192,12 @@ def power(
         "modes",
         right=("k, h/Mpc", "P, (Mpc/h)^3", "linear", "modes"),
     )
-    lines = ["unknown"] * len(found.k) if linear is None else [f"{value:.4g}" for value in linear]
-    for k, value, line, modes in zip(found.k, found.power, lines, found.modes, strict=True):
+    lines = (
+        ["unknown"] * len(spectrum.k) if linear is None else [f"{value:.4g}" for value in linear]
+    )
+    for k, value, line, modes in zip(
+        spectrum.k, spectrum.power, lines, spectrum.modes, strict=True
+    ):
         table.add_row(f"{k:.4f}", f"{value:.4g}", line, f"{modes:.0f}")
     stdout_console(width).print(table)
 
@@ -204,7 +213,7 @@ def halos(
     width: Width = None,
     quiet: Quiet = False,
 ) -> None:
-    """The halos of a snapshot, by friends of friends.
+    """Find the halos of a snapshot, by friends of friends.
 
     \b
     Example:
@@ -217,18 +226,18 @@ def halos(
     from argosy.nbody.analysis.halos import find_halos
 
     with progress(f"linking {box!r}", quiet=quiet):
-        found = find_halos(box.particles.positions, box.size, linking=linking, least=least)
+        groups = find_halos(box.particles.positions, box.size, linking=linking, least=least)
     mass = box.cosmology.particle_mass(box.size, len(box.particles))
     if json:
-        rows = {"sizes": found.sizes.tolist(), "centres": found.centres.tolist()}
+        rows = {"sizes": groups.sizes.tolist(), "centres": groups.centres.tolist()}
         print_json("nbody halos", {"redshift": box.redshift, "particle_mass_1e10": mass, **rows})
         return
     console = stdout_console(width)
-    console.print(f"{len(found)} halos of at least {least} particles at z = {box.redshift:.3g}")
+    console.print(f"{len(groups)} halos of at least {least} particles at z = {box.redshift:.3g}")
     table = plain_table(
         "particles", "mass, Msun/h", "centre, Mpc/h", right=("particles", "mass, Msun/h")
     )
-    for size, centre in list(zip(found.sizes, found.centres, strict=True))[:most_shown]:
+    for size, centre in list(zip(groups.sizes, groups.centres, strict=True))[:most_shown]:
         table.add_row(
             str(size), f"{size * mass * 1e10:.3g}", " ".join(f"{value:8.3f}" for value in centre)
         )
@@ -254,7 +263,7 @@ def picture(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A PNG of the density in a slice of a snapshot.
+    """Draw the density in a slice of a snapshot as a PNG.
 
     \b
     Example:
@@ -294,7 +303,7 @@ def movie(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """An animated PNG of the density in a slice, through the snapshots of a run.
+    """Draw the density in a slice through time as an animated PNG.
 
     \b
     Example:
@@ -322,7 +331,7 @@ def movie(
 
 
 def _check_new(output: Path, what: str) -> None:
-    """A file that can be written and takes no other's place, known before anything is computed."""
+    """Raise ``InputError``, before anything is computed, if a file exists or cannot be written."""
     from argosy.cli.terminal import check_output, no_stdout
     from argosy.errors import InputError, Problem
 
@@ -335,6 +344,7 @@ def _check_new(output: Path, what: str) -> None:
 
 
 def _read(path: Path) -> Box:
+    """Read a snapshot."""
     with needs_extra():
         from argosy.nbody.files.snapshot import read_snapshot
     return read_snapshot(path)

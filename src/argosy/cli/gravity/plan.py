@@ -1,4 +1,4 @@
-"""``argosy nbody plan``: which device gets which part of a box, and how long a step would take."""
+"""Run ``argosy nbody plan``: assign parts of a box to devices, and predict the time of a step."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def plan(
 ) -> None:
     """Price, choose and simulate a step of gravity on a cluster.
 
-    Shows which device gets which share of the particles and of the mesh, and the step against equal
-    counts and against counts by speed; then plays steps under the cluster's changes, with and
-    without re-balancing.
+    Shows which device gets which share of the particles and of the mesh, and compares the step with
+    equal counts and with counts by speed; then simulates steps under the cluster's changes, with
+    and without re-balancing.
 
     \b
     Example:
@@ -64,28 +64,30 @@ def plan(
     where = with_traces(where, trace) if trace else where
     box = typical_box(parse_count(particles), mesh_cells=mesh, seed=seed)
     with progress(f"planning {box.particles} particles on {where!r}", quiet=quiet):
-        found = plan_step(where, box)
-        choices = (*found.others, found.best)
+        planned = plan_step(where, box)
+        choices = (*planned.others, planned.best)
         played = [
             (choice, play_run(where, box, choice.domains, steps, rebalance=False))
             for choice in choices
         ]
-        played.append((found.best, play_run(where, box, found.best.domains, steps, rebalance=True)))
+        played.append(
+            (planned.best, play_run(where, box, planned.best.domains, steps, rebalance=True))
+        )
     if output is not None:
-        write_file(output, dumps_gravity_plan(found, seed).encode())
+        write_file(output, dumps_gravity_plan(planned, seed).encode())
     if json:
-        print_json("nbody plan", _content(found, played))
+        print_json("nbody plan", _content(planned, played))
         return
-    _show(stdout_console(width, beside=output), found, played, steps)
+    _show(stdout_console(width, beside=output), planned, played, steps)
 
 
 def parse_count(text: str, where: str = "--particles") -> int:
-    """A number of particles: ``512^3``, ``1000000`` or ``1e9``."""
+    """Parse a number of particles, such as ``512^3``, ``1000000`` or ``1e9``."""
     from argosy.errors import bad_input
 
     base, caret, power = text.partition("^")
     try:
-        # A float's power overflows where a whole number's would fill the memory.
+        # The power of a float overflows; that of a large whole number would fill the memory.
         value = round(float(int(base)) ** int(power)) if caret else int(float(text))
     except (ValueError, ArithmeticError):
         raise bad_input("a number such as 512^3 or 1e9", text, where=where) from None
@@ -94,19 +96,23 @@ def parse_count(text: str, where: str = "--particles") -> int:
     return value
 
 
+# Priced domains with their simulated runs.
 Played = list[tuple["PricedDomains", "PlayedRun"]]
 
 
 def _names(played: Played) -> list[str]:
+    """Return the names of the runs; the last one is re-balanced."""
     return [choice.domains.name for choice, _ in played[:-1]] + [
         f"{played[-1][0].domains.name}, re-balanced"
     ]
 
 
-def _content(found: StepPlan, played: Played) -> dict[str, Any]:
-    box = found.box
+def _content(planned: StepPlan, played: Played) -> dict[str, Any]:
+    """Return the plan and the simulated runs as a dict for JSON."""
+    box = planned.box
 
     def row(choice: PricedDomains) -> dict[str, Any]:
+        """Return one choice of domains as a dict for JSON."""
         starts = (0, *choice.domains.ends[:-1])
         counts = [
             (end - start) * box.per_item
@@ -127,7 +133,7 @@ def _content(found: StepPlan, played: Played) -> dict[str, Any]:
                     "memory_bytes": choice.memory[i],
                     "fits": choice.fits[i],
                 }
-                for i, device in enumerate(found.cluster.devices)
+                for i, device in enumerate(planned.cluster.devices)
             ],
         }
 
@@ -136,27 +142,34 @@ def _content(found: StepPlan, played: Played) -> dict[str, Any]:
         for name, (_, run) in zip(_names(played), played, strict=True)
     ]
     return {
-        "cluster": {"name": found.cluster.name, "hash": found.cluster.hash},
+        "cluster": {"name": planned.cluster.name, "hash": planned.cluster.hash},
         "particles": box.particles,
         "mesh_cells": box.mesh_cells,
-        "plan": row(found.best),
-        "compared": [row(other) for other in found.others],
+        "plan": row(planned.best),
+        "compared": [row(choice_made) for choice_made in planned.others],
         "played": runs,
     }
 
 
-def _show(console: Console, found: StepPlan, played: Played, steps: int) -> None:
+def _show(console: Console, planned: StepPlan, played: Played, steps: int) -> None:
+    """Print the plan and the simulated runs."""
     from argosy.report.gravity import domain_table
     from argosy.report.tables import plain_table
     from argosy.units import TIME
 
-    box, best = found.box, found.best
-    holders, devices = sum(planes > 0 for planes in best.domains.planes), len(found.cluster.devices)
-    mesh = f"a mesh of {box.mesh_cells}^3 cells on {holders} of {devices} devices of {found.cluster.name}"
+    box, best = planned.box, planned.best
+    holders, devices = (
+        sum(planes > 0 for planes in best.domains.planes),
+        len(planned.cluster.devices),
+    )
+    mesh = (
+        f"a mesh of {box.mesh_cells}^3 cells on {holders} of {devices} devices of "
+        f"{planned.cluster.name}"
+    )
     console.print(
         f"{box.particles:.3g} particles, {mesh}: {TIME.format(best.step_seconds)} a step\n"
     )
-    console.print(domain_table(found.cluster, box, best))
+    console.print(domain_table(planned.cluster, box, best))
     console.print()
     headings = ("cut", "step", "slowest / ideal", f"{steps} steps played", "moves")
     table = plain_table(*headings, right=headings[1:])

@@ -1,4 +1,4 @@
-"""``argosy nbody run``: evolve a box, on this process or on several."""
+"""Run ``argosy nbody run``: evolve a box, in this process or in several."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from argosy.nbody.planning.plan_file import GravityPlan
     from argosy.nbody.run import Processes, RunProgress, RunResult, RunSettings
 
+# Seconds between lines of progress if stderr is no terminal.
 _SECONDS_BETWEEN_LINES = 5.0
+# The largest default number of measurements of energy.
 _ENERGY_SAMPLES = 32
 _MOST_LEVELS = 8
-"""Halvings of a step that the criterion of block steps may ask for."""
+"""The largest number of times that the criterion of block steps may halve a step."""
 
 
 def run(
@@ -132,13 +134,13 @@ def run(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Evolve a box of particles to a later time.
+    """Simulate a box of particles to a later time.
 
     Runs on one process, on several of this machine (--processes), or on many machines under
-    torchrun. A run that was killed goes on with --resume, to the same bits. With --cluster, process
-    i is the cluster's device i: none gets more than fits into its memory, runs begin cut by the
-    devices' speeds, and go on by those measured. Forces are computed on the --device; if only some
-    processes have a GPU, these sum pairs there, and all grow their tree on CPUs.
+    torchrun. A run that was killed continues with --resume, to the same bits. With --cluster,
+    process i is the cluster's device i: none gets more than fits into its memory; the work is first
+    divided by the devices' speeds, then by measured ones. Forces are computed on the --device; if
+    only some processes have a GPU, these sum pairs there, and all build their tree on CPUs.
 
     \b
     Examples:
@@ -188,7 +190,7 @@ def run(
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """What the options ask for, as far as it shapes the run."""
+    """The options of a run that are passed on to its processes."""
 
     steps: int | None
     integrator: str
@@ -209,7 +211,7 @@ class _Choice:
     device: str
 
     def devices(self) -> Cluster | None:
-        """The cluster whose devices the processes are."""
+        """Return the cluster whose devices the processes are; None if none is named."""
         from argosy.cluster.file import load_cluster
 
         planned = self.planned()
@@ -218,20 +220,24 @@ class _Choice:
         return None if self.cluster is None else load_cluster(self.cluster)
 
     def planned(self) -> GravityPlan | None:
+        """Return the gravity plan of ``--plan``; None if it is not given."""
         from argosy.nbody.planning.plan_file import gravity_plan_from_document
         from argosy.plan.file import read_plan
 
         return None if self.plan is None else gravity_plan_from_document(read_plan(self.plan))
 
     def measured_energies(self, steps: int) -> int:
-        """A potential is computed on CPUs, where it costs as much as a force; beside a GPU that is
-        long."""
+        """Return how often energy is measured.
+
+        A potential is computed on CPUs and costs as much as a force there, so the default beside a
+        GPU is 0.
+        """
         if self.energy_samples is not None:
             return self.energy_samples
         return 0 if any(self.on_gpus()) else min(_ENERGY_SAMPLES, max(steps // 4, 8))
 
     def on_gpus(self) -> list[bool]:
-        """Per process, or once for all, whether it computes on a GPU."""
+        """Return, per process or once for all, whether it computes on a GPU."""
         if self.device != "auto":
             return [self.device != "cpu"]
         from argosy.errors import InputError, Problem
@@ -249,6 +255,7 @@ class _Choice:
         return [architecture(device.kind) is not CPU for device in where.devices]
 
     def cone(self) -> LightConeSettings | None:
+        """Return the settings of the light cone; None if none is requested."""
         from argosy.nbody.files.lightcone import LightConeSettings
 
         if self.light_cone is None:
@@ -256,7 +263,7 @@ class _Choice:
         return LightConeSettings(redshift=self.light_cone, observer=self.observer)
 
     def arguments(self) -> list[str]:
-        """As a command line."""
+        """Return the options as a command line."""
         several = ("snapshots", "observer")
         given = {
             field.name: getattr(self, field.name)
@@ -273,13 +280,14 @@ class _Choice:
         return [*words, "--observer", *(str(part) for part in self.observer)]
 
     def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
+        """Return the settings of the force for a box."""
         from argosy.nbody.force.settings import Cloud, GravitySettings, accuracy_for
 
         accuracy = accuracy_for(self.force_error)
         cloud = Cloud(known_name("--cloud", self.cloud, Cloud))
         side = count ** (1 / 3)
-        # A whole number of cells per particle of a lattice: other meshes turn the lattice into
-        # waves of its own.
+        # A whole number of cells per particle of a lattice: on other meshes the lattice causes
+        # spurious waves.
         cells = max(2, math.ceil(accuracy.least_mesh / round(side))) * round(side)
         settings = GravitySettings(
             mesh_cells=cells if self.mesh is None else self.mesh,
@@ -297,13 +305,17 @@ class _Choice:
         return for_gpu(settings)
 
 
-def _count_processes(asked: int | None, where: Cluster | None) -> int:
+def _count_processes(requested: int | None, where: Cluster | None) -> int:
+    """Return the number of processes; raise ``InputError`` unless each device of the cluster has
+    one."""
     if where is None:
-        return asked or 1
+        return requested or 1
     from argosy.errors import bad_input
 
     started = (
-        int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else asked or len(where.devices)
+        int(os.environ["WORLD_SIZE"])
+        if "WORLD_SIZE" in os.environ
+        else requested or len(where.devices)
     )
     if started != len(where.devices):
         expected = f"one for each of the {len(where.devices)} devices of {where.name}"
@@ -312,7 +324,7 @@ def _count_processes(asked: int | None, where: Cluster | None) -> int:
 
 
 def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:
-    """On this process, or as one of those that torchrun started."""
+    """Evolve the box in this process, or as one of the processes that torchrun started."""
     from argosy.cli.gravity.commands import needs_extra
 
     with needs_extra():
@@ -321,25 +333,28 @@ def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet:
         from argosy.nbody.run import run_box
     count = num_particles(snapshot)
     device = _device(choice)
-    together = _processes(choice)
-    rank, size = (together.ranks.rank, together.ranks.size) if together else (0, 1)
+    group = _processes(choice)
+    rank, size = (group.ranks.rank, group.ranks.size) if group else (0, 1)
     try:
         box = read_snapshot(snapshot, rank=rank, processes=size)
         settings = _settings(choice, choice.gravity(box.size, count, size), box.expansion)
         begin = time.monotonic()
         report = _reporter(quiet=quiet or rank > 0)
-        final = run_box(box, output, settings, processes=together, device=device, report=report)
+        final = run_box(box, output, settings, processes=group, device=device, report=report)
         seconds = time.monotonic() - begin
     finally:
-        if together is not None:
+        if group is not None:
             leave_processes()
     if rank == 0:
         _conclude(output, final, seconds, json=json)
 
 
 def _settings(choice: _Choice, gravity: GravitySettings, start: float) -> RunSettings:
-    """The run; without ``--steps``, steps by the expansion and block levels by the acceleration of
-    each particle."""
+    """Return the settings of the run.
+
+    Without ``--steps``, the expansion determines the steps and the acceleration of each particle
+    its block level.
+    """
     from argosy.errors import bad_input
     from argosy.nbody.motion.evolve import BlockSteps, chosen_steps
     from argosy.nbody.run import Integrator, RunSettings
@@ -365,6 +380,7 @@ def _settings(choice: _Choice, gravity: GravitySettings, start: float) -> RunSet
 
 
 def _conclude(output: Path, result: RunResult, seconds: float, *, json: bool) -> None:
+    """Print the result of a run."""
     from argosy.cli.terminal import print_json, stdout_console
 
     files = sorted(str(path) for path in output.glob("snapshot_*.hdf5"))
@@ -382,7 +398,7 @@ def _conclude(output: Path, result: RunResult, seconds: float, *, json: bool) ->
 def _start_processes(
     count: int, snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool
 ) -> None:
-    """The same command under torchrun, on this machine."""
+    """Start this command under torchrun on this machine."""
     from argosy.errors import RunError
 
     launch = [
@@ -401,6 +417,7 @@ def _start_processes(
 
 
 def _device(choice: _Choice) -> str:
+    """Return the torch device of this process."""
     on_gpus, rank = choice.on_gpus(), int(os.environ.get("RANK", "0"))
     if not on_gpus[rank % len(on_gpus)]:
         return "cpu"
@@ -411,7 +428,7 @@ def _device(choice: _Choice) -> str:
 
 
 def _processes(choice: _Choice) -> Processes | None:
-    """The processes that torchrun started, this one among them."""
+    """Join the processes that torchrun started; return None if there is only one and no cluster."""
     where, planned = choice.devices(), choice.planned()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and where is None:
         return None
@@ -425,7 +442,7 @@ def _processes(choice: _Choice) -> Processes | None:
 
 
 def _reporter(*, quiet: bool) -> Callable[[RunProgress], None] | None:
-    """A bar on a terminal, a line every few seconds elsewhere; with the time left."""
+    """Return a function that shows progress with the time left: a bar on a terminal, else lines."""
     from argosy.units import TIME
 
     if quiet:
@@ -434,11 +451,13 @@ def _reporter(*, quiet: bool) -> Callable[[RunProgress], None] | None:
     terminal = sys.stderr.isatty()
 
     def show(now: RunProgress) -> None:
+        """Show the progress of the run."""
         over = now.step == now.steps
         if not over and not terminal and now.seconds - last[0] < _SECONDS_BETWEEN_LINES:
             return
         last[0] = now.seconds
-        text = f"step {now.step} of {now.steps}, z = {1 / now.expansion - 1:.2f}, {TIME.format(now.left, digits=2)} left"
+        left = TIME.format(now.left, digits=2)
+        text = f"step {now.step} of {now.steps}, z = {1 / now.expansion - 1:.2f}, {left} left"
         if len(now.rank_seconds) > 1:
             mean = sum(now.rank_seconds) / len(now.rank_seconds)
             text += f", slowest process {max(now.rank_seconds) / mean:.2f} of the mean"

@@ -1,5 +1,5 @@
-"""Commands that plan, simulate, explain, compare, report and export.
+"""Provide the commands to plan, simulate, explain, compare, report and export.
 
-May import ``cli.gravity`` and the ``cli`` modules that all commands share. Start reading at
-``plan``.
+This package may import ``cli.gravity`` and the ``cli`` modules that all commands share. Start
+reading at ``plan``.
 """

@@ -1,4 +1,4 @@
-"""``argosy simulate --adapt``: the controller and other policies against a cluster's future."""
+"""Run ``argosy simulate --adapt``: simulate the controller and other policies under traces."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from argosy.plan.plan import Plan
     from argosy.runtime.processes.run_spec import RunSpec
 
+# The largest number of decisions that are listed.
 _MOST_DECISIONS = 12
 
 
@@ -38,7 +39,7 @@ def show_courses(
     json: bool,
     quiet: bool,
 ) -> None:
-    """Play every policy up to the one asked for, and the oracle; print what each reached."""
+    """Simulate every policy up to the requested one, and the oracle; print their throughput."""
     from argosy.adapt.controller import AdaptationLevel, ControllerLimits
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.report.plan import plan_title
@@ -61,20 +62,23 @@ def show_courses(
     console = stdout_console(width)
     console.print(f"{plan_title(scenario.plan)}\n")
     console.print(_table(courses))
-    asked = next(course for name, course in courses if name == _name(AdaptationLevel(adapt)))
-    for line in _decisions(asked):
+    requested = next(course for name, course in courses if name == _name(AdaptationLevel(adapt)))
+    for line in _decisions(requested):
         console.print(line)
 
 
 def check_reach(adapt: str) -> None:
+    """Raise ``InputError`` unless ``--adapt`` names a level of adaptation."""
     from argosy.adapt.controller import AdaptationLevel
 
     known_name("--adapt", adapt, AdaptationLevel)
 
 
 def check_adapting(plan: Plan, spec: RunSpec, *, quiet: bool = False) -> None:
-    """Whether a run of a plan can adapt: predictions need the plan's cluster, and its model or
-    another's costs."""
+    """Raise ``InputError`` if a run of a plan cannot adapt.
+
+    Predictions need the plan's cluster, and the costs of its model or of another.
+    """
     from argosy.cluster.file import cluster_from_content
     from argosy.plan.check import check_plan
     from argosy.plan.runnable import check_movable
@@ -95,6 +99,7 @@ def check_adapting(plan: Plan, spec: RunSpec, *, quiet: bool = False) -> None:
 
 
 def _name(reach: AdaptationLevel) -> str:
+    """Return the name of a policy."""
     from argosy.adapt.controller import AdaptationLevel
 
     return {
@@ -106,7 +111,7 @@ def _name(reach: AdaptationLevel) -> str:
 
 
 def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, PolicyRun]] | None:
-    """What each policy reached; None where one of them does more steps than can be told."""
+    """Simulate every policy; return None if one does more steps than can be reported."""
     from dataclasses import replace
 
     from argosy.adapt.controller import AdaptationLevel
@@ -118,13 +123,15 @@ def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, P
     plan, chain, model = scenario.plan, scenario.chain, scenario.model
 
     def replan(cluster: Any) -> Plan:
+        """Find a plan for the cluster as it is then."""
         return find_plan(
             chain, cluster, global_batch=plan.global_batch, settings=Settings(), model=model
         )
 
-    stage = Playback(chain, scenario.cluster, model)
-    calm = last_change([scenario.cluster])
-    if (until - calm) / stage.lasting(plan, calm) >= MOST_ITERATIONS:  # known without playing them
+    playback = Playback(chain, scenario.cluster, model)
+    last = last_change([scenario.cluster])
+    # This is known without simulating them.
+    if (until - last) / playback.lasting(plan, last) >= MOST_ITERATIONS:
         return None
     variants = schedules_that_fit(
         plan, chain, scenario.cluster, schedules_to_try(Settings(), scenario.model)
@@ -133,7 +140,7 @@ def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, P
     for reach in (reach for reach in AdaptationLevel if limits.reach.allows(reach)):
         own = replace(limits, reach=reach)
         course = play(
-            stage,
+            playback,
             plan,
             until=until,
             limits=own,
@@ -145,11 +152,12 @@ def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, P
         if len(course.steps) >= MOST_ITERATIONS:
             return None
     future = replan if limits.reach is AdaptationLevel.FULL else None
-    oracle = play_oracle(stage, variants, until=until, replan=future, most_steps=MOST_ITERATIONS)
+    oracle = play_oracle(playback, variants, until=until, replan=future, most_steps=MOST_ITERATIONS)
     return None if len(oracle.steps) >= MOST_ITERATIONS else [*courses, ("oracle", oracle)]
 
 
 def _table(courses: list[tuple[str, PolicyRun]]) -> Any:
+    """Return a table with a row per policy."""
     from argosy.report.tables import plain_table
 
     table = plain_table(
@@ -160,9 +168,9 @@ def _table(courses: list[tuple[str, PolicyRun]]) -> Any:
         "changes",
         right=("samples/s", "over static", "steps", "changes"),
     )
-    still = courses[0][1].samples_per_second
+    static = courses[0][1].samples_per_second
     for name, course in courses:
-        ratio = f"{course.samples_per_second / still:.3f}" if still else "-"
+        ratio = f"{course.samples_per_second / static:.3f}" if static else "-"
         table.add_row(
             name,
             f"{course.samples_per_second:.4g}",
@@ -174,20 +182,26 @@ def _table(courses: list[tuple[str, PolicyRun]]) -> Any:
 
 
 def _decisions(course: PolicyRun) -> list[str]:
+    """Return a line for each decision of a policy."""
     from argosy.units import TIME
 
     lines = [""] if course.decisions else ["\nnothing was changed"]
-    for one in course.decisions[:_MOST_DECISIONS]:
-        moving = f", moving {TIME.format(one.moving, digits=3)}" if one.moving else ""
-        times = f"{TIME.format(one.before, digits=3)} -> {TIME.format(one.after, digits=3)} a step{moving}"
+    for decision in course.decisions[:_MOST_DECISIONS]:
+        moving = f", moving {TIME.format(decision.moving, digits=3)}" if decision.moving else ""
+        times = (
+            f"{TIME.format(decision.before, digits=3)} -> {TIME.format(decision.after, digits=3)} "
+            f"a step{moving}"
+        )
         lines.append(
-            f"after step {one.step}: {one.what}, {one.plan.schedule!r}, {times}; {one.why}"
+            f"after step {decision.step}: {decision.what}, {decision.plan.schedule!r}, "
+            f"{times}; {decision.why}"
         )
     more = len(course.decisions) - _MOST_DECISIONS
     return [*lines, f"and {more} more"] if more > 0 else lines
 
 
 def _to_dict(name: str, course: PolicyRun) -> dict[str, Any]:
+    """Return the run of a policy as a dict for JSON, in seconds."""
     from argosy.plan.file import schedule_to_dict
 
     return {
@@ -205,14 +219,14 @@ def _to_dict(name: str, course: PolicyRun) -> dict[str, Any]:
         ],
         "decisions": [
             {
-                "step": one.step,
-                "what": str(one.what),
-                "schedule": schedule_to_dict(one.plan.schedule),
-                "before_seconds": one.before if math.isfinite(one.before) else None,
-                "after_seconds": one.after,
-                "moving_seconds": one.moving,
-                "why": one.why,
+                "step": decision.step,
+                "what": str(decision.what),
+                "schedule": schedule_to_dict(decision.plan.schedule),
+                "before_seconds": decision.before if math.isfinite(decision.before) else None,
+                "after_seconds": decision.after,
+                "moving_seconds": decision.moving,
+                "why": decision.why,
             }
-            for one in course.decisions
+            for decision in course.decisions
         ],
     }

@@ -1,4 +1,4 @@
-"""The parts of ``argosy plan`` for networks that change and for prices."""
+"""Plan for networks that change and for prices, as parts of ``argosy plan``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from argosy.workload.chain import Chain
 
 
-# The value of --robust by which a plan is chosen that stays good if the cost model is wrong.
+# The value of --robust that chooses a plan which stays good if the cost model is wrong.
 MODEL = "model"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningTask:
-    """What is to be planned."""
+    """The inputs that a search for a plan needs."""
 
     chain: Chain
     cluster: Cluster
@@ -38,13 +38,13 @@ class PlanningTask:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPlan:
-    """A plan, and what else there is to say about the choice."""
+    """A plan, and what else is printed about the choice."""
 
     plan: Plan
     beside: dict[str, Any] = field(default_factory=dict)
-    """For JSON, next to the plan."""
+    """Values for JSON, next to the plan."""
     shown: tuple[RenderableType, ...] = ()
-    """For people, after the plan."""
+    """Texts and tables for people, after the plan."""
 
 
 def check_what_counts(
@@ -56,8 +56,10 @@ def check_what_counts(
     *,
     has_output: bool,
 ) -> None:
-    """Whether the options agree on what counts, before anything is searched: one of them would be
-    ignored else."""
+    """Raise ``InputError`` if options contradict each other, because one of them would be ignored.
+
+    The check comes before any search.
+    """
     from argosy.choose.scenario import Robust
     from argosy.cli.inputs import refuse_options
 
@@ -65,8 +67,13 @@ def check_what_counts(
     known_name("--robust", robust, (*Robust, MODEL), "objectives")
     cost = objective if objective == "cost" else None
     if for_trace is not None:
-        given = {"--scenario": list(scenarios) if scenarios else None, "--output": has_output, "--objective": cost,
-                 "--max-price-per-hour": limits[0], "--max-cost-per-step": limits[1]}  # fmt: skip
+        given = {
+            "--scenario": list(scenarios) if scenarios else None,
+            "--output": has_output,
+            "--objective": cost,
+            "--max-price-per-hour": limits[0],
+            "--max-cost-per-step": limits[1],
+        }
         refuse_options(given, "with --for-trace, which compares plans and chooses none")
     if scenarios and (cost is not None or limits != (None, None)):
         raise bad_input("either scenarios or prices, not both", where="--scenario")
@@ -77,7 +84,7 @@ def check_what_counts(
 
 
 def plan_for_scenarios(task: PlanningTask, names: Sequence[str], robust: str) -> ChosenPlan:
-    """``--scenario`` and ``--robust``."""
+    """Plan for ``--scenario`` and ``--robust``."""
     from argosy.choose.robust import find_robust_plan
     from argosy.choose.scenario import Robust
     from argosy.cli.planning.scenarios import load_scenarios
@@ -101,7 +108,7 @@ def plan_for_scenarios(task: PlanningTask, names: Sequence[str], robust: str) ->
 
 
 def plan_within_error(task: PlanningTask) -> ChosenPlan:
-    """``--robust model``."""
+    """Plan for ``--robust model``."""
     from argosy.choose.model_error import find_plan_within_error
 
     plan = find_plan_within_error(
@@ -117,7 +124,7 @@ def plan_within_error(task: PlanningTask) -> ChosenPlan:
 def plan_for_money(
     task: PlanningTask, objective: str, max_price: float | None, max_cost: float | None
 ) -> ChosenPlan:
-    """``--objective cost``, ``--max-price-per-hour`` and ``--max-cost-per-step``."""
+    """Plan for ``--objective cost``, ``--max-price-per-hour`` and ``--max-cost-per-step``."""
     from argosy.choose.money import MoneyLimits, choose, find_front
     from argosy.report.money import front_table, money_lines, priced_to_dict
 
@@ -145,7 +152,7 @@ def plan_for_money(
 
 
 def courses_over(task: PlanningTask, name: str) -> Courses:
-    """``--for-trace``."""
+    """Compare one plan, re-planning and hindsight for ``--for-trace``."""
     from argosy.choose.replan import compare_courses
     from argosy.cli.planning.scenarios import load_scenarios
     from argosy.cluster.lasting import last_change
@@ -165,7 +172,7 @@ def courses_over(task: PlanningTask, name: str) -> Courses:
 
 
 def show_courses(courses: Courses, *, json: bool, width: int | None) -> None:
-    """One plan, re-planning and hindsight over a trace."""
+    """Print one plan, re-planning and hindsight over a trace."""
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.report.courses import course_table, courses_to_dict, switch_table
 

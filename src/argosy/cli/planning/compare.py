@@ -1,4 +1,4 @@
-"""``argosy compare``: every baseline's plan and ours, in one table, in one simulator."""
+"""Run ``argosy compare``: simulate every baseline's plan and ours, and print one table."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ Only = Annotated[
     list[str] | None,
     typer.Option("--only", metavar="NAME", help="Compare with this planner only. Repeatable."),
 ]
+# Samples per device of the default global batch.
 _PER_DEVICE = 8
 _WIDE = 110
-"""Columns from which on the table also says what each plan is."""
+"""The number of columns from which the table also describes each plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The ways in which a cluster may change, and what counts over them."""
+    """The ways in which a cluster may change, and the objective that is applied to them."""
 
     scenarios: tuple[Cluster, ...]
     robust: Robust
@@ -80,13 +81,13 @@ def compare(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Every planner's plan and ours, in one simulator.
+    """Compare every planner's plan with ours in one simulator.
 
     Prints how long an iteration takes with the plan of each, how that compares with ours, and why
-    it is slower. Where links or devices change, each plan is played from several moments (of every
-    scenario), and the mean counts, or what --robust says; the others plan for the cluster as it is
-    at time 0, ours for its changes. With --islands, plans whose groups of devices exchange
-    parameters now and then are shown beside ours, for the cluster at time 0.
+    it is slower. If links or devices change, each plan is simulated from several start times (of
+    every scenario), and the mean counts, or the objective of --robust; the others plan for the
+    cluster as it is at time 0, ours for its changes. With --islands, plans whose groups of devices
+    exchange parameters only every few steps are shown beside ours, for the cluster at time 0.
 
     \b
     Examples:
@@ -141,7 +142,7 @@ def compare(
     rows = compared(
         chain, where, batch, costs, names=_chosen(only), level=level, quiet=quiet, changes=changes
     )
-    apart: list[IslandPlan] = []
+    island_plans: list[IslandPlan] = []
     ours = next(
         (row.entry.seconds for row in rows if row.name == OURS and row.entry is not None), math.inf
     )
@@ -153,7 +154,7 @@ def compare(
             settings=Settings(level=level),
             model=costs,
         )
-        apart = compared_islands(task, ours, wanted_islands, quiet=quiet)
+        island_plans = compared_islands(task, ours, wanted_islands, quiet=quiet)
     if json:
         ref = cost_model_ref(chain, where, costs)
         names = {
@@ -166,29 +167,37 @@ def compare(
         counted = {"scenarios": scenario or [], "robust": robust, "moments": begun}
         print_json(
             "compare",
-            {**names, **counted, "rows": rows_to_dict(rows), "islands": compared_to_dict(apart)},
+            {
+                **names,
+                **counted,
+                "rows": rows_to_dict(rows),
+                "islands": compared_to_dict(island_plans),
+            },
         )
         return
     console = stdout_console(width)
     console.print(f"{chain!r}; {where!r}; {batch} samples an iteration\n")
     console.print(contest_table(rows, with_shape=console.width >= _WIDE))
-    if apart:
+    if island_plans:
         console.print()
-        console.print(side_by_side(apart, ours))
-    told = counted_over(changes.scenarios, robust)
-    if told is not None:
-        console.print(f"\n{told}")
+        console.print(side_by_side(island_plans, ours))
+    note = counted_over(changes.scenarios, robust)
+    if note is not None:
+        console.print(f"\n{note}")
 
 
 def _chosen(only: list[str] | None) -> tuple[str, ...]:
+    """Return the planners of ``--only``, or all."""
     from argosy.baselines import BASELINES
 
     return tuple(known_name("--only", name, BASELINES) for name in only or BASELINES)
 
 
 def _answer(name: str, job: PlanningJob) -> Plan | NoPlan:
-    """What a baseline says; where it needs times that a profile does not have, that is why it has
-    no plan."""
+    """Return a baseline's plan.
+
+    If it needs times that a profile does not have, that is the reason why it has no plan.
+    """
     from argosy.baselines import BASELINES, NoPlan
     from argosy.errors import InputError
 
@@ -206,7 +215,7 @@ def _ours(
     level: int,
     changes: Changes,
 ) -> Plan:
-    """For the cluster as it is, or, where it changes, for what counts over its changes."""
+    """Find our plan for the cluster as it is, or for the objective over its changes."""
     from argosy.choose.robust import find_robust_plan
     from argosy.cluster.lasting import last_change
     from argosy.planner import Settings, find_plan
@@ -238,8 +247,10 @@ def compared(
     ours: Plan | None = None,
     changes: Changes | None = None,
 ) -> list[ContestRow]:
-    """The rows of the table, telling on stderr who is planning; ``ours`` is searched for where it
-    is not given, and changes are the cluster's own where none are."""
+    """Return the rows of the table, with progress on stderr.
+
+    ``ours`` is searched for if it is not given; ``changes`` default to the cluster's own.
+    """
     from argosy.baselines import NoPlan, PlanningJob
     from argosy.choose.scenario import Robust, objective
     from argosy.cli.terminal import progress
@@ -261,11 +272,11 @@ def compared(
     plans, refused = [(OURS, ours)], []
     for name in names:
         with progress(f"planning with {name}", quiet=quiet):
-            found = _answer(name, job)
-        if isinstance(found, NoPlan):
-            refused.append((name, found.reason))
+            answer = _answer(name, job)
+        if isinstance(answer, NoPlan):
+            refused.append((name, answer.reason))
         else:
-            plans.append((name, with_collectives(found, chain, job.cluster)))
+            plans.append((name, with_collectives(answer, chain, job.cluster)))
     with progress(f"simulating {len(plans)} plans", quiet=quiet):
         counts = partial(objective, robust=changes.robust)
         return rows_of(contest(plans, chain, changes.scenarios, model, counts), refused, cluster)

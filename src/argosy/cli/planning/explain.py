@@ -1,4 +1,4 @@
-"""``argosy explain``: why a plan takes as long as it does, and what would help."""
+"""Run ``argosy explain``: show why a plan takes as long as it does, and what would help."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def explain(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Why a plan takes so long, and what would help.
+    """Explain why a plan takes so long, and what would help.
 
-    Prints what fills the memory of each device, which stage and link hold the others up, what
-    faster ones or more memory would buy, why other plans lost, and why devices were left out: one
-    of each kind is put to use and simulated.
+    Prints what fills the memory of each device, which stage and link are the bottleneck, what
+    faster ones or more memory would gain, why other plans lost, and why devices were left out: one
+    of each kind is added to the plan and simulated.
 
     \b
     Example:
@@ -101,7 +101,7 @@ def explain(
 
 
 def explanation_parts(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableType]:
-    """An explanation as tables and lines, in the order in which they are shown."""
+    """Yield an explanation as tables and lines, in the order in which they are shown."""
     from argosy.report.plan import left_out_lines, plan_title, runner_up_table, stage_table
 
     plan = explanation.plan
@@ -119,7 +119,7 @@ def explanation_parts(explanation: Explanation, cluster: Cluster) -> Iterator[Re
 
 
 def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableType]:
-    """Bottleneck and memory."""
+    """Yield the bottleneck and the memory as tables."""
     from rich.text import Text
 
     from argosy.report.explain import memory_table, reason_table
@@ -130,6 +130,7 @@ def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableT
 
 
 def _what_ifs(explanation: Explanation) -> Iterator[RenderableType]:
+    """Yield the gains of changes as a table and a sentence."""
     from argosy.report.explain import memory_in_a_sentence, what_if_table
 
     yield ""
@@ -144,6 +145,6 @@ def show_reasons(console: Console, explanation: Explanation, cluster: Cluster) -
 
 
 def show_what_ifs(console: Console, explanation: Explanation) -> None:
-    """Print what faster devices and links or more memory would buy."""
+    """Print what faster devices and links or more memory would gain."""
     for part in _what_ifs(explanation):
         console.print(part)

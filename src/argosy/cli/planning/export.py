@@ -1,4 +1,4 @@
-"""``argosy export``: a plan for another system."""
+"""Run ``argosy export``: write a plan for another system."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def export(
     ] = None,
     json: Json = False,
 ) -> None:
-    """A plan for another system.
+    """Write a plan for another system.
 
     Writes the plan in the form of the target: torchtitan (a recipe module, schedule CSV), megatron
     (a script with its flags), deepspeed (JSON, a pipeline module), flagscale (YAML of heterogeneous
     meshes), torch (a module for torch.distributed.pipelining, schedule CSV), sailor (JSON); and for
-    argosy's own runtime torchrun (a script), jobset (Kubernetes), skypilot (YAML). Whatever the
-    target cannot express is refused, all of it at once, with its place in the plan and the reason.
-    With --lossy it is listed and left out, unless nothing comes close. A plan made with argosy plan
-    --for TARGET is never refused.
+    argosy's own runtime torchrun (a script), jobset (Kubernetes), skypilot (YAML). Everything that
+    the target cannot express is reported at once, with its place in the plan and the reason. With
+    --lossy it is listed and omitted, unless the target has nothing similar. A plan made with argosy
+    plan --for TARGET is always accepted.
 
     \b
     Examples:
@@ -79,11 +79,13 @@ def export(
         check_output(output, json=json)
         output = None
     document = read_plan(plan)
-    found = plan_from_document(document)
+    loaded_plan = plan_from_document(document)
     where = (
-        cluster_from_content(found.cluster.content) if cluster is None else load_cluster(cluster)
+        cluster_from_content(loaded_plan.cluster.content)
+        if cluster is None
+        else load_cluster(cluster)
     )
-    named = None if to.starts_argosy or to is System.SAILOR else model_of(found, document)
+    named = None if to.starts_argosy or to is System.SAILOR else model_of(loaded_plan, document)
     options = ExportOptions(
         lossy=lossy,
         model=named,
@@ -93,25 +95,26 @@ def export(
         steps=steps,
         image=image,
     )
-    made = export_plan(found, where, to, options)
-    for problem in made.lost:
+    exported = export_plan(loaded_plan, where, to, options)
+    for problem in exported.lost:
         sys.stderr.write(f"lost: {problem}\n")
     if output is not None:
-        folder = len(made.files) > 1
+        folder = len(exported.files) > 1
         if not folder:
             check_output(output, plan, cluster)
-        for name, text in made.files:
+        for name, text in exported.files:
             write_file(output / name if folder else output, text.encode(), make_folder=folder)
     if json:
         lost = [
             {"path": problem.path, "found": problem.found, "expected": problem.expected}
-            for problem in made.lost
+            for problem in exported.lost
         ]
-        print_json("export", {"target": str(to), "files": dict(made.files), "lost": lost})
+        print_json("export", {"target": str(to), "files": dict(exported.files), "lost": lost})
     elif output is not None:
         typer.echo(
-            f"wrote {output}" + (f": {', '.join(name for name, _ in made.files)}" if folder else "")
+            f"wrote {output}"
+            + (f": {', '.join(name for name, _ in exported.files)}" if folder else "")
         )
     else:
-        for name, text in made.files:
-            typer.echo(f"# ---- {name}\n{text}" if len(made.files) > 1 else text, nl=False)
+        for name, text in exported.files:
+            typer.echo(f"# ---- {name}\n{text}" if len(exported.files) > 1 else text, nl=False)

@@ -1,5 +1,5 @@
-"""Gravity plans in ``argosy simulate``, ``explain`` and ``report``, and boxes in ``argosy compare
--m gravity:N``."""
+"""Handle gravity plans in ``argosy simulate``, ``explain``, ``report`` and ``compare -m
+gravity:N``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from argosy.timeline import Timeline
 
 _MOST_RECORDED = 100
-"""Steps whose spans are written into a timeline."""
+"""The largest number of steps whose spans are written into a timeline."""
 PREFIX = "gravity:"
-"""Of the name of a box in place of a model's: gravity:512^3."""
+"""The prefix of a box that is given instead of a model: gravity:512^3."""
 _STEPS = 20
-"""Played where links or devices change."""
+"""The number of steps that are simulated to compare plans."""
 
 
 def simulate_gravity(
@@ -39,7 +39,7 @@ def simulate_gravity(
     json: bool,
     quiet: bool,
 ) -> None:
-    """Play a gravity plan step after step, with ``adapt`` also re-balanced."""
+    """Simulate a gravity plan step by step, with ``adapt`` also re-balanced."""
     from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long
     from argosy.cli.planning.adapting import check_reach
     from argosy.cli.terminal import print_json, progress, stdout_console, write_file
@@ -56,18 +56,17 @@ def simulate_gravity(
         else check_iterations(iterations)
     )
     end = parse_time("--until", until)
-    ways = [(domains.name, domains, False) for domains in (plan.plan, *plan.compared)]
+    variants = [(domains.name, domains, False) for domains in (plan.plan, *plan.compared)]
     if adapt not in (None, "off"):
-        ways.insert(1, (f"{plan.plan.name}, re-balanced", plan.plan, True))
+        variants.insert(1, (f"{plan.plan.name}, re-balanced", plan.plan, True))
     with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
         first = play_run(where, plan.box, plan.plan, 1, rebalance=False).ends
-        if (
-            iterations is None and first and first[0] * MOST_ITERATIONS <= end < math.inf
-        ):  # known without playing them
+        # This is known without simulating them.
+        if iterations is None and first and first[0] * MOST_ITERATIONS <= end < math.inf:
             raise too_long(until)
         runs = [
             (name, play_run(where, plan.box, domains, steps, rebalance=moves, until=end))
-            for name, domains, moves in ways
+            for name, domains, moves in variants
         ]
     if iterations is None and any(len(run.ends) == MOST_ITERATIONS for _, run in runs):
         raise too_long(until)
@@ -97,10 +96,14 @@ def simulate_gravity(
         right=("steps", "mean step", "first", "slowest", "moves"),
     )
     for name, run in runs:
-        took = _seconds(run)
-        times = (run.ends[-1] / len(took), took[0], max(took)) if took else ()
+        step_seconds = _seconds(run)
+        times = (
+            (run.ends[-1] / len(step_seconds), step_seconds[0], max(step_seconds))
+            if step_seconds
+            else ()
+        )
         shown = [TIME.format(value, digits=4) for value in times] or ["-"] * 3
-        steps_done = f"stalled after {len(took)}" if run.stalled else str(len(took))
+        steps_done = f"stalled after {len(step_seconds)}" if run.stalled else str(len(step_seconds))
         table.add_row(name, steps_done, *shown, str(run.moves))
     console.print(table)
 
@@ -114,7 +117,7 @@ def explain_gravity(
     json: bool,
     quiet: bool,
 ) -> None:
-    """Why a step of a gravity plan takes so long, and what would help."""
+    """Explain why a step of a gravity plan takes so long, and what would help."""
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.nbody.planning.reasons import explain_step
     from argosy.report.gravity import domain_table, improvement_rows, reason_lines, reasons_to_dict
@@ -156,7 +159,7 @@ def report_gravity(
     measured: Mapping[str, Timeline],
     quiet: bool,
 ) -> int:
-    """A gravity plan as one page; its bytes."""
+    """Write a gravity plan as one page; return its size in bytes."""
     from argosy.cli.terminal import progress, write_file
     from argosy.nbody.planning.plan import StepPrices
     from argosy.nbody.planning.reasons import explain_step
@@ -167,7 +170,8 @@ def report_gravity(
         reasons = explain_step(where, plan.box, plan.plan)
         prices = StepPrices(where, plan.box)
         compared = [
-            (other.name, prices.priced(other).step_seconds) for other in (plan.plan, *plan.compared)
+            (domains.name, prices.priced(domains).step_seconds)
+            for domains in (plan.plan, *plan.compared)
         ]
     page = gravity_page(where, plan.box, reasons, compared, list(measured.items())).encode()
     write_file(output, page)
@@ -177,7 +181,7 @@ def report_gravity(
 def _plan_on(
     document: Document, cluster: str | None, traces: Sequence[str]
 ) -> tuple[GravityPlan, Cluster]:
-    """A gravity plan, and the cluster it is played on."""
+    """Return a gravity plan, and the cluster on which it is simulated."""
     from argosy.cli.inputs import with_traces
     from argosy.cluster.file import load_cluster
     from argosy.nbody.planning.plan_file import gravity_plan_from_document
@@ -191,18 +195,19 @@ def _plan_on(
 
 
 def _seconds(run: PlayedRun) -> list[float]:
+    """Return the seconds of every step."""
     return [end - start for start, end in zip((0.0, *run.ends), run.ends, strict=False)]
 
 
 def _run(name: str, run: PlayedRun) -> dict[str, Any]:
+    """Return a simulated run as a dict for JSON."""
     return {"name": name, "step_seconds": _seconds(run), "moves": run.moves, "stalled": run.stalled}
 
 
 def compare_gravity(
     box_name: str, cluster: Cluster, *, width: int | None, json: bool, quiet: bool
 ) -> None:
-    """The planned domains beside equal counts and counts by speed; where the cluster changes, over
-    several steps."""
+    """Compare the planned domains with equal counts and counts by speed, over several steps."""
     from argosy.cli.gravity.plan import parse_count
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.nbody.planning.plan import plan_step
@@ -213,15 +218,16 @@ def compare_gravity(
 
     box = typical_box(parse_count(box_name.removeprefix(PREFIX), "--model"))
     with progress(f"planning {box.particles:.3g} particles on {cluster!r}", quiet=quiet):
-        found = plan_step(cluster, box)
-        ours = play_run(cluster, box, found.best.domains, _STEPS, rebalance=True)
+        planned = plan_step(cluster, box)
+        ours = play_run(cluster, box, planned.best.domains, _STEPS, rebalance=True)
         others = [
-            play_run(cluster, box, other.domains, _STEPS, rebalance=False) for other in found.others
+            play_run(cluster, box, choice.domains, _STEPS, rebalance=False)
+            for choice in planned.others
         ]
-    rows = [_row("argosy", found, found.best, ours)]
+    rows = [_row("argosy", planned, planned.best, ours)]
     rows += [
-        _row(other.domains.name, found, other, run)
-        for other, run in zip(found.others, others, strict=True)
+        _row(choice.domains.name, planned, choice, run)
+        for choice, run in zip(planned.others, others, strict=True)
     ]
     if json:
         names = {"model": box_name, "cluster": {"name": cluster.name, "hash": cluster.hash}}
@@ -244,21 +250,22 @@ def compare_gravity(
     console.print(table)
 
 
-def _row(name: str, found: StepPlan, choice: PricedDomains, run: PlayedRun) -> dict[str, Any]:
-    """As a row of ``argosy compare``; a sample is a particle."""
+def _row(name: str, planned: StepPlan, choice: PricedDomains, run: PlayedRun) -> dict[str, Any]:
+    """Return a row of ``argosy compare``; a sample is a particle."""
     seconds = run.ends[-1] / len(run.ends) if run.ends else math.inf
     feasible = all(choice.fits) and not run.stalled
     return {
         "name": name,
         "feasible": feasible,
         "iteration_seconds": seconds if feasible else None,
-        "samples_per_second": found.box.particles / seconds if feasible else None,
-        "reason": _reason(found, choice, run),
+        "samples_per_second": planned.box.particles / seconds if feasible else None,
+        "reason": _reason(planned, choice, run),
     }
 
 
-def _reason(found: StepPlan, choice: PricedDomains, run: PlayedRun) -> str:
-    devices = found.cluster.devices
+def _reason(planned: StepPlan, choice: PricedDomains, run: PlayedRun) -> str:
+    """Return in a few words what limits the speed of a choice of domains."""
+    devices = planned.cluster.devices
     if not all(choice.fits):
         full = [device.name for device, fits in zip(devices, choice.fits, strict=True) if not fits]
         return f"does not fit into the memory of {full[0]}" + (

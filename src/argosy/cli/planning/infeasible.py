@@ -1,5 +1,4 @@
-"""Why nothing fits, on the terminal: what would fit, each with a command that can be pasted into a
-shell."""
+"""Print what would fit if no plan does, each with a command that can be pasted into a shell."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from argosy.workload.chain import Chain
 
 _REPLACED_BY = {"--lora": ("--train",)}
-"""Options that say the same as another one."""
+"""Options that mean the same as another one."""
 
 
 def show_infeasibility(
@@ -27,8 +26,10 @@ def show_infeasibility(
     width: int | None,
     output: Path | None = None,
 ) -> None:
-    """The plan that comes closest, and what would make one fit; the reason itself is the error's
-    message."""
+    """Print the plan that comes closest, and the changes that would help.
+
+    The reason itself is the message of the error.
+    """
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.report.infeasible import change_lines, infeasibility_to_dict, need_table
     from argosy.report.plan import plan_title
@@ -46,8 +47,10 @@ def show_infeasibility(
 
 
 def with_optimizer(chain: Chain, **changes: str) -> Chain:
-    """The chain of a captured program with another optimizer; a program decides about all other
-    things itself."""
+    """Return the chain of a captured program with another optimizer.
+
+    Raises ``InputError`` for other changes, because the program itself decides them.
+    """
     from argosy.errors import bad_input
 
     if set(changes) != {"optimizer"}:
@@ -58,8 +61,8 @@ def with_optimizer(chain: Chain, **changes: str) -> Chain:
 
 
 def pasted_command(context: typer.Context, change: Change) -> str | None:
-    """The command that plans with a change; None if no option and no edit of the cluster file makes
-    it."""
+    """Return the command that plans with a change; None if no option or edit of the cluster file
+    does."""
     from argosy.explain.remedy import ChangeKind
 
     if change.kind is ChangeKind.CARD:
@@ -68,8 +71,8 @@ def pasted_command(context: typer.Context, change: Change) -> str | None:
 
 
 def changed_command(context: typer.Context, options: dict[str, str]) -> str:
-    """The current command with these options in place of its own."""
-    dropped = {*options, *(one for name in options for one in _REPLACED_BY.get(name, ()))}
+    """Return the current command with its options replaced by these."""
+    dropped = {*options, *(replaced for name in options for replaced in _REPLACED_BY.get(name, ()))}
     words = context.command_path.split()
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
@@ -82,15 +85,18 @@ def changed_command(context: typer.Context, options: dict[str, str]) -> str:
 
 
 def _words(name: str, value: Any) -> list[str]:
+    """Return an option and its values as words of a command line."""
     if isinstance(value, bool):
         return [name] if value else []
-    each = value if isinstance(value, (list, tuple)) else [value]
-    return [word for one in each for word in ((name, str(one)) if name else (str(one),))]
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [word for item in values for word in ((name, str(item)) if name else (str(item),))]
 
 
 def _with_other_card(context: typer.Context, old: str, new: str) -> str | None:
-    """A copy of the cluster file that names another card, and the command on it; None for a bundled
-    cluster."""
+    """Return the command that copies the cluster file with another card and plans for it.
+
+    Returns None for a bundled cluster.
+    """
     file = str(context.params.get("cluster") or "")
     if not file.endswith(".toml") or old not in _text(file):
         return None
@@ -100,6 +106,7 @@ def _with_other_card(context: typer.Context, old: str, new: str) -> str | None:
 
 
 def _text(file: str) -> str:
+    """Return the content of a file; empty if it cannot be read."""
     try:
         return Path(file).read_text(encoding="utf-8")
     except OSError:

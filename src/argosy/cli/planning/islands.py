@@ -1,4 +1,4 @@
-"""Island plans in ``argosy plan``, ``simulate``, ``explain`` and ``compare``."""
+"""Handle island plans in ``argosy plan``, ``simulate``, ``explain`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class IslandScenario:
-    """An island plan with everything that it takes to play it."""
+    """An island plan with everything that is needed to simulate it."""
 
     plan: IslandPlan
     chain: Chain
@@ -46,7 +46,10 @@ def island_options(
     compress: str = "none",
     outer: str = "0.7,0.9",
 ) -> IslandOptions | None:
-    """What the options ask for; None for ``--islands off``, with which the others mean nothing."""
+    """Return the options of islands; None for ``--islands off``.
+
+    Raises ``InputError`` if other options of islands are given with ``--islands off``.
+    """
     from argosy.choose.islands import IslandOptions
     from argosy.cli.inputs import refuse_options, whole_number
     from argosy.plan.islands import Compression
@@ -79,6 +82,7 @@ def island_options(
 
 
 def _outer(text: str) -> OuterOptimizer:
+    """Parse the rate and the momentum of the outer optimizer."""
     from argosy.plan.islands import OuterOptimizer
 
     try:
@@ -95,8 +99,8 @@ def _outer(text: str) -> OuterOptimizer:
 
 
 def check_divisible(options: IslandOptions | None, cluster: Cluster) -> None:
-    """Raise an ``InputError``, before anything is searched, if a cluster has not as many parts as
-    are asked for."""
+    """Raise ``InputError``, before any search, if a cluster does not have the requested number of
+    parts."""
     from argosy.cluster.divide import division_into
 
     if options is not None and options.count is not None:
@@ -114,8 +118,10 @@ def plan_islands(
     width: int | None,
     quiet: bool,
 ) -> bool:
-    """Plan, write and show islands; False, with a line on stderr, if ``auto`` finds the synchronous
-    plan faster."""
+    """Plan, write and show islands.
+
+    Returns False, with a line on stderr, if ``auto`` finds that the synchronous plan is faster.
+    """
     from argosy.choose.islands import find_island_plan
     from argosy.cli.terminal import STDOUT, print_json, progress, stdout_console, write_file
     from argosy.errors import InfeasibleError
@@ -125,7 +131,7 @@ def plan_islands(
     why = None
     try:
         with progress(f"planning islands of {task.cluster!r}", quiet=quiet):
-            found = find_island_plan(
+            best = find_island_plan(
                 task.chain,
                 task.cluster,
                 global_batch=task.global_batch,
@@ -139,25 +145,28 @@ def plan_islands(
             raise
         why = str(error)
     else:
-        assert found.predicted is not None and synchronous.predicted is not None
-        if auto and found.predicted.step_seconds >= synchronous.predicted.iteration_seconds:
-            why = f"the best island plan takes {TIME.format(found.predicted.step_seconds)} a step, which is no faster"
+        assert best.predicted is not None and synchronous.predicted is not None
+        if auto and best.predicted.step_seconds >= synchronous.predicted.iteration_seconds:
+            why = (
+                f"the best island plan takes {TIME.format(best.predicted.step_seconds)} a step, "
+                "which is no faster"
+            )
     if why is not None:
         sys.stderr.write(f"no islands: {why}\n")
         return False
-    named = replace(found.model, name=synchronous.model.name)
-    found = replace(found, islands=tuple(replace(island, model=named) for island in found.islands))
+    named = replace(best.model, name=synchronous.model.name)
+    best = replace(best, islands=tuple(replace(island, model=named) for island in best.islands))
     if output is not None:
-        write_file(output, dumps_island_plan(found).encode())
+        write_file(output, dumps_island_plan(best).encode())
     if json:
-        content = island_plan_to_dict(found)
+        content = island_plan_to_dict(best)
         print_json(
             "plan",
-            {"plan": content, "predicted": content.get("predicted"), "algorithm": found.algorithm},
+            {"plan": content, "predicted": content.get("predicted"), "algorithm": best.algorithm},
         )
         return True
     console = stdout_console(width, beside=output)
-    show_island_plan(console, found, task.cluster)
+    show_island_plan(console, best, task.cluster)
     if output is not None and output != STDOUT:
         file = shlex.quote(str(output))
         console.print(
@@ -167,6 +176,7 @@ def plan_islands(
 
 
 def show_island_plan(console: Console, plan: IslandPlan, cluster: Cluster) -> None:
+    """Print the islands of a plan and its predicted figures."""
     from argosy.report.islands import island_figures, island_table, island_title
 
     console.print(f"{island_title(plan)}\n", soft_wrap=True)
@@ -183,7 +193,7 @@ def load_island_scenario(
     profiles: Sequence[str] = (),
     quiet: bool,
 ) -> IslandScenario:
-    """The island plan in a document, on its own cluster or another, under other changes."""
+    """Load the island plan in a document, on its own cluster or another, under other changes."""
     from argosy.cli.inputs import load_scenario
     from argosy.plan.islands_file import island_plan_from_document
 
@@ -220,7 +230,7 @@ def simulate_islands(
     json: bool,
     quiet: bool,
 ) -> None:
-    """Play an island plan; without a number of steps, four exchanges of every fragment."""
+    """Simulate an island plan; without a number of steps, four exchanges of every fragment."""
     from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.cluster.lasting import last_change
@@ -267,7 +277,7 @@ def report_islands(
     profiles: Sequence[str],
     quiet: bool,
 ) -> int:
-    """Write the page of an island plan; its bytes."""
+    """Write the page of an island plan; return its size in bytes."""
     from argosy.cli.terminal import progress, write_file
     from argosy.report.page.islands import IslandReport
 
@@ -290,8 +300,10 @@ def island_timeline(
     iterations: int | None,
     quiet: bool,
 ) -> Timeline:
-    """The first so many steps of an island plan as a timeline; by default those around its first
-    exchange."""
+    """Return the first ``iterations`` steps of an island plan as a timeline.
+
+    By default, these are the steps around its first exchange.
+    """
     from argosy.cli.inputs import check_iterations
     from argosy.cli.terminal import progress
     from argosy.sim.island_window import IslandWindow
@@ -310,6 +322,7 @@ def island_timeline(
 
 
 def _names(scenario: IslandScenario) -> dict[str, Any]:
+    """Return the names of the model, the cluster and the algorithm for JSON."""
     where = {"name": scenario.cluster.name, "hash": scenario.cluster.hash}
     return {
         "model": scenario.plan.model.name,
@@ -328,8 +341,10 @@ def explain_islands(
     json: bool,
     quiet: bool,
 ) -> None:
-    """What an island plan costs and changes, and its time with other H and faster links between
-    islands."""
+    """Print the cost and the effect of an island plan, and its time with changes.
+
+    The changes are other exchange intervals and faster links between islands.
+    """
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.explain.islands import island_what_ifs
     from argosy.report.islands import what_changes
@@ -362,13 +377,15 @@ def explain_islands(
 def compared_islands(
     task: PlanningTask, synchronous: float, options: IslandOptions, *, quiet: bool
 ) -> list[IslandPlan]:
-    """The best island plans, blocking and overlapped, beside a synchronous plan's seconds; those
-    that exist."""
+    """Return the best island plans, blocking and overlapped, as far as they exist.
+
+    Each is given the seconds of a synchronous plan to compare with.
+    """
     from argosy.choose.islands import find_island_plan
     from argosy.cli.terminal import progress
     from argosy.errors import InfeasibleError
 
-    found: list[IslandPlan] = []
+    plans: list[IslandPlan] = []
     least = options.limit if options.sync_every is None else options.sync_every
     for overlaps in (False, True) if least >= 2 * options.fragments else (False,):
         try:
@@ -383,9 +400,9 @@ def compared_islands(
                 )
         except InfeasibleError as error:
             sys.stderr.write(f"no islands: {error}\n")
-            return found
+            return plans
         assert plan.predicted is not None
-        found.append(
+        plans.append(
             replace(plan, predicted=replace(plan.predicted, synchronous_seconds=synchronous))
         )
-    return found
+    return plans

@@ -1,4 +1,4 @@
-"""``argosy plan``: how a model should run on a cluster."""
+"""Run ``argosy plan``: find out how a model should run on a cluster."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ def plan(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """How a model should run on a cluster.
+    """Find the fastest plan for a model on a cluster.
 
-    Prints which layers run on which devices, the time that is predicted, how much faster any other
-    plan could be at most, what the search took, and which plans and devices it left aside.
+    Prints which layers run on which devices, the predicted time, how much faster any other plan
+    could be at most, the effort of the search, and which plans and devices were not chosen.
 
     \b
     Examples:
@@ -213,19 +213,19 @@ def plan(
         has_output=output is not None,
     )
     if wanted is not None:
-        other: dict[str, object] = {
+        conflicting: dict[str, object] = {
             "--scenario": scenario,
             "--for": for_system,
             "--for-trace": for_trace,
             "--max-price-per-hour": max_price_per_hour,
         }
-        other |= {
+        conflicting |= {
             "--max-cost-per-step": max_cost_per_step,
             "--objective": None if objective != "cost" else objective,
         }
-        other |= {"--robust": robust if robust != "mean" else None}
+        conflicting |= {"--robust": robust if robust != "mean" else None}
         mixes = captured is not None and captured.mixes is not None
-        refuse_options({**other, "--program": program if mixes else None}, "with --islands")
+        refuse_options({**conflicting, "--program": program if mixes else None}, "with --islands")
     if output is not None:
         check_output(output, cluster, model, calibration, *(profile or ()), json=json)
     budget = parse_time("--time-budget", time_budget)
@@ -266,13 +266,13 @@ def plan(
         captured = replace(captured, chain=chain)
     else:
         tuning = parse_tuning(train=train, lora=lora, freeze=freeze or (), base=base_weights)
-        asked: dict[str, Any] = {
+        model_options: dict[str, Any] = {
             "sequence_length": sequence_length,
             "dtype": dtype,
             "optimizer": optimizer,
         }
-        asked |= {"tuning": tuning, "powersgd": powersgd}
-        chain = constants.chain(load_model(model, **asked))
+        model_options |= {"tuning": tuning, "powersgd": powersgd}
+        chain = constants.chain(load_model(model, **model_options))
         check_target(settings.target, chain, model)
     costs = compute_model(profile or (), constants, chain=chain, cluster=where, quiet=quiet)
     task = PlanningTask(
@@ -301,7 +301,7 @@ def plan(
         def reload(**changes: Any) -> Chain:
             if captured is not None:
                 return with_optimizer(chain, **changes)
-            return constants.chain(load_model(model, **{**asked, **changes}))
+            return constants.chain(load_model(model, **{**model_options, **changes}))
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(
@@ -314,15 +314,14 @@ def plan(
             )
         show_infeasibility(why, context, json=json, width=width, output=output)
         raise NothingFitsError(why.reason) from None
-    found = outcome.plan
-    found = replace(
-        found, model=replace(found.model, name=model)
-    )  # what ``planned_chain`` takes, also for a file
-    task = replace(task, settings=settings)  # whose workers have not ended
+    best = outcome.plan
+    # The name that ``planned_chain`` reads, also for a file.
+    best = replace(best, model=replace(best.model, name=model))
+    task = replace(task, settings=settings)  # without the workers, which have ended
     if wanted is not None and plan_islands(
         wanted,
         task,
-        found,
+        best,
         auto=islands == "auto",
         output=output,
         json=json,
@@ -331,16 +330,16 @@ def plan(
     ):
         return
     if output is not None:
-        write_file(output, dumps_plan(found).encode())
+        write_file(output, dumps_plan(best).encode())
     if json:
-        print_json("plan", {**_to_dict(found), **outcome.beside})
+        print_json("plan", {**_to_dict(best), **outcome.beside})
         return
     console = stdout_console(width, beside=output)
-    show_plan(console, found, where)
+    show_plan(console, best, where)
     for part in outcome.shown:
         console.print()
         console.print(part)
-    _show_alternatives(console, found, where)
+    _show_alternatives(console, best, where)
     if output is not None and output != STDOUT:
         named = shlex.quote(str(output))
         commands = [f"argosy explain {named}", f"argosy simulate {named}"]
@@ -360,7 +359,7 @@ def _find(
     *,
     quiet: bool,
 ) -> ChosenPlan:
-    """The plan by whatever counts: time at time 0, time over scenarios, or money."""
+    """Find the plan by the requested objective: time at time 0, time over scenarios, or money."""
     from argosy.cli.planning.choose import (
         MODEL,
         ChosenPlan,
@@ -375,11 +374,17 @@ def _find(
         with progress(
             f"planning {task.chain.name} for {task.cluster!r} under scenarios", quiet=quiet
         ):
-            return _divided(task, program, lambda one: plan_for_scenarios(one, scenarios, robust))
+            return _divided(
+                task,
+                program,
+                lambda divided_task: plan_for_scenarios(divided_task, scenarios, robust),
+            )
     if objective == "cost" or max_price is not None or max_cost is not None:
         with progress(f"planning {task.chain.name} for parts of {task.cluster!r}", quiet=quiet):
             return _divided(
-                task, program, lambda one: plan_for_money(one, objective, max_price, max_cost)
+                task,
+                program,
+                lambda divided_task: plan_for_money(divided_task, objective, max_price, max_cost),
             )
     if robust == MODEL:
         with progress(
@@ -404,7 +409,8 @@ def _divided(
     program: CapturedProgram | None,
     choose: Callable[[PlanningTask], ChosenPlan],
 ) -> ChosenPlan:
-    """What is chosen; of a program that cannot be divided so, its whole batch at once."""
+    """Choose a plan; a program whose batch cannot be divided gets one for its whole batch at
+    once."""
     from argosy.cli.planning.choose import ChosenPlan
     from argosy.solve.program_plans import divided_plan, undivided_plan
 
@@ -422,23 +428,26 @@ def _divided(
 
 
 def _workers(name: str, count: int) -> AbstractContextManager[Executor | None]:
+    """Return the workers that simulate finalists."""
     from argosy.solve.executors import ExecutorKind, workers
 
     return workers(ExecutorKind(known_name("--executor", name, ExecutorKind, "executors")), count)
 
 
 def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
-    """What ``--schedule`` names, each once; ``kfkb`` alone is every k that is searched without the
-    option."""
+    """Return the schedules of ``--schedule``, each once; ``kfkb`` alone means every k that is
+    searched."""
     from argosy.cli.inputs import whole_number
     from argosy.errors import bad_input, closest
     from argosy.planner import SCHEDULES
     from argosy.schedule import ScheduleKind, ScheduleSpec
 
-    others = [ScheduleSpec(kind=kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE)]
-    woven = [ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=chunks) for chunks in (2, 4)]
-    woven += [ScheduleSpec(kind=kind) for kind in ScheduleKind if kind.is_v]
-    searched = [*SCHEDULES, *others, *woven]
+    searched_on_request = [
+        ScheduleSpec(kind=kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE)
+    ]
+    interleaved = [ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=chunks) for chunks in (2, 4)]
+    interleaved += [ScheduleSpec(kind=kind) for kind in ScheduleKind if kind.is_v]
+    searched = [*SCHEDULES, *searched_on_request, *interleaved]
     known = list(dict.fromkeys(str(spec.kind) for spec in searched))
     chosen: list[ScheduleSpec] = []
     for name in names:
@@ -454,7 +463,7 @@ def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
 
 
 def _to_dict(plan: Plan) -> dict[str, Any]:
-    """The plan file, and beside it what people look for first."""
+    """Return the plan file, and beside it its main parts, as a dict for JSON."""
     from argosy.plan.file import plan_to_dict
 
     content = plan_to_dict(plan)
@@ -469,7 +478,7 @@ def _to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
-    """The stages, and what is expected of them."""
+    """Print the stages and the predicted figures of a plan."""
     from argosy.report.plan import figure_table, plan_title, stage_table
 
     console.print(f"{plan_title(plan)}\n")
@@ -479,6 +488,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
 
 
 def _show_alternatives(console: Console, plan: Plan, cluster: Cluster) -> None:
+    """Print the runner-ups and the devices that were left out."""
     from argosy.report.plan import left_out_lines, runner_up_table
 
     if plan.runner_ups:

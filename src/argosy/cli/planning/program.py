@@ -1,4 +1,4 @@
-"""A torch program in the commands: captured, and then planned as any model is."""
+"""Capture a torch program, so that it can be planned like any model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from argosy.planner import CapturedProgram
     from argosy.workload.graph import Graph
 
+# Our names of torch's dtypes, which decide the price of matrix products.
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
 
 
@@ -57,7 +58,7 @@ def capture_program(
 
 
 def _dtype(graph: Graph, named: str | None) -> Dtype:
-    """The number format of matrix products: as named, or that of the largest parameter."""
+    """Return the dtype of matrix products: the named one, or that of the largest parameter."""
     from argosy.dtype import Dtype
 
     if named is not None:
@@ -70,7 +71,7 @@ def _dtype(graph: Graph, named: str | None) -> Dtype:
 def scenario_of_program(
     text: str, cluster: str | None, *, dtype: str | None, quiet: bool
 ) -> Scenario:
-    """A program's plan on a cluster, with everything that it takes to explain it."""
+    """Plan a program on a cluster, and return everything that is needed to explain the plan."""
     from argosy.cli.inputs import Scenario
     from argosy.cli.terminal import progress
     from argosy.cluster.file import load_cluster

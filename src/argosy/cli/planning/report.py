@@ -1,4 +1,4 @@
-"""``argosy report``: a plan as one page to look at."""
+"""Run ``argosy report``: write a plan as one page."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def report(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A plan as one HTML page to look at.
+    """Write a plan as one HTML page to look at.
 
-    The page is one file and needs no network. Timelines that a run has measured are set against the
-    prediction.
+    The page is one file and needs no network. Timelines that a run has measured are compared with
+    the prediction.
 
     \b
     Example:
@@ -125,6 +125,7 @@ def report(
 
 
 def _conclude(output: Path, size: int, *, json: bool) -> None:
+    """Print the name and the size of the page."""
     from argosy.cli.terminal import print_json, say_written
 
     if json:
@@ -134,15 +135,15 @@ def _conclude(output: Path, size: int, *, json: bool) -> None:
 
 
 def _names(paths: Sequence[Path]) -> dict[str, Path]:
-    """Files by their names; by their whole paths where several have one name, as timelines of runs
+    """Return files by their names, or by their paths if several have one name, as timelines of runs
     do."""
     short = len({path.name for path in paths}) == len(set(paths))
     return {path.name if short else str(path): path for path in paths}
 
 
 def _check_timelines(measured: Mapping[str, Timeline], cluster: Cluster) -> None:
-    """``InputError`` where one is of another cluster: its devices would have no place in the
-    page."""
+    """Raise ``InputError`` for a timeline of another cluster, whose devices the page cannot
+    show."""
     from argosy.errors import bad_input
 
     known = {device.name for device in cluster.devices}
@@ -166,8 +167,11 @@ def write_page(
     scenarios: Mapping[str, Cluster] | None = None,
     quiet: bool,
 ) -> int:
-    """The page of a plan, with what was measured by name; its bytes. ``rivals`` are other plans'
-    names, seconds and what is wrong with them; ``decided`` is what a run changed."""
+    """Write the page of a plan; return its size in bytes.
+
+    ``measured`` are timelines by name; ``rivals`` are other plans' names, seconds and why they are
+    slower; ``decided`` are the changes that a run made.
+    """
     from argosy.cli.terminal import progress, write_file
     from argosy.report.page import Report
 
@@ -188,8 +192,7 @@ def write_page(
 
 
 def _rivals(path: Path | None, plan: Plan) -> list[tuple[str, float | None, str]]:
-    """The rows of a comparison; ``InputError`` where it is one of another model, cluster or
-    batch."""
+    """Return the rows of a comparison; raise ``InputError`` for another model, cluster or batch."""
     if path is None:
         return []
     from argosy.document import read_json

@@ -1,4 +1,4 @@
-"""What ``--scenario`` names: the same cluster under other changes over time."""
+"""Load the scenarios of ``--scenario``: the same cluster under other changes over time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from argosy.cluster.generators import GENERATORS
 from argosy.cluster.topology import Cluster
 from argosy.errors import bad_input, closest
 
+# The default time until which a generator creates changes.
 _HORIZON = "10 min"
 
 
 def load_scenarios(cluster: Cluster, names: Sequence[str]) -> list[Cluster]:
-    """One cluster for each ``--scenario``; several changes of one scenario are separated by
-    ``+``."""
+    """Return one cluster for each ``--scenario``; ``+`` separates several changes of one
+    scenario."""
     return [_scenario(cluster, name) for name in names]
 
 
 def _scenario(cluster: Cluster, name: str) -> Cluster:
-    """As for ``--trace``, and generators: ``EDGE=GENERATOR[:key=value,...]``."""
+    """Return the cluster of one scenario.
+
+    It has the forms of ``--trace``, and generators: ``EDGE=GENERATOR[:key=value,...]``.
+    """
     parts = name.split("+")
     generated = [part for part in parts if _generator_of(part)]
     files = [part for part in parts if part not in generated]
@@ -37,6 +41,7 @@ def _scenario(cluster: Cluster, name: str) -> Cluster:
 
 
 def _changes_of(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the [[changes]] of a cluster."""
     import json
 
     changes: list[dict[str, Any]] = json.loads(cluster.content).get("changes", [])
@@ -44,20 +49,28 @@ def _changes_of(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _generator_of(part: str) -> str | None:
-    """The generator that a part names, or would name if it were spelled right; None for a file."""
+    """Return the generator that a part names; None for a file.
+
+    Raises ``InputError`` for an unknown generator.
+    """
     target, separator, rest = part.partition("=")
     name = rest.partition(":")[0]
     if not separator or not target or name.endswith((".csv", ".toml")):
         return None
     if name not in GENERATORS:
-        expected = f"LINK=FILE.csv, a .toml with [[changes]], none, or one of the generators {', '.join(GENERATORS)}"
+        expected = (
+            "LINK=FILE.csv, a .toml with [[changes]], none, or one of the generators "
+            f"{', '.join(GENERATORS)}"
+        )
         raise bad_input(expected, part, where="--scenario", suggestion=closest(name, GENERATORS))
     return name
 
 
 def _change(part: str) -> dict[str, Any]:
-    """A [[changes]] entry: ``seed`` and ``horizon`` are its own fields, the rest are the
-    generator's parameters."""
+    """Return a [[changes]] entry for a generator.
+
+    ``seed`` and ``horizon`` are its own fields; the rest are the generator's parameters.
+    """
     target, _, rest = part.partition("=")
     name, _, listed = rest.partition(":")
     given = dict(pair.partition("=")[::2] for pair in listed.split(",") if pair)
@@ -66,13 +79,18 @@ def _change(part: str) -> dict[str, Any]:
     if seed is None:
         raise bad_input("a whole number", text, where="--scenario seed")
     parameters = {key: _number(value) for key, value in given.items()}
-    what = "device" if name == "straggler" else "link"
-    change: dict[str, Any] = {what: target, "generator": name, "seed": seed, "horizon": horizon}
+    target_kind = "device" if name == "straggler" else "link"
+    change: dict[str, Any] = {
+        target_kind: target,
+        "generator": name,
+        "seed": seed,
+        "horizon": horizon,
+    }
     return {**change, "parameters": parameters} if parameters else change
 
 
 def _number(text: str) -> float | str:
-    """A share as a number; a time stays text with its unit."""
+    """Return a share as a number; a time stays text with its unit."""
     try:
         return float(text)
     except ValueError:

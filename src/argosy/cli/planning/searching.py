@@ -1,4 +1,4 @@
-"""A search for a plan that shows on stderr how far it is."""
+"""Search for a plan, and show the progress on stderr."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def search(
 
 @contextlib.contextmanager
 def _watch(message: str, *, quiet: bool) -> Iterator[Callable[[SearchProgress], None] | None]:
-    """How far a search is, on stderr: on a terminal one line that changes, elsewhere a line per
-    percent of the gap."""
+    """Yield a function that shows the progress of a search on stderr.
+
+    On a terminal it changes one line, else it prints a line per percent of the gap.
+    """
     from argosy.cli.terminal import has_spinner, spinner
 
     if quiet:
@@ -50,18 +52,20 @@ def _watch(message: str, *, quiet: bool) -> Iterator[Callable[[SearchProgress], 
             yield lambda state: say(f"{_state(state)}; {message}")
     else:
         sys.stderr.write(f"{message}\n")
-        told: set[tuple[float, float]] = set()
+        printed: set[tuple[float, float]] = set()
 
         def tell(state: SearchProgress) -> None:
-            news = (state.seconds, round(state.gap, 2))
-            if news not in told:
-                told.add(news)
+            """Print a line if the state has changed noticeably."""
+            rounded = (state.seconds, round(state.gap, 2))
+            if rounded not in printed:
+                printed.add(rounded)
                 sys.stderr.write(f"{_state(state)}\n")
 
         yield tell
 
 
 def _state(state: SearchProgress) -> str:
+    """Describe the state of a search."""
     from argosy.units import TIME
 
     if not math.isfinite(state.seconds):

@@ -1,4 +1,4 @@
-"""``argosy simulate``: what a plan would do, also while links and devices change."""
+"""Run ``argosy simulate``: show what a plan would do, also while links and devices change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from argosy.timeline import Timeline
 
 _MOST_RECORDED = 100
-"""Iterations whose spans are kept; figures cover all of them."""
+"""The largest number of iterations whose spans are recorded; figures cover all iterations."""
 
 
 def simulate(
@@ -62,7 +62,10 @@ def simulate(
         str | None,
         typer.Option(
             "--adapt",
-            help="Play a controller that may change k, shares or (full) the plan, and others beside it.",
+            help=(
+                "Play a controller that may change k, shares or (full) the plan, and others "
+                "beside it."
+            ),
         ),
     ] = None,
     horizon: Annotated[
@@ -78,11 +81,11 @@ def simulate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What a plan would do, also while links change.
+    """Simulate a plan, also while links and devices change.
 
     Prints how long iterations take and why, how busy and how full the devices are, the busiest
-    links, and a chart. A device whose memory does not suffice is marked; a plan that gets stuck on
-    a lost device is told.
+    links, and a chart. A device whose memory does not suffice is marked; a plan that never ends
+    because a device is lost is reported.
 
     \b
     Examples:
@@ -215,7 +218,7 @@ def play(
     quiet: bool,
     least_recorded: int = 1,
 ) -> Timeline:
-    """Simulate as the options say."""
+    """Simulate a plan with the given options."""
     from argosy.cli.inputs import (
         MOST_ITERATIONS,
         check_at_least,
@@ -257,6 +260,7 @@ def _show(
     iteration: int,
     transfers: bool,
 ) -> None:
+    """Print the figures and the chart of a simulation."""
     from dataclasses import replace
 
     from rich.text import Text
@@ -266,7 +270,7 @@ def _show(
     from argosy.report.tables import device_table, link_table, summary_table
     from argosy.units import counted
 
-    # Drawn first, so that an --iteration that does not exist is an error and not half an answer.
+    # Drawn first, so that an --iteration that does not exist is an error before any output.
     chart = (
         gantt(timeline, iteration=iteration, width=console.width, transfers=transfers)
         if timeline.spans

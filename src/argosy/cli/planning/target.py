@@ -1,4 +1,4 @@
-"""``--for``: a search for what another system can run."""
+"""Restrict the search of ``argosy plan --for`` to plans that another system can run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 def with_target(
     settings: Settings, name: str, calibration: str | None, *, named: bool
 ) -> tuple[Settings, str | None]:
-    """The settings restricted to a system, and its constants if no others are given; ``named``:
-    whether the user named the schedules."""
+    """Return the settings restricted to a system, and its constants if no others are given.
+
+    ``named`` is set if the user named the schedules.
+    """
     from argosy.errors import bad_input
     from argosy.plan.targets import TARGETS, TargetName
 

@@ -1,4 +1,4 @@
-"""``argosy trace``: a timeline for Perfetto and HolisticTraceAnalysis."""
+"""Run ``argosy trace``: write a timeline for Perfetto and HolisticTraceAnalysis."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def trace(
 ) -> None:
     """Write a trace for Perfetto or HolisticTraceAnalysis.
 
-    One file that ui.perfetto.dev opens, with a process per device and per link, or a folder with
-    one file per rank. Of an island plan, the steps around its first exchange, or the first so many
-    with --iterations.
+    Writes one file that ui.perfetto.dev opens, with a process per device and per link, or a folder
+    with one file per rank. For an island plan, it has the steps around its first exchange, or the
+    first N with --iterations N.
 
     \b
     Examples:
@@ -114,7 +114,7 @@ def trace(
 def trace_files(
     timeline: Timeline, *, output: Path, per_rank: Path | None = None
 ) -> dict[Path, bytes]:
-    """What to write, by path."""
+    """Return the contents of the files to write, by path."""
     from argosy.report.kineto import chrome_trace, encode, rank_traces
 
     if per_rank is None:

@@ -1,5 +1,5 @@
-"""Commands that start processes: run, demo, lab, probe, profile and doctor.
+"""Provide the commands that start processes: run, demo, lab, probe, profile and doctor.
 
-May import ``cli.planning`` and the ``cli`` modules that all commands share. Start reading at
-``run``.
+This package may import ``cli.planning`` and the ``cli`` modules that all commands share. Start
+reading at ``run``.
 """

@@ -1,5 +1,7 @@
-"""``argosy demo``: a plan for a mixed cluster, why it is that one, what schedules do when a link
-comes and goes, and a training on unequal hosts."""
+"""Run ``argosy demo``: plan for a mixed cluster, explain, simulate schedules, and train.
+
+The schedules are simulated while a link is lost at times; the training runs on unequal hosts.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
     from argosy.timeline import Timeline
 
 PLAN = "llama-3-8b-on-mixed-16"
-"""Made by hand: a stage per node."""
+"""A bundled plan that was made by hand, with a stage per node."""
 PLANNERS = ("megatron", "megatron-1-kind", "metis-like", "dapple", "fsdp")
-"""That the plan found is compared with."""
+"""The planners whose plans are compared with the plan found."""
+# The schedules that are compared, with their k.
 SCHEDULES = {
     "k=1": ("kfkb", 1),
     "k=2": ("kfkb", 2),
@@ -31,11 +34,12 @@ SCHEDULES = {
     "eager": ("eager-1f1b", None),
 }
 SECONDS = 180.0
-"""Of simulated time on the changing network."""
+"""Seconds of simulated time on the changing network."""
+# Iterations on the constant network, and recorded iterations on the changing one.
 _CALM_ITERATIONS = 3
 _RECORDED = 6
 _TOLD = ("k=1", "k=4")
-"""The schedules that the last sentence compares; the first one's trace is written."""
+"""The schedules that the last sentence compares; the trace of the first one is written."""
 
 
 def demo(
@@ -57,10 +61,10 @@ def demo(
 ) -> None:
     """Plan a model for a mixed cluster, explain, simulate, train.
 
-    On a bundled cluster of 16 GPUs of two generations: finds a plan, compares it with others, says
-    what holds it up and what fills its memory, and plays schedules while other jobs take a link
-    away. Then a small GPT is trained on four unequal hosts of this machine, by Argosy's plan and by
-    the even one. Needs no GPU.
+    On a bundled cluster of 16 GPUs of two generations: finds a plan, compares it with others, shows
+    its bottleneck and what fills its memory, and simulates schedules while other jobs use a link.
+    Then a small GPT is trained on four unequal hosts of this machine, by Argosy's plan and by the
+    even one. Needs no GPU.
 
     \b
     Example:
@@ -80,12 +84,12 @@ def demo(
     from argosy.plan.file import dumps_plan, read_plan
 
     no_stdout(out, "a folder", option="--out")
-    make_folder(out)  # better said before the demonstration than after it
+    make_folder(out)  # a problem is reported before the demonstration, not after it
     console = silent_console() if json else stdout_console(width)
     by_hand = load_scenario(read_plan(PLAN))
     _show_cluster(console, by_hand)
-    found, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
-    rows = _compare(by_hand, found, quiet=quiet)
+    best_plan, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
+    rows = _compare(by_hand, best_plan, quiet=quiet)
     _show_plan(console, by_hand, explanation, seconds_by_hand, rows)
     cases, timelines = [], {}
     for name, (schedule, k) in SCHEDULES.items():
@@ -97,16 +101,19 @@ def demo(
     plan_file, trace_file, page_file = (
         out / name for name in ("demo-plan.json", "demo-trace.json.gz", "demo.html")
     )
-    write_file(plan_file, dumps_plan(found).encode(), make_folder=True)
+    write_file(plan_file, dumps_plan(best_plan).encode(), make_folder=True)
     for path, content in trace_files(timelines[_TOLD[0]], output=trace_file).items():
         write_file(path, content)
-    _write_page(by_hand, found, rows, page_file, quiet=quiet)
+    _write_page(by_hand, best_plan, rows, page_file, quiet=quiet)
     console.print(
         f"\nwrote {page_file}, the plan as a page to look at in a browser", soft_wrap=True
     )
     console.print(f"wrote {plan_file}; next: argosy explain {plan_file}", soft_wrap=True)
-    told = f"wrote {trace_file}, {_RECORDED} iterations with {_TOLD[0]}; open it at https://ui.perfetto.dev"
-    console.print(told, soft_wrap=True)
+    trace_line = (
+        f"wrote {trace_file}, {_RECORDED} iterations with {_TOLD[0]}; open it at "
+        "https://ui.perfetto.dev"
+    )
+    console.print(trace_line, soft_wrap=True)
     result = _as_dict(explanation, seconds_by_hand, rows, cases)
     result |= {"plan": str(plan_file), "trace": str(trace_file), "page": str(page_file)}
     if train:
@@ -118,34 +125,34 @@ def demo(
 
 
 def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
-    """A plan for what the plan by hand does, why it is as fast as it is, and the seconds that the
-    one by hand takes."""
+    """Find a plan for the same task; return it with its explanation and the seconds of the plan by
+    hand."""
     from argosy.cli.planning.searching import search
     from argosy.explain import explain_plan
     from argosy.planner import Settings
     from argosy.sim.simulate import simulate
 
     chain, cluster, batch = by_hand.chain, by_hand.cluster, by_hand.plan.global_batch
-    found = search(
+    best_plan = search(
         chain, cluster, global_batch=batch, settings=Settings(), model=by_hand.model, quiet=quiet
     )
     seconds = simulate(by_hand.plan, chain, cluster).iteration_ends[0]
-    return found, explain_plan(found, chain, cluster), seconds
+    return best_plan, explain_plan(best_plan, chain, cluster), seconds
 
 
-def _compare(by_hand: Scenario, found: Plan, *, quiet: bool) -> list[ContestRow]:
-    """The plan found beside those of other planners, on the calm network."""
+def _compare(by_hand: Scenario, best_plan: Plan, *, quiet: bool) -> list[ContestRow]:
+    """Compare the plan found with those of other planners, on the constant network."""
     from argosy.cli.planning.compare import compared
     from argosy.cluster.lasting import at_time_zero
 
     cluster, batch = at_time_zero(by_hand.cluster), by_hand.plan.global_batch
     return compared(
-        by_hand.chain, cluster, batch, by_hand.model, names=PLANNERS, ours=found, quiet=quiet
+        by_hand.chain, cluster, batch, by_hand.model, names=PLANNERS, ours=best_plan, quiet=quiet
     )
 
 
 def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
-    """The plan on the calm network, and for ``SECONDS`` on the changing one."""
+    """Simulate the plan on the constant network, and for ``SECONDS`` on the changing one."""
     from argosy.cluster.file import with_changes
     from argosy.report.comparison import Case
     from argosy.report.summary import summarise
@@ -160,15 +167,15 @@ def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
 
 
 def _write_page(
-    by_hand: Scenario, found: Plan, rows: list[ContestRow], page: Path, *, quiet: bool
+    by_hand: Scenario, best_plan: Plan, rows: list[ContestRow], page: Path, *, quiet: bool
 ) -> None:
-    """The plan found on the calm network, with those of other planners as bars."""
+    """Write the page of the plan found, with those of other planners as bars."""
     from dataclasses import replace
 
     from argosy.cli.planning.report import write_page
     from argosy.cluster.lasting import at_time_zero
 
-    scenario = replace(by_hand, plan=found, cluster=at_time_zero(by_hand.cluster))
+    scenario = replace(by_hand, plan=best_plan, cluster=at_time_zero(by_hand.cluster))
     rivals = [(row.name, row.entry.seconds if row.entry else None, row.reason) for row in rows]
     write_page(scenario, {}, rivals, page, quiet=quiet)
 
@@ -176,6 +183,7 @@ def _write_page(
 def _as_dict(
     explanation: Explanation, seconds_by_hand: float, rows: list[ContestRow], cases: list[Case]
 ) -> dict[str, object]:
+    """Return the results as a dict for JSON."""
     from argosy.report.comparison import cases_to_dict
     from argosy.report.contest import rows_to_dict
     from argosy.report.explain import explanation_to_dict
@@ -189,7 +197,7 @@ def _as_dict(
 
 
 def _show_cluster(console: Console, scenario: Scenario) -> None:
-    """The cluster in two lines, the second being its changing link."""
+    """Print the cluster in two lines; the second shows its changing link."""
     from argosy.report.marks import percent, sparkline
 
     link = next(link for link in scenario.cluster.links if not link.bandwidth.is_constant)
@@ -208,6 +216,7 @@ def _show_plan(
     seconds_by_hand: float,
     rows: list[ContestRow],
 ) -> None:
+    """Print the plan, the comparison and the explanation."""
     from argosy.cli.planning.explain import show_reasons
     from argosy.cli.planning.plan import show_plan
     from argosy.report.contest import contest_table
@@ -221,7 +230,8 @@ def _show_plan(
         gain_in_percent(seconds_by_hand / explanation.seconds - 1),
     )
     console.print(
-        f"\nBy hand, with a stage per node, an iteration takes {by_hand_takes}; this plan is {gain} faster."
+        f"\nBy hand, with a stage per node, an iteration takes {by_hand_takes}; this plan is "
+        f"{gain} faster."
     )
     console.print(
         "And with the plans of others, in the same simulator (argosy compare knows more of them):\n"
@@ -233,12 +243,15 @@ def _show_plan(
 
 
 def _show_schedules(console: Console, plan: Plan, cases: list[Case]) -> None:
+    """Print the schedules on the constant and on the changing network."""
     from argosy.report.comparison import case_table, in_a_sentence
 
     console.print("\n3. And when the network changes?", style="bold")
     console.print(
-        f"The plan by hand, {plan.num_micro_batches} micro-batches of {plan.micro_batch_size}: simulated time per "
-        "iteration when k forwards take turns with k backwards; eager: k=1, with more forwards before the first "
+        f"The plan by hand, {plan.num_micro_batches} micro-batches of "
+        f"{plan.micro_batch_size}: simulated time per "
+        "iteration when k forwards take turns with k backwards; eager: k=1, with more "
+        "forwards before the first "
         "backward.\n"
     )
     console.print(case_table(cases))

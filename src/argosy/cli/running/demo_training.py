@@ -1,10 +1,10 @@
-"""The last part of ``argosy demo``: a small GPT trained on four unequal hosts, by Argosy's plan and
-by the even one.
+"""Train a small GPT on four unequal hosts, by Argosy's plan and by the even one, for ``argosy
+demo``.
 
-The hosts are those of a lab, with shaped links between them; where this machine cannot have one,
-plain processes. How fast a device is, is emulated in both (``runtime.job.paced``): its layers
-compute, then wait until its time is over, so that what is measured does not depend on the cores of
-this machine. The losses are those of a plain loop in one process.
+The hosts are those of a lab, with shaped links between them, or plain processes if this machine
+cannot have a lab. The speed of a device is emulated in both (``runtime.job.paced``): its layers
+compute, then wait until their time is over, so that measurements do not depend on the cores of this
+machine. The losses are compared with those of a plain loop in one process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from argosy.workload.chain import Chain
     from argosy.workload.profile import Profile
 
+# Training steps, and samples per step.
 STEPS = 6
 GLOBAL_BATCH = 16
+# The config.json of the model.
 _MODEL = {
     "model_type": "gpt2",
     "vocab_size": 128,
@@ -41,19 +43,20 @@ _MODEL = {
     "n_head": 4,
 }
 _SPEEDS = {"fast": 4.0, "middle": 2.0, "slow": 1.0, "slower": 1.0}
-"""Of a host's one device."""
+"""The relative speed of each host's one device."""
+# The bandwidth of each host's link in a lab.
 _RATES = {"fast": "100 Mbit/s", "middle": "50 Mbit/s", "slow": "50 Mbit/s", "slower": "25 Mbit/s"}
 _LOOPBACK = "10 Gbit/s"
-"""Taken for plain processes, between which nothing is shaped."""
+"""The bandwidth that is assumed between plain processes, whose links are not shaped."""
 _SECONDS = 12e-3
-"""That a block takes for one sample forwards at speed 1."""
+"""Seconds of one sample's forward through a block at speed 1."""
 _EVEN = "megatron"
-"""The planner that makes the even plan: the best one with equal layers and samples everywhere."""
+"""The planner of the even plan: the best one with equal layers and samples everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Where the training happens."""
+    """The hosts that the training runs on."""
 
     cluster: Cluster
     profiles: Sequence[Profile]
@@ -63,23 +66,24 @@ class Hosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A plan, and what its run came to."""
+    """A plan, and the times and losses that its run measured."""
 
     title: str
     plan: Plan
     seconds: float
-    """Measured, per step."""
+    """The measured seconds of a step."""
     losses: tuple[float, ...]
     timeline: Path
 
     @property
     def predicted(self) -> float:
+        """Return the predicted seconds of a step."""
         assert self.plan.predicted is not None
         return self.plan.predicted.iteration_seconds
 
 
 def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> dict[str, Any]:
-    """Plan, run both plans, and compare: with what was predicted, with each other, and with one
+    """Plan, run both plans, and compare them with predictions, with each other, and with one
     process."""
     from importlib.util import find_spec
 
@@ -107,7 +111,9 @@ def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> d
         trained = [_run(folder, hosts, title, plan, quiet=quiet) for title, plan in plans.items()]
     tell("training the same in one process, with a plain loop", quiet=quiet)
     alone = _alone(trained[0].plan)
-    worst = max(abs(a - b) / b for one in trained for a, b in zip(one.losses, alone, strict=True))
+    worst = max(
+        abs(a - b) / b for result in trained for a, b in zip(result.losses, alone, strict=True)
+    )
     page = folder / "report.html"
     _write_page(hosts, chain, trained, page, quiet=quiet)
     _show(console, hosts, trained, alone, worst)
@@ -118,8 +124,12 @@ def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> d
         "hosts": "processes" if lab is None else "lab",
         "why_no_lab": reason,
         "plans": [
-            {"name": one.title, "predicted_seconds": one.predicted, "measured_seconds": one.seconds}
-            for one in trained
+            {
+                "name": result.title,
+                "predicted_seconds": result.predicted,
+                "measured_seconds": result.seconds,
+            }
+            for result in trained
         ],
         "losses": trained[0].losses,
         "largest_difference_to_one_process": worst,
@@ -128,17 +138,20 @@ def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> d
 
 
 def _introduce(console: Console, reason: str | None) -> None:
+    """Print where the training runs."""
     if reason is None:
         links = ", ".join(_RATES.values())
         where = f"four hosts of a lab on this machine, with links of {links}"
     else:
         where = f"four plain processes, their links not shaped (no lab: {reason})"
     console.print(
-        f"A small GPT on {where}. Their speeds of 4 : 2 : 1 : 1 are emulated: a layer computes, then waits.\n"
+        f"A small GPT on {where}. Their speeds of 4 : 2 : 1 : 1 are emulated: a layer "
+        "computes, then waits.\n"
     )
 
 
 def _cluster(*, in_lab: bool) -> Cluster:
+    """Build the cluster of four hosts, with shaped links if it is a lab."""
     from argosy.cluster.file import cluster_from_content
     from argosy.cluster.topology import canonical
 
@@ -166,16 +179,17 @@ def _cluster(*, in_lab: bool) -> Cluster:
 
 
 def _kind(speed: float) -> str:
+    """Return the name of the device kind of a speed."""
     return f"CPU-{speed:g}"
 
 
 def _profiles() -> list[Profile]:
-    """What the devices are told to take, as profiles: planner and simulator know the times of
-    layers from them."""
+    """Return the emulated times of layers as profiles for planner and simulator."""
     from argosy.dtype import Dtype
     from argosy.workload.profile import Profile, ProfileRow
 
     def row(layer: str, seconds: float) -> ProfileRow:
+        """Return the row of a layer; a backward takes twice as long as a forward."""
         times = {"forward_seconds": seconds, "backward_seconds": 2 * seconds}
         return ProfileRow(layer=layer, micro_batch=1, tensor_width=1, dtype=Dtype.FP32, **times)
 
@@ -190,6 +204,7 @@ def _profiles() -> list[Profile]:
 
 
 def _model(profiles: Sequence[Profile]) -> ComputeModel:
+    """Return the compute model of the profiles."""
     from argosy.cost.compute import ComputeModel
 
     return ComputeModel(profiles={profile.device: profile for profile in profiles})
@@ -198,7 +213,7 @@ def _model(profiles: Sequence[Profile]) -> ComputeModel:
 def _plans(
     folder: Path, cluster: Cluster, profiles: Sequence[Profile], *, quiet: bool
 ) -> tuple[Chain, dict[str, Plan]]:
-    """Argosy's and the even one, both with what they are predicted to take."""
+    """Return Argosy's plan and the even one, both with predictions."""
     from argosy.baselines import BASELINES, NoPlan, PlanningJob
     from argosy.cli.planning.searching import search
     from argosy.cli.terminal import write_file
@@ -228,8 +243,7 @@ def _plans(
 
 
 def _run(folder: Path, hosts: Hosts, title: str, plan: Plan, *, quiet: bool) -> Trained:
-    """``argosy run`` as anybody would call it, every process told how long its layers are to
-    take."""
+    """Run ``argosy run`` as a user would; every process is given the times of its layers."""
     import argosy.runtime
     from argosy.cli.running.run import start_here
     from argosy.runtime.job.launch import Launch
@@ -248,9 +262,9 @@ def _run(folder: Path, hosts: Hosts, title: str, plan: Plan, *, quiet: bool) -> 
         _SECONDS / _SPEEDS[hosts.cluster.device(name).node.rstrip("0")]
         for name in devices_by_rank(plan)
     ]
-    told = {PACES: ",".join(f"{pace:g}" for pace in paces), "OMP_NUM_THREADS": "1"}
+    environment = {PACES: ",".join(f"{pace:g}" for pace in paces), "OMP_NUM_THREADS": "1"}
     tell(f"training by the {title} plan: starting {len(paces)} processes", quiet=quiet)
-    figures = start_here(launch, quiet=quiet, environment=told)
+    figures = start_here(launch, quiet=quiet, environment=environment)
     return Trained(
         title=title,
         plan=plan,
@@ -261,6 +275,7 @@ def _run(folder: Path, hosts: Hosts, title: str, plan: Plan, *, quiet: bool) -> 
 
 
 def _alone(plan: Plan) -> list[float]:
+    """Train in one process with a plain loop, and return the losses."""
     sizes = [str(number) for number in (STEPS, plan.micro_batch_size, plan.num_micro_batches)]
     command = [sys.executable, "-m", "argosy.runtime.job.tiny_gpt", *sizes]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -271,6 +286,7 @@ def _alone(plan: Plan) -> list[float]:
 def _write_page(
     hosts: Hosts, chain: Chain, trained: Sequence[Trained], page: Path, *, quiet: bool
 ) -> None:
+    """Write a page with both plans, predicted and measured."""
     from argosy.cli.inputs import Scenario
     from argosy.cli.planning.report import write_page
     from argosy.timeline.file import load_timeline
@@ -279,14 +295,15 @@ def _write_page(
     scenario = Scenario(
         plan=ours.plan, chain=chain, cluster=hosts.cluster, model=_model(hosts.profiles)
     )
-    measured = {f"{one.title} plan": load_timeline(one.timeline) for one in trained}
-    rivals = [(f"{one.title} plan, measured", one.seconds, "") for one in trained]
+    measured = {f"{result.title} plan": load_timeline(result.timeline) for result in trained}
+    rivals = [(f"{result.title} plan, measured", result.seconds, "") for result in trained]
     write_page(scenario, measured, rivals, page, quiet=quiet)
 
 
 def _show(
     console: Console, hosts: Hosts, trained: Sequence[Trained], alone: Sequence[float], worst: float
 ) -> None:
+    """Print the times and the losses."""
     from argosy.report.plan import devices_in_short
     from argosy.report.tables import plain_table
     from argosy.units import TIME
@@ -294,26 +311,31 @@ def _show(
     table = plain_table(
         "plan", "predicted", "measured", "off by", right=("predicted", "measured", "off by")
     )
-    for one in trained:
-        times = [TIME.format(seconds, digits=3) for seconds in (one.predicted, one.seconds)]
-        table.add_row(one.title, *times, f"{100 * (one.predicted / one.seconds - 1):+.0f} %")
+    for result in trained:
+        times = [TIME.format(seconds, digits=3) for seconds in (result.predicted, result.seconds)]
+        table.add_row(
+            result.title, *times, f"{100 * (result.predicted / result.seconds - 1):+.0f} %"
+        )
     console.print(table)
     console.print()
-    for one in trained:
+    for result in trained:
         layers = "; ".join(
             f"{s.end - s.first} on {devices_in_short(s.devices, hosts.cluster)}"
-            for s in one.plan.stages
+            for s in result.plan.stages
         )
-        count, size = one.plan.num_micro_batches, one.plan.micro_batch_size
+        count, size = result.plan.num_micro_batches, result.plan.micro_batch_size
         console.print(
-            f"{one.title}: layers {layers}; {count} micro-batches of {size}, {one.plan.schedule!r}"
+            f"{result.title}: layers {layers}; {count} micro-batches of {size}, "
+            f"{result.plan.schedule!r}"
         )
     ours, even = trained
     console.print(
-        f"\nArgosy's plan is {even.seconds / ours.seconds:.2f}x as fast as the even one when measured, "
+        f"\nArgosy's plan is {even.seconds / ours.seconds:.2f}x as fast as the even one when "
+        "measured, "
         f"{even.predicted / ours.predicted:.2f}x as predicted."
     )
     console.print(
-        f"{STEPS} steps: loss {ours.losses[0]:.4f} -> {ours.losses[-1]:.4f}; a plain loop in one process: "
+        f"{STEPS} steps: loss {ours.losses[0]:.4f} -> {ours.losses[-1]:.4f}; a plain loop in "
+        "one process: "
         f"{alone[0]:.4f} -> {alone[-1]:.4f}; they differ by at most {worst:.1e}."
     )

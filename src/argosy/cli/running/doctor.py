@@ -1,4 +1,4 @@
-"""``argosy doctor``: what is installed, what works here, and what to do about the rest."""
+"""Run ``argosy doctor``: check what is installed and what works here, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ PACKAGES = {
     "pynvml": ("cards' facts in probe", "nvidia-ml-py"),
     "hta": ("reading traces", "HolisticTraceAnalysis"),
 }
-"""By import name: what it is for, and what installs it."""
+"""The purpose of each package by import name, and what installs it."""
+# Packages whose distribution has another name.
 _DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "hta": "HolisticTraceAnalysis"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """A package or feature that was checked."""
 
     what: str
     works: bool
     found: str
     needed_for: str
     to_do: str = ""
-    """What makes it work; nothing where it does."""
+    """How to make it work; empty if it works."""
 
 
 def doctor(json: Json = False, width: Width = None, quiet: Quiet = False) -> None:
-    """What is installed, what works here, what to do about the rest.
+    """Check what is installed and what works here; suggest fixes.
 
-    Tries things instead of guessing: a network namespace, a share of a core, every GPU, gloo and
-    NCCL.
+    Tests features by using them: a network namespace, a share of a core, every GPU, gloo and NCCL.
 
     \b
     Example:
@@ -73,7 +73,7 @@ def doctor(json: Json = False, width: Width = None, quiet: Quiet = False) -> Non
 
 
 def look() -> Iterator[Finding]:
-    """Everything, in order."""
+    """Check everything in order."""
     version = sys.version.split()[0]
     yield Finding(what="python", works=True, found=version, needed_for="everything")
     for module, (purpose, package) in PACKAGES.items():
@@ -94,6 +94,7 @@ def look() -> Iterator[Finding]:
 
 
 def _package(module: str, purpose: str, package: str) -> Finding:
+    """Check whether a package is installed."""
     there = importlib.util.find_spec(module) is not None
     try:
         found = metadata.version(_DISTRIBUTIONS.get(module, module)) if there else "not installed"
@@ -104,6 +105,7 @@ def _package(module: str, purpose: str, package: str) -> Finding:
 
 
 def _torch() -> Iterator[Finding]:
+    """Check GPUs and the backends of torch."""
     from argosy.measure.torch_check import cards, why_backend_fails
 
     try:
@@ -124,13 +126,14 @@ def _torch() -> Iterator[Finding]:
 
 
 def _lab() -> Iterator[Finding]:
+    """Check whether this machine can have a network lab and shares of cores."""
     from argosy.lab.system import why_no_core_share, why_not
 
-    for what, why, purpose in (
+    for feature, why, purpose in (
         ("network lab", why_not(), "lab: shaped links"),
         ("core shares", why_no_core_share(), "lab: slower devices"),
     ):
         works = why is None
         yield Finding(
-            what=what, works=works, found=why or "works", needed_for=purpose, to_do=why or ""
+            what=feature, works=works, found=why or "works", needed_for=purpose, to_do=why or ""
         )

@@ -1,4 +1,4 @@
-"""``argosy run --elastic``: the agents of this machine's hosts, and what they tell."""
+"""Run ``argosy run --elastic``: start the agents of this machine's hosts, and show their events."""
 
 from __future__ import annotations
 
@@ -17,21 +17,28 @@ from argosy.cli.running.run_checks import warn_of_other_options, warning_line
 if TYPE_CHECKING:
     from argosy.runtime.job.launch import Launch
 
+# Seconds between looks at the agents.
 _POLL = 0.05
 
 
 def _nodes_here(launch: Launch, node: str | None) -> list[str]:
-    """The names of the hosts whose agents run on this machine: all, the one that is named, or the
-    one of its name."""
+    """Return the hosts whose agents run on this machine.
+
+    These are all hosts, the named one, or the one with this machine's name.
+    """
     from argosy.errors import bad_input, closest
     from argosy.runtime.job.launch import own_host
     from argosy.runtime.processes.ranks import nodes_of
 
     if launch.here:
-        return [one.name for one in nodes_of(launch.plan)]
+        return [cluster_node.name for cluster_node in nodes_of(launch.plan)]
     nodes = launch.cluster_nodes
     if node is None:
-        machines = {one.machine.name: one.name for one in nodes.values() if one.machine is not None}
+        machines = {
+            cluster_node.machine.name: cluster_node.name
+            for cluster_node in nodes.values()
+            if cluster_node.machine is not None
+        }
         own = own_host(list(machines))
         node = None if own is None else machines[own]
     if node in nodes:
@@ -43,13 +50,13 @@ def _nodes_here(launch: Launch, node: str | None) -> list[str]:
 
 
 def _stated_address(launch: Launch, node: str) -> str | None:
-    """Where the cluster file says that a node is reached."""
+    """Return the address of a node in the cluster file; None if there is none."""
     machine = launch.cluster_nodes[node].machine
     return None if machine is None else machine.address
 
 
 def _own_address() -> str:
-    """Where this host's name leads."""
+    """Return the address to which this host's name resolves."""
     from argosy.errors import bad_input
 
     name = socket.gethostname()
@@ -63,10 +70,10 @@ def _own_address() -> str:
 def follow_elastic(
     launch: Launch, node: str | None, *, show: Callable[[dict[str, Any]], str], quiet: bool
 ) -> list[dict[str, Any]]:
-    """Start the agents, show progress and events, and return the figures of every step as it was
-    trained last.
+    """Start the agents, show progress and events, and return the figures of every step.
 
-    ``node`` names this machine's host, unless all of the plan's are on this machine.
+    If a step was trained several times, the last time counts. ``node`` names this machine's host,
+    unless all hosts of the plan are on this machine.
     """
     from argosy.document import make_folder
     from argosy.plan.runnable import check_movable
@@ -81,9 +88,8 @@ def follow_elastic(
     address = launch.address or address or _stated_address(launch, nodes[0]) or _own_address()
     make_folder(folder)
     spec_file = folder / (RUN if launch.here else f"run-{nodes[0]}.json")
-    with (
-        contextlib.ExitStack() as stack
-    ):  # each agent has its lock to itself: a node whose agent is lost may come back
+    # Each agent has its own lock, because a node whose agent is lost may come back.
+    with contextlib.ExitStack() as stack:
         locks = [stack.enter_context(held(folder, name, elastic=True)) for name in nodes]
         check_folder(launch.spec)
         warn_of_other_options(launch.spec, spec_file)
@@ -96,10 +102,11 @@ def follow_elastic(
         ]
 
     def tell_to_go(*_: object) -> None:
+        """Terminate all agents."""
         for agent in agents:
             agent.terminate()
 
-    asked = signal.signal(signal.SIGTERM, tell_to_go)
+    previous_handler = signal.signal(signal.SIGTERM, tell_to_go)
     try:
         ended = False
         while not ended:
@@ -113,12 +120,13 @@ def follow_elastic(
             if agent.poll() is None:
                 agent.kill()
                 agent.wait()
-        signal.signal(signal.SIGTERM, asked)
+        signal.signal(signal.SIGTERM, previous_handler)
     _judge(folder, [log for log, agent in zip(logs, agents, strict=True) if agent.returncode])
     return list({line["step"]: line for line in progress.lines}.values())
 
 
 def _start(arguments: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:
+    """Start the agent of a host."""
     from argosy.runtime.processes.orphan import end_with_parent
 
     with log.open("wb") as file:
@@ -132,23 +140,28 @@ def _start(arguments: list[str], log: Path, lock: int) -> subprocess.Popen[bytes
 
 
 def _judge(folder: Path, failed: Sequence[Path]) -> None:
-    """Raise if the job failed; an agent may fail, and the job go on without it. ``failed``: the
-    logs of those."""
+    """Raise ``RunError`` if the job failed; an agent may fail while the job continues without it.
+
+    ``failed`` are the logs of the failed agents.
+    """
     from argosy.errors import RunError
     from argosy.runtime.elastic.claims import Claims
 
     outcome = Claims(folder).outcome()
     if (outcome is not None and outcome.exit_code == 0) or not failed:
         return
-    said = outcome.message if outcome is not None else failed[0].read_text(errors="replace").strip()
+    message = (
+        outcome.message if outcome is not None else failed[0].read_text(errors="replace").strip()
+    )
     error = RunError(
-        f"{said or 'an agent was killed'}\nwhat agents and workers said is in {folder}/*.log"
+        f"{message or 'an agent was killed'}\nwhat agents and workers said is in {folder}/*.log"
     )
     error.exit_code = outcome.exit_code if outcome is not None else RunError.exit_code
     raise error
 
 
 def _event_line(event: dict[str, Any]) -> str:
+    """Return an event as a line of text; empty if it is not shown."""
     match event["event"]:
         case "generation":
             text = (

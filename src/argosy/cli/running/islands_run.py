@@ -1,5 +1,4 @@
-"""``argosy run`` of an island plan: start the islands that are to be here, bring back those that
-end, show progress."""
+"""Run an island plan: start the islands of this machine, restart those that end, show progress."""
 
 from __future__ import annotations
 
@@ -25,10 +24,12 @@ if TYPE_CHECKING:
     from argosy.runtime.processes.run_folder import Tail
     from argosy.runtime.processes.run_spec import RunSpec
 
+# Seconds between looks at the islands.
 _POLL = 0.05
+# The address at which islands on this machine meet.
 _LOOPBACK = "127.0.0.1"
 _STORE_WAIT = 120.0
-"""Seconds in which the process where islands meet must be up."""
+"""Seconds in which the process at which islands meet must be up."""
 
 
 @dataclass
@@ -58,8 +59,10 @@ def run_islands(
     json: bool,
     quiet: bool,
 ) -> None:
-    """Start all islands on this machine, or in a lab, or one of them; ``place``: lab, address and
-    port."""
+    """Start all islands on this machine or in a lab, or one island.
+
+    ``place`` is (lab, address, port).
+    """
     from argosy.cli.running.run_checks import check_init, check_torch
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.document import make_folder
@@ -91,6 +94,7 @@ def run_islands(
 
 
 def _numbers(plan: IslandPlan, spec: RunSpec, island: int | None, lab: str | None) -> list[int]:
+    """Return the numbers of the islands to start."""
     if island is None:
         if spec.meeting is not None:
             raise bad_input("--island with --meeting", spec.meeting, where="--meeting")
@@ -116,7 +120,7 @@ def _launch(
     *,
     alone: bool,
 ) -> Launch:
-    """The run of one island; ``alone``: all of its nodes are this machine."""
+    """Return the launch of one island; ``alone`` means that all of its nodes are this machine."""
     from argosy.runtime.islands.files import island_folder
     from argosy.runtime.job.launch import Launch
 
@@ -128,6 +132,7 @@ def _launch(
 def _check(
     plan: IslandPlan, launches: list[Launch], node_rank: int, lab: str | None, *, quiet: bool
 ) -> None:
+    """Raise ``InputError`` if the plan, a launch or the lab is not valid."""
     from argosy.cli.running.run_checks import check_folder_is_new, check_launch
     from argosy.lab.lab import open_lab
     from argosy.plan.islands_file import check_island_plan
@@ -143,6 +148,7 @@ def _check(
 
 
 def _print_commands(launches: list[Launch], *, json: bool) -> None:
+    """Print the commands that start the islands."""
     from argosy.cli.terminal import print_json
     from argosy.runtime.job.launch import commands
     from argosy.runtime.job.launch_script import dry_run
@@ -166,7 +172,10 @@ def _print_commands(launches: list[Launch], *, json: bool) -> None:
 
 @contextlib.contextmanager
 def _meeting(spec: RunSpec, island: int | None, node_rank: int) -> Iterator[str]:
-    """HOST:PORT where leads meet: served here for all islands, or by island 0 for the others."""
+    """Yield HOST:PORT at which leads meet.
+
+    It is served here for all islands, or by island 0 for the others.
+    """
     from argosy.cli.running.processes import end_process
     from argosy.runtime.processes.orphan import end_with_parent
 
@@ -178,7 +187,12 @@ def _meeting(spec: RunSpec, island: int | None, node_rank: int) -> Iterator[str]
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "argosy.runtime.islands.meeting", place, str(file)]
     with (spec.folder / "meeting.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=end_with_parent)  # noqa: PLW1509
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            preexec_fn=end_with_parent,  # noqa: PLW1509
+        )
     try:
         until = time.monotonic() + _STORE_WAIT
         while not file.exists():
@@ -201,7 +215,7 @@ def _run_here(
     *,
     quiet: bool,
 ) -> None:
-    """Until every island has ended; one that fails is started again while others go on."""
+    """Run until every island has ended; restart an island that fails while others continue."""
     from argosy.cli.running.processes import end_process
     from argosy.runtime.islands.files import EXCHANGES
     from argosy.runtime.processes.failure import clear_notes
@@ -223,7 +237,7 @@ def _run_here(
             islands.append(
                 (_Island(number, launch, folder / "torchrun.log", progress, exchanges), lock)
             )
-        asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             for island, lock in islands:
                 _start(island, node_rank, lock)
@@ -236,7 +250,7 @@ def _run_here(
             for island, _ in islands:
                 if island.process is not None:
                     end_process(island.process)
-            signal.signal(signal.SIGTERM, asked)
+            signal.signal(signal.SIGTERM, previous_handler)
     failed = [island for island, _ in islands if island.lost > restarts]
     if failed and len(failed) == len(islands):
         _fail(failed[0])
@@ -247,6 +261,7 @@ def _run_here(
 
 
 def _start(island: _Island, node_rank: int, lock: int) -> None:
+    """Start the processes of an island."""
     from argosy.cli.running.processes import start_process
     from argosy.runtime.job.launch import command_line
     from argosy.runtime.processes.run_spec import RUN, dumps_run_spec
@@ -259,8 +274,10 @@ def _start(island: _Island, node_rank: int, lock: int) -> None:
 
 
 def _look_after(island: _Island, node_rank: int, lock: int, restarts: int, *, quiet: bool) -> None:
-    """Start an island again whose processes failed; it goes on from its checkpoint and catches up
-    with the others."""
+    """Restart an island whose processes failed.
+
+    It continues from its checkpoint and catches up with the others.
+    """
     process = island.process
     if process is None or process.poll() is None:
         return
@@ -278,6 +295,7 @@ def _look_after(island: _Island, node_rank: int, lock: int, restarts: int, *, qu
 
 
 def _fail(island: _Island) -> None:
+    """Raise the error of a failed island."""
     from argosy.runtime.processes.failure import verdict
     from argosy.runtime.processes.ranks import devices_by_rank
 
@@ -290,7 +308,7 @@ def _fail(island: _Island) -> None:
 
 
 def _tell(island: _Island, *, quiet: bool) -> None:
-    """New lines of an island, on stderr."""
+    """Print new progress and events of an island on stderr."""
     from argosy.units import TIME
 
     for line in island.progress.read():
@@ -305,7 +323,7 @@ def _tell(island: _Island, *, quiet: bool) -> None:
 
 
 def event_in_words(line: dict[str, Any]) -> str:
-    """A line of ``exchanges.jsonl`` for people; exchanges that went as planned are not told."""
+    """Return a line of ``exchanges.jsonl`` as text; empty for an exchange that went as planned."""
     if "generation" in line:
         names = ", ".join(map(str, line["islands"]))
         return f"islands {names} go on from step {line['step']}: {line['why']}"
@@ -315,7 +333,7 @@ def event_in_words(line: dict[str, Any]) -> str:
 
 
 def _run_in_lab(plan: IslandPlan, spec: RunSpec, lab: str, *, quiet: bool) -> None:
-    """All islands at once on the hosts of a lab."""
+    """Run all islands at once on the hosts of a lab."""
     from argosy.cli.running.processes import end_process, start_process
     from argosy.runtime.islands.files import island_folder
     from argosy.runtime.processes.ranks import devices_by_rank
@@ -340,13 +358,14 @@ def _run_in_lab(plan: IslandPlan, spec: RunSpec, lab: str, *, quiet: bool) -> No
     if process.returncode != 0:
         last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1:]
         raise RunError(
-            f"the run in lab {lab} failed: {' '.join(last)}; all output is in {shlex.quote(str(log))}"
+            f"the run in lab {lab} failed: {' '.join(last)}; all output is in "
+            f"{shlex.quote(str(log))}"
         )
 
 
 def island_figures(folder: Path, numbers: list[int]) -> dict[str, Any]:
-    """What a run came to: per island its steps and last loss, and the exchanges that the first of
-    them saw."""
+    """Return the steps and losses of each island, and the exchanges that the first of them
+    recorded."""
     from argosy.runtime.islands.files import EXCHANGES, island_folder
     from argosy.runtime.processes.run_folder import PROGRESS, read_lines
 
@@ -362,22 +381,30 @@ def island_figures(folder: Path, numbers: list[int]) -> dict[str, Any]:
                 "losses": [steps[step]["loss"] for step in sorted(steps)],
             }
         )
-    seen = read_lines(island_folder(folder, numbers[0]) / EXCHANGES)
-    return {"islands": islands, "exchanges": [line for line in seen if "exchange" in line]}
+    exchange_lines = read_lines(island_folder(folder, numbers[0]) / EXCHANGES)
+    return {
+        "islands": islands,
+        "exchanges": [line for line in exchange_lines if "exchange" in line],
+    }
 
 
 def _show(console: Any, plan: IslandPlan, figures: dict[str, Any]) -> None:
+    """Print the losses of the islands and the times of exchanges."""
     from argosy.units import TIME
 
-    for one in figures["islands"]:
-        if one["losses"]:
-            first, last = one["losses"][0], one["losses"][-1]
+    for island in figures["islands"]:
+        if island["losses"]:
+            first, last = island["losses"][0], island["losses"][-1]
             console.print(
-                f"island {one['island']}: {one['steps']} steps, loss {first:.6g} -> {last:.6g}"
+                f"island {island['island']}: {island['steps']} steps, loss {first:.6g} -> "
+                f"{last:.6g}"
             )
     seconds = sorted(line["seconds"] for line in figures["exchanges"])
     if seconds:
-        text = f"{len(seconds)} exchanges, {TIME.format(seconds[len(seconds) // 2])} each in the middle"
+        text = (
+            f"{len(seconds)} exchanges, {TIME.format(seconds[len(seconds) // 2])} each in the "
+            "middle"
+        )
         if plan.predicted is not None:
             text += f"; predicted {TIME.format(plan.predicted.exchange_seconds)}"
         console.print(text)

@@ -1,4 +1,4 @@
-"""``argosy lab up | run | card | change | show | down``: an emulated cluster on this machine."""
+"""Run ``argosy lab up | run | card | change | show | down``: emulate a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from argosy.lab.lab import Lab
 
 lab_app = typer.Typer(
-    help="An emulated cluster on this machine.",
+    help="Emulate a cluster on this machine.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -95,8 +95,8 @@ def run(
 ) -> None:
     """Run a command once per device of a lab.
 
-    With the environment that torchrun gives. Its lines are shown after the device's name. Exit code
-    4 where one fails; the others are ended then.
+    The command gets torchrun's environment. Its lines are shown after the device's name. If one
+    device fails, the others are ended and the exit code is 4.
 
     \b
     Example:
@@ -181,7 +181,7 @@ def change(
 
 @lab_app.command()
 def show(json: Json = False) -> None:
-    """The labs that are up on this machine.
+    """List the labs that are up on this machine.
 
     \b
     Example:
@@ -219,19 +219,19 @@ def down(
     from argosy.lab.record import records
 
     names = [record.name for record in records()] if name is None else [labs.open_lab(name).name]
-    for each in names:
-        labs.down(each)
+    for lab_name in names:
+        labs.down(lab_name)
     if json:
         print_json("lab down", {"labs": names})
         return
-    for each in names:
-        typer.echo(f"lab {each} is down")
+    for lab_name in names:
+        typer.echo(f"lab {lab_name} is down")
     if not names:
         typer.echo("no lab is up")
 
 
 def _command(context: typer.Context) -> list[str]:
-    """What follows the options, with or without the ``--`` before it."""
+    """Return the command that follows the options, with or without ``--`` before it."""
     from argosy.errors import bad_input
 
     command = [word for at, word in enumerate(context.args) if at or word != "--"]
@@ -241,6 +241,7 @@ def _command(context: typer.Context) -> list[str]:
 
 
 def _described(lab: Lab) -> dict[str, object]:
+    """Return a lab as a dict for JSON."""
     return {
         "name": lab.name,
         "cluster": lab.cluster.name,
@@ -252,6 +253,7 @@ def _described(lab: Lab) -> dict[str, object]:
 
 
 def _speed(text: str) -> float:
+    """Parse a relative speed."""
     from argosy.errors import bad_input
 
     try:

@@ -1,4 +1,4 @@
-"""``argosy probe``: what this machine, a lab or a cluster really has."""
+"""Run ``argosy probe``: measure this machine, a lab or a cluster."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def probe(
     """Measure devices and links, and write them as a cluster file.
 
     By itself it measures this machine's device; under torchrun, every rank's device and every link
-    between ranks. With -o, what has been measured is kept in a file beside it until the probe is
-    done. With --run nothing is measured anew: the timeline of a run says what its links carried and
-    how fast its devices were.
+    between ranks. With -o, measurements are kept in a file beside it until the probe is done. With
+    --run nothing is measured again: the timeline of a run shows what its links carried and how fast
+    its devices were.
 
     \b
     Example:
@@ -113,7 +113,7 @@ def probe(
 
 
 def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: bool) -> None:
-    """What a run showed, beside what its plan counted with."""
+    """Print what a run showed, beside what its plan assumed."""
     from argosy.adapt.recorded import seen_in
     from argosy.cli.inputs import load_scenario
     from argosy.cli.terminal import print_json, stdout_console
@@ -130,10 +130,10 @@ def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: 
     if json:
         print_json("probe", {"bandwidths": seen.bandwidths, "speeds": seen.speeds})
         return
-    believed = {link.name: link.bandwidth.at(0) for link in scenario.cluster.links}
+    planned_rates = {link.name: link.bandwidth.at(0) for link in scenario.cluster.links}
     links = plain_table("link", "planned with", "seen", right=("planned with", "seen"))
     for name, rate in seen.bandwidths.items():
-        links.add_row(name, RATE.format(believed[name], digits=3), RATE.format(rate, digits=3))
+        links.add_row(name, RATE.format(planned_rates[name], digits=3), RATE.format(rate, digits=3))
     devices = plain_table("device", "speed seen", right=("speed seen",))
     for name, speed in seen.speeds.items():
         devices.add_row(name, percent(speed))
@@ -144,6 +144,8 @@ def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: 
 
 
 def _here(name: str, notes: ProbeNotes, seconds: float, *, quiet: bool) -> str | None:
+    """Measure this machine, or all ranks under torchrun; return None if another rank writes the
+    file."""
     from argosy.cli.terminal import needs, tell
 
     with needs("measuring needs torch", "torch"):
@@ -154,6 +156,7 @@ def _here(name: str, notes: ProbeNotes, seconds: float, *, quiet: bool) -> str |
 
 
 def _in_lab(lab: str, name: str, seconds: float) -> str:
+    """Measure the devices and links of a lab."""
     import sys
     import tempfile
 

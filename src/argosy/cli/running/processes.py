@@ -1,4 +1,4 @@
-"""Processes that a command starts, in a folder that is theirs until they have ended."""
+"""Start and end the processes of a command, which lock a folder until they have ended."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import IO
 
 _GRACE = 40.0
-"""Seconds that torchrun gets to end its workers when asked to."""
+"""Seconds that torchrun gets to end its workers before it is killed."""
 
 
 def start_process(
     command: list[str], log: IO[str], lock: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """The folder is let go when both this process and the one that it starts have ended."""
+    """Start a process; the folder is unlocked when both this process and that one have ended."""
     from argosy.runtime.processes.orphan import end_with_parent
 
     return subprocess.Popen(
@@ -28,7 +28,8 @@ def start_process(
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """No worker stays behind: torchrun ends them when it is asked to end, and they end with it."""
+    """End torchrun and all its workers: it ends them when it is terminated, and they end with
+    it."""
     if process.poll() is None:
         process.terminate()
         try:

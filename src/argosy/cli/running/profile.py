@@ -1,4 +1,4 @@
-"""``argosy profile``: measure the layers of a user's model, or of a preset."""
+"""Run ``argosy profile``: measure the layers of a user's model, or of a preset."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def profile(
 ) -> None:
     """Measure a model's layers on this device.
 
-    Of a program, as it is: the result can be planned with, as --model, because it describes the
-    layers, and as --profile for its device kind. Of a preset or a config (--model), by its shape:
-    also per tensor-parallel width. The file is written after every measurement; --resume goes on
-    from it.
+    A program is measured as it is: the result can be used as --model, because it describes the
+    layers, and as --profile for its device kind. A preset or config (--model) is measured by its
+    shape, also per tensor-parallel width. The file is written after every measurement; --resume
+    continues from it.
 
     \b
     Example:
@@ -106,13 +106,16 @@ def profile(
         from argosy.measure.profile_shape import Shapes, profile_shape
 
     def report(what: str) -> None:
+        """Show what is measured."""
         tell(f"measuring {what}", quiet=quiet)
 
     def save(measured: Profile, *, is_all: bool = False) -> None:
+        """Write the rows measured so far; only the complete profile goes to stdout."""
         if is_all or output != STDOUT:
             write_file(output, dump_profile(measured).encode())
 
     def known(name: str, tokens: int) -> tuple[ProfileRow, ...]:
+        """Return the rows that an earlier measurement has."""
         if earlier is None:
             return ()
         return _same(
@@ -122,9 +125,17 @@ def profile(
     if program is not None:
         tokens, stem = sequence_length or 1, Path(program.partition(":")[0]).stem
         measured = profile_program(
-            program, kind=kind, samples=counts, dtype=dtypes[0], seconds=seconds, sequence_length=tokens,
-            report=report, save=save, known=known(stem, tokens), is_compiled=compile_layers,
-        )  # fmt: skip
+            program,
+            kind=kind,
+            samples=counts,
+            dtype=dtypes[0],
+            seconds=seconds,
+            sequence_length=tokens,
+            report=report,
+            save=save,
+            known=known(stem, tokens),
+            is_compiled=compile_layers,
+        )
     else:
         from argosy.workload.load import load_architecture, load_model
 
@@ -137,9 +148,16 @@ def profile(
             tokens=chain.sequence_length,
         )
         measured = profile_shape(
-            chain.name, load_architecture(model), shapes, kind=kind, seconds=seconds, report=report, save=save,
-            known=known(chain.name, chain.sequence_length), is_compiled=compile_layers,
-        )  # fmt: skip
+            chain.name,
+            load_architecture(model),
+            shapes,
+            kind=kind,
+            seconds=seconds,
+            report=report,
+            save=save,
+            known=known(chain.name, chain.sequence_length),
+            is_compiled=compile_layers,
+        )
     save(measured, is_all=True)
     if json:
         content = {"file": str(output), "layers": len(measured.layers), "rows": len(measured.rows)}
@@ -152,7 +170,8 @@ def profile(
 def _same(
     earlier: Profile, output: Path, model: str, device: str, tokens: int, *, compiled: bool
 ) -> Profile:
-    """A profile to go on from, refused where it is of something else."""
+    """Return a profile to continue from; raise ``InputError`` if it was measured for something
+    else."""
     from argosy.errors import InputError, Problem
 
     pairs = (
@@ -174,6 +193,7 @@ def _same(
 
 
 def _counts(option: str, text: str) -> list[int]:
+    """Parse whole numbers with commas between them."""
     from argosy.cli.inputs import whole_number
     from argosy.errors import bad_input
 
@@ -184,6 +204,7 @@ def _counts(option: str, text: str) -> list[int]:
 
 
 def _dtypes(text: str) -> list[Dtype]:
+    """Parse dtypes with commas between them."""
     from argosy.dtype import Dtype
     from argosy.errors import bad_input
 

@@ -1,4 +1,4 @@
-"""``argosy run``: start a plan's processes, follow them, and say what came of it."""
+"""Run ``argosy run``: start a plan's processes, follow them, and report the results."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from argosy.runtime.job.launch import Launch
     from argosy.runtime.processes.run_spec import RunSpec
 
+# Seconds between looks at the processes.
 _POLL = 0.05
 
 ProgramName = Annotated[
@@ -131,7 +132,10 @@ def run(
         str | None,
         typer.Option(
             "--model",
-            help="Where the model's costs are, to predict and plan again; else by its name in the plan.",
+            help=(
+                "Where the model's costs are, to predict and plan again; else by its name in the "
+                "plan."
+            ),
         ),
     ] = None,
     copy_every: Annotated[
@@ -315,14 +319,14 @@ def run(
             say_written(f"wrote {slurm}; submit it with: sbatch {shlex.quote(str(slurm))}", slurm)
     elif dry_run:
         if json:
-            told = [
-                {"node": each.name, "devices": list(each.devices), "command": text}
-                for each, text in commands(launch)
+            listed = [
+                {"node": plan_node.name, "devices": list(plan_node.devices), "command": text}
+                for plan_node, text in commands(launch)
             ]
             print_json(
                 "run",
                 {
-                    "commands": told,
+                    "commands": listed,
                     "run": run_spec_to_dict(spec),
                     "run_file": str(spec.folder / RUN),
                 },
@@ -351,7 +355,7 @@ def run(
 def start_here(
     launch: Launch, *, quiet: bool, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run a plan with all its processes on this machine, or in a lab on it; what it came to."""
+    """Run a plan with all its processes on this machine or in a lab on it; return its figures."""
     check_launch(launch, 0, quiet=quiet)
     return figures_of(
         launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.spec.folder
@@ -366,10 +370,9 @@ def _follow(
     is_new: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Start the processes, show progress, and return every step's figures; raises where one of them
-    fails.
+    """Start the processes, show progress, and return every step's figures; raise if one fails.
 
-    ``is_new``: a folder with checkpoints of an earlier run is refused.
+    If ``is_new`` is set, a folder with checkpoints of an earlier run is rejected.
     """
     from argosy.cli.running.processes import end_process, start_process
     from argosy.document import make_folder
@@ -393,19 +396,21 @@ def _follow(
             process = start_process(
                 command_line(launch, node_rank, spec_file), file, lock, environment or {}
             )
-            asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+            previous_handler = signal.signal(
+                signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+            )
             try:
                 lines = _watch(process, launch, is_first=node_rank == 0, quiet=quiet)
             finally:
                 end_process(process)
-                signal.signal(signal.SIGTERM, asked)
+                signal.signal(signal.SIGTERM, previous_handler)
         if process.returncode != 0:
             _fail(launch, log, began)
     return lines
 
 
 def _clear(spec: RunSpec) -> None:
-    """Remove what an earlier run told, but for the steps with which this one goes on."""
+    """Remove what an earlier run recorded, except for the steps from which this one continues."""
     from argosy.runtime.processes.failure import clear_notes
     from argosy.runtime.processes.run_folder import TIMELINE, forget_after, steps_saved
 
@@ -418,7 +423,7 @@ def _clear(spec: RunSpec) -> None:
 def _watch(
     process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Until the processes end; the steps' figures, on the first node."""
+    """Wait until the processes end; return the steps' figures on the first node."""
     from argosy.report.decisions import event_in_a_line
     from argosy.runtime.processes.run_folder import DECISIONS, EVENTS, PROGRESS, Tail
 
@@ -431,33 +436,39 @@ def _watch(
     events = Tail(launch.spec.folder / EVENTS)
     while True:
         ended = process.poll() is not None
-        told = [_progress_line(line, launch.plan) for line in progress.read()]
-        told += [event_in_a_line(line) for line in decisions.read()]
-        told += [
+        lines = [_progress_line(line, launch.plan) for line in progress.read()]
+        lines += [event_in_a_line(line) for line in decisions.read()]
+        lines += [
             warning_line(event)
             for event in events.read()
             if event["event"] in ("skipped", "not written")
         ]
-        if told and not quiet:
-            sys.stderr.write("\n".join(told) + "\n")
+        if lines and not quiet:
+            sys.stderr.write("\n".join(lines) + "\n")
         if ended:
             return progress.lines
         time.sleep(_POLL)
 
 
 def _progress_line(line: dict[str, Any], plan: Plan) -> str:
+    """Return the figures of a step as a line of text."""
     from argosy.units import TIME
 
     rate = plan.global_batch / line["seconds"]
-    text = f"step {line['step']}  loss {line['loss']:.6g}  {rate:.4g} samples/s  {TIME.format(line['seconds'])}"
+    text = (
+        f"step {line['step']}  loss {line['loss']:.6g}  {rate:.4g} samples/s  "
+        f"{TIME.format(line['seconds'])}"
+    )
     if plan.predicted is not None:
         text += f" (predicted {TIME.format(plan.predicted.iteration_seconds)})"
     return text + (f"  {line['schedule']}" if "schedule" in line else "")
 
 
 def _fail(launch: Launch, log: Path, began: int) -> None:
-    """``began``: where the processes' output begins; before it stands that of the run with which
-    this one goes on."""
+    """Raise the error of a failed run.
+
+    ``began`` is the offset of its output in the log, after that of the run which it resumes.
+    """
     from argosy.errors import RunError
     from argosy.runtime.processes.failure import verdict
     from argosy.runtime.processes.ranks import devices_by_rank

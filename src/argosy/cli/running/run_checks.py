@@ -1,4 +1,4 @@
-"""What can be known of a run before a process is started."""
+"""Check everything that can be known of a run before a process is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
-    """Everything that can be known before a process is started."""
+    """Raise ``InputError`` for everything that can be known before a process is started."""
     from argosy.cluster.file import cluster_from_content
     from argosy.errors import InputError, Problem, bad_input
     from argosy.lab.lab import open_lab
@@ -49,7 +49,7 @@ def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
 
 
 def check_init(spec: RunSpec) -> None:
-    """Weights to begin with, on the node that is to read them."""
+    """Raise ``InputError`` if the initial weights do not exist on the node that reads them."""
     from argosy.errors import InputError, Problem
 
     if spec.init is not None and not Path(spec.init).exists():
@@ -58,7 +58,7 @@ def check_init(spec: RunSpec) -> None:
 
 
 def check_steps(spec: RunSpec) -> None:
-    """Refuse to resume a run that has done as many steps as it is to have."""
+    """Raise ``InputError`` if a run to resume has already done all of its steps."""
     from argosy.errors import bad_input
     from argosy.runtime.processes.run_folder import steps_saved
 
@@ -69,10 +69,10 @@ def check_steps(spec: RunSpec) -> None:
 
 
 def warn_of_other_options(spec: RunSpec, file: Path) -> None:
-    """On stderr, what a run that is resumed was asked for before, if it is now asked to train
-    otherwise.
+    """Warn on stderr if a resumed run gets options that change the training.
 
-    ``file`` is the ``run.json`` of the run that is resumed; one that cannot be read says nothing.
+    ``file`` is the ``run.json`` of the run that is resumed; nothing is printed if it cannot be
+    read.
     """
     from argosy.errors import InputError
     from argosy.runtime.processes.run_spec import read_run_spec
@@ -89,8 +89,8 @@ def warn_of_other_options(spec: RunSpec, file: Path) -> None:
 
 
 def warn_of_other_compilation(plan: Plan, spec: RunSpec) -> None:
-    """Tell that a plan's times were measured on compiled layers and the run's are eager, or the
-    reverse."""
+    """Warn on stderr if a plan's times were measured on compiled layers and the run is eager, or
+    the reverse."""
     from argosy.cost.remembered import cost_model_of
 
     kinds = {profile.compiled for profile in cost_model_of(plan, spec.profiles).profiles}
@@ -102,6 +102,7 @@ def warn_of_other_compilation(plan: Plan, spec: RunSpec) -> None:
 
 
 def check_torch() -> None:
+    """Raise ``RunError`` if torch is not installed."""
     from importlib.util import find_spec
 
     from argosy.errors import RunError
@@ -111,8 +112,10 @@ def check_torch() -> None:
 
 
 def check_folder_is_new(spec: RunSpec) -> None:
-    """A folder's newest two checkpoints stay: those of an earlier run would outlive this run's, or
-    end with them."""
+    """Raise ``InputError`` if a folder has checkpoints of an earlier run.
+
+    Only the newest two checkpoints of a folder are kept, so the runs would delete each other's.
+    """
     from argosy.errors import InputError, Problem
     from argosy.runtime.processes.run_folder import CHECKPOINTS, checkpoints
 

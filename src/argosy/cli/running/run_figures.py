@@ -1,4 +1,4 @@
-"""What a run came to: its losses, its times beside the predicted ones, and what it left."""
+"""Report the results of a run: its losses, its times beside the predicted ones, and its files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 
 def figures_of(plan: Plan, lines: list[dict[str, Any]], out: Path) -> dict[str, Any]:
-    """What a run came to. The first step, which also prepares everything, counts only where it is
-    the only one."""
+    """Return the figures of a run.
+
+    The first step also prepares everything, so its time counts only if it is the only one.
+    """
     from argosy.runtime.processes.run_folder import CHECKPOINTS, TIMELINE
 
     seconds = sorted(line["seconds"] for line in lines[1:] or lines)
@@ -30,8 +32,10 @@ def figures_of(plan: Plan, lines: list[dict[str, Any]], out: Path) -> dict[str, 
 
 
 def _waiting(path: Path) -> dict[str, float] | None:
-    """Per device, the share of the recorded time in which it waited for messages; None where
-    nothing is recorded."""
+    """Return, per device, the share of the recorded time in which it waited for messages.
+
+    Returns None if nothing is recorded.
+    """
     from argosy.timeline.file import load_timeline
 
     if not path.exists():
@@ -44,13 +48,15 @@ def _waiting(path: Path) -> dict[str, float] | None:
 
 
 def show_figures(console: Any, plan: Plan, figures: dict[str, Any]) -> None:
+    """Print the figures of a run."""
     from argosy.units import TIME
 
     if not figures["losses"]:
         console.print("this node's part of the run is done; node 0 shows the figures")
         return
     console.print(
-        f"{plan.model.name}: {figures['steps']} steps, loss {figures['losses'][0]:.6g} -> {figures['losses'][-1]:.6g}"
+        f"{plan.model.name}: {figures['steps']} steps, loss {figures['losses'][0]:.6g} -> "
+        f"{figures['losses'][-1]:.6g}"
     )
     measured = TIME.format(figures["iteration_seconds"])
     text = f"a step takes {measured} ({figures['samples_per_second']:.4g} samples/s)"

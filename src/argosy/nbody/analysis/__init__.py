@@ -1,4 +1,4 @@
 """Analyse a box: halos, power spectra, pictures and movies.
 
-May import ``nbody.force`` for its mesh. Start reading at ``power``.
+This package may import ``nbody.force`` for its mesh. Start reading at ``power``.
 """

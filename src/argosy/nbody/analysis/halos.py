@@ -1,4 +1,4 @@
-"""Friends of friends: particles closer than a linking length belong to one halo.
+"""Find halos by friends of friends: particles closer than a linking length belong to one halo.
 
 Particles are sorted into cells at least one linking length wide; neighbours within a cell and its
 13 cells ahead are joined in a forest whose roots are the halos.
@@ -16,17 +16,17 @@ from argosy.nbody.compiled import compiled, inlined
 from argosy.nbody.particles import Floats, Names, wrapped
 
 _MOST_CELLS = 256
-"""Per dimension."""
+"""The largest number of cells per dimension."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Halos:
-    """The largest first."""
+    """The halos that were found, the largest first."""
 
     sizes: Names
-    """Particles."""
+    """Particles per halo."""
     centres: Floats
-    """Of mass, in the box."""
+    """Centres of mass in the box."""
     member_of: Names
     """Per particle, its halo; -1 for none."""
 
@@ -35,7 +35,7 @@ class Halos:
 
 
 def find_halos(positions: Floats, box: float, *, linking: float = 0.2, least: int = 32) -> Halos:
-    """Groups of at least ``least`` particles, linked within ``linking`` mean separations."""
+    """Return groups of at least ``least`` particles, linked within ``linking`` mean separations."""
     if not 0 < linking < 1:
         raise bad_input("a part of the mean separation, between 0 and 1", linking, where="linking")
     length = linking * box / len(positions) ** (1 / 3)
@@ -46,18 +46,18 @@ def find_halos(positions: Floats, box: float, *, linking: float = 0.2, least: in
     starts = np.searchsorted(cell[order], np.arange(cells**3 + 1))
     root = np.arange(len(positions))
     _join(positions, order, starts, cells, box, length, root)
-    found, member, counts = np.unique(root, return_inverse=True, return_counts=True)
+    roots, member, counts = np.unique(root, return_inverse=True, return_counts=True)
     ranking = np.argsort(-counts, kind="stable")
     kept = ranking[counts[ranking] >= least]
-    number = np.full(len(found), -1, np.int64)
+    number = np.full(len(roots), -1, np.int64)
     number[kept] = np.arange(len(kept))
     member_of = number[member]
-    centres = _centres(positions, member_of, positions[found[kept]], box)
+    centres = _centres(positions, member_of, positions[roots[kept]], box)
     return Halos(sizes=counts[kept].astype(np.int64), centres=centres, member_of=member_of)
 
 
 def _centres(positions: Floats, member_of: Names, anchors: Floats, box: float) -> Floats:
-    """Means over the images nearest to each halo's first particle."""
+    """Return the centres of mass, from the images nearest to each halo's first particle."""
     inside = member_of >= 0
     halo = member_of[inside]
     away = positions[inside] - anchors[halo]
@@ -87,7 +87,7 @@ def _join(
     length: float,
     root: NDArray[np.int64],
 ) -> None:
-    """Make ``root`` of every particle the smallest number in its group."""
+    """Set ``root`` of every particle to the smallest number in its group."""
     for here in range(cells**3):
         if starts[here] == starts[here + 1]:
             continue

@@ -1,6 +1,6 @@
-"""A movie of a run from a few of its snapshots, as an animated PNG, which browsers play.
+"""Create a movie of a run from a few of its snapshots, as an animated PNG, which browsers play.
 
-Between two snapshots at the expansion factors a and b, a particle goes along the cubic that has its
+Between two snapshots at the expansion factors a and b, a particle follows the cubic that has its
 positions and its velocities at both ends, as functions of the growing mode D. All frames share one
 scale of colours, that of the last.
 """
@@ -26,6 +26,7 @@ from argosy.nbody.analysis.picture import (
 )
 from argosy.nbody.particles import Box, Floats, wrapped
 
+# The largest number of frames.
 _MOST_FRAMES = 1000
 
 
@@ -37,7 +38,8 @@ def movie(
     seconds: float = 6.0,
     part: Slice | None = None,
 ) -> bytes:
-    """An animated PNG from the earliest snapshot to the last, evenly in the growing mode."""
+    """Return an animated PNG from the earliest snapshot to the last, uniform in the growing
+    mode."""
     if not 2 <= frames <= _MOST_FRAMES:
         raise bad_input(f"2 to {_MOST_FRAMES} frames", frames, where="frames")
     if not 0 < seconds < 1e4:
@@ -51,17 +53,20 @@ def movie(
 
 
 def _in_order(snapshots: Sequence[Box]) -> list[Box]:
-    """By time, particles by their ids; ``InputError`` if they are not moments of one run."""
+    """Sort snapshots by time and their particles by id.
+
+    Raises ``InputError`` if they are not moments of one run.
+    """
     ordered = sorted(snapshots, key=lambda box: box.expansion)
     if len(ordered) < 2 or len({box.expansion for box in ordered}) < len(ordered):
         raise bad_input(
             "snapshots of two or more moments", f"{len(ordered)} snapshots", where="snapshots"
         )
-    sorted_ones: list[Box] = []
+    sorted_boxes: list[Box] = []
     for box in ordered:
         order = np.argsort(box.particles.ids)
         particles = box.particles.taken(order)
-        first = sorted_ones[0] if sorted_ones else None
+        first = sorted_boxes[0] if sorted_boxes else None
         if first is not None and (
             box.size != first.size or not np.array_equal(particles.ids, first.particles.ids)
         ):
@@ -70,16 +75,16 @@ def _in_order(snapshots: Sequence[Box]) -> list[Box]:
                 f"other particles at z = {box.redshift:.4g}",
                 where="snapshots",
             )
-        sorted_ones.append(
+        sorted_boxes.append(
             Box(
                 size=box.size, expansion=box.expansion, cosmology=box.cosmology, particles=particles
             )
         )
-    return sorted_ones
+    return sorted_boxes
 
 
 def positions_between(snapshots: Sequence[Box], frames: int) -> Iterator[Floats]:
-    """Positions at moments evenly spaced in the growing mode."""
+    """Yield positions at moments evenly spaced in the growing mode."""
     cosmology, size = snapshots[0].cosmology, snapshots[0].size
     growth = np.array([cosmology.growth(box.expansion) for box in snapshots])
     for moment in np.linspace(growth[0], growth[-1], frames):
@@ -99,7 +104,8 @@ def positions_between(snapshots: Sequence[Box], frames: int) -> Iterator[Floats]
 
 
 def animated_png(frames: Sequence[Bytes], seconds: float) -> bytes:
-    """Frames of places in the table of colours, each shown for so many seconds, again and again."""
+    """Return an animated PNG of frames of palette indices, each shown for ``seconds``, that
+    repeats."""
     height, width = frames[0].shape
     parts = [
         chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, 3, 0, 0, 0)),

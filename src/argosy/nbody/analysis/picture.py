@@ -1,8 +1,8 @@
-"""A picture of a slice through the box: every particle a disc as wide as its neighbourhood is
+"""Draw a slice through the box, with every particle as a disc as wide as its neighbourhood is
 empty.
 
-The surface density of the slice in logarithmic steps, through a map of colours from night to
-candlelight, as a PNG that needs nothing but zlib.
+The picture shows the surface density of the slice on a logarithmic scale, through a map of colours
+from dark blue to light yellow, as a PNG that needs only zlib.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from argosy.errors import bad_input
 from argosy.nbody.compiled import compiled
 from argosy.nbody.particles import Floats
 
+# An image, or indices of colours.
 Bytes = NDArray[np.uint8]
 
 _COLOURS = np.array(
@@ -33,16 +34,17 @@ _COLOURS = np.array(
         (1.00, 255, 250, 224),
     ]
 )
-"""Position on the scale, then red, green, blue."""
+"""The colour map: position on the scale, then red, green, blue."""
+# The neighbour whose distance is the radius of a particle's disc.
 _NEIGHBOURS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """What to show; lengths as parts of the box."""
+    """The slice that is shown; lengths are shares of the box."""
 
     axis: int = 2
-    """Along which to look."""
+    """The axis along which to look."""
     begin: float = 0.0
     depth: float = 0.25
 
@@ -50,7 +52,7 @@ class Slice:
 def density_picture(
     positions: Floats, box: float, *, pixels: int = 800, part: Slice | None = None
 ) -> Bytes:
-    """Rows of red, green and blue."""
+    """Return an image as rows of red, green and blue."""
     level = density_levels(positions, box, pixels=pixels, part=part)
     return colours()[shades(level, colour_range(level))]
 
@@ -58,7 +60,7 @@ def density_picture(
 def density_levels(
     positions: Floats, box: float, *, pixels: int, part: Slice | None = None
 ) -> Floats:
-    """The logarithm of the surface density over its mean, top row first."""
+    """Return the logarithm of the surface density over its mean, top row first."""
     part = part or Slice()
     if not 16 <= pixels <= 8192:
         raise bad_input("16 to 8192 pixels", pixels, where="pixels")
@@ -76,19 +78,19 @@ def density_levels(
     _splat(
         positions[shown][:, across] * scale, np.clip(radius[shown] * scale, 1.0, pixels / 4), image
     )
-    relative = image / max(image.mean(), 1e-300)  # of nothing where the slice is empty
+    relative = image / max(image.mean(), 1e-300)  # zero everywhere if the slice is empty
     levels: Floats = np.log10(np.maximum(relative, 1e-3))[::-1]
     return levels
 
 
 def colour_range(level: Floats) -> tuple[float, float]:
-    """The levels of the darkest and of the brightest colour."""
+    """Return the levels of the darkest and of the brightest colour."""
     low, high = np.percentile(level, (1, 99.9))
     return float(low), float(high)
 
 
 def shades(level: Floats, limits: tuple[float, float]) -> Bytes:
-    """Places in the table of colours."""
+    """Return indices of the colour table."""
     low, high = limits
     return np.rint(255 * np.clip((level - low) / max(high - low, 1e-9), 0, 1)).astype(np.uint8)
 
@@ -122,14 +124,14 @@ def _splat(places: Floats, radii: Floats, image: Floats) -> None:
 
 
 def colours() -> Bytes:
-    """256 rows of red, green and blue."""
+    """Return 256 rows of red, green and blue."""
     scale = np.linspace(0, 1, 256)
     channels = [np.interp(scale, _COLOURS[:, 0], _COLOURS[:, channel]) for channel in (1, 2, 3)]
     return np.stack(channels, axis=-1).astype(np.uint8)
 
 
 def png(image: Bytes) -> bytes:
-    """Rows of red, green and blue as a PNG file."""
+    """Return rows of red, green and blue as a PNG file."""
     height, width, _ = image.shape
     header = struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)
     return (
@@ -140,15 +142,17 @@ def png(image: Bytes) -> bytes:
     )
 
 
+# The first bytes of every PNG file.
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def packed(rows: Bytes) -> bytes:
-    """Rows of pixels as a PNG holds them, each after the number of its filter: none."""
+    """Return rows of pixels as a PNG stores them, each after the number of its filter (none)."""
     return zlib.compress(
         np.concatenate([np.zeros((len(rows), 1), np.uint8), rows], axis=1).tobytes(), 9
     )
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
+    """Return a chunk of a PNG file."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,10 +1,11 @@
-"""The power spectrum of particles: how strongly matter is clustered at each wavelength.
+"""Compute the power spectrum of particles: how strongly matter is clustered at each wavelength.
 
 Two meshes, one shifted by half a cell, remove the strongest aliases (interlacing); the cloud of the
-deposit is divided out; what N points of a random distribution would have, V/N, is taken off. In
-bins of one fundamental frequency,
+deposit is divided out; the shot noise of N random points, V/N, is subtracted. In bins of one
+fundamental frequency,
 
-    (1)  P(k) = mean over modes of |delta(k)|^2 / V - V/N,   delta(k) as an integral over the box of volume V.
+    (1)  P(k) = mean over modes of |delta(k)|^2 / V - V/N,
+         delta(k) as an integral over the box of volume V.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from argosy.nbody.ranks import Alone
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSpectrum:
-    """Bins of one fundamental frequency each; units follow the box's: h/Mpc and (Mpc/h)^3."""
+    """A spectrum whose bins are one fundamental frequency wide; units are h/Mpc and (Mpc/h)^3."""
 
     k: Floats
-    """Mean wave number of the bin's modes."""
+    """The mean wave number of the bin's modes."""
     power: Floats
     modes: Floats
-    """How many modes were averaged, counting k and -k."""
+    """The number of modes in the average, counting k and -k."""
     shot_noise: float
 
 
 def power_spectrum(
     positions: Floats, box: float, cells: int, *, subtract_shot_noise: bool = True
 ) -> PowerSpectrum:
-    """(1) up to the Nyquist frequency of a mesh of so many cells per dimension."""
+    """Return (1) up to the Nyquist frequency of a mesh with ``cells`` cells per dimension."""
     if cells < 4:
         raise bad_input("at least 4 mesh cells", cells, where="cells")
     volume, noise = box**3, box**3 / len(positions)
@@ -51,7 +52,7 @@ def power_spectrum(
     edges = step * np.arange(0.5, cells // 2)
     strength = np.abs(contrast) ** 2 / volume
     modes, power, k = (
-        np.histogram(wave, edges, weights=weight * what)[0] for what in (1.0, strength, wave)
+        np.histogram(wave, edges, weights=weight * values)[0] for values in (1.0, strength, wave)
     )
     return PowerSpectrum(
         k=k / modes,
@@ -62,7 +63,7 @@ def power_spectrum(
 
 
 def _contrast_modes(positions: Floats, box: float, cells: int) -> Modes:
-    """delta(k) for a real transform, interlaced and freed of the cloud's own transform."""
+    """Return delta(k) for a real transform, interlaced and divided by the cloud's own transform."""
     full, last = frequencies(cells, box)
     half = box / cells / 2
     total = np.zeros((cells, cells, cells // 2 + 1), np.complex128)

@@ -1,4 +1,5 @@
-"""Files of a gravity run: snapshots, their headers, restart files and light cones.
+"""Read and write the files of a gravity run: snapshots, their headers, restart files, light cones.
 
-May import the particles and the cosmology, no forces. Start reading at ``snapshot``.
+This package may import the particles and the cosmology, but no forces. Start reading at
+``snapshot``.
 """

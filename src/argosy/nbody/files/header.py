@@ -1,14 +1,13 @@
-"""What the header of a snapshot says, checked: wrong physics is refused by name, nothing is
-replaced by a default.
+"""Read and check the header of a snapshot; wrong physics is rejected, and nothing is defaulted.
 
-A run moves dark matter of one mass in a periodic box. A file that holds anything else would run,
-and be wrong:
+A run moves dark matter of one mass in a periodic box. A file with any of the following would run
+and give wrong results:
 
     (1)  particles of other types, several masses, repeated ids, a time that contradicts the
          redshift;
     (2)  a total mass that is not Omega0 of the critical density times the volume, to 1 %: then a
-         unit, the cosmology, or a part of the matter is not what it seems;
-    (3)  no cosmology, or no unit of length where the masses do not reveal it.
+         unit, the cosmology, or a part of the matter is wrong;
+    (3)  no cosmology, or no unit of length if the masses do not determine it.
 """
 
 from __future__ import annotations
@@ -24,34 +23,39 @@ from argosy.errors import InputError, Problem
 from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.particles import Names
 
+# Units of GADGET in cm and g; GRAMS is 1e10 solar masses.
 CM_PER_MPC, CM_PER_KPC, GRAMS, CM_PER_KM = 3.085678e24, 3.085678e21, 1.989e43, 1e5
 KPC = 1000.0
-"""Per Mpc: files are in kpc/h, which readers take for granted; inside it is Mpc/h."""
+"""kpc per Mpc: files are in kpc/h, which readers assume; inside the program lengths are in
+Mpc/h."""
 _LATEST = 1e3
-"""Expansion factors beyond are a slip."""
+"""Expansion factors beyond this are taken for input errors."""
 _SAME_MASS = 1e-2
-"""Relative difference of the matter in a file from that of its cosmology: units and constants
-differ by 0.1 %."""
+"""The accepted relative difference between the matter in a file and that of its cosmology; units
+and constants differ by 0.1 %."""
+# The accepted relative difference between time and redshift.
 _SAME_TIME = 1e-3
 _OTHERS = ("gas", "", "disk", "bulge", "stars", "black holes")
-"""Types of GADGET's particles beside the dark matter, type 1."""
+"""Names of GADGET's particle types beside the dark matter, which is type 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotHeader:
-    """What a run needs to know besides the particles."""
+    """The header values that a run needs besides the particles."""
 
     size: float
-    """Mpc/h."""
+    """The side of the box in Mpc/h."""
     expansion: float
     per_mpc: float
-    """Units of length of the file."""
+    """The file's units of length per Mpc/h."""
     cosmology: Cosmology
 
 
 def read_header(path: Path, file: Any, count: int) -> SnapshotHeader:
-    """The header of a file with ``count`` particles of type 1; ``InputError`` for (1), (2) and
-    (3)."""
+    """Read the header of a file with ``count`` particles of type 1.
+
+    Raises ``InputError`` for (1), (2) and (3).
+    """
     header = dict(file["Header"].attrs)
     known = header | _attributes(file, "Units") | _attributes(file, "Parameters")
     files = number(path, header, "NumFilesPerSnapshot")
@@ -79,7 +83,8 @@ def read_header(path: Path, file: Any, count: int) -> SnapshotHeader:
 
 
 def check_ids(path: Path, ids: Names) -> None:
-    """Raise ``InputError`` if two particles have one id: a run would not tell them apart."""
+    """Raise ``InputError`` if two particles have the same id, because a run could not distinguish
+    them."""
     ordered = np.sort(ids)
     repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(repeated):
@@ -94,7 +99,7 @@ def check_ids(path: Path, ids: Names) -> None:
 
 
 def number(path: Path, attributes: Mapping[str, Any], name: str) -> float:
-    """A finite number of a header."""
+    """Return a finite number of a header; raise ``InputError`` if it is none."""
     value = np.asarray(attributes[name])
     if value.size != 1 or value.dtype.kind not in "iuf" or not np.isfinite(value).all():
         raise InputError(
@@ -104,11 +109,12 @@ def number(path: Path, attributes: Mapping[str, Any], name: str) -> float:
 
 
 def _attributes(file: Any, group: str) -> dict[str, Any]:
+    """Return the attributes of a group; empty if it is missing."""
     return dict(file[group].attrs) if group in file else {}
 
 
 def _check_types(path: Path, file: Any, header: Mapping[str, Any], count: int) -> None:
-    """(1) for types."""
+    """Raise ``InputError`` for particles of other types (1)."""
     stated = np.asarray(header.get("NumPart_ThisFile", ()))
     for kind, name in enumerate(_OTHERS):
         group = f"PartType{kind}"
@@ -135,7 +141,10 @@ def _check_types(path: Path, file: Any, header: Mapping[str, Any], count: int) -
 
 
 def _cosmology(path: Path, known: Mapping[str, Any]) -> Cosmology:
-    """(3): densities and h are needed; the linear spectrum is known only if all of it is."""
+    """Return the cosmology; raise ``InputError`` if densities or h are missing (3).
+
+    The linear spectrum is known only if all of its parameters are.
+    """
     needed = ("Omega0", "OmegaLambda", "HubbleParam")
     missing = [name for name in needed if name not in known]
     if missing:
@@ -165,7 +174,7 @@ def _cosmology(path: Path, known: Mapping[str, Any]) -> Cosmology:
 def _total_mass(
     path: Path, file: Any, header: Mapping[str, Any], known: Mapping[str, Any], count: int
 ) -> float:
-    """1e10 Msun/h; (1) for masses."""
+    """Return the total mass in 1e10 Msun/h; raise ``InputError`` for several masses (1)."""
     table = np.asarray(header.get("MassTable", ()), np.float64).reshape(-1)
     mass = float(table[1]) if len(table) > 1 else 0.0
     if mass == 0.0:
@@ -189,10 +198,10 @@ def _total_mass(
 def _length_unit(
     path: Path, known: Mapping[str, Any], size: float, mass: float, cosmology: Cosmology
 ) -> float:
-    """Units per Mpc/h: that of the file, or the one with which (2) holds."""
+    """Return the units of length per Mpc/h: that of the file, or the one for which (2) holds."""
 
     def density(per_mpc: float) -> float:
-        """The matter found over the matter expected."""
+        """Return the matter found over the matter expected."""
         return mass / cosmology.particle_mass(size / per_mpc, 1)
 
     if "UnitLength_in_cm" in known:

@@ -1,5 +1,4 @@
-"""Particles as an observer sees them: each where and when it crosses the observer's past light
-cone.
+"""Record particles when they cross an observer's past light cone.
 
 Light that reaches the observer today left the comoving distance chi(a) at the expansion a,
 
@@ -7,13 +6,13 @@ Light that reaches the observer today left the comoving distance chi(a) at the e
 
 While particles drift from a to b, chi shrinks from chi(a) to chi(b). A particle, or an image of it
 in another copy of the box, crosses the cone if its distance r is below chi(a) before and not below
-chi(b) after. Both move evenly within a drift, so it crosses at the part
+chi(b) after. Both move uniformly within a drift, so it crosses at the fraction
 
     (2)  s = (chi(a) - r(a)) / (chi(a) - r(a) + r(b) - chi(b)).
 
-A drift begins where the one before it ended, so every crossing is found once, whichever process has
-the particle. The crossings of a step are a file of their own until the run ends; a run that goes on
-writes the same ones again.
+A drift begins where the previous one ended, so every crossing is found once, whichever process has
+the particle. The crossings of each step are in a file of their own until the run ends; a resumed
+run writes the same files again.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from argosy.nbody.particles import Box, Floats, Names, Particles
 from argosy.nbody.ranks import Ranks
 
 LIGHT = 299792.458
-"""km/s."""
+"""The speed of light in km/s."""
 _POINTS = 200
-"""Per unit of ln a, between which chi is taken to be linear: then it is wrong by 0.01 Mpc/h at
-most."""
+"""Points per unit of ln a, between which chi is interpolated linearly: the error is at most 0.01
+Mpc/h."""
 _MOST_IMAGES = 200
-"""Boxes from the observer to the farthest crossing, along an axis."""
+"""The largest number of boxes from the observer to the farthest crossing, along an axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LightConeSettings:
-    """What the observer sees."""
+    """The part of the universe that the observer sees."""
 
     redshift: float
-    """Up to where."""
+    """The largest redshift."""
     observer: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """As parts of the box."""
+    """The observer's position as shares of the box."""
 
     def __post_init__(self) -> None:
         if not 0 < self.redshift < math.inf:
@@ -60,20 +59,20 @@ class LightConeSettings:
 
 
 def distance(cosmology: Cosmology, a: float) -> float:
-    """(1), in Mpc/h."""
+    """Return the comoving distance chi(a) in Mpc/h (1)."""
     return LIGHT * cosmology.conformal_time(a, 1.0) if a < 1 else 0.0
 
 
 @dataclass(kw_only=True)
 class LightCone:
-    """Collects the crossings of a run."""
+    """A recorder that collects the crossings of a run."""
 
     settings: LightConeSettings
     box: Box
-    """Its size and cosmology."""
+    """A box whose size and cosmology are used."""
     ranks: Ranks
     folder: Path
-    """Where files of steps are."""
+    """The folder for the files of steps."""
 
     _rows: list[Floats] = field(default_factory=list)
     _ids: list[Names] = field(default_factory=list)
@@ -89,8 +88,7 @@ class LightCone:
             )
 
     def drifting(self, particles: Particles, shift: Floats, a: float, b: float) -> None:
-        """Find crossings of particles that move from where they are by ``shift`` between two
-        expansion factors."""
+        """Find the crossings of particles that move by ``shift`` between two expansion factors."""
         cosmology, size = self.box.cosmology, self.box.size
         if b <= 1 / (1 + self.settings.redshift) or not len(particles):
             return
@@ -99,11 +97,13 @@ class LightCone:
         moved = float(np.linalg.norm(shift, axis=1).max())
         most = min(far, distance(cosmology, 1 / (1 + self.settings.redshift)) + moved)
         images = _images(observer, size, near - moved, most)
-        found = _crossings(particles.positions - observer, shift, images * size, most, far, near)
+        crossings = _crossings(
+            particles.positions - observer, shift, images * size, most, far, near
+        )
         rows, images_of, parts = (
-            found[:, 0].astype(np.int64),
-            found[:, 1].astype(np.int64),
-            found[:, 2],
+            crossings[:, 0].astype(np.int64),
+            crossings[:, 1].astype(np.int64),
+            crossings[:, 2],
         )
         times = np.geomspace(a, b, 3 + math.ceil(_POINTS * math.log(b / a)))
         chi = np.array([distance(cosmology, float(time)) for time in times])
@@ -137,7 +137,8 @@ class LightCone:
             file["expansions"], file["ids"] = np.repeat(rows[order, 6:], 3, axis=1), ids[order]
 
     def finish(self, path: Path, count: int) -> None:
-        """All steps in one file of GADGET's format; ``count`` is the particles of the run."""
+        """Write all steps into one file of GADGET's format; ``count`` is the particles of the
+        run."""
         if self.ranks.rank:
             return
         parts = [_read(file) for file in sorted(self.folder.glob("step-*.hdf5"))]
@@ -156,6 +157,7 @@ class LightCone:
 
 
 def _read(path: Path) -> tuple[Floats, Floats, Floats, Names]:
+    """Read the crossings of one step."""
     with reading(path) as file:
         ids = read_names(path, file, "ids")
         places, velocities, expansions = (
@@ -168,7 +170,7 @@ def _read(path: Path) -> tuple[Floats, Floats, Floats, Names]:
 
 
 def _images(observer: Floats, size: float, near: float, far: float) -> Floats:
-    """Copies of the box, by their place, that reach into a shell around the observer."""
+    """Return the copies of the box, as offsets, that intersect a shell around the observer."""
     most = math.ceil(far / size) + 1
     line = np.arange(-most, most + 1)
     grid = np.stack(np.meshgrid(line, line, line, indexing="ij"), axis=-1).reshape(-1, 3)
@@ -184,8 +186,10 @@ def _images(observer: Floats, size: float, near: float, far: float) -> Floats:
 def _crossings(
     places: Floats, shift: Floats, images: Floats, most: float, far: float, near: float
 ) -> Floats:
-    """Rows of particle, image and part of the drift; places are relative to the observer, ``most``
-    away at first."""
+    """Return rows of (particle, image, fraction of the drift).
+
+    Places are relative to the observer; only those closer than ``most`` before the drift count.
+    """
     room = 1024
     found = np.empty((room, 3))
     count = 0

@@ -1,8 +1,8 @@
-"""Restart files that survive a kill at any moment.
+"""Write and read restart files that survive a kill at any moment.
 
-Each process writes its particles into a new folder; when all have, one small file, replaced in one
-step, says that this folder is the one to go on from, and only then the folder before it goes. A
-kill leaves the old state or the new.
+Each process writes its particles into a new folder. When all have done so, one small file, which is
+replaced atomically, names this folder as the one to continue from, and only then the previous
+folder is removed. A kill leaves the old state or the new one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from argosy.nbody.files.snapshot import read_array, read_names, reading, writing
 from argosy.nbody.particles import Names, Particles, check_finite
 from argosy.workload.fields import Count, Natural
 
+# The file that names the folder to continue from.
 _MARK = "restart.json"
 
 
 class _Mark(Schema):
+    """The content that the restart mark has."""
+
     version: Literal[1]
     step: Natural
     processes: Count
@@ -41,8 +44,10 @@ def write_restart(
     processes: int,
     wait_for_all: Callable[[], None],
 ) -> None:
-    """Keep the state after ``step`` steps. Every process calls this; ``wait_for_all`` is their
-    barrier."""
+    """Write the state after ``step`` steps.
+
+    Every process calls this; ``wait_for_all`` is their barrier.
+    """
     place = folder / f"step-{step:06d}"
     with writing(place / f"{rank:04d}.hdf5") as file:
         file["positions"], file["momenta"], file["ids"] = (
@@ -67,7 +72,7 @@ def write_restart(
 
 
 def last_restart(folder: Path) -> tuple[int, int] | None:
-    """(steps done, number of processes) of the state kept in a folder, or None."""
+    """Return (steps done, number of processes) of the state in a folder; None if there is none."""
     mark = folder / _MARK
     if not mark.exists():
         return None
@@ -76,7 +81,8 @@ def last_restart(folder: Path) -> tuple[int, int] | None:
 
 
 def read_restart(folder: Path, rank: int, processes: int) -> Particles:
-    """This process's part of the kept state, also where another number of processes wrote it."""
+    """Return this process's part of the saved state, which any number of processes may have
+    written."""
     state = last_restart(folder)
     if state is None:
         raise InputError([Problem(file=str(folder / _MARK), expected="a restart mark")])
@@ -96,6 +102,7 @@ def read_restart(folder: Path, rank: int, processes: int) -> Particles:
 
 
 def _read_part(path: Path) -> Particles:
+    """Read the particles that one process wrote."""
     with reading(path) as file:
         ids = read_names(path, file, "ids")
         positions, momenta = (

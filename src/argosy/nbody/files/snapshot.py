@@ -1,8 +1,9 @@
-"""Snapshots in GADGET's HDF5 format, which yt, pynbody and others read.
+"""Read and write snapshots in GADGET's HDF5 format, which yt, pynbody and others read.
 
-One file, dark matter as ``PartType1``: ``Coordinates`` in kpc/h, ``Velocities`` u = v_peculiar /
-sqrt(a) in km/s, ``ParticleIDs``; the header says box, expansion factor and cosmology. With the
-momenta of ``particles``, u = p / a^1.5. A file appears under its name only when it is complete.
+A snapshot is one file with dark matter as ``PartType1``: ``Coordinates`` in kpc/h, ``Velocities`` u
+= v_peculiar / sqrt(a) in km/s, ``ParticleIDs``; the header has the box, the expansion factor and
+the cosmology. With the momenta of ``particles``, u = p / a^1.5. A file gets its name only when it
+is complete.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from argosy.nbody.files.header import CM_PER_KM, CM_PER_KPC, GRAMS, KPC, check_i
 from argosy.nbody.particles import Box, Floats, Names, Particles, check_finite, wrapped
 
 _MOST_PACKED = 2000
-"""Bytes of an array per byte of its file: the best that HDF5's compression does is about 1000."""
+"""The largest accepted number of bytes of an array per byte of its file; HDF5's compression reaches
+about 1000."""
 
 
 def write_snapshot(path: Path, box: Box, *, overwrite: bool = False) -> None:
-    """Write all of it, or nothing."""
+    """Write a complete snapshot or nothing."""
     if path.exists() and not overwrite:
         raise InputError(
             [Problem(file=str(path), expected="no file of this name", found="one that exists")]
@@ -41,8 +43,10 @@ def write_snapshot(path: Path, box: Box, *, overwrite: bool = False) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Any]:
-    """An HDF5 file that takes its name when it is complete and on the disk; a kill before that
-    leaves no trace."""
+    """Yield an HDF5 file that gets its name when it is complete and on the disk.
+
+    A kill before that leaves no file of this name.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         try:
@@ -62,7 +66,7 @@ def writing(path: Path) -> Iterator[Any]:
 
 
 def write_header(file: Any, box: Box, *, rows: int, particles: int) -> None:
-    """The header of a file with some rows of a box of so many particles."""
+    """Write the header of a file with ``rows`` rows of a box of ``particles`` particles."""
     cosmology = box.cosmology
     counts = np.array([0, rows, 0, 0, 0, 0])
     masses = np.zeros(6)
@@ -106,10 +110,9 @@ def write_header(file: Any, box: Box, *, rows: int, particles: int) -> None:
 
 
 def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
-    """The dark matter of a one-file GADGET HDF5 snapshot, in any unit of length; ``header`` says
-    what is refused.
+    """Read the dark matter of a one-file GADGET HDF5 snapshot, in any unit of length.
 
-    Of several processes each reads its own part.
+    ``header`` lists what is rejected. If there are several processes, each reads its own part.
     """
     with reading(path) as file:
         count = num_rows(path, file, "PartType1/ParticleIDs")
@@ -138,14 +141,15 @@ def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
 
 
 def num_particles(path: Path) -> int:
-    """How many a snapshot has."""
+    """Return the number of particles of a snapshot."""
     with reading(path) as file:
         return num_rows(path, file, "PartType1/ParticleIDs")
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[Any]:
-    """An HDF5 file to read from; what is missing or broken in it is the user's input error."""
+    """Yield an HDF5 file to read; raise ``InputError`` for anything that is missing or broken in
+    it."""
     try:
         check_readable(path)
         with h5py.File(path, "r") as file:
@@ -161,7 +165,7 @@ def reading(path: Path) -> Iterator[Any]:
         TypeError,
         UnicodeError,
         ValueError,
-    ) as error:  # as h5py says "broken"
+    ) as error:  # the exceptions by which h5py reports a broken file
         found = str(error.args[0]) if error.args else type(error).__name__
         raise InputError(
             [Problem(file=str(path), expected="a complete GADGET HDF5 file", found=found)]
@@ -169,8 +173,10 @@ def reading(path: Path) -> Iterator[Any]:
 
 
 def num_rows(path: Path, file: Any, name: str) -> int:
-    """Of an array that holds at least something for what it promises: a small file may promise a
-    petabyte."""
+    """Return the rows of an array; raise ``InputError`` if it is larger than its file can hold.
+
+    A small file may declare an array of a petabyte.
+    """
     array = file[name]
     if (
         not isinstance(array, h5py.Dataset)
@@ -182,7 +188,7 @@ def num_rows(path: Path, file: Any, name: str) -> int:
 
 
 def read_array(path: Path, file: Any, name: str, *, rows: int, part: slice = slice(None)) -> Floats:
-    """Three numbers per row, of a part of the rows."""
+    """Read three numbers per row, of a part of the rows."""
     found, array = num_rows(path, file, name), file[name]
     if found != rows or array.shape != (rows, 3) or array.dtype.kind not in "iuf":
         raise _other(path, name, array, f"{rows} x 3 numbers")
@@ -190,7 +196,7 @@ def read_array(path: Path, file: Any, name: str, *, rows: int, part: slice = sli
 
 
 def read_names(path: Path, file: Any, name: str, *, part: slice = slice(None)) -> Names:
-    """A whole number per row, of a part of the rows."""
+    """Read a whole number per row, of a part of the rows."""
     rows, array = num_rows(path, file, name), file[name]
     if array.shape != (rows,) or array.dtype.kind not in "iu":
         raise _other(path, name, array, "a whole number per row")
@@ -198,5 +204,6 @@ def read_names(path: Path, file: Any, name: str, *, part: slice = slice(None)) -
 
 
 def _other(path: Path, name: str, array: Any, expected: str) -> InputError:
+    """Return the error of an array with another shape or type."""
     found = f"{array.shape} of {array.dtype}" if isinstance(array, h5py.Dataset) else "no array"
     return InputError([Problem(file=str(path), path=name, found=found, expected=expected)])

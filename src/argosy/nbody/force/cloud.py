@@ -1,11 +1,11 @@
-"""A particle's cloud on the mesh: which cells it covers with which weights, to deposit mass and to
-interpolate a field.
+"""Spread particles over mesh cells, to deposit mass and to interpolate a field.
 
-Positions times cells per length are mesh coordinates x. Over 2 cells (CIC), 3 (TSC) or 4 (PCS), the
-weights are the B-splines of that order around x. Arrays hold a slab of planes of x from ``first``
-on, followed by the planes above it that clouds reach into; y and z are whole, followed by the cells
-that a cloud at their end reaches into. Masses are integers, and weights are summed within one cloud
-alone: every process finds the same mass in a cell, and the same field at a particle.
+Positions times cells per length are mesh coordinates x. A particle's cloud covers 2 cells (CIC), 3
+(TSC) or 4 (PCS); the weights are the B-splines of that order around x. Arrays hold a slab of planes
+of x from ``first`` on, followed by the planes above it that clouds reach into; y and z are whole,
+followed by the cells that a cloud at their end reaches into. Masses are integers, and weights are
+summed only within one cloud: every process computes the same mass in a cell, and the same field at
+a particle.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from argosy.nbody.compiled import compiled, compiled_exactly, inlined
 from argosy.nbody.particles import Floats
 
 UNIT = 1 << 40
-"""Parts of a particle's mass."""
+"""The number of integer units of a particle's mass."""
 
+# Mass in units of 1 / UNIT particles; also numbers of planes.
 Masses = NDArray[np.int64]
 Fields = NDArray[np.float32]
-"""Field, x, y, z."""
+"""Fields with the dims field, x, y, z."""
 
 
 def first_planes(positions: Floats, per_length: float, order: int) -> Masses:
-    """The plane of x where each particle's cloud begins; may be below 0."""
+    """Return the plane of x at which each particle's cloud begins; it may be below 0."""
     planes = np.empty(len(positions), np.int64)
     _fill_first_planes(positions, per_length, order, planes)
     return planes
@@ -35,7 +36,7 @@ def first_planes(positions: Floats, per_length: float, order: int) -> Masses:
 
 @compiled_exactly
 def _weights(x: float, order: int, weights: Floats) -> int:
-    """How a particle at ``x`` is spread over ``order`` cells, and the first of them."""
+    """Set the weights of a particle at ``x`` over ``order`` cells, and return the first of them."""
     if order == 2:
         base = math.floor(x)
         f = x - base
@@ -97,7 +98,7 @@ def deposit(positions: Floats, per_length: float, order: int, first: int, mass: 
 
 
 def wrap_sums(mass: Masses, ghosts: int) -> Masses:
-    """The mass with what clouds left beyond the end of y and z added where it belongs."""
+    """Return the mass, with the cells beyond the end of y and z added where they belong."""
     mass[:, :, :ghosts] += mass[:, :, -ghosts:]
     mass[:, :ghosts] += mass[:, -ghosts:]
     return mass[:, :-ghosts, :-ghosts]
@@ -130,8 +131,8 @@ def _interpolate_clouds(
 def interpolate(
     positions: Floats, per_length: float, order: int, first: int, fields: Fields
 ) -> Floats:
-    """Every field at every particle, over the same cloud; sums are re-ordered within a cloud
-    alone."""
+    """Return every field at every particle, over the same cloud; sums are re-ordered within a cloud
+    only."""
     if order == 4:
         return _interpolate_clouds(positions, per_length, 4, first, fields)
     if order == 3:

@@ -1,11 +1,11 @@
-"""The force on every particle of a periodic box: mesh beside tree, tasks listed while others are
-computed.
+"""Compute the force on every particle of a periodic box, with mesh and tree in parallel.
 
-    sort along the Hilbert curve -> tree -> [ mesh || list tasks -> compute them, two buffers in turn ] -> sum
+    sort along the Hilbert curve -> tree
+    -> [ mesh || list tasks -> compute them, two buffers in turn ] -> sum
 
 The mesh runs in a thread of its own. One thread walks the tree and fills a buffer of tasks, while
-the others compute the buffer before. Each leaf's sum is one thread's, over its tasks in the order
-of the walk, so the force does not depend on the number of threads.
+the others compute the previous buffer. One thread computes the whole sum of a leaf, over its tasks
+in the order of the walk, so the force does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from argosy.nbody.force.tasks import Flags, TaskBuffer, empty_buffer, list_tasks
 from argosy.nbody.force.tree import Floats, Integers, Tree, build_tree
 
 _BUFFER = 1 << 16
-"""Tasks listed at a time, to begin with."""
+"""The initial number of tasks of a buffer."""
 NODE_PAIRS = 3.0
-"""What the interaction with a node costs, in pairs."""
+"""The cost of an interaction with a node, in pairs."""
 _CHUNKS = 4
 """Pieces of a buffer per thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forces:
-    """What a force computation gives, per particle in the order it was asked for."""
+    """The result that a force computation gives, per particle in the original order."""
 
     total: Floats
-    """Sum over all other masses of m (x_j - x_i) / r^3, periodic, softened: times G it is the
+    """The sum over all other masses of m (x_j - x_i) / r^3, periodic, softened; times G it is the
     acceleration."""
     work: Floats
     """Pairs and node interactions computed for the particle."""
@@ -49,7 +49,7 @@ class Forces:
 def compute_forces(
     positions: Positions, box: float, mass: float, settings: GravitySettings
 ) -> Forces:
-    """The force on particles of one mass at ``positions``, all in [0, box)."""
+    """Return the force on particles of one mass at ``positions``, all in [0, box)."""
     check_positions(positions, box)
     split = settings.split(box)
     keys = hilbert_keys(positions, box)
@@ -59,18 +59,18 @@ def compute_forces(
         smooth = pool.submit(_smooth_force, along, box, settings)
         tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
         cells = target_cells(tree, settings.cell_size)
-        found = tree_force(tree, cells, along, box, split, settings, pool)
-        force = found.force + smooth.result()
+        short_range = tree_force(tree, cells, along, box, split, settings, pool)
+        force = short_range.force + smooth.result()
     total, work = np.empty_like(force), np.empty(len(force))
     total[order] = mass * force
-    work[order] = spread_work(tree, found.work)
+    work[order] = spread_work(tree, short_range.work)
     return Forces(total=total, work=work)
 
 
 def smooth_force(
     positions: Positions, box: float, mass: float, settings: GravitySettings
 ) -> Floats:
-    """The mesh's part alone."""
+    """Return only the mesh's part of the force."""
     return mass * _smooth_force(positions, box, settings)
 
 
@@ -81,7 +81,8 @@ def short_force(
     settings: GravitySettings,
     active: Flags,
 ) -> Floats:
-    """The tree's part alone, on the ``active`` particles; on others it is anything."""
+    """Return only the tree's part of the force on the ``active`` particles; other rows are
+    undefined."""
     keys = hilbert_keys(positions, box)
     order = np.argsort(keys, kind="stable")
     along = positions[order]
@@ -101,55 +102,62 @@ def short_force(
 def compute_potential(
     positions: Positions, box: float, mass: float, settings: GravitySettings
 ) -> Floats:
-    """The potential at every particle: -sum of m / r over all others, up to a constant, without the
-    mean density's."""
+    """Return the potential at every particle: -sum of m / r over all others, up to a constant.
+
+    The mean density does not contribute.
+    """
     keys = hilbert_keys(positions, box)
     order = np.argsort(keys, kind="stable")
     along = positions[order]
     tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
     cells, split = target_cells(tree, settings.cell_size), settings.split(box)
     with ThreadPoolExecutor(settings.threads + 1) as pool:
-        found = tree_force(tree, cells, along, box, split, settings, pool, with_potential=True)
+        short_range = tree_force(
+            tree, cells, along, box, split, settings, pool, with_potential=True
+        )
     total = np.empty(len(positions))
-    total[order] = found.potential
+    total[order] = short_range.potential
     return mass * (
         total + mesh_potential(positions, mesh_shape(box, settings), workers=settings.threads)
     )
 
 
 def _smooth_force(positions: Positions, box: float, settings: GravitySettings) -> Floats:
+    """Return the mesh's part of the force of unit masses."""
     return mesh_force(positions, mesh_shape(box, settings), workers=settings.threads)
 
 
 def mesh_shape(box: float, settings: GravitySettings) -> MeshShape:
+    """Return the mesh of these settings."""
     return MeshShape(
         box=box, cells=settings.mesh_cells, scale=settings.split(box).scale, cloud=settings.cloud
     )
 
 
 def spread_work(tree: Tree, leaf_work: Floats) -> Floats:
-    """The interactions of each leaf, shared evenly by its particles, in curve order."""
+    """Return the interactions of each leaf, divided evenly among its particles, in curve order."""
     counts = (tree.end - tree.start)[tree.leaves]
     return np.repeat(leaf_work.sum(axis=1) / np.maximum(counts, 1), counts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeForce:
-    """The short-range force, and what it took."""
+    """The short-range force, and the time that it took."""
 
     force: Floats
-    """Per particle, along the curve."""
+    """The force per particle, along the curve."""
     work: Floats
-    """Per leaf: node interactions, pairs."""
+    """Node interactions and pairs per leaf."""
     walk_seconds: float
-    """Listing and sorting tasks, in one thread."""
+    """Seconds of listing and sorting tasks, in one thread."""
     pair_seconds: float
-    """Computing them, over all threads together."""
+    """Seconds of computing tasks, summed over all threads."""
     potential: Floats
-    """Per particle, its own included; nothing if it was not asked for."""
+    """The potential per particle, including its own; empty if it was not requested."""
 
     @property
     def pair_equivalents(self) -> float:
+        """Return the work in pairs."""
         nodes, pairs = self.work.sum(axis=0)
         return float(pairs + NODE_PAIRS * nodes)
 
@@ -166,7 +174,7 @@ def tree_force(
     *,
     with_potential: bool = False,
 ) -> TreeForce:
-    """The short-range force on the particles of ``cells``; with ``wanted``, only on those of these
+    """Return the short-range force on the particles of ``cells``, or only of the ``wanted``
     leaves."""
     wanted = np.ones(len(tree.leaves), bool) if wanted is None else wanted
     force = np.zeros((len(positions), 3))
@@ -210,6 +218,7 @@ def tree_force(
 
 
 def _timed(function: Callable[..., None], *arguments: object) -> float:
+    """Call a function and return its seconds."""
     begin = time.perf_counter()
     function(*arguments)
     return time.perf_counter() - begin
@@ -217,7 +226,7 @@ def _timed(function: Callable[..., None], *arguments: object) -> float:
 
 @dataclass(frozen=True)
 class Package:
-    """Sorted tasks of the leaves first, ..., last - 1."""
+    """The sorted tasks of leaves ``first`` to ``last`` - 1, which are computed together."""
 
     first: int
     last: int
@@ -228,25 +237,26 @@ class Package:
 def list_packages(
     tree: Tree, cells: Integers, wanted: Flags, lengths: Floats, tolerance: float
 ) -> Iterator[Package]:
+    """Yield the tasks of all cells, as many at a time as a buffer holds."""
     box, cutoff, softened = (float(length) for length in lengths)
     buffer: TaskBuffer = empty_buffer(_BUFFER)
     at = 0
     while at < len(cells):
-        nearer, count = list_tasks(
+        next_cell, count = list_tasks(
             tree, cells, wanted, at, box, cutoff, softened, tolerance, buffer
         )
-        if nearer == at:
+        if next_cell == at:
             buffer = empty_buffer(2 * len(buffer.leaf))
             continue
-        first, last = int(tree.first_leaf[cells[at]]), int(tree.last_leaf[cells[nearer - 1]])
+        first, last = int(tree.first_leaf[cells[at]]), int(tree.last_leaf[cells[next_cell - 1]])
         starts, order = np.empty(3 * (last - first) + 1, np.int32), np.empty(count, np.int32)
         sort_tasks(buffer, count, first, starts, order)
         yield Package(first, last, starts, order)
-        at = nearer
+        at = next_cell
 
 
 def _even_parts(package: Package, parts: int) -> Iterator[tuple[int, int]]:
-    """Runs of leaves with about the same number of tasks."""
+    """Yield runs of leaves with about the same number of tasks."""
     ends = package.starts[3::3]
     cuts = np.searchsorted(ends, np.linspace(0, ends[-1], parts + 1)[1:-1])
     edges = np.unique(np.concatenate(([0], cuts, [package.last - package.first])))
@@ -255,7 +265,7 @@ def _even_parts(package: Package, parts: int) -> Iterator[tuple[int, int]]:
 
 
 def check_positions(positions: Positions, box: float) -> None:
-    """Raise ``InputError`` where a particle is nowhere, or not in the box."""
+    """Raise ``InputError`` if a particle is not finite or not in the box."""
     if positions.ndim != 2 or positions.shape[1] != 3 or len(positions) == 0:
         raise bad_input(
             "rows of three coordinates, at least one", f"shape {positions.shape}", where="positions"

@@ -1,4 +1,4 @@
-"""Peano-Hilbert keys: a curve through the box on which what is near stays near.
+"""Compute Peano-Hilbert keys: positions on a curve that keeps near particles near.
 
 Every cube of the octree, and every half and quarter of one along the curve, is one run of
 consecutive keys. So a tree over sorted keys needs no pointers to particles, and a domain that is a
@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 from argosy.nbody.compiled import compiled
 
 BITS = 21
-"""Per dimension."""
+"""Bits of a key per dimension."""
+# Bits of a key.
 KEY_BITS = 3 * BITS
 
+# Keys along the curve.
 Keys = NDArray[np.int64]
 Positions = NDArray[np.float64]
 """One row of three coordinates per particle, each at least 0 and less than the box."""
 
 
 def hilbert_keys(positions: Positions, box: float) -> Keys:
-    """The place of each particle on the curve."""
+    """Return the key of each particle on the curve."""
     keys = np.empty(len(positions), np.int64)
     _fill_keys(positions, box, keys)
     return keys

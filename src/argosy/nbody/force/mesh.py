@@ -1,22 +1,23 @@
-"""The long-range force on a mesh: deposit, Fourier transform, Green's function, gradient,
+"""Compute the long-range force on a mesh: deposit, transform, Green's function, gradient,
 interpolation.
 
 A particle is a cloud over 2, 3 or 4 cells per dimension (CIC, TSC, PCS). With N cells of side L/N
 and W(k) the transform of the cloud, a product of sinc^2, sinc^3 or sinc^4 (k_i L / 2N), the force
 of unit masses is, mode by mode,
 
-    (1)  F(k) = -i k phi(k),   phi(k) = -4 pi exp(-k^2 r_s^2) / k^2 / W(k)^2 x density(k),   phi(0) = 0:
+    (1)  F(k) = -i k phi(k),   phi(0) = 0,
+         phi(k) = -4 pi exp(-k^2 r_s^2) / k^2 / W(k)^2 x density(k):
 
 W once for the deposit, once for the interpolation. The gradient is taken in Fourier space; the
 highest frequency, whose sign is not defined, has none. Depositing and interpolating with the same
-cloud makes the sum of all forces zero. What is left is aliasing. It is worst where particles still
-stand near a lattice, whose waves are far stronger than the density's: there CIC is wrong by 4 %,
+cloud makes the sum of all forces zero. The remaining error is aliasing. It is largest if particles
+are still near a lattice, whose waves are far stronger than the density's: then CIC is wrong by 4 %,
 TSC by 0.25 %, PCS by 0.04 %, at the same number of transforms.
 
 Ranks hold slabs: the planes ``planes[r]``, ..., ``planes[r + 1] - 1`` of x, none for a rank that
-only has particles. Particles go to the slab where their cloud begins, and their force comes back:
-24 bytes each way, less than the mesh cells that they touch. A slab is transformed over z and y,
-turned so that x is whole, and transformed over x.
+only has particles. Particles are sent to the slab in which their cloud begins, and their force is
+sent back: 24 bytes each way, less than the mesh cells that they touch. A slab is transformed over z
+and y, turned so that x is whole, and transformed over x.
 
 Mass is deposited in units of 2^-40 particles as integers, whose sum does not depend on the order; a
 transform along one dim does not depend on what other rows a process holds. So the force has the
@@ -42,19 +43,20 @@ from argosy.nbody.particles import Floats
 from argosy.nbody.ranks import Alone, Array, Ranks, send_rows
 from argosy.units import SIZE
 
+# Fourier modes, and numbers of planes.
 Modes = NDArray[np.complexfloating[Any, Any]]
 Planes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshShape:
-    """A mesh over a box."""
+    """A mesh that covers a box."""
 
     box: float
     cells: int
-    """Per dimension."""
+    """Cells per dimension."""
     scale: float
-    """r_s."""
+    """The split scale r_s."""
     cloud: Cloud = Cloud.PCS
 
 
@@ -66,8 +68,10 @@ def mesh_force(
     ranks: Ranks | None = None,
     planes: Sequence[int] | None = None,
 ) -> Floats:
-    """The smooth part of the force of unit masses on each other, (1); by default within this
-    process."""
+    """Return the smooth part of the force of unit masses on each other (1).
+
+    By default the mesh is in this process.
+    """
     return _fields_at(positions, shape, (0, 1, 2), workers, ranks or Alone(), planes)
 
 
@@ -79,7 +83,7 @@ def mesh_potential(
     ranks: Ranks | None = None,
     planes: Sequence[int] | None = None,
 ) -> Floats:
-    """phi of (1) at every particle, its own cloud's included."""
+    """Return phi of (1) at every particle, including that of its own cloud."""
     return _fields_at(positions, shape, (None,), workers, ranks or Alone(), planes)[:, 0]
 
 
@@ -91,7 +95,7 @@ def _fields_at(
     ranks: Ranks,
     planes: Sequence[int] | None,
 ) -> Floats:
-    """Per particle, the slope of -phi along each of the axes; phi itself for None."""
+    """Return, per particle, the slope of -phi along each of the axes; phi itself for None."""
     box, cells, order = shape.box, shape.cells, shape.cloud.order
     slab = Slab(
         box, cells, shape.cloud, ranks, np.asarray((0, cells) if planes is None else planes)
@@ -112,7 +116,8 @@ def _fields_at(
     except MemoryError:
         need = SIZE.format(4.0 * cells**3)
         raise InfeasibleError(
-            f"no memory for a mesh of {cells}^3 cells: several arrays of {need} are needed; use fewer cells"
+            f"no memory for a mesh of {cells}^3 cells: several arrays of {need} are needed; "
+            "use fewer cells"
         ) from None
     back = slab.ranks.exchange(np.split(values, np.cumsum([len(part) for part in inbox])[:-1]))
     result = np.empty((len(positions), len(axes)))
@@ -122,19 +127,20 @@ def _fields_at(
 
 
 class Slab:
-    """A rank's planes of the mesh, and how planes travel."""
+    """A rank's planes of the mesh, and the exchanges that it takes part in."""
 
     def __init__(self, box: float, cells: int, cloud: Cloud, ranks: Ranks, planes: Planes) -> None:
         self.box, self.cells, self.cloud, self.ranks, self.planes = box, cells, cloud, ranks, planes
         self.first, self.last = int(planes[ranks.rank]), int(planes[ranks.rank + 1])
         self.columns = slice(self.first, self.last)
-        """Of y, when x is whole: as many as planes."""
+        """The columns of y that the rank has when x is whole: as many as its planes."""
 
     def owner_of(self, plane: Planes) -> Planes:
+        """Return the rank that holds each plane."""
         return np.searchsorted(self.planes, plane, side="right") - 1
 
     def density(self, positions: Floats) -> Floats:
-        """Particles per cell on the own planes."""
+        """Return the particles per cell on the own planes."""
         ghosts = self.cloud.order - 1
         cells, count = self.cells, self.last - self.first
         mass = np.zeros((count + ghosts if count else 0, cells + ghosts, cells + ghosts), np.int64)
@@ -157,36 +163,37 @@ class Slab:
         return mass[:count] / float(UNIT)
 
     def room_with_ghosts(self, count: int) -> Fields:
-        """Arrays for fields with the planes above the slab, and the cells beyond the end of y and
+        """Return empty fields with the planes above the slab, and the cells beyond the end of y and
         z."""
         ghosts, planes = self.cloud.order - 1, self.last - self.first
         across = self.cells + ghosts
         return np.empty((count, planes + ghosts if planes else 0, across, across), np.float32)
 
     def fill_with_ghosts(self, field: Fields, room: Fields) -> None:
-        """Put a field of the slab there, with what clouds of the own particles reach into."""
+        """Copy a field of the slab into ``room``, with the planes above that own clouds reach
+        into."""
         ghosts, cells = self.cloud.order - 1, self.cells
-        asked = [
+        ghost_planes = [
             (int(self.planes[rank + 1]) + np.arange(ghosts)) % cells
             for rank in range(self.ranks.size)
         ]
         holds = np.diff(self.planes) > 0
         parts = [
             field[[p - self.first for p in wanted if holds[rank] and self.first <= p < self.last]]
-            for rank, wanted in enumerate(asked)
+            for rank, wanted in enumerate(ghost_planes)
         ]
         received = self.ranks.exchange(parts)
         if not holds[self.ranks.rank]:
             return
         rows = [iter(part) for part in received]
         room[: len(field), :cells, :cells] = field
-        for number, rank in enumerate(self.owner_of(asked[self.ranks.rank])):
+        for number, rank in enumerate(self.owner_of(ghost_planes[self.ranks.rank])):
             room[len(field) + number, :cells, :cells] = next(rows[rank])
         room[:, cells:, :cells] = room[:, :ghosts, :cells]
         room[:, :, cells:] = room[:, :, :ghosts]
 
     def forward(self, density: Fields, workers: int) -> Modes:
-        """Modes, x whole, the own columns of y."""
+        """Return the modes of the density: x is whole, and y has the own columns."""
         modes = (
             scipy.fft.rfft(density, axis=2, workers=workers) if len(density) else self._nothing()
         )
@@ -198,7 +205,7 @@ class Slab:
         return result
 
     def backward(self, modes: Modes, workers: int) -> Fields:
-        """The inverse, on the own planes."""
+        """Return the inverse transform of modes on the own planes."""
         modes = scipy.fft.ifft(modes, axis=0, workers=workers) if modes.size else modes
         modes = self._turn(
             [modes[self.planes[r] : self.planes[r + 1]] for r in range(self.ranks.size)], axis=1
@@ -210,10 +217,11 @@ class Slab:
         return field
 
     def _nothing(self) -> Modes:
+        """Return the modes of an empty slab."""
         return np.zeros((0, self.cells, self.cells // 2 + 1), np.complex64)
 
     def _turn(self, parts: list[Array], axis: int) -> Modes:
-        """Exchange blocks, and put those received side by side."""
+        """Exchange blocks, and join those received along an axis."""
         if self.ranks.size == 1:
             return parts[0]
         counts, own = np.diff(self.planes), self.last - self.first
@@ -229,10 +237,10 @@ class Slab:
 
 @lru_cache(maxsize=2)
 def green(cells: int, box: float, scale: float, cloud: Cloud, first: int, last: int) -> Fields:
-    """phi(k) / density(k) of (1) for the modes of a real transform in those columns of y; density
-    in particles a cell.
+    """Return phi(k) / density(k) of (1) for the modes of a real transform in these columns of y.
 
-    Step after step it is the same; it is kept.
+    The density is in particles per cell. The result is cached, because it is the same in every
+    step.
     """
     columns = slice(first, last)
     full, halved = frequencies(cells, box)
@@ -253,13 +261,13 @@ def green(cells: int, box: float, scale: float, cloud: Cloud, first: int, last: 
 
 
 def frequencies(cells: int, box: float) -> tuple[Floats, Floats]:
-    """Wave numbers of a full and of the halved last dim."""
+    """Return the wave numbers of a full and of the halved last dim."""
     step = box / cells
     return 2 * np.pi * scipy.fft.fftfreq(cells, step), 2 * np.pi * scipy.fft.rfftfreq(cells, step)
 
 
 def gradient(potential: Modes, axis: int, cells: int, box: float, columns: slice) -> Modes:
-    """-i k phi along one axis."""
+    """Return -i k phi along one axis."""
     k = frequencies(cells, box)[axis == 2].copy()
     if cells % 2 == 0:
         k[cells // 2] = 0

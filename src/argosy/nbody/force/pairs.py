@@ -1,12 +1,11 @@
-"""The short-range force of listed tasks: gather the sources of a leaf, then sum over them in
-float32.
+"""Compute the short-range force of listed tasks: gather the sources of a leaf, then sum in float32.
 
 Coordinates are integers of 2^-32 boxes: their difference from the middle of the target leaf wraps
-to the nearest image, and becomes float32 in units of the cut-off, which keeps a relative 6e-8 of a
-cut-off. Sources beyond the cut-off of the leaf's box are left out as they are gathered: nearly half
-of those in leaves that reach into it. Sources come in blocks that stay in the first-level cache; a
-block is summed in float32, over many lanes, and blocks are added in float64. Equations are those of
-``split``.
+to the nearest image, and becomes float32 in units of the cut-off, with an error of 6e-8 of a
+cut-off. Sources beyond the cut-off of the leaf's box are omitted while they are gathered: nearly
+half of those in leaves that reach into it. Sources come in blocks that stay in the first-level
+cache; a block is summed in float32, over many lanes, and blocks are added in float64. Equations are
+those of ``split``.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ from argosy.nbody.force.tasks import FAR, NODE, TaskBuffer
 from argosy.nbody.force.tree import Floats, Integers, Tree
 
 BLOCK = 1024
-"""Sources summed at a time."""
+"""The number of sources that are summed at a time."""
 
 LANES = 16
-"""Floats of the widest vector: blocks are filled up to a multiple of it."""
+"""Floats of the widest vector; blocks are filled up to a multiple of it."""
 _PARTS = 1 << 32
-"""Of the box, per dimension."""
+"""The number of integer coordinates per box and dimension."""
 
+# Coordinates in cut-offs, and as integers of 2^-32 boxes.
 Singles = NDArray[np.float32]
 Places = NDArray[np.int32]
 
 
 @inlined
 def _polynomial(coefficients: Singles, degree: int, v: np.float32) -> np.float32:
-    """By Horner's rule; the loop vanishes where the degree is written down."""
+    """Evaluate a polynomial by Horner's rule; the loop is unrolled if the degree is a constant."""
     value: np.float32 = coefficients[degree]
     for power in range(degree - 1, -1, -1):
         value = value * v + coefficients[power]
@@ -47,7 +47,7 @@ def _polynomial(coefficients: Singles, degree: int, v: np.float32) -> np.float32
 def sum_far(
     targets: Singles, sources: Singles, count: int, poly: Coefficients, total: Floats
 ) -> None:
-    """(3) of every source on every target, outside the softening."""
+    """Add the force (3) of every source on every target, outside the softening."""
     one, zero = np.float32(1), np.float32(0)
     x, y, z = sources[0], sources[1], sources[2]
     for t in range(targets.shape[1]):
@@ -73,7 +73,8 @@ def sum_far(
 def _sum_near(
     targets: Singles, sources: Singles, count: int, poly: Coefficients, h: np.float32, total: Floats
 ) -> None:
-    """(3) with (4) in place of 1/r^3 where it is closer than h."""
+    """Add the force (3) of every source on every target, with (4) instead of 1/r^3 closer than
+    h."""
     one, zero, least = np.float32(1), np.float32(0), np.float32(1e-20)
     s0, s1, s2, s3 = np.float32(64 / 3), np.float32(48), np.float32(38.4), np.float32(32 / 3)
     s4, s5, s6 = np.float32(1 / 15), np.float32(32), np.float32(0.25)
@@ -110,7 +111,8 @@ def _sum_near(
 def _sum_nodes(
     targets: Singles, nodes: Singles, count: int, poly: Coefficients, total: Floats
 ) -> None:
-    """(5) of every node on every target; rows of ``nodes``: centre, mass, second moments."""
+    """Add the force (5) of every node on every target; rows of ``nodes``: centre, mass, second
+    moments."""
     one, zero, two, half = np.float32(1), np.float32(0), np.float32(2), np.float32(0.5)
     three, four, fifteen = np.float32(3), np.float32(4), np.float32(15)
     x, y, z, m = nodes[0], nodes[1], nodes[2], nodes[3]
@@ -157,7 +159,8 @@ def _add_potentials(
     h: np.float32,
     total: Floats,
 ) -> None:
-    """(6) of every source on every target, or (7); in units of the cut-off."""
+    """Add the potential (6) of every source on every target, or (7) of nodes, in units of the
+    cut-off."""
     one, half, zero, least = np.float32(1), np.float32(0.5), np.float32(0), np.float32(1e-20)
     s0, s1, s2, s3 = np.float32(16 / 3), np.float32(48 / 5), np.float32(32 / 5), np.float32(14 / 5)
     t0, t1, t2, t3 = np.float32(1 / 15), np.float32(32 / 3), np.float32(16), np.float32(32 / 15)
@@ -204,8 +207,10 @@ def _add_potentials(
 def sort_tasks(
     tasks: TaskBuffer, count: int, first: int, starts: Integers, order: Integers
 ) -> None:
-    """Order tasks by target leaf, then by kind; those of leaf l and kind k begin at ``starts[3 (l -
-    first) + k]``."""
+    """Order tasks by target leaf, then by kind.
+
+    Those of leaf l and kind k begin at ``starts[3 (l - first) + k]``.
+    """
     starts[:] = 0
     for i in range(count):
         starts[3 * (tasks.leaf[i] - first) + tasks.kind[i] + 1] += 1
@@ -219,7 +224,7 @@ def sort_tasks(
 
 
 def places_of(positions: Positions, box: float) -> Places:
-    """Coordinates as rows of integers of 2^-32 boxes, whose differences wrap to the nearest
+    """Return coordinates as rows of integers of 2^-32 boxes, whose differences wrap to the nearest
     image."""
     parts = np.rint(positions.T * (_PARTS / box)).astype(np.int64)
     return np.ascontiguousarray(parts.astype(np.int32))
@@ -234,7 +239,7 @@ def _place(value: float, box: float) -> np.int32:
 def _gather_all(
     places: Places, start: int, end: int, middle: Places, scale: np.float32, into: Singles
 ) -> None:
-    """Particles relative to the middle of the target leaf, in cut-offs."""
+    """Gather particles relative to the middle of the target leaf, in cut-offs."""
     for d in range(3):
         for i in range(start, end):
             into[d, i - start] = np.float32(np.int32(places[d, i] - middle[d])) * scale
@@ -251,7 +256,8 @@ def _gather_near(
     into: Singles,
     at: int,
 ) -> int:
-    """Those within the cut-off of the target's box, at ``at`` and after; where they end."""
+    """Gather the particles within the cut-off of the target's box from ``at`` on; return their
+    end."""
     one, zero = np.float32(1), np.float32(0)
     mx, my, mz = middle[0], middle[1], middle[2]
     hx, hy, hz = half[0], half[1], half[2]
@@ -261,15 +267,14 @@ def _gather_near(
         z = np.float32(np.int32(places[2, i] - mz)) * scale
         into[0, at], into[1, at], into[2, at] = x, y, z
         x, y, z = max(abs(x) - hx, zero), max(abs(y) - hy, zero), max(abs(z) - hz, zero)
-        at += int(
-            x * x + y * y + z * z < one
-        )  # no branch, which would be guessed wrong half of the time
+        # No branch, which would be mispredicted half of the time.
+        at += int(x * x + y * y + z * z < one)
     return at
 
 
 @inlined
 def _fill_up(sources: Singles, count: int) -> int:
-    """Whole vectors: lanes without a source hold one that is too far away to act."""
+    """Fill the last vector with sources that are too far away to act; return the new count."""
     whole = (count + LANES - 1) // LANES * LANES
     for i in range(count, whole):
         sources[0, i], sources[1, i], sources[2, i] = np.float32(4), np.float32(4), np.float32(4)
@@ -306,7 +311,7 @@ def compute_leaves(
     work: Floats,
     potential: Floats,
 ) -> None:
-    """Add to ``force`` what the sorted tasks of the leaves ``begin``, ..., ``end - 1`` give.
+    """Add the forces of the sorted tasks of leaves ``begin`` to ``end`` - 1 to ``force``.
 
     ``lengths`` are the box, the cut-off and h; ``first`` is the first leaf of the buffer. ``work``
     of a leaf becomes the pairs and the node interactions computed for it. ``potential`` has a value

@@ -1,5 +1,4 @@
-"""Dual tree traversal: which leaves and nodes act on which leaf, written down as tasks and not
-computed.
+"""List which leaves and nodes act on which leaf, as tasks, by a dual tree traversal.
 
 A pair of a target node and a source node is
 
@@ -10,7 +9,8 @@ A pair of a target node and a source node is
 
              b < 0.8 d   and   skew < tolerance x d^3:
 
-         the source acts as one node on every leaf of the target, with a relative error of about skew / d^3 at most;
+         the source acts as one node on every leaf of the target, with a relative error of about
+         skew / d^3 at most;
     (3)  a leaf-leaf task, if neither has children;
     (4)  else opened, the wider of the two first.
 
@@ -28,36 +28,40 @@ from numpy.typing import NDArray
 from argosy.nbody.compiled import compiled, inlined
 from argosy.nbody.force.tree import Integers, Tree
 
+# One boolean per leaf or particle.
 Flags = NDArray[np.bool_]
 
 NODE, FAR, NEAR = 0, 1, 2
-"""Kinds of task: a node as a whole; a leaf beyond the softening; a leaf that may be within it."""
+"""The kinds of tasks: a node as a whole; a leaf beyond the softening; a leaf that may be within."""
 
 
 FEWEST = 4.0
-"""Particles of a node that are computed one by one rather than as a node, which costs as much as
-three of them."""
+"""Nodes with at most this number of particles are computed one by one: a node costs as much as
+three particles."""
 NEAREST = 0.64
-"""The square of 0.8: (2)."""
+"""The square of 0.8 in (2)."""
 
 
 class TaskBuffer(NamedTuple):
-    """Tasks of consecutive target leaves, in the order of the walk."""
+    """The tasks of consecutive target leaves, which are in the order of the walk."""
 
     leaf: Integers
-    """Target, by its place along the curve."""
+    """The target leaf, by its number along the curve."""
     source: Integers
-    """Source node."""
+    """The source node."""
     kind: Integers
 
 
 def empty_buffer(capacity: int) -> TaskBuffer:
+    """Return a buffer for ``capacity`` tasks."""
     return TaskBuffer(*(np.empty(capacity, np.int32) for _ in range(3)))
 
 
 def target_cells(tree: Tree, most_particles: int) -> Integers:
-    """The largest nodes with at most so many particles (or leaves), along the curve: where walks
-    begin."""
+    """Return the nodes at which walks begin, along the curve.
+
+    They are the largest nodes with at most ``most_particles`` particles, or larger leaves.
+    """
     count = tree.end - tree.start
     small = (count <= most_particles) | (tree.left < 0)
     inner = np.flatnonzero(tree.left >= 0)
@@ -71,8 +75,11 @@ def target_cells(tree: Tree, most_particles: int) -> Integers:
 
 @inlined
 def _distances(tree: Tree, target: int, source: int, box: float) -> tuple[float, float]:
-    """Squares of the gap between the boxes, and of the way from the target's box to the source's
-    centre of mass."""
+    """Return the squared gap between the boxes, and the squared distance to the source's centre of
+    mass.
+
+    The latter is measured from the target's box.
+    """
     gap = 0.0
     apart = 0.0
     for d in range(3):
@@ -98,10 +105,10 @@ def list_tasks(
     tolerance: float,
     tasks: TaskBuffer,
 ) -> tuple[int, int]:
-    """Fill the buffer with the tasks of whole cells from ``first`` on: (the first cell left out,
-    number of tasks).
+    """Fill the buffer with the tasks of whole cells from ``first`` on.
 
-    Of a cell's leaves only those ``wanted`` get tasks.
+    Returns (the first cell that did not fit, number of tasks). Only ``wanted`` leaves of a cell get
+    tasks.
     """
     waiting = np.empty((4096, 2), np.int32)
     capacity = tasks.leaf.shape[0]

@@ -1,9 +1,9 @@
-"""A binary tree over particles in the order of the Hilbert curve.
+"""Build a binary tree over particles in the order of the Hilbert curve.
 
 A node is a run of the curve that shares the leading bits of its keys; it is split where the next
 bit that differs changes, which halves a box along one axis. Runs and not boxes define it, so any
-part of the curve can be grown alone, and grows into the same nodes. Boxes are drawn tightly around
-the particles; second moments are about the centre of mass, in the order xx, yy, zz, xy, xz, yz, per
+part of the curve can be built alone, and gives the same nodes. Boxes are tight around the
+particles; second moments are about the centre of mass, in the order xx, yy, zz, xy, xz, yz, per
 particle of unit mass:
 
     (1)  Q of a node = sum over its halves of Q + n d d^T, with d from the node's centre of mass to
@@ -14,8 +14,8 @@ times the second one:
 
     (2)  skew = b tr(Q) / M, which bounds what (5) of ``split`` omits.
 
-A node's children have larger numbers than it has, so one pass from the last node to the first fills
-in everything.
+A node's children have larger numbers than it has, so one pass from the last node to the first
+computes everything.
 """
 
 from __future__ import annotations
@@ -28,56 +28,60 @@ from numpy.typing import NDArray
 from argosy.nbody.compiled import compiled, inlined
 from argosy.nbody.force.hilbert import KEY_BITS, Keys, Positions
 
+# Arrays of node numbers and of coordinates.
 Integers = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
+# The child of a leaf.
 NOTHING = -1
 
 
 class Tree(NamedTuple):
-    """Arrays over nodes, as kernels take them; node 0 is the root."""
+    """A tree as arrays over nodes that kernels can read; node 0 is the root."""
 
     start: Integers
     end: Integers
-    """The particles of a node are start, ..., end - 1 in curve order; none where another process
-    holds them."""
+    """The particles of a node are start, ..., end - 1 in curve order; none if another process holds
+    them."""
     left: Integers
     right: Integers
-    """Children; NOTHING for a leaf."""
+    """The children of a node; NOTHING for a leaf."""
     first_leaf: Integers
     last_leaf: Integers
     """The leaves of a node are ``leaves[first_leaf : last_leaf]``."""
     leaves: Integers
-    """Nodes that are leaves, along the curve."""
+    """The nodes that are leaves, along the curve."""
     middle: Floats
-    """Of the tight box."""
+    """The middle of the tight box."""
     half: Floats
-    """Half its extents."""
+    """Half the extents of the tight box."""
     mass: Floats
-    """In particles."""
+    """The mass in particles."""
     centre: Floats
-    """Of mass."""
+    """The centre of mass."""
     moments: Floats
-    """(1)."""
+    """The second moments (1)."""
     reach: Floats
-    """From the centre of mass to the farthest corner of the box: no particle is farther away."""
+    """The distance from the centre of mass to the farthest corner of the box; no particle is
+    farther away."""
     skew: Floats
-    """(2)."""
+    """The bound on third moments (2)."""
 
     @property
     def num_nodes(self) -> int:
+        """Return the number of nodes."""
         return len(self.start)
 
 
 MEASURED = ("middle", "half", "mass", "centre", "moments", "reach", "skew")
-"""Fields of a tree that follow from the positions of particles, not from their place along the
+"""The fields of a tree that follow from the positions of particles, not from their place along the
 curve."""
 
 
 def build_tree(
     keys: Keys, positions: Positions, *, leaf_size: int = 32, least_bits: int = 6
 ) -> Tree:
-    """The tree over sorted keys and their particles.
+    """Build the tree over sorted keys and their particles.
 
     A leaf has at most ``leaf_size`` particles and shares ``least_bits`` bits of the key: six keep
     it within a quarter of the box in every dimension, so that a target and a source within the
@@ -94,7 +98,7 @@ def build_tree(
 
 
 def empty_tree(structure: Integers, leaves: Integers) -> Tree:
-    """Nodes whose boxes and moments are still to be filled in."""
+    """Return a tree whose boxes and moments are still to be computed."""
     num_nodes = structure.shape[1]
     links = np.zeros((2, num_nodes), np.int32)
     links[0, leaves] = np.arange(len(leaves))
@@ -129,8 +133,10 @@ def grow(
     nodes: Integers,
     count: int,
 ) -> int:
-    """Append the nodes over ``keys[first:last]`` to (start, end, left, right, parent, bit); how
-    many there are then."""
+    """Append the nodes over ``keys[first:last]`` to (start, end, left, right, parent, bit).
+
+    Returns the new number of nodes.
+    """
     waiting = np.empty((4 * KEY_BITS, 4), np.int64)  # start, end, bit, parent
     waiting[0] = first, last, top_bit, -1
     depth = 1
@@ -166,7 +172,7 @@ def grow(
 
 @inlined
 def _measure(tree: Tree, node: int) -> None:
-    """Reach and skew (2), from box, centre and moments."""
+    """Compute reach and skew (2) from box, centre and moments."""
     square = 0.0
     for d in range(3):
         away = tree.half[node, d] + abs(tree.centre[node, d] - tree.middle[node, d])
@@ -178,7 +184,7 @@ def _measure(tree: Tree, node: int) -> None:
 
 @compiled
 def fill_leaves(tree: Tree, positions: Positions) -> None:
-    """Boxes and moments of the leaves that hold particles."""
+    """Compute the boxes and moments of the leaves that hold particles."""
     for leaf in tree.leaves:
         start, end = tree.start[leaf], tree.end[leaf]
         count = end - start
@@ -209,7 +215,7 @@ def fill_leaves(tree: Tree, positions: Positions) -> None:
 
 @compiled
 def merge_upwards(tree: Tree) -> None:
-    """Boxes, moments (1) and leaf ranges of inner nodes, from their children's."""
+    """Compute the boxes, moments (1) and leaf ranges of inner nodes from their children's."""
     for node in range(tree.start.shape[0] - 1, -1, -1):
         left, right = tree.left[node], tree.right[node]
         if left < 0:

@@ -1,4 +1,5 @@
-"""The same force on GPUs, in torch and Triton.
+"""Compute the force on GPUs, in torch and Triton.
 
-May import ``nbody.force``, ``nbody.motion`` and ``nbody.processes``. Start reading at ``force``.
+This package may import ``nbody.force``, ``nbody.motion`` and ``nbody.processes``. Start reading at
+``force``.
 """

@@ -1,11 +1,11 @@
-"""The same force on a GPU: particles go there once, and keys, sort, tree, walk, mesh and pairs are
-computed there.
+"""Compute the whole force on a GPU: keys, sort, tree, walk, mesh and pairs.
 
-    positions -> device -> keys, sort -> [ tree -> walk -> pairs and nodes ] + mesh -> forces -> host
+    positions -> device -> keys, sort -> [ tree -> walk -> pairs and nodes ] + mesh
+    -> forces -> host
 
 Several processes with a GPU each divide tree and mesh (``gpu_shared``). If some have none, all
-share a tree that grows on their hosts (``domain``), and those with a GPU sum their pairs there.
-Works on any torch device; kernels in Triton need a GPU.
+share a tree that is built on their hosts (``domain``), and those with a GPU sum their pairs there.
+This works on any torch device; kernels in Triton need a GPU.
 """
 
 from __future__ import annotations
@@ -43,28 +43,29 @@ from argosy.nbody.motion.evolve import LocalGravity
 from argosy.nbody.particles import Floats, Particles
 
 LEAF_SIZE = 128
-"""Particles of a leaf on a GPU: fewer tasks to list, more pairs to sum."""
+"""Particles of a leaf on a GPU; large leaves give fewer tasks to list and more pairs to sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuForces:
-    """A force, and where its time went."""
+    """A force, and the seconds that each of its phases took."""
 
     total: Floats
     pairs: float
-    """Summed, and nodes."""
+    """The number of pairs and nodes that were summed."""
     seconds: dict[str, float]
     """copy: to the device and back; sort: keys and order; tree, walk, pairs, mesh; all."""
 
 
 class _Watch:
-    """Seconds of phases, each after all of the device's work before it is done."""
+    """A clock that measures phases, each after all earlier work of the device is done."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds = device, dict[str, float]()
         self.begin = self.last = time.perf_counter()
 
     def mark(self, phase: str) -> None:
+        """End a phase and record its seconds."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
@@ -76,14 +77,14 @@ class _Watch:
 def gpu_forces(
     positions: Floats, box: float, mass: float, settings: GravitySettings, device: str = "cuda"
 ) -> GpuForces:
-    """The force on particles of one mass, as ``gravity.compute_forces`` gives it."""
+    """Return the force on particles of one mass, as ``gravity.compute_forces`` does."""
     check_positions(positions, box)
     split = settings.split(box)
     where = torch.device(device)
     watch = _Watch(where)
-    there = _to_device(positions, where)
+    on_device = _to_device(positions, where)
     watch.mark("copy")
-    order, along, tree = _grown(there, box, settings, watch)
+    order, along, tree = _grown(on_device, box, settings, watch)
     tasks = walk_on_device(tree, box, split, settings.tolerance)
     watch.mark("walk")
     force = sum_on_device(tree, along, tasks, box, split)
@@ -92,15 +93,15 @@ def gpu_forces(
     watch.mark("mesh")
     total = torch.empty_like(force)
     total[order] = mass * force
-    found = _to_host(total)
+    host_total = _to_host(total)
     watch.mark("copy")
     return GpuForces(
-        total=found, pairs=float(count_pairs(tree, tasks).sum()), seconds=watch.seconds
+        total=host_total, pairs=float(count_pairs(tree, tasks).sum()), seconds=watch.seconds
     )
 
 
 def _to_device(values: Floats, device: torch.device) -> Tensor:
-    """Through memory that does not move, which a GPU reads several times as fast."""
+    """Copy through pinned memory, which a GPU reads several times as fast."""
     if device.type != "cuda":
         return torch.from_numpy(values).to(device)
     staged = _staging(values.shape)
@@ -109,6 +110,7 @@ def _to_device(values: Floats, device: torch.device) -> Tensor:
 
 
 def _to_host(values: Tensor) -> Floats:
+    """Copy a tensor to the host, through pinned memory."""
     if not values.is_cuda:
         return values.numpy()
     staged = _staging(tuple(values.shape))
@@ -118,13 +120,14 @@ def _to_host(values: Tensor) -> Floats:
 
 @lru_cache(maxsize=1)
 def _staging(shape: tuple[int, ...]) -> Tensor:
+    """Return a pinned buffer of a shape."""
     return torch.empty(shape, dtype=torch.float64, pin_memory=True)
 
 
 def _grown(
     positions: Tensor, box: float, settings: GravitySettings, watch: _Watch | None = None
 ) -> tuple[Tensor, Tensor, DeviceTree]:
-    """The order of the curve, positions in it, and the tree over them."""
+    """Return the order of the curve, positions in it, and the tree over them."""
     keys, order = torch.sort(device_keys(positions, box), stable=True)
     along = positions[order]
     if watch is not None:
@@ -137,7 +140,8 @@ def _grown(
 
 @dataclass(frozen=True)
 class GpuTree:
-    """``gravity.tree_force`` with its pairs summed on a device; the tree is that of the host."""
+    """A replacement of ``gravity.tree_force`` that sums pairs on a device; the tree is the
+    host's."""
 
     device: str
 
@@ -157,10 +161,12 @@ class GpuTree:
         packages = list(list_packages(tree, cells, wanted, split.lengths(box), settings.tolerance))
         walked = time.perf_counter()
         where = torch.device(self.device)
-        there, tasks = _tree_to(where, tree), _tasks_to(where, packages, len(tree.leaves))
-        found = sum_on_device(there, torch.from_numpy(positions).to(where), tasks, box, split)
-        force: Floats = found.cpu().numpy()
-        work: Floats = count_pairs(there, tasks).double().cpu().numpy()
+        device_tree, tasks = _tree_to(where, tree), _tasks_to(where, packages, len(tree.leaves))
+        summed = sum_on_device(
+            device_tree, torch.from_numpy(positions).to(where), tasks, box, split
+        )
+        force: Floats = summed.cpu().numpy()
+        work: Floats = count_pairs(device_tree, tasks).double().cpu().numpy()
         seconds = time.perf_counter() - walked
         return TreeForce(
             force=force,
@@ -172,6 +178,7 @@ class GpuTree:
 
 
 def _tree_to(device: torch.device, tree: Tree) -> DeviceTree:
+    """Copy a tree to a device."""
     links = {
         name: torch.from_numpy(getattr(tree, name).astype(np.int64)).to(device) for name in _LINKS
     }
@@ -179,11 +186,12 @@ def _tree_to(device: torch.device, tree: Tree) -> DeviceTree:
     return DeviceTree(**links, **measured)
 
 
+# The fields of a tree that are indices.
 _LINKS = ("start", "end", "left", "right", "leaves")
 
 
 def _tasks_to(device: torch.device, packages: list[Package], num_leaves: int) -> DeviceTasks:
-    """Packages of a host's walk as one list."""
+    """Copy the packages of a host's walk to a device as one list."""
     counts = np.zeros(3 * num_leaves + 1, np.int64)
     for package in packages:
         counts[3 * package.first + 1 : 3 * package.last + 1] = np.diff(package.starts)
@@ -198,7 +206,7 @@ def _tasks_to(device: torch.device, packages: list[Package], num_leaves: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class GpuGravity(LocalGravity):
-    """Forces within this process, on a device."""
+    """An engine that computes forces within this process, on a device."""
 
     device: str
 
@@ -209,8 +217,8 @@ class GpuGravity(LocalGravity):
         return particles, found.total
 
     def short(self, particles: Particles, active: Flags) -> Floats:
-        there = torch.from_numpy(particles.positions).to(self.device)
-        order, along, tree = _grown(there, self.size, self.settings)
+        on_device = torch.from_numpy(particles.positions).to(self.device)
+        order, along, tree = _grown(on_device, self.size, self.settings)
         split = self.settings.split(self.size)
         flags = torch.from_numpy(active).to(self.device)[order]
         before = torch.cumsum(torch.cat([flags.new_zeros(1), flags]).to(torch.int64), 0)
@@ -222,15 +230,17 @@ class GpuGravity(LocalGravity):
         return force
 
     def smooth(self, particles: Particles) -> Floats:
-        there = torch.from_numpy(particles.positions).to(self.device)
-        found = mesh_on_device(there, mesh_shape(self.size, self.settings))
-        force: Floats = found.cpu().numpy()
+        on_device = torch.from_numpy(particles.positions).to(self.device)
+        device_force = mesh_on_device(on_device, mesh_shape(self.size, self.settings))
+        force: Floats = device_force.cpu().numpy()
         return self.strength * force
 
 
 def usable_device(name: str, place: int) -> str:
-    """The torch device of this name, for the process with this place on its machine; ``InputError``
-    if it is not."""
+    """Return the torch device of this name; raise ``InputError`` if it cannot be used.
+
+    ``place`` is the number of the process on its machine.
+    """
     try:
         where = torch.device(name)
     except RuntimeError:
@@ -245,5 +255,5 @@ def usable_device(name: str, place: int) -> str:
 
 
 def for_gpu(settings: GravitySettings) -> GravitySettings:
-    """The same accuracy with leaves that suit a GPU."""
+    """Return settings of the same accuracy with leaves that suit a GPU."""
     return replace(settings, leaf_size=LEAF_SIZE, cell_size=8 * LEAF_SIZE)

@@ -1,4 +1,4 @@
-"""Kernels of the force in Triton: pairs and nodes on target leaves, clouds on the mesh.
+"""Define Triton kernels of the force: pairs and nodes on target leaves, clouds on the mesh.
 
 A program sums for ``TARGETS`` particles of one leaf over all sources of its tasks, ``SOURCES`` at a
 time. Coordinates are integers of 2^-32 boxes, whose differences from the leaf's middle wrap to the
@@ -17,21 +17,24 @@ import triton.language as tl
 from torch import Tensor
 
 TARGETS, SOURCES, WARPS = 64, 16, 2
-"""Of the pair kernel: measured to be the fastest on an H200 (``benchmarks/gpu_gravity.py``)."""
+"""The fastest block sizes of the pair kernel on an H200 (``benchmarks/gpu_gravity.py``)."""
 _POINTS = 128
 """Particles of a program on the mesh and along the curve."""
 _PARTS = 1 << 32
-"""Of the box, per dimension: positions as integers of 32 bits, so that a difference wraps to the
+"""The number of integer coordinates per box and dimension: with 32 bits, a difference wraps to the
 nearest image."""
 
 
+# ``triton.jit`` with a type.
 _jit = cast("Callable[[Callable[..., Any]], Any]", triton.jit)
 
 
 @_jit
 def _away(x: tl.tensor, middle: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """From the middle of the leaf, at the nearest image, in cut-offs: the difference of integers
-    wraps as the box."""
+    """Return the distance from the middle of the leaf, at the nearest image, in cut-offs.
+
+    The difference of integers wraps as the box does.
+    """
     return (x - middle).to(tl.float32) * scale
 
 
@@ -91,7 +94,7 @@ def _pair_kernel(
                 sy = _away(tl.load(places + 3 * column + 1), my, scale)
                 sz = _away(tl.load(places + 3 * column + 2), mz, scale)
                 sx = tl.where(there, sx, 4.0)  # beyond the cut-off of every target
-                # Blocks of sources that are beyond the cut-off of all targets are left out.
+                # Blocks of sources that are beyond the cut-off of all targets are skipped.
                 gx = tl.maximum(tl.maximum(low_x - sx, sx - high_x), 0.0)
                 gy = tl.maximum(tl.maximum(low_y - sy, sy - high_y), 0.0)
                 gz = tl.maximum(tl.maximum(low_z - sz, sz - high_z), 0.0)
@@ -211,7 +214,7 @@ def _node_kernel(
 
 
 def _whole(points: Tensor, box: float) -> Tensor:
-    """Coordinates in units of box / 2^32, as integers that wrap with the box."""
+    """Return coordinates in units of box / 2^32, as integers that wrap with the box."""
     counted = torch.round(points * (_PARTS / box)).to(torch.int64)
     return torch.remainder(counted + _PARTS // 2, _PARTS).sub_(_PARTS // 2).to(torch.int32)
 
@@ -226,8 +229,10 @@ def sum_tasks(
     poly: Tensor,
     lengths: tuple[float, float, float],
 ) -> Tensor:
-    """The force of sorted tasks on every particle, in units of the cut-off^-2; ``nodes``: centre,
-    mass, moments."""
+    """Return the force of sorted tasks on every particle, in units of the cut-off^-2.
+
+    Rows of ``nodes`` are centre, mass, moments.
+    """
     box, cutoff, softened = lengths
     force = torch.zeros_like(positions)
     most = int((leaf_runs[1] - leaf_runs[0]).max())
@@ -239,8 +244,9 @@ def sum_tasks(
         num_targets=TARGETS, num_sources=SOURCES, num_warps=WARPS,
     )  # fmt: skip
     _node_kernel[grid](
-        places, middle, *leaf_runs, *tasks, _whole(nodes[:, :3], box), nodes[:, 3:].float().contiguous(), poly, force,
-        scale, num_targets=TARGETS, num_sources=16, num_warps=WARPS,
+        places, middle, *leaf_runs, *tasks,
+        _whole(nodes[:, :3], box), nodes[:, 3:].float().contiguous(), poly, force, scale,
+        num_targets=TARGETS, num_sources=16, num_warps=WARPS,
     )  # fmt: skip
     return force
 
@@ -292,9 +298,9 @@ def _key_kernel(
 
 
 def keys_on_device(positions: Tensor, box: float, bits: int) -> Tensor:
-    """``hilbert.hilbert_keys``."""
+    """Return the keys of ``hilbert.hilbert_keys``, computed on the device."""
     keys = torch.empty(len(positions), dtype=torch.int64, device=positions.device)
-    parts = positions / box  # here, in float64: a kernel would take the box as float32
+    parts = positions / box  # in float64 here, because a kernel would take the box as float32
     _key_kernel[(triton.cdiv(len(positions), _POINTS),)](
         parts, keys, len(positions), bits=bits, points=_POINTS
     )
@@ -303,7 +309,7 @@ def keys_on_device(positions: Tensor, box: float, bits: int) -> Tensor:
 
 @_jit
 def _weight(f: tl.tensor, order: tl.constexpr, part: tl.constexpr) -> tl.tensor:
-    """The share of a particle that falls on the cell ``part`` of its cloud."""
+    """Return the share of a particle that falls on the cell ``part`` of its cloud."""
     g = 1.0 - f
     if order == 2:
         weight = g if part == 0 else f
@@ -327,8 +333,8 @@ def _weight(f: tl.tensor, order: tl.constexpr, part: tl.constexpr) -> tl.tensor:
 
 @_jit
 def _base(x: tl.tensor, cells: tl.tensor, order: tl.constexpr) -> tl.tensor:
-    """The first cell of a cloud, at least 0, and how far the particle is beyond the cell it counts
-    from."""
+    """Return the first cell of a cloud, at least 0, and the particle's offset from its base
+    cell."""
     base = tl.floor(x + 0.5) if order == 3 else tl.floor(x)
     return base.to(tl.int64) + cells - (1 if order > 2 else 0), x - base
 
@@ -398,11 +404,10 @@ def _interpolate_kernel(
 
 
 def deposit_on_device(points: Tensor, mass: Tensor, order: int, unit: int, first: int) -> None:
-    """Add clouds to planes of the mesh from ``first`` on, in integers of 1 / ``unit`` particles;
-    points in cells.
+    """Add clouds to planes of the mesh from ``first`` on, in integers of 1 / ``unit`` particles.
 
-    Triton takes numbers as float32: scaled in a kernel, some points would be in another cell than
-    their owner says.
+    Points are in cells. They are scaled by the caller, because Triton takes numbers as float32:
+    scaled in a kernel, some points would be in another cell than their owner expects.
     """
     grid = (triton.cdiv(len(points), _POINTS),)
     if len(points):
@@ -419,7 +424,7 @@ def deposit_on_device(points: Tensor, mass: Tensor, order: int, unit: int, first
 
 
 def interpolate_on_device(points: Tensor, fields: Tensor, order: int, first: int) -> Tensor:
-    """Three fields, on planes from ``first`` on, at every point, over its cloud; points in
+    """Return three fields, on planes from ``first`` on, at every point, over its cloud; points in
     cells."""
     force, size = torch.empty_like(points), fields[0].numel()
     grid = (triton.cdiv(len(points), _POINTS),)

@@ -1,9 +1,8 @@
-"""The mesh's part of the force on devices: (1) of ``mesh`` in slabs, with Triton kernels for clouds
-on a GPU.
+"""Compute the mesh's part of the force on devices, (1) of ``mesh``, in slabs.
 
-Slabs are those of ``mesh.Slab``, held by the devices of the ranks; what ranks exchange goes through
-their hosts. One rank transforms its mesh in one go. Transforms are in float32, as on a CPU. Points
-are positions in cells of the mesh.
+Clouds use Triton kernels on a GPU. Slabs are those of ``mesh.Slab``, held by the devices of the
+ranks; ranks exchange data through their hosts. A single rank transforms its whole mesh at once.
+Transforms are in float32, as on a CPU. Points are positions in cells of the mesh.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ def mesh_on_device(
     ranks: Ranks | None = None,
     planes: Sequence[int] | None = None,
 ) -> Tensor:
-    """The smooth force of unit masses at ``positions``, this rank's, on each other; by default
-    alone."""
+    """Return the smooth force of unit masses at this rank's ``positions`` on each other.
+
+    By default there is one rank.
+    """
     slab = DeviceSlab(
         shape, ranks or Alone(), (0, shape.cells) if planes is None else planes, positions.device
     )
@@ -49,7 +50,7 @@ def mesh_on_device(
 
 
 class DeviceSlab:
-    """A rank's planes of the mesh, on its device."""
+    """A rank's planes of the mesh, which are on its device."""
 
     def __init__(
         self, shape: MeshShape, ranks: Ranks, planes: Sequence[int], device: torch.device
@@ -61,20 +62,20 @@ class DeviceSlab:
         self.ghosts = shape.cloud.order - 1
 
     def exchange(self, parts: list[Tensor]) -> list[Tensor]:
-        """What every rank sent here, through the hosts."""
+        """Send ``parts[r]`` to rank r through the hosts; return what every rank sent here."""
         if self.ranks.size == 1:
             return parts
         received = self.ranks.exchange([part.contiguous().cpu().numpy() for part in parts])
         return [torch.from_numpy(np.array(part)).to(self.device) for part in received]
 
     def owner_of(self, points: Tensor) -> Tensor:
-        """The rank in whose slab each particle's cloud begins."""
+        """Return the rank in whose slab each particle's cloud begins."""
         base, _ = _cloud(points[:, :1], self.shape.cloud.order)
         plane = torch.remainder(base[:, 0], self.shape.cells)
         return torch.searchsorted(self.planes, plane, right=True) - 1
 
     def _planes_above(self, rank: int) -> list[int]:
-        """Where clouds of a rank's slab end."""
+        """Return the planes above a rank's slab that its clouds reach into."""
         begin, end = self.edges[rank], self.edges[rank + 1]
         return (
             [(end + number) % self.shape.cells for number in range(self.ghosts)]
@@ -83,7 +84,7 @@ class DeviceSlab:
         )
 
     def density(self, points: Tensor) -> Tensor:
-        """Particles per cell on the own planes."""
+        """Return the particles per cell on the own planes."""
         count = self.last - self.first
         mass = _deposit(points, self.shape, self.first, count + self.ghosts if count else 0)
         above = self._planes_above(self.ranks.rank)
@@ -104,7 +105,7 @@ class DeviceSlab:
         return (mass[:count].double() / float(UNIT)).float()
 
     def with_ghosts(self, field: Tensor) -> Tensor:
-        """The field with the planes above it."""
+        """Return the field with the planes above it."""
         sent = []
         for rank in range(self.ranks.size):
             mine = [
@@ -123,7 +124,7 @@ class DeviceSlab:
         return torch.cat([field, torch.stack(above)]) if above else field
 
     def forward(self, density: Tensor) -> Tensor:
-        """Modes, x whole, the own columns of y."""
+        """Return the modes of the density: x is whole, and y has the own columns."""
         modes: Tensor
         if self.ranks.size == 1:
             modes = torch.fft.rfftn(density)
@@ -138,7 +139,7 @@ class DeviceSlab:
         return modes
 
     def backward(self, modes: Tensor) -> Tensor:
-        """The inverse, on the own planes."""
+        """Return the inverse transform of modes on the own planes."""
         cells = self.shape.cells
         field: Tensor
         if self.ranks.size == 1:
@@ -152,14 +153,16 @@ class DeviceSlab:
         return field
 
     def _sizes(self) -> list[int]:
+        """Return the number of planes of each rank."""
         return [end - begin for begin, end in zip(self.edges[:-1], self.edges[1:], strict=True)]
 
     def _nothing(self) -> Tensor:
+        """Return the modes of an empty slab."""
         cells = self.shape.cells
         return torch.zeros((0, cells, cells // 2 + 1), dtype=torch.complex64, device=self.device)
 
     def _turn(self, parts: list[Tensor], dim: int) -> Tensor:
-        """Exchange blocks, and put those received side by side."""
+        """Exchange blocks, and join those received along a dim."""
         own, tail = self.last - self.first, self.shape.cells // 2 + 1
         blocks = []
         for size, block in zip(
@@ -169,10 +172,11 @@ class DeviceSlab:
         return torch.cat(blocks, dim=dim)
 
     def green(self) -> Tensor:
+        """Return ``mesh.green`` for the own columns, on the device."""
         return _green_on(self.device, self.shape, self.first, self.last)
 
     def slope(self, axis: int) -> Tensor:
-        """-i k along one axis, shaped to multiply the own modes."""
+        """Return -i k along one axis, shaped to multiply the own modes."""
         cells = self.shape.cells
         k = frequencies(cells, self.shape.box)[axis == 2].copy()
         if cells % 2 == 0:
@@ -184,8 +188,10 @@ class DeviceSlab:
 
 
 def _deposit(points: Tensor, shape: MeshShape, first: int, planes: int) -> Tensor:
-    """Particles per cell in integers of 1 / UNIT, whose sum has no order, on planes from ``first``
-    on."""
+    """Return the mass on planes from ``first`` on, in integers of 1 / UNIT particles.
+
+    The sum of integers does not depend on their order.
+    """
     cells, order = shape.cells, shape.cloud.order
     mass = torch.zeros((planes, cells, cells), dtype=torch.int64, device=points.device)
     if points.is_cuda:
@@ -200,6 +206,7 @@ def _deposit(points: Tensor, shape: MeshShape, first: int, planes: int) -> Tenso
 
 
 def _interpolate(points: Tensor, fields: Tensor, shape: MeshShape, first: int) -> Tensor:
+    """Return the fields at every point, over its cloud."""
     if points.is_cuda:
         from argosy.nbody.gpu.kernels import interpolate_on_device
 
@@ -214,13 +221,14 @@ def _interpolate(points: Tensor, fields: Tensor, shape: MeshShape, first: int) -
 
 @lru_cache(maxsize=1)
 def _green_on(device: torch.device, shape: MeshShape, first: int, last: int) -> Tensor:
+    """Copy ``mesh.green`` to a device once."""
     return torch.tensor(
         green(shape.cells, shape.box, shape.scale, shape.cloud, first, last), device=device
     )
 
 
 def _rows(points: Tensor, shape: MeshShape, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cells and weights of every particle's cloud, one row of cells along z at a time."""
+    """Yield cells and weights of every particle's cloud, one row of cells along z at a time."""
     cells, order = shape.cells, shape.cloud.order
     base, weights = _cloud(points, order)
     steps = torch.arange(order, device=base.device)
@@ -233,7 +241,7 @@ def _rows(points: Tensor, shape: MeshShape, first: int) -> Iterator[tuple[Tensor
 
 
 def _cloud(x: Tensor, order: int) -> tuple[Tensor, list[Tensor]]:
-    """The first cell and the weights per dim, as in ``cloud``."""
+    """Return the first cell and the weights per dim, as in ``cloud``."""
     base = torch.floor(x + 0.5) if order == 3 else torch.floor(x)
     f = x - base
     g = 1 - f

@@ -1,12 +1,13 @@
-"""Forces by several processes that all have a GPU: tree and mesh are divided between the devices.
+"""Compute forces by several processes that all have a GPU: they divide tree and mesh.
 
-    send particles home -> send each rank what is within the cut-off of its own -> [ tree -> walk -> pairs ] + mesh
+    send particles to their owners -> send each rank what is within the cut-off of its own
+    -> [ tree -> walk -> pairs ] + mesh
 
-A grid of cells, half a cut-off wide or less, says where a rank's particles are: it marks their
-cells and all within the cut-off of them, and every other rank sends the particles it has there.
-Each device then grows a tree over what it holds. A node at the edge lacks particles that are beyond
-the cut-off of all targets, so forces agree with those of one device within the tolerance of the
-tree, not to the last bit. What ranks exchange goes through their hosts.
+A grid of cells, half a cut-off wide or less, describes where a rank's particles are: the rank marks
+their cells and all within the cut-off of them, and every other rank sends its particles there. Each
+device then builds a tree over what it holds. A node at the edge lacks particles that are beyond the
+cut-off of all targets, so forces agree with those of one device within the tolerance of the tree,
+not to the last bit. Ranks exchange data through their hosts.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from argosy.nbody.processes.shared import ForcePhase, SharedGravity, even_planes
 from argosy.nbody.ranks import gather
 
 _MOST_CELLS = 64
-"""Of the grid that says where particles are, per dimension."""
+"""The largest number of cells per dimension of the grid that describes where particles are."""
 
 
 @dataclass(kw_only=True)
 class SharedGpuGravity(SharedGravity):
-    """An ``Engine`` over ranks with a device each."""
+    """An ``Engine`` that divides its work among ranks with a device each."""
 
     device: str
     exchanging: float = 0.0
@@ -54,10 +55,10 @@ class SharedGpuGravity(SharedGravity):
         return particles, self.strength * (short + smooth)
 
     def keys(self, positions: Floats) -> Keys:
-        found: Keys = (
+        keys: Keys = (
             device_keys(torch.from_numpy(positions).to(self.device), self.size).cpu().numpy()
         )
-        return found
+        return keys
 
     def _tree(
         self,
@@ -71,15 +72,15 @@ class SharedGpuGravity(SharedGravity):
         split = self.settings.split(self.size)
         own = torch.from_numpy(particles.positions).to(self.device)
         flags = torch.from_numpy(active).to(self.device)
-        others = self._halo(own, flags, split.cutoff)
+        halo = self._halo(own, flags, split.cutoff)
         waited = self._now()
-        self.exchanging += waited - begin  # waiting for others is not this rank's slowness
+        self.exchanging += waited - begin  # waiting for other ranks does not count as work
         if not active.any():
             self._spend(ForcePhase.TREE, 0.0, 0.0)
             self._spend(ForcePhase.PAIRS, 0.0, 0.0)
             return np.zeros((len(particles), 3))
-        held = torch.cat([own, others])
-        targets = torch.cat([flags, torch.zeros(len(others), dtype=torch.bool, device=own.device)])
+        held = torch.cat([own, halo])
+        targets = torch.cat([flags, torch.zeros(len(halo), dtype=torch.bool, device=own.device)])
         keys, order = torch.sort(device_keys(held, self.size), stable=True)
         along = held[order]
         tree = grow_on_device(keys, along, leaf_size=self.settings.leaf_size)
@@ -103,31 +104,32 @@ class SharedGpuGravity(SharedGravity):
             float((counted[:, 1] + NODE_PAIRS * counted[:, 0]).sum()),
             summed - walked,
         )
-        mine = per_particle[: len(own)].cpu().numpy()
-        self._work[places[active]] += mine[active]
-        found: Floats = force[: len(own)].cpu().numpy()
-        return found
+        own_work = per_particle[: len(own)].cpu().numpy()
+        self._work[places[active]] += own_work[active]
+        own_force: Floats = force[: len(own)].cpu().numpy()
+        return own_force
 
     def _mesh(self, particles: Particles) -> Floats:
         begin = self._now()
         cells = self.settings.mesh_cells
         self.planes = self.planes or even_planes(cells, self.ranks.size)
-        there = torch.from_numpy(particles.positions).to(self.device)
-        found = mesh_on_device(
-            there, mesh_shape(self.size, self.settings), self.mesh_ranks, self.planes
+        on_device = torch.from_numpy(particles.positions).to(self.device)
+        device_force = mesh_on_device(
+            on_device, mesh_shape(self.size, self.settings), self.mesh_ranks, self.planes
         )
-        force: Floats = found.cpu().numpy()
+        force: Floats = device_force.cpu().numpy()
         slab = self.planes[self.ranks.rank + 1] - self.planes[self.ranks.rank]
         self._spend(ForcePhase.MESH, float(slab * cells**2), self._now() - begin)
         return force
 
     def _now(self) -> float:
+        """Return the time after all work of the device is done."""
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def _halo(self, own: Tensor, active: Tensor, cutoff: float) -> Tensor:
-        """Other ranks' particles within the cut-off of the active ones."""
+        """Return other ranks' particles within the cut-off of the active ones."""
         cells = max(min(math.floor(4 * self.size / cutoff), _MOST_CELLS), 1)
         place = torch.clamp((own * (cells / self.size)).to(torch.int64), max=cells - 1)
         index = (place[:, 0] * cells + place[:, 1]) * cells + place[:, 2]
@@ -135,9 +137,9 @@ class SharedGpuGravity(SharedGravity):
         marked[index[active]] = True
         reach = math.ceil(cutoff * cells / self.size)
         wanted = _grown(marked.reshape(cells, cells, cells), reach).reshape(-1)
-        asked = gather(self.ranks, wanted.cpu().numpy())
+        wanted_by_rank = gather(self.ranks, wanted.cpu().numpy())
         parts = []
-        for rank, flags in enumerate(asked):
+        for rank, flags in enumerate(wanted_by_rank):
             mask = torch.from_numpy(np.array(flags)).to(own.device)[index]
             parts.append(own[mask].cpu().numpy() if rank != self.ranks.rank else np.zeros((0, 3)))
         received = np.concatenate(self.ranks.exchange(parts))
@@ -145,8 +147,7 @@ class SharedGpuGravity(SharedGravity):
 
 
 def _grown(marked: Tensor, reach: int) -> Tensor:
-    """Marked cells and those within ``reach`` of them along each axis, around the edges of the
-    box."""
+    """Return marked cells and those within ``reach`` of them along each axis, periodically."""
     for dim in range(3):
         spread = marked.clone()
         for shift in range(1, min(reach, marked.shape[dim] // 2) + 1):

@@ -1,9 +1,8 @@
-"""The sum over listed tasks on a device: Triton kernels on a GPU, plain torch elsewhere, the same
-equations.
+"""Sum over listed tasks on a device: Triton kernels on a GPU, plain torch elsewhere.
 
-The plain way lays the sources of a leaf out in rows of ``_ROW`` and sums over a row for every
-target of the leaf: float32 within a row, float64 over rows. It is what tests on machines without a
-GPU compare the numba path with.
+Both use the same equations. Plain torch arranges the sources of a leaf in rows of ``_ROW`` and sums
+over a row for every target of the leaf: float32 within a row, float64 over rows. Tests on machines
+without a GPU compare it with the numba code.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from argosy.nbody.force.split import ForceSplit
 from argosy.nbody.gpu.tree import DeviceTasks, DeviceTree
 
 _ROW = 128
-"""Sources summed at a time for one leaf."""
+"""The number of sources that are summed at a time for one leaf."""
 _MOST_PAIRS = 1 << 23
-"""Pairs summed in one operation."""
+"""The largest number of pairs that are summed in one operation."""
 _FAR_AWAY = 4.0
-"""Where a source stands that is none, in cut-offs."""
+"""The coordinate of a padding source, in cut-offs: it is too far away to act."""
 
 
 def sum_on_device(
     tree: DeviceTree, positions: Tensor, tasks: DeviceTasks, box: float, split: ForceSplit
 ) -> Tensor:
-    """The short-range force on every particle that has tasks."""
+    """Return the short-range force on every particle that has tasks."""
     lengths = (box, split.cutoff, split.spline)
     poly = torch.tensor(split.coefficients.copy(), device=positions.device)
     nodes = torch.cat([tree.centre, tree.mass[:, None], tree.moments / split.cutoff**2], dim=1)
@@ -53,7 +52,7 @@ def sum_on_device(
 
 
 def count_pairs(tree: DeviceTree, tasks: DeviceTasks) -> Tensor:
-    """Per leaf: node interactions, pairs."""
+    """Return the node interactions and the pairs of each leaf."""
     size = tree.end - tree.start
     sizes = torch.cat([size.new_zeros(1), torch.cumsum(size[tasks.sources], 0)])
     begin = tasks.starts[:-1].reshape(-1, 3)
@@ -65,7 +64,7 @@ def count_pairs(tree: DeviceTree, tasks: DeviceTasks) -> Tensor:
 
 
 class _Rows:
-    """Sums over sources, leaf by leaf, in plain torch."""
+    """A sum over sources, leaf by leaf, that uses plain torch."""
 
     def __init__(
         self,
@@ -84,6 +83,7 @@ class _Rows:
         self.force = torch.zeros_like(positions)
 
     def force_of(self, tasks: DeviceTasks) -> Tensor:
+        """Return the force of all tasks on every particle."""
         leaves = torch.arange(len(self.tree.leaves), device=self.positions.device)
         begin, far, end = tasks.starts[:-1:3], tasks.starts[1::3], tasks.starts[3::3]
         owner = torch.repeat_interleave(leaves, far - begin)
@@ -103,14 +103,17 @@ class _Rows:
         return self.force
 
     def _gathered_points(self, index: Tensor, middle: Tensor) -> Tensor:
+        """Return particles relative to the middle of their target leaf."""
         return self._relative(self.positions[index], middle)
 
     def _gathered_nodes(self, index: Tensor, middle: Tensor) -> Tensor:
+        """Return nodes relative to the middle of their target leaf, with mass and moments."""
         rows = self.nodes[index]
         return torch.cat([self._relative(rows[..., :3], middle), rows[..., 3:].float()], dim=-1)
 
     def _relative(self, points: Tensor, middle: Tensor) -> Tensor:
-        """From the middle of the target leaf, at the nearest image, in cut-offs."""
+        """Return points relative to the middle of the target leaf, at the nearest image, in
+        cut-offs."""
         away = points - middle
         away -= self.box * torch.round(away / self.box)
         return (away / self.cutoff).float()
@@ -122,7 +125,8 @@ class _Rows:
         add_up: Callable[..., Tensor],
         gathered: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        """Lay out every leaf's sources in rows, sum, and add rows to their leaf's particles."""
+        """Place every leaf's sources in rows, sum them, and add the rows to their leaf's
+        particles."""
         if not len(owner):
             return
         leaf, counts = torch.unique_consecutive(owner, return_counts=True)
@@ -145,6 +149,7 @@ class _Rows:
         add_up: Callable[..., Tensor],
         gathered: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
+        """Sum over the sources of some rows."""
         middle = self.middle[leaf][:, None, :]
         sources = gathered(table.clamp(min=0), middle)
         sources[..., :3] = torch.where((table < 0)[..., None], _FAR_AWAY, sources[..., :3])
@@ -158,7 +163,7 @@ class _Rows:
 
 
 def _expand(starts: Tensor, counts: Tensor) -> Tensor:
-    """start, start + 1, ..., for each count, one after the other."""
+    """Return start, start + 1, ... for each count, one after the other."""
     before = torch.cumsum(counts, 0) - counts
     return torch.arange(int(counts.sum()), device=starts.device) + torch.repeat_interleave(
         starts - before, counts
@@ -166,6 +171,7 @@ def _expand(starts: Tensor, counts: Tensor) -> Tensor:
 
 
 def _polynomial(row: Tensor, v: Tensor) -> Tensor:
+    """Evaluate a polynomial of degree 10."""
     value = row[10] * v + row[9]
     for k in range(8, -1, -1):
         value = value * v + row[k]
@@ -173,7 +179,8 @@ def _polynomial(row: Tensor, v: Tensor) -> Tensor:
 
 
 def _sum_pairs(targets: Tensor, sources: Tensor, poly: Tensor, h: Tensor) -> Tensor:
-    """(3) and (4) of ``split``: rows of targets x rows of sources, summed over the latter."""
+    """Return the forces (3) and (4) of ``split``: rows of targets x rows of sources, summed over
+    sources."""
     dx = sources[:, None, :, 0] - targets[:, :, None, 0]
     dy = sources[:, None, :, 1] - targets[:, :, None, 1]
     dz = sources[:, None, :, 2] - targets[:, :, None, 2]
@@ -194,7 +201,7 @@ def _sum_pairs(targets: Tensor, sources: Tensor, poly: Tensor, h: Tensor) -> Ten
 
 
 def _sum_nodes(targets: Tensor, nodes: Tensor, poly: Tensor, _h: Tensor) -> Tensor:
-    """(5) of ``split``."""
+    """Return the forces (5) of ``split``, summed over nodes."""
     dx = nodes[:, None, :, 0] - targets[:, :, None, 0]
     dy = nodes[:, None, :, 1] - targets[:, :, None, 1]
     dz = nodes[:, None, :, 2] - targets[:, :, None, 2]

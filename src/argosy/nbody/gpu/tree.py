@@ -1,13 +1,14 @@
-"""The tree and its walk on a device, in torch: what ``hilbert``, ``tree`` and ``tasks`` do, a level
-at a time.
+"""Build and walk the tree on a device, in torch, a level at a time.
+
+It does the work of ``hilbert``, ``tree`` and ``tasks``:
 
     keys -> sort -> split runs of the curve, all of a level at once -> leaves' moments -> merge,
     from the last level up -> walk: all pairs of a target leaf and a source node of a level at once,
     from the root down
 
 Nodes are the same as on a CPU; they are numbered level by level. Targets are leaves, so a node that
-a CPU accepts for a whole cell is looked at once for each of its leaves: more looks, each the same
-arithmetic on every lane.
+a CPU accepts for a whole cell is tested once for each of its leaves: there are more tests, each the
+same arithmetic on every lane.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from argosy.nbody.force.split import ForceSplit
 from argosy.nbody.force.tasks import FAR, FEWEST, NEAR, NEAREST, NODE
 
 _CHUNK = 1 << 18
-"""Target leaves that walk together."""
+"""The number of target leaves that are walked together."""
 
 
 def device_keys(positions: Tensor, box: float) -> Tensor:
-    """``hilbert.hilbert_keys`` of every row."""
+    """Return ``hilbert.hilbert_keys`` of every row."""
     if positions.is_cuda:
         from argosy.nbody.gpu.kernels import keys_on_device
 
@@ -59,14 +60,14 @@ def device_keys(positions: Tensor, box: float) -> Tensor:
 
 @dataclass(frozen=True)
 class DeviceTree:
-    """``tree.Tree`` as tensors; node 0 is the root."""
+    """A ``tree.Tree`` that consists of tensors; node 0 is the root."""
 
     start: Tensor
     end: Tensor
     left: Tensor
     right: Tensor
     leaves: Tensor
-    """Nodes that are leaves, along the curve."""
+    """The nodes that are leaves, along the curve."""
     middle: Tensor
     half: Tensor
     mass: Tensor
@@ -79,7 +80,7 @@ class DeviceTree:
 def grow_on_device(
     keys: Tensor, positions: Tensor, *, leaf_size: int, least_bits: int = 6
 ) -> DeviceTree:
-    """The tree over sorted keys and their particles."""
+    """Build the tree over sorted keys and their particles."""
     start, end, left, right, levels = _structure(keys, leaf_size, least_bits)
     leaves = torch.nonzero(left < 0).flatten()
     leaves = leaves[torch.argsort(start[leaves])]
@@ -112,7 +113,7 @@ def grow_on_device(
 def _structure(
     keys: Tensor, leaf_size: int, least_bits: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, int]]]:
-    """Runs, children, and the nodes of each level, from the root down."""
+    """Return runs, children, and the nodes of each level, from the root down."""
     device = keys.device
     begin, stop = (
         torch.zeros(1, dtype=torch.int64, device=device),
@@ -141,7 +142,8 @@ def _structure(
 
 
 def _highest_bit(values: Tensor) -> Tensor:
-    """The place of the highest bit that is set; -1 for 0. Halves of 32 bits are exact as floats."""
+    """Return the position of the highest set bit; -1 for 0. Halves of 32 bits are exact as
+    floats."""
     high, low = values >> 32, values & 0xFFFFFFFF
     upper, lower = torch.frexp(high.double())[1] + 31, torch.frexp(low.double())[1] - 1
     place = torch.where(high > 0, upper, lower).to(torch.int64)
@@ -149,13 +151,12 @@ def _highest_bit(values: Tensor) -> Tensor:
 
 
 def _fill_leaves(tree: DeviceTree, leaves: Tensor, positions: Tensor) -> None:
-    """Boxes and moments of leaves, particles laid out in rows as long as the longest leaf."""
+    """Compute boxes and moments of leaves, with particles in rows as long as the longest leaf."""
     start, size = tree.start[leaves], tree.end[leaves] - tree.start[leaves]
     lane = torch.arange(int(size.max()), device=leaves.device)
     held = lane < size[:, None]
-    rows = positions[
-        torch.where(held, start[:, None] + lane, start[:, None])
-    ]  # the first particle fills up
+    # The first particle of a leaf fills the rest of its row.
+    rows = positions[torch.where(held, start[:, None] + lane, start[:, None])]
     low, high = rows.amin(dim=1), rows.amax(dim=1)
     weight = held[..., None].to(rows.dtype)
     centre = (rows * weight).sum(dim=1) / size[:, None]
@@ -169,38 +170,39 @@ def _fill_leaves(tree: DeviceTree, leaves: Tensor, positions: Tensor) -> None:
     tree.moments[leaves] = torch.stack(products, dim=-1).sum(dim=1)
 
 
+# The axes of each second moment.
 _PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 
 
 def _merge(tree: DeviceTree, nodes: Tensor) -> None:
-    """(1) of ``tree`` for nodes whose children are known."""
+    """Compute (1) of ``tree`` for nodes whose children are known."""
     left, right = tree.left[nodes], tree.right[nodes]
     low = torch.minimum(tree.middle[left] - tree.half[left], tree.middle[right] - tree.half[right])
     high = torch.maximum(tree.middle[left] + tree.half[left], tree.middle[right] + tree.half[right])
-    one, other = tree.mass[left, None], tree.mass[right, None]
-    mass = one + other
+    left_mass, right_mass = tree.mass[left, None], tree.mass[right, None]
+    mass = left_mass + right_mass
     shift = tree.centre[right] - tree.centre[left]
     tree.middle[nodes], tree.half[nodes] = (low + high) / 2, (high - low) / 2
-    tree.centre[nodes] = (one * tree.centre[left] + other * tree.centre[right]) / mass
-    between = one * other / mass
+    tree.centre[nodes] = (left_mass * tree.centre[left] + right_mass * tree.centre[right]) / mass
+    between = left_mass * right_mass / mass
     products = torch.stack([shift[:, i] * shift[:, j] for i, j in _PAIRS], dim=-1)
     tree.moments[nodes] = tree.moments[left] + tree.moments[right] + between * products
 
 
 @dataclass(frozen=True)
 class DeviceTasks:
-    """Sorted tasks of all leaves, as ``pairs.sort_tasks`` has them."""
+    """The sorted tasks of all leaves, which are arranged as by ``pairs.sort_tasks``."""
 
     starts: Tensor
-    """Those of leaf l and kind k begin at ``starts[3 l + k]``."""
+    """Tasks of leaf l and kind k begin at ``starts[3 l + k]``."""
     sources: Tensor
-    """Nodes."""
+    """The source nodes."""
 
 
 def walk_on_device(
     tree: DeviceTree, box: float, split: ForceSplit, tolerance: float, wanted: Tensor | None = None
 ) -> DeviceTasks:
-    """(1) to (4) of ``tasks`` for every leaf, or every one ``wanted``, against the whole tree."""
+    """List the tasks of every leaf, or every ``wanted`` one, by (1) to (4) of ``tasks``."""
     cutoff, softened = split.cutoff, split.spline
     everyone = torch.arange(len(tree.leaves), device=tree.leaves.device)
     slots, sources = [], []
@@ -230,8 +232,11 @@ def walk_on_device(
 def _distances(
     tree: DeviceTree, target: Tensor, source: Tensor, box: float
 ) -> tuple[Tensor, Tensor]:
-    """Squares of the gap between the boxes, and of the way from the target's box to the source's
-    centre of mass."""
+    """Return the squared gap between the boxes, and the squared distance to the source's centre of
+    mass.
+
+    The latter is measured from the target's box.
+    """
     half, middle = tree.half[target], tree.middle[target]
     away = (tree.middle[source] - middle).abs()
     away = (torch.minimum(away, box - away) - half - tree.half[source]).clamp(min=0)

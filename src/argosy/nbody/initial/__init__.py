@@ -1,4 +1,4 @@
-"""Initial conditions: a lattice or a glass, displaced to follow a power spectrum.
+"""Create initial conditions: a lattice or a glass, displaced to follow a power spectrum.
 
-May import ``nbody.force``. Start reading at ``conditions``.
+This package may import ``nbody.force``. Start reading at ``conditions``.
 """

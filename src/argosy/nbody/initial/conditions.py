@@ -1,11 +1,11 @@
-"""Where particles start: a lattice or a glass, displaced so that its density is a seeded random
-field of a spectrum.
+"""Displace a lattice or a glass so that its density is a seeded random field of a spectrum.
 
 With delta(k) the linear contrast at the start and phi its potential, laplace(phi) = delta,
 
-    (1)  x = q - grad(phi) + (D2 / D1^2) grad(phi2),   p = a^2 H [ -f1 grad(phi) + f2 (D2 / D1^2) grad(phi2) ],
-    (2)  laplace(phi2) = sum over i < j of phi_ii phi_jj - phi_ij^2,   D2 / D1^2 = -3/7 Om(a)^(-1/143),
-         f2 = 2 Om(a)^(6/11):
+    (1)  x = q - grad(phi) + (D2 / D1^2) grad(phi2),
+         p = a^2 H [ -f1 grad(phi) + f2 (D2 / D1^2) grad(phi2) ],
+    (2)  laplace(phi2) = sum over i < j of phi_ii phi_jj - phi_ij^2,
+         D2 / D1^2 = -3/7 Om(a)^(-1/143),   f2 = 2 Om(a)^(6/11):
 
 Zel'dovich's approximation is the first term, second-order Lagrangian perturbation theory (2LPT)
 both. The noise is drawn in real space, so equal seed and lattice give equal particles.
@@ -33,22 +33,23 @@ from argosy.nbody.initial.spectrum_table import SpectrumTable
 from argosy.nbody.particles import Box, Floats, Particles, wrapped
 
 _SMALLEST, _LARGEST = 1e-6, 1e6
-"""Mpc/h: from below a star's neighbourhood to beyond what can be seen."""
+"""The accepted range of box sizes, Mpc/h: from a star's neighbourhood to beyond the horizon."""
 _MOST_PER_SIDE = 100_000
-"""Far more than fits into a machine, and fewer than an array can count."""
+"""The largest number of particles per side: more than fits into a machine, and countable by an
+array."""
 _EARLIEST = 1e6
-"""Redshifts beyond are a slip: nothing here knows of radiation."""
+"""Redshifts beyond this are taken for input errors: radiation is not modelled."""
 
 
 class Order(StrEnum):
-    """How far the displacement is expanded."""
+    """The orders to which the displacement can be expanded."""
 
     ZELDOVICH = "zeldovich"
     SECOND = "2lpt"
 
 
 class ParticleLoad(StrEnum):
-    """Where particles stand before they are displaced."""
+    """The arrangements that particles can have before they are displaced."""
 
     GRID = "grid"
     GLASS = "glass"
@@ -66,8 +67,10 @@ def initial_conditions(
     table: SpectrumTable | None = None,
     load: ParticleLoad = ParticleLoad.GRID,
 ) -> Box:
-    """``per_side``^3 particles in a box of ``box`` Mpc/h; with a ``table``, after it and not after
-    the cosmology."""
+    """Create ``per_side``^3 particles in a box of ``box`` Mpc/h.
+
+    If a ``table`` is given, it replaces the spectrum of the cosmology.
+    """
     if not 4 <= per_side <= _MOST_PER_SIDE:
         raise bad_input(f"4 to {_MOST_PER_SIDE:,} particles per side", per_side, where="per_side")
     if not _SMALLEST <= box <= _LARGEST:
@@ -103,7 +106,8 @@ def initial_conditions(
 def _unperturbed(
     box: float, side: int, load: ParticleLoad, seed: int
 ) -> tuple[Floats, Callable[[Modes], Floats]]:
-    """Places, and what gives the gradient of a potential there."""
+    """Return the undisplaced positions, and a function that returns the gradient of a potential
+    there."""
     if load is ParticleLoad.GLASS:
         places = glass(side, box, seed)
         return places, lambda potential: _gradient_at(places, potential, box, side)
@@ -113,7 +117,7 @@ def _unperturbed(
 
 
 def _gradient_at(places: Floats, potential: Modes, box: float, side: int) -> Floats:
-    """The gradient between the points of the lattice."""
+    """Return the gradient between the points of the lattice."""
     cloud = Cloud.PCS
     full, last = (
         np.sinc(k * box / (2 * np.pi * side)) ** cloud.order for k in frequencies(side, box)
@@ -122,21 +126,20 @@ def _gradient_at(places: Floats, potential: Modes, box: float, side: int) -> Flo
     slopes = _gradient(sharpened, box, side).T.reshape(3, side, side, side)
     ghosts = cloud.order - 1
     fields = np.pad(slopes, ((0, 0), *((0, ghosts),) * 3), mode="wrap").astype(np.float32)
-    points = wrapped(
-        places - box / side / 2, box
-    )  # the lattice's first point is half a cell from the edge
+    # The lattice's first point is half a cell from the edge.
+    points = wrapped(places - box / side / 2, box)
     return interpolate(points, side / box, cloud.order, 0, fields)
 
 
 def _linear_field(box: float, side: int, growth: float, power: Floats, seed: int) -> Modes:
-    """delta(k) of the lattice's modes, as scipy's transform of delta(x)."""
+    """Return delta(k) of the lattice's modes, as scipy's transform of delta(x)."""
     noise = scipy.fft.rfftn(np.random.default_rng(seed).standard_normal((side, side, side)))
     modes: Modes = noise * np.sqrt(power * side**3 / box**3) * growth
     return modes
 
 
 def _potential(contrast: Modes, box: float, side: int) -> Modes:
-    """The inverse Laplacian."""
+    """Return the inverse Laplacian of a field."""
     full, last = frequencies(side, box)
     squares = full[:, None, None] ** 2 + full[None, :, None] ** 2 + last[None, None, :] ** 2
     squares[0, 0, 0] = 1
@@ -146,7 +149,7 @@ def _potential(contrast: Modes, box: float, side: int) -> Modes:
 
 
 def _slopes(box: float, side: int) -> tuple[Modes, Modes, Modes]:
-    """i k along each axis, shaped to multiply modes; the highest frequency has no slope."""
+    """Return i k along each axis, shaped to multiply modes; the highest frequency has no slope."""
     full, last = (np.asarray(1j * k, np.complex128) for k in frequencies(side, box))
     if side % 2 == 0:
         full[side // 2] = last[side // 2] = 0
@@ -154,6 +157,7 @@ def _slopes(box: float, side: int) -> tuple[Modes, Modes, Modes]:
 
 
 def _gradient(potential: Modes, box: float, side: int) -> Floats:
+    """Return the gradient of a potential at the points of the lattice."""
     parts = [
         scipy.fft.irfftn(slope * potential, s=(side,) * 3).ravel() for slope in _slopes(box, side)
     ]
@@ -161,10 +165,11 @@ def _gradient(potential: Modes, box: float, side: int) -> Floats:
 
 
 def _second_potential(potential: Modes, box: float, side: int) -> Modes:
-    """phi2 of (2)."""
+    """Return the second-order potential phi2 of (2)."""
     slopes = _slopes(box, side)
 
     def curvature(i: int, j: int) -> Floats:
+        """Return the second derivative of the potential along two axes."""
         values: Floats = scipy.fft.irfftn(slopes[i] * slopes[j] * potential, s=(side,) * 3)
         return values
 

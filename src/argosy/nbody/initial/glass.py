@@ -1,12 +1,12 @@
-"""A glass: particles without a lattice's order, whose forces on each other vanish.
+"""Create a glass: particles without a lattice's order, whose forces on each other vanish.
 
 Random particles repel each other until they rest. With the mean density n, the displacement that
 removes a long wave is
 
     (1)  dx = -F / (4 pi n)
 
-for the attractive force F of unit masses, so steps of that size, somewhat damped, settle within a
-few dozen forces. A large glass is made of copies of a small one.
+for the attractive force F of unit masses, so steps of that size, somewhat damped, converge within a
+few dozen forces. A large glass consists of copies of a small one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from argosy.nbody.force.settings import DEFAULT, GravitySettings
 from argosy.nbody.particles import Floats, wrapped
 
 _LARGEST_TILE, _SMALLEST_TILE = 16, 8
-"""Particles per side of the glass that is made; others are copies of it."""
+"""Particles per side of the small glass that is computed; a larger one consists of copies."""
+# The share of (1) that a step moves, and the number of steps.
 _DAMPING = 0.6
 _STEPS = 80
 _SOFTENING = 0.1
-"""In mean separations: closer than that, repulsion hardly grows."""
+"""The softening in mean separations; at smaller distances, repulsion hardly grows."""
 
 
 def glass(per_side: int, box: float, seed: int) -> Floats:
-    """``per_side``^3 positions in a box, the same for the same seed."""
+    """Return ``per_side``^3 positions in a box; equal seeds give equal positions."""
     tile = _tile(per_side)
     copies = per_side // tile
     small = _settled(tile, seed) * (box / copies)
@@ -39,13 +40,13 @@ def glass(per_side: int, box: float, seed: int) -> Floats:
 
 
 def _tile(per_side: int) -> int:
-    """The largest divisor that is a tile; the whole side if there is none."""
+    """Return the largest divisor that can be a tile; the whole side if there is none."""
     sizes = range(min(per_side, _LARGEST_TILE), _SMALLEST_TILE - 1, -1)
     return next((size for size in sizes if per_side % size == 0), per_side)
 
 
 def _settled(side: int, seed: int) -> Floats:
-    """A glass in a box of 1."""
+    """Compute a glass in a box of size 1."""
     positions = np.random.default_rng((seed, side)).uniform(0, 1, (side**3, 3))
     cells = max(2, math.ceil(DEFAULT.least_mesh / side)) * side
     settings = GravitySettings(mesh_cells=cells, softening=_SOFTENING / side)

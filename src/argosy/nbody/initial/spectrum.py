@@ -1,5 +1,6 @@
-"""The linear power spectrum of matter: Eisenstein and Hu's fit (1998) with baryons, or the older
-shape parameter.
+"""Compute the linear power spectrum of matter.
+
+It is Eisenstein and Hu's fit (1998) with baryons, or the older shape parameter.
 
     (1)  P(k) = A k^n T(k)^2,   A such that the variance in spheres of 8 Mpc/h is sigma8^2:
     (2)  sigma8^2 = integral of k^2 P(k) W(8k)^2 dk / (2 pi^2),   W(x) = 3 (sin x - x cos x) / x^3.
@@ -19,17 +20,21 @@ from argosy.errors import bad_input
 from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.force.tree import Floats
 
+# The temperature of the cosmic microwave background in kelvin.
 _CMB_KELVIN = 2.7255
 _HUBBLE_LENGTH = 2997.92458
-"""c / H0, Mpc/h."""
+"""The Hubble length c / H0 in Mpc/h."""
 _PIVOT = 0.05
-"""Where A_s is given, 1/Mpc."""
+"""The wave number at which A_s is given, 1/Mpc."""
 _FAINTEST, _BRIGHTEST = 1e-12, 1e-6
-"""Primordial amplitudes beyond are slips."""
+"""Primordial amplitudes outside this range are taken for input errors."""
 
 
 def linear_power(cosmology: Cosmology, k: Floats, shape: float | None = None) -> Floats:
-    """(1) today; k in h/Mpc. With ``shape``, after that Gamma; else after Eisenstein and Hu."""
+    """Return the linear power spectrum today in (Mpc/h)^3 (1); k is in h/Mpc.
+
+    If ``shape`` is given, it is Gamma; else the fit of Eisenstein and Hu is used.
+    """
     if cosmology.sigma8 is None:
         raise bad_input("an amplitude, to know the linear spectrum", "none", where="sigma8")
     waves = np.geomspace(1e-4, 1e2, 4096)
@@ -42,11 +47,12 @@ def linear_power(cosmology: Cosmology, k: Floats, shape: float | None = None) ->
 
 
 def sigma8_of(cosmology: Cosmology, amplitude: float) -> float:
-    """sigma8 of primordial curvature perturbations of variance A_s at 0.05 per Mpc, with Eisenstein
-    and Hu's T.
+    """Return sigma8 of primordial curvature perturbations of variance A_s at 0.05 per Mpc.
 
-    (3)  P(k) = 2 pi^2 / k^3 x A_s (k / k_p)^(n - 1) x [2/5 (k c / H0)^2 T(k) g / Om]^2, g = D(1) /
-         D(a) x a, a early.
+    T is that of Eisenstein and Hu:
+
+        (3)  P(k) = 2 pi^2 / k^3 x A_s (k / k_p)^(n - 1) x [2/5 (k c / H0)^2 T(k) g / Om]^2,
+             g = D(1) / D(a) x a, a early.
     """
     if not _FAINTEST <= amplitude <= _BRIGHTEST:
         raise bad_input(f"a number from {_FAINTEST:g} to {_BRIGHTEST:g}", amplitude, where="A_s")
@@ -66,7 +72,7 @@ def sigma8_of(cosmology: Cosmology, amplitude: float) -> float:
 
 
 def _shape_of(cosmology: Cosmology, k: Floats, shape: float | None) -> Floats:
-    """(1) without A; zero at k = 0."""
+    """Return (1) without A; zero at k = 0."""
     safe = np.where(k > 0, k, 1.0)
     transfer = eisenstein_hu(cosmology, safe) if shape is None else _gamma_transfer(safe, shape)
     power: Floats = np.where(k > 0, safe**cosmology.index * transfer**2, 0.0)
@@ -74,18 +80,20 @@ def _shape_of(cosmology: Cosmology, k: Floats, shape: float | None) -> Floats:
 
 
 def _sphere(x: Floats) -> Floats:
+    """Return the window W(x) of (2)."""
     window: Floats = 3 * (np.sin(x) - x * np.cos(x)) / x**3
     return window
 
 
 def _gamma_transfer(k: Floats, shape: float) -> Floats:
+    """Return T(k) for a shape parameter Gamma."""
     q = k / shape
     transfer: Floats = (1 + (6.4 * q + (3.0 * q) ** 1.5 + (1.7 * q) ** 2) ** 1.13) ** (-1 / 1.13)
     return transfer
 
 
 def eisenstein_hu(cosmology: Cosmology, k: Floats) -> Floats:
-    """T(k) with baryon oscillations; k in h/Mpc."""
+    """Return T(k) with baryon oscillations; k is in h/Mpc."""
     h = cosmology.hubble
     matter, baryons = cosmology.matter * h * h, max(cosmology.baryons, 1e-8) * h * h
     share = baryons / matter
@@ -123,6 +131,7 @@ def eisenstein_hu(cosmology: Cosmology, k: Floats) -> Floats:
 
 
 def _cold_transfer(q: Floats, phase: Floats, matter: float, share: float) -> Floats:
+    """Return the transfer function of the cold matter."""
     a1 = (46.9 * matter) ** 0.670 * (1 + (32.1 * matter) ** -0.532)
     a2 = (12.0 * matter) ** 0.424 * (1 + (45.0 * matter) ** -0.582)
     alpha = a1**-share * a2 ** -(share**3)
@@ -133,6 +142,7 @@ def _cold_transfer(q: Floats, phase: Floats, matter: float, share: float) -> Flo
 
 
 def _pressureless(q: Floats, alpha: float, beta: float) -> Floats:
+    """Return the transfer function of matter without pressure."""
     log = np.log(math.e + 1.8 * beta * q)
     transfer: Floats = log / (log + (14.2 / alpha + 386 / (1 + 69.9 * q**1.08)) * q * q)
     return transfer

@@ -1,9 +1,8 @@
-"""A linear power spectrum from a table, as CAMB and CLASS write them: columns of k (h/Mpc) and P
-(Mpc/h)^3, today.
+"""Read a linear power spectrum from a table of CAMB or CLASS: k (h/Mpc) and P (Mpc/h)^3, today.
 
 Lines that begin with # are comments; further columns are ignored. Between rows log P is linear in
-log k. Nothing is made up beyond the table's ends: a box whose waves are longer or shorter is
-refused.
+log k. Nothing is extrapolated beyond the table's ends: a box with longer or shorter waves is
+rejected.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from argosy.errors import InputError, Problem, bad_input
 from argosy.nbody.force.tree import Floats
 
 _FEWEST = 16
-"""Rows of a table."""
+"""The smallest number of rows of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpectrumTable:
-    """A spectrum at rising wave numbers."""
+    """A spectrum that is tabulated at rising wave numbers."""
 
     k: Floats
     power: Floats
 
     def at(self, k: Floats) -> Floats:
-        """P at wave numbers within the table; zero at k = 0."""
+        """Return P at wave numbers within the table; zero at k = 0."""
         positive = k[k > 0]
         low, high = float(positive.min(initial=np.inf)), float(positive.max(initial=0.0))
         if low < self.k[0] * (1 - 1e-9) or high > self.k[-1] * (1 + 1e-9):
@@ -44,7 +43,7 @@ class SpectrumTable:
 
     @property
     def sigma8(self) -> float:
-        """The amplitude in spheres of 8 Mpc/h, over the table's own range."""
+        """Return the amplitude in spheres of 8 Mpc/h, over the table's own range."""
         log_k = np.linspace(np.log(self.k[0]), np.log(self.k[-1]), 8192)
         k = np.exp(log_k)
         window = 3 * (np.sin(8 * k) - 8 * k * np.cos(8 * k)) / (8 * k) ** 3
@@ -52,11 +51,12 @@ class SpectrumTable:
         return float(np.sqrt(np.dot(density[1:] + density[:-1], np.diff(log_k)) / 2))
 
     def scaled_to(self, sigma8: float) -> SpectrumTable:
+        """Return the spectrum scaled to another amplitude."""
         return SpectrumTable(k=self.k, power=self.power * (sigma8 / self.sigma8) ** 2)
 
 
 def read_spectrum(path: Path) -> SpectrumTable:
-    """``InputError`` for a file that holds no spectrum."""
+    """Read a table; raise ``InputError`` for a file that holds no spectrum."""
     try:
         rows = np.loadtxt(path, comments="#", ndmin=2)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
 """Move particles through time: leapfrog and BullFrog steps, energy and momentum.
 
-May import ``nbody.force``. Start reading at ``evolve``.
+This package may import ``nbody.force``. Start reading at ``evolve``.
 """

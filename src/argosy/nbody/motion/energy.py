@@ -1,4 +1,4 @@
-"""Energy and momentum of a run, sampled, and how far they drift.
+"""Sample energy and momentum of a run, and compute their drift.
 
 With kinetic energy K = sum of p^2 / 2 and the potential energy U of the comoving positions, both
 per particle's mass, the equations of motion of ``cosmology`` give dK = -a dU (Layzer and Irvine).
@@ -6,9 +6,9 @@ So
 
     (1)  I = K + a U - integral of U da
 
-keeps its value. U is sampled at some steps and integrated as a cubic spline. A constant in U
-changes I by a constant. Samples are rows of ``energy.csv`` in the folder of the run; a run that
-goes on adds to those that are there.
+is constant. U is sampled at some steps and integrated as a cubic spline. A constant in U changes I
+by a constant. Samples are rows of ``energy.csv`` in the folder of the run; a resumed run appends to
+them.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from argosy.nbody.ranks import Ranks, total
 
 @dataclass(frozen=True, kw_only=True)
 class EnergySample:
-    """The sums over all particles after one step."""
+    """The sums that all particles have after one step."""
 
     step: int
     expansion: float
     kinetic: float
-    """(km/s)^2, per mass of a particle."""
+    """The kinetic energy in (km/s)^2, per mass of a particle."""
     potential: float
     momentum_x: float
     momentum_y: float
     momentum_z: float
     magnitudes: float
-    """Sum of the lengths of all momenta."""
+    """The sum of the lengths of all momenta."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """What should be 0."""
+    """The drifts of energy and momentum, which should be 0."""
 
     energy: float | None
-    """Change of (1) over the kinetic energy at the end; None for fewer than four samples."""
+    """The change of (1) over the kinetic energy at the end; None for fewer than four samples."""
     momentum: float
-    """Change of the sum of all momenta, over the sum of their lengths at the end."""
+    """The change of the sum of all momenta, over the sum of their lengths at the end."""
 
 
 def sample(
     particles: Particles, ranks: Ranks, *, step: int, expansion: float, potential: float
 ) -> EnergySample:
-    """The sums over all ranks; ``potential`` is over all of them already."""
+    """Return the sums over all ranks; ``potential`` already is such a sum."""
     momenta = particles.momenta
     lengths: Floats = np.linalg.norm(momenta, axis=1)
     sums = total(
@@ -75,7 +75,7 @@ def sample(
 
 
 def drift(samples: Sequence[EnergySample]) -> Drift:
-    """From the first sample to the last."""
+    """Return the drift from the first sample to the last."""
     first, last = samples[0], samples[-1]
     moved = math.hypot(
         last.momentum_x - first.momentum_x,
@@ -95,11 +95,11 @@ def drift(samples: Sequence[EnergySample]) -> Drift:
 
 
 _FEWEST = 4
-"""Samples that a cubic spline needs."""
+"""The number of samples that a cubic spline needs."""
 
 
 def write_samples(path: Path, samples: Sequence[EnergySample]) -> None:
-    """All of them, in place of what the file held."""
+    """Replace the content of the file by these samples."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(
@@ -111,7 +111,7 @@ def write_samples(path: Path, samples: Sequence[EnergySample]) -> None:
 
 
 def read_samples(path: Path, last_step: int) -> list[EnergySample]:
-    """Those up to a step; none if there is no file."""
+    """Return the samples up to a step; empty if there is no file."""
     if not path.exists():
         return []
     try:

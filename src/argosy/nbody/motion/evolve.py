@@ -1,18 +1,19 @@
-"""Particles through time: a leapfrog of kicks and drifts, with steps uniform in sqrt(a).
+"""Move particles by a leapfrog of kicks and drifts, with steps uniform in sqrt(a).
 
     (1)  a_n = (sqrt(a_0) + n (sqrt(a_end) - sqrt(a_0)) / steps)^2
-    (2)  p += F kick(a_n, m);   x += p drift(a_n, a_n+1);   F again;   p += F kick(m, a_n+1),   m halfway in sqrt(a).
+    (2)  p += F kick(a_n, m);   x += p drift(a_n, a_n+1);   F again;   p += F kick(m, a_n+1),
+         m halfway in sqrt(a).
 
-Kicks and drifts are those of ``cosmology``: a growing wave grows as linear theory says, whatever
-the step.
+Kicks and drifts are those of ``cosmology``: a growing wave grows as linear theory predicts, for any
+step.
 
-A step needs one force, and the forces that a step ends with are those that the next begins with.
-They follow from the positions alone, so a run can stop after any step and go on from its particles
-to the same bits.
+A step needs one force, and the forces at the end of a step are those at the beginning of the next.
+They follow from the positions alone, so a run can stop after any step and continue from its
+particles to the same bits.
 
 With block steps, the force of the mesh keeps the step of (2), and the short-range force of a
-particle is applied in 2^level parts of it. The level follows from its acceleration at the step's
-begin, with eps the softening:
+particle is applied in 2^level parts of it. The level follows from its acceleration at the beginning
+of the step, with eps the softening:
 
     (3)  dt <= sqrt(2 eta eps a^3 / |F|).
 """
@@ -36,20 +37,27 @@ from argosy.nbody.particles import Box, Floats, Particles, wrapped
 
 
 class ForceEngine(Protocol):
-    """Whatever computes forces; it may hand particles to other processes, and returns those that
-    are now its own."""
+    """An object that computes forces.
+
+    It may send particles to other processes, and returns those that are now its own.
+    """
 
     def forces(self, particles: Particles) -> tuple[Particles, Floats]: ...
 
     def potential_energy(self, particles: Particles) -> float:
-        """Half the sum of the potential over all processes' particles, up to a constant; per mass
-        of a particle."""
+        """Return half the sum of the potential over all processes' particles, per mass of a
+        particle.
+
+        It is defined up to a constant.
+        """
         ...
 
 
 class BlockEngine(Protocol):
-    """Whatever computes the two parts of a force on their own, the short-range one on some
-    particles only."""
+    """An object that computes the two parts of a force separately.
+
+    The short-range part can be computed for some particles only.
+    """
 
     @property
     def size(self) -> float: ...
@@ -58,33 +66,34 @@ class BlockEngine(Protocol):
     def settings(self) -> GravitySettings: ...
 
     def settle(self, particles: Particles, carried: Floats) -> tuple[Particles, Floats]:
-        """Hand particles, each with its row of ``carried``, to whom they belong; those that are now
-        its own."""
+        """Send particles, each with its row of ``carried``, to their owners; return those that are
+        now own."""
         ...
 
     def short(self, particles: Particles, active: Flags) -> Floats:
-        """The tree's part on the ``active`` ones; on others it is anything."""
+        """Return the tree's part of the force on the ``active`` particles; other rows are
+        undefined."""
         ...
 
     def smooth(self, particles: Particles) -> Floats:
-        """The mesh's part."""
+        """Return the mesh's part of the force."""
         ...
 
     def most(self, value: int) -> int:
-        """The largest over all processes."""
+        """Return the largest value over all processes."""
         ...
 
     def account(self, particles: Particles) -> None:
-        """A step is over: balance what it took."""
+        """End a step: balance the work by the times that it took."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalGravity:
-    """Forces within this process."""
+    """An engine that computes forces within this process."""
 
     size: float
-    """Of the box."""
+    """The side of the box."""
     strength: float
     """G m of a particle."""
     settings: GravitySettings
@@ -116,21 +125,24 @@ class LocalGravity:
         return None
 
 
+# Per particle, the number of times that its step is halved.
 Levels = NDArray[np.int64]
 _LONGEST = 0.05
-"""In ln a: twice that left the power at z = 2 up to 2.5 % off, in bins where it is faint."""
+"""The longest step in ln a; twice that left the power at z = 2 up to 2.5 % off, in bins in which it
+is faint."""
 AfterStep = Callable[[int, Box], None]
-"""Called with the number of steps done and the box as it is then."""
+"""A callback for the number of steps done and the box after them."""
 
 
 OnDrift = Callable[[Particles, Floats, float, float], None]
-"""Called before particles move: they, by how much, and the expansion factors before and after."""
+"""A callback before particles move: the particles, their displacement, and the expansion factors
+before and after."""
 
 
 def expansion_steps(
     start: float, end: float, steps: int, *, also: Sequence[float] = ()
 ) -> tuple[float, ...]:
-    """(1), with the expansion factors ``also`` put in between, where snapshots are wanted."""
+    """Return the expansion factors of (1), with the factors ``also`` inserted for snapshots."""
     if steps < 1:
         raise bad_input("at least 1 step", steps, where="steps")
     if not 0 < start < end:
@@ -138,14 +150,16 @@ def expansion_steps(
     uniform = (np.linspace(math.sqrt(start), math.sqrt(end), steps + 1) ** 2).tolist()
     uniform[0], uniform[-1] = start, end
     between = [
-        a for a in also if start < a < end and min(abs(a / other - 1) for other in uniform) > 1e-9
+        a for a in also if start < a < end and min(abs(a / factor - 1) for factor in uniform) > 1e-9
     ]
     return tuple(sorted([*uniform, *between]))
 
 
 def chosen_steps(start: float, end: float) -> int:
-    """Steps of (1) whose first one, relative to the expansion the longest, is at most ``_LONGEST``
-    in ln a."""
+    """Return the number of steps of (1) whose first one is at most ``_LONGEST`` in ln a.
+
+    The first step is the longest one relative to the expansion.
+    """
     if not 0 < start < end:
         raise bad_input(f"an end after the start at a = {start:g}", end, where="end")
     return math.ceil((math.sqrt(end) - math.sqrt(start)) / (_LONGEST / 2 * math.sqrt(start)))
@@ -160,7 +174,7 @@ def evolve(
     after_step: AfterStep | None = None,
     on_drift: OnDrift | None = None,
 ) -> Box:
-    """(2) from ``steps[first]``, where the box stands, to the last."""
+    """Move a box by (2) from ``steps[first]``, its present expansion factor, to the last."""
     particles, force = engine.forces(box.particles)
     cosmology = box.cosmology
     for number in range(first, len(steps) - 1):
@@ -184,15 +198,16 @@ def evolve(
 
 
 def halfway(a: float, b: float) -> float:
+    """Return the expansion factor halfway in sqrt(a)."""
     return ((math.sqrt(a) + math.sqrt(b)) / 2) ** 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSteps:
-    """How steps are divided."""
+    """The settings that determine how steps are divided."""
 
     accuracy: float = 0.025
-    """eta of (3)."""
+    """The accuracy eta of (3)."""
     most_levels: int = 5
 
 
@@ -206,7 +221,8 @@ def evolve_in_blocks(
     after_step: AfterStep | None = None,
     on_drift: OnDrift | None = None,
 ) -> Box:
-    """Like ``evolve``, with the short-range force in parts of a step where (3) asks for them."""
+    """Move a box like ``evolve``, with the short-range force in the parts of a step that (3)
+    requires."""
     if engine.settings.softening == 0:
         raise bad_input(
             "a length above 0 with block steps, whose criterion needs it", 0.0, where="softening"
@@ -231,7 +247,7 @@ def evolve_in_blocks(
             positions = wrapped(particles.positions + shift, box.size)
             particles = Particles(positions=positions, momenta=momenta, ids=particles.ids)
             closing = _kicks(times, part + 1, span, cosmology, opening=False)
-            if part == parts - 1:  # everyone's interval closes: the moment to change hands
+            if part == parts - 1:  # all intervals close, so particles can change their rank
                 particles, closing = engine.settle(particles, closing)
                 short = engine.short(particles, np.ones(len(particles), bool))
             else:
@@ -252,7 +268,7 @@ def evolve_in_blocks(
 def _levels(
     force: Floats, a: float, b: float, cosmology: Cosmology, softening: float, blocks: BlockSteps
 ) -> Levels:
-    """(3) as a number of halvings."""
+    """Return the number of halvings that (3) requires."""
     strength = np.maximum(np.linalg.norm(force, axis=1), 1e-30)
     wanted = np.sqrt(2 * blocks.accuracy * softening * a**3 / strength)
     halvings = np.ceil(np.log2(cosmology.seconds_of_expansion(a, b) / wanted))
@@ -268,13 +284,16 @@ def _kicks(
     *,
     opening: bool,
 ) -> Floats:
-    """A column: half a kick for particles whose interval opens (or closes) at ``times[part]``, zero
-    for the others."""
+    """Return a column with half a kick for particles whose interval opens or closes at
+    ``times[part]``.
+
+    It is zero for the others.
+    """
     kicks = np.zeros(len(span))
     for width in np.unique(span):
         if part % width == 0:
-            other = part + int(width) if opening else part - int(width)
-            early, late = sorted((times[part], times[other]))
+            opposite = part + int(width) if opening else part - int(width)
+            early, late = sorted((times[part], times[opposite]))
             middle = halfway(early, late)
             kicks[span == width] = (
                 cosmology.kick(early, middle, early)

@@ -1,5 +1,4 @@
-"""Where to cut the curve, from measured work and measured speed: when it pays, and never back and
-forth.
+"""Choose where to cut the curve from measured work and speed, only if it pays, without oscillation.
 
 Leaves along the curve are the items of ``solve.search.chain``. A rank d that computed reference
 work W_d (seconds of an average rank) in t_d seconds, besides m_d seconds of mesh, has
@@ -7,13 +6,13 @@ work W_d (seconds of an average rank) in t_d seconds, besides m_d seconds of mes
     (1)  speed s_d = W_d / t_d, smoothed:  s_d <- s_d^(1 - r) (W_d / t_d)^r   with relaxation r
     (2)  cut: least T with W_d(cut) / s_d + m_d <= T for all d, within every rank's memory.
 
-``cut_chain`` knows no m_d; replacing s_d by s_d (1 - m_d / T) and repeating with the T found gives
-(2) in a few rounds. A new cut is taken if it is better by more than the hysteresis, and if what it
-gains over a horizon is more than moving the particles costs:
+``cut_chain`` has no m_d; replacing s_d by s_d (1 - m_d / T) and repeating with the T found gives
+(2) in a few rounds. A new cut is used if it is better by more than the hysteresis, and if its gain
+over a horizon exceeds the cost of moving the particles:
 
-    (3)  (T_now - T_new) x steps of the horizon > bytes that change hands / bandwidth.
+    (3)  (T_now - T_new) x steps of the horizon > bytes that change rank / bandwidth.
 
-The same rule serves a run, where t_d is measured, and the simulator, where it is played.
+The same rule is used in a run, where t_d is measured, and in the simulator, where it is simulated.
 """
 
 from __future__ import annotations
@@ -29,54 +28,56 @@ from argosy.nbody.particles import Floats
 from argosy.solve.search.chain import cut_chain
 
 Ends = tuple[int, ...]
-"""Per rank, the first leaf that is no longer its own."""
+"""Per rank, one past its last leaf."""
 
+# How often the cut is repeated to find (2).
 _ROUNDS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leaves:
-    """What is along the curve now."""
+    """The work, the memory and the bytes to send that each leaf along the curve has."""
 
     work: Floats
     """Reference seconds per leaf."""
     bytes: Floats
-    """Memory per leaf."""
+    """Bytes of memory per leaf."""
     sent: Floats
-    """Bytes per leaf that travel if it changes hands."""
+    """Bytes that are sent if a leaf changes rank, per leaf."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BalanceSample:
-    """What was measured since the last look."""
+    """The times that ranks measured since the last decision."""
 
     leaves: Leaves
     ends: Ends
     tree_seconds: Floats
-    """Per rank."""
+    """Seconds of tree and pairs per rank."""
     mesh_seconds: Floats
-    """Per rank, not overlapped."""
+    """Seconds of the mesh per rank, as far as it is not overlapped."""
     planes: tuple[int, ...] = ()
-    """Where each rank's slab of the mesh begins, and the end; nothing where planes take no
+    """The first plane of each rank's slab of the mesh, and the end; empty if planes take no
     memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """When to move."""
+    """The rules by which the controller decides whether particles are moved."""
 
     relaxation: float = 0.8
     hysteresis: float = 0.03
-    """Least part of the step that a move must gain."""
+    """The smallest share of a step that a move must gain."""
     horizon: int = 10
-    """Steps for which a gain counts."""
+    """The number of steps for which a gain counts."""
     bandwidth: float = 1e9
-    """Bytes/s at which particles change hands."""
+    """Bytes/s at which particles move between ranks."""
 
 
 @dataclass(kw_only=True)
 class Balancer:
-    """Remembers speeds between looks; equal input, equal decisions on every rank."""
+    """A controller that keeps speeds between decisions; equal input gives equal decisions on every
+    rank."""
 
     capacity: tuple[float, ...]
     """Bytes per rank, for particles and planes; ``math.inf`` for a rank without a limit."""
@@ -86,7 +87,7 @@ class Balancer:
     moves: int = 0
 
     def decide(self, look: BalanceSample) -> Ends | None:
-        """New ends, or None to leave them."""
+        """Return new ends; None to keep the present ones."""
         self._learn(look)
         now = float((look.tree_seconds + look.mesh_seconds).max())
         ends, then = self.best(look.leaves, look.mesh_seconds, look.planes)
@@ -102,8 +103,10 @@ class Balancer:
         return ends
 
     def slabs(self, look: BalanceSample) -> tuple[int, ...]:
-        """Where the slabs should begin; a rank without planes gets none, for its speed is not
-        known."""
+        """Return the first planes of better slabs.
+
+        A rank without planes gets none, because its speed is not known.
+        """
         counts = np.diff(look.planes)
         holds = (counts > 0) & (look.mesh_seconds > 0)
         if holds.sum() < 2:
@@ -112,36 +115,37 @@ class Balancer:
         room = np.array(self.capacity) - run_totals(look.leaves.bytes, look.ends)
         ones = np.ones(look.planes[-1])
         try:
-            found = cut_chain(ones, speeds, memory=ones * self.plane_bytes, capacity=room[holds])
+            cut = cut_chain(ones, speeds, memory=ones * self.plane_bytes, capacity=room[holds])
         except InfeasibleError:
             return look.planes
-        if found.seconds > look.mesh_seconds.max() * (1 - self.rules.hysteresis):
+        if cut.seconds > look.mesh_seconds.max() * (1 - self.rules.hysteresis):
             return look.planes
         sizes = np.zeros(len(counts), np.int64)
-        sizes[holds] = np.diff((0, *found.ends))
+        sizes[holds] = np.diff((0, *cut.ends))
         return (0, *np.cumsum(sizes).tolist())
 
     def best(
         self, leaves: Leaves, mesh_seconds: Floats, planes: tuple[int, ...] = ()
     ) -> tuple[Ends, float]:
-        """(2): ends and the slowest rank's seconds."""
+        """Return the best ends and the seconds of the slowest rank (2)."""
         assert self.speeds is not None
         speeds, slowest = self.speeds, math.inf
         capacity = np.array(self.capacity) - (np.diff(planes) * self.plane_bytes if planes else 0.0)
         for _ in range(_ROUNDS):
             share = 1 - mesh_seconds / slowest if slowest < math.inf else np.ones(len(speeds))
-            found = cut_chain(
+            cut = cut_chain(
                 leaves.work,
                 speeds * np.maximum(share, 1e-3),
                 memory=leaves.bytes,
                 capacity=capacity,
             )
-            ends = found.ends
+            ends = cut.ends
             slowest = float((run_totals(leaves.work, ends) / speeds + mesh_seconds).max())
         return ends, slowest
 
     def _learn(self, look: BalanceSample) -> None:
-        """(1); a rank that had nothing to do keeps its speed, or the slowest known."""
+        """Update the speeds (1); a rank without work keeps its speed, or gets the slowest known
+        one."""
         work = run_totals(look.leaves.work, look.ends)
         busy = (work > 0) & (look.tree_seconds > 0)
         measured = np.where(busy, work / np.where(busy, look.tree_seconds, 1.0), np.nan)
@@ -155,18 +159,21 @@ class Balancer:
 
 
 def takes_part(ends: Ends) -> NDArray[np.bool_]:
-    """Which ranks hold a part of the curve. A plan had a reason to leave the others out, and nobody
-    measured them."""
+    """Return which ranks hold a part of the curve.
+
+    A plan left the others out for a reason, and their speed is not measured.
+    """
     return np.diff((0, *ends)) > 0
 
 
 def run_totals(values: Floats, ends: Ends) -> Floats:
-    """Sum of the values of each rank's leaves."""
+    """Return the sum of the values of each rank's leaves."""
     prefix = np.concatenate(([0.0], np.cumsum(values)))
     return np.diff(prefix[np.array((0, *ends))])
 
 
 def _moved_bytes(leaves: Leaves, before: Ends, after: Ends) -> float:
+    """Return the bytes that change rank between two cuts."""
     prefix = np.concatenate(([0.0], np.cumsum(leaves.sent)))
     stays = 0.0
     for i in range(len(before)):

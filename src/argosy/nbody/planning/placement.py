@@ -1,8 +1,7 @@
-"""Where a run on the devices of a cluster begins: who holds what, within which memory, and how fast
-each should be.
+"""Place a run on the devices of a cluster: initial domains, memory limits and expected speeds.
 
-A cluster file says what devices promise; the run then measures, and cuts anew. Ranks are the
-cluster's devices, in their order.
+A cluster file gives the speeds that devices should have; the run then measures them and cuts the
+curve again. Ranks are the cluster's devices, in order.
 """
 
 from __future__ import annotations
@@ -22,24 +21,26 @@ from argosy.nbody.planning.pricing import CELL_BYTES, BoxWork, typical_box
 
 @dataclass(frozen=True, kw_only=True)
 class InitialPlacement:
-    """The state of a run before its first force."""
+    """The state that a run has before its first force."""
 
     parts: tuple[float, ...]
-    """Up to where along the curve each rank's run goes, as a part of all particles."""
+    """The end of each rank's run along the curve, as a share of all particles."""
     planes: tuple[int, ...]
-    """Where each rank's slab of the mesh begins, and the end."""
+    """The first plane of each rank's slab of the mesh, and the end."""
     balancer: Balancer
 
 
 def place_on(cluster: Cluster, particles: int, mesh_cells: int) -> InitialPlacement:
-    """As ``argosy nbody plan`` would cut them; ``InfeasibleError`` where they do not fit into the
-    cluster's memory."""
+    """Return the domains that ``argosy nbody plan`` would choose.
+
+    Raises ``InfeasibleError`` if they do not fit into the cluster's memory.
+    """
     box = typical_box(particles, mesh_cells=mesh_cells)
     return _placement(cluster, box, plan_step(cluster, box).best.domains)
 
 
 def place_as_planned(plan: GravityPlan, particles: int, mesh_cells: int) -> InitialPlacement:
-    """As a plan file says; ``InputError`` if it was made for another box."""
+    """Return the domains of a plan file; raise ``InputError`` if it was made for another box."""
     box = plan.box
     if (box.particles, box.mesh_cells) != (particles, mesh_cells):
         found = f"{particles} particles and a mesh of {mesh_cells}^3 cells"
@@ -51,6 +52,7 @@ def place_as_planned(plan: GravityPlan, particles: int, mesh_cells: int) -> Init
 
 
 def _placement(cluster: Cluster, box: BoxWork, domains: Domains) -> InitialPlacement:
+    """Return the initial state of a run with these domains."""
     prices = StepPrices(cluster, box)
     plane_bytes = CELL_BYTES * box.mesh_cells**2
     held = np.array(domains.planes) * plane_bytes

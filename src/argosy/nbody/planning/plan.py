@@ -1,14 +1,14 @@
-"""Which device gets which run of the curve and which planes of the mesh, and what a step would
-take.
+"""Choose which device gets which run of the curve and which planes of the mesh.
 
-    price items and planes -> cut the curve (solve.chain) for each choice of mesh holders -> play a step (sim) -> best
+    price items and planes -> cut the curve (solve.chain) for each choice of mesh holders
+    -> simulate a step (sim) -> best
 
 One step is a task graph: every device walks its tree, those with planes deposit and transform,
 pairs are summed while slabs are turned, and forces come back. Pairs wait for the halo. The mesh of
 a device and its pairs share the device, one after the other; transfers run beside them. Devices
 that would only slow the step down are left out.
 
-Compared are the cuts that others would make: equal counts, and counts by speed.
+The result is compared with the usual cuts: equal counts, and counts by speed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ from argosy.sim.engine.graph import Flow, Task, TaskGraph
 from argosy.solve.search.chain import cut_chain
 from argosy.timeline import SpanKind
 
+# Per device, whether it belongs to a group.
 Flags = NDArray[np.bool_]
 
 _PLAYED = 160
-"""Choices that are played, times devices."""
+"""The number of choices that are simulated, times the number of devices."""
 _MOST_GROUPS = 300
-"""Groups of devices looked at, times devices."""
+"""The number of groups of devices that are considered, times the number of devices."""
 _USABLE = 0.9
-"""Of a device's memory."""
+"""The share of a device's memory that a plan may use."""
 
 
 class StepPhase(StrEnum):
-    """What a span of a step is; its number is the span's ``stage``."""
+    """The phases that a step has; the number of a phase is the ``stage`` of its spans."""
 
     TREE = "tree"
     MESH = "mesh"
@@ -62,7 +63,7 @@ class StepPhase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Domains:
-    """A choice: runs of items and numbers of planes, per device of the cluster."""
+    """A choice that gives each device of the cluster a run of items and a number of planes."""
 
     name: str
     ends: Ends
@@ -71,11 +72,11 @@ class Domains:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedDomains:
-    """A choice, and what it costs."""
+    """A choice of domains, and the time and memory that it costs."""
 
     domains: Domains
     step_seconds: float
-    """Simulated."""
+    """The simulated seconds of a step."""
     tree_seconds: tuple[float, ...]
     pair_seconds: tuple[float, ...]
     mesh_seconds: tuple[float, ...]
@@ -83,13 +84,12 @@ class PricedDomains:
     """Bytes per device."""
     fits: tuple[bool, ...]
     balance: float
-    """The slowest device's computing over what it would be if all that take part shared it by their
-    speed."""
+    """The slowest device's seconds of computing over those of an ideal division by speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """The best choice, and those it was compared with."""
+    """The best choice, and those that it was compared with."""
 
     cluster: Cluster
     box: BoxWork
@@ -98,17 +98,20 @@ class StepPlan:
 
 
 def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
-    """Domains by work over speed with the best holders of the mesh, beside equal counts and counts
-    by speed."""
+    """Find domains by work over speed with the best holders of the mesh.
+
+    They are compared with equal counts and counts by speed. Raises ``InfeasibleError`` if nothing
+    fits or no step ends.
+    """
     prices = StepPrices(cluster, box)
     ours = [
-        found
+        domains
         for active, planes in prices.choices()
-        if (found := prices.cut(active, planes)) is not None
+        if (domains := prices.cut(active, planes)) is not None
     ]
     if not ours:
-        what = f"{box.particles} particles and a mesh of {box.mesh_cells}^3 cells"
-        raise InfeasibleError(f"{what} do not fit into the memory of {cluster.name}")
+        parts = f"{box.particles} particles and a mesh of {box.mesh_cells}^3 cells"
+        raise InfeasibleError(f"{parts} do not fit into the memory of {cluster.name}")
     promising = sorted(ours, key=prices.estimate)[: max(2, _PLAYED // len(cluster.devices))]
     everyone = prices.shared_planes(np.ones(len(cluster.devices)))
     others = (
@@ -123,10 +126,10 @@ def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
             )
         ),
     )
-    # Where the network decides, another cut can be as good: then it is the plan.
+    # If the network is the bottleneck, one of the usual cuts can be better: then it is the plan.
     finalists = [
         *(prices.priced(domains) for domains in promising),
-        *(other for other in others if all(other.fits)),
+        *(priced for priced in others if all(priced.fits)),
     ]
     best = min(finalists, key=lambda priced: priced.step_seconds)
     if best.step_seconds == math.inf:
@@ -137,7 +140,7 @@ def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
 
 
 class StepPrices:
-    """Seconds and bytes of every device for every choice."""
+    """The seconds and bytes that any choice of domains needs on every device."""
 
     def __init__(self, cluster: Cluster, box: BoxWork) -> None:
         self.cluster, self.box, self.size = cluster, box, len(cluster.devices)
@@ -148,12 +151,15 @@ class StepPrices:
         self.tree_speed = np.array([rate.particles for rate in known])
         self.mesh_speed = np.array([rate.cells for rate in known])
         self.ways: dict[tuple[str, str], tuple[int, ...]] = {}
-        """Links between two devices, as far as they were looked up."""
+        """Links between two devices, cached when they are looked up."""
         self.memory = np.array([_USABLE * device.kind.memory for device in cluster.devices])
 
     def choices(self) -> Iterator[tuple[Flags, tuple[int, ...]]]:
-        """Devices that take part, and their planes: all, a node, a kind, the fastest 1, 2, 4, ...;
-        any such group of those that take part holds the mesh."""
+        """Yield the devices that take part, and their planes.
+
+        The devices are all, a node, a kind, or the fastest 1, 2, 4, ...; any such group of those
+        that take part holds the mesh.
+        """
         groups = self._groups()
         for active in groups:
             for holders in groups:
@@ -161,6 +167,7 @@ class StepPrices:
                     yield active, self.shared_planes(holders.astype(float))
 
     def _groups(self) -> list[Flags]:
+        """Return the groups of devices, each once."""
         devices = self.cluster.devices
         order = np.argsort(-self.mesh_speed, kind="stable")
         masks = [np.ones(self.size, bool)]
@@ -180,7 +187,7 @@ class StepPrices:
         return list({mask.tobytes(): mask for mask in masks}.values())[:most]
 
     def shared_planes(self, weight: Floats) -> tuple[int, ...]:
-        """Whole planes by mesh speed among those with weight."""
+        """Divide whole planes by mesh speed among devices with weight."""
         speeds = self.mesh_speed * weight
         holds = speeds > 0
         ends = cut_chain(np.ones(self.box.mesh_cells), speeds[holds]).ends
@@ -189,11 +196,13 @@ class StepPrices:
         return tuple(planes.tolist())
 
     def by_count(self, weight: Floats) -> Ends:
+        """Divide the curve in proportion to weights."""
         edges = np.cumsum(weight) / weight.sum() * len(self.box.interactions)
         return tuple(np.rint(edges).astype(int).tolist())
 
     def cut(self, active: Flags, planes: tuple[int, ...]) -> Domains | None:
-        """Work by speed on the active devices beside those planes; None where it does not fit."""
+        """Divide the work by speed among active devices that hold these planes; None if it does not
+        fit."""
         left = self.capacity(planes)
         if (left < 0).any():
             return None
@@ -208,38 +217,45 @@ class StepPrices:
         return Domains(name="work by speed", ends=tuple(np.cumsum(runs).tolist()), planes=planes)
 
     def capacity(self, planes: Sequence[int]) -> Floats:
-        """Bytes left for particles beside those planes."""
+        """Return the bytes left for particles beside these planes."""
         left: Floats = self.memory - np.array(planes) * self.box.mesh_cells**2 * CELL_BYTES
         return left
 
     def leaves(self) -> Leaves:
-        """Items with reference work: interactions and particles at mean speed."""
+        """Return the items with their reference work: interactions and particles at mean speed."""
         work = (
             self.box.interactions / self.pair_speed.mean()
             + self.box.per_item / self.tree_speed.mean()
         )
-        one = np.full(len(work), self.box.per_item)
-        return Leaves(work=work, bytes=one * (PARTICLE_BYTES + GHOST_BYTES), sent=one * STATE_BYTES)
+        particles_each = np.full(len(work), self.box.per_item)
+        return Leaves(
+            work=work,
+            bytes=particles_each * (PARTICLE_BYTES + GHOST_BYTES),
+            sent=particles_each * STATE_BYTES,
+        )
 
     def speeds(self) -> Floats:
-        """For the mix of a whole box."""
+        """Return the relative speed of each device for the mix of work of a whole box."""
         alone = self.box.interactions.sum() / self.pair_speed + self.box.particles / self.tree_speed
         speeds: Floats = self.leaves().work.sum() / alone
         return speeds
 
     def particles(self, ends: Ends) -> Floats:
+        """Return the number of particles of each device."""
         return np.asarray(np.diff((0, *ends)) * self.box.per_item, np.float64)
 
     def tree_seconds(self, particles: Floats) -> Floats:
-        """Of devices that hold so many."""
+        """Return the seconds of the tree on devices that hold these numbers of particles."""
         return np.asarray(
             np.where(particles > 0, self.start + particles / self.tree_speed, 0.0), np.float64
         )
 
     def mesh_seconds(self, planes: Sequence[int]) -> Floats:
+        """Return the seconds of the mesh on devices that hold these numbers of planes."""
         return np.asarray(np.array(planes) * self.box.mesh_cells**2 / self.mesh_speed, np.float64)
 
     def priced(self, domains: Domains) -> PricedDomains:
+        """Simulate a step with these domains; return its time and memory."""
         particles = self.particles(domains.ends)
         tree = self.tree_seconds(particles)
         pairs = run_totals(self.box.interactions, domains.ends) / self.pair_speed
@@ -262,12 +278,14 @@ class StepPrices:
         )
 
     def graph(self, domains: Domains) -> TaskGraph:
-        """One step."""
+        """Return the task graph of one step."""
         return _StepGraph(self, domains).graph()
 
     def estimate(self, domains: Domains) -> float:
-        """Seconds of the slowest device and of the busiest link, one after the other: enough to
-        rank choices."""
+        """Return the seconds of the slowest device plus those of the busiest link.
+
+        This is enough to rank choices.
+        """
         graph = self.graph(domains)
         computing = np.zeros(self.size)
         loads: dict[int, float] = {}
@@ -290,8 +308,8 @@ class StepPrices:
 
 
 class _StepGraph:
-    """Tasks of one step, numbered as they are added; each device's own in the order it runs
-    them."""
+    """The tasks of one step, which are numbered as they are added; each device runs its own in
+    order."""
 
     def __init__(self, prices: StepPrices, domains: Domains) -> None:
         self.prices, self.domains, self.box = prices, domains, prices.box
@@ -302,9 +320,10 @@ class _StepGraph:
         self.holders = [device for device in range(prices.size) if domains.planes[device] > 0]
         self.tasks: list[Task] = []
         self.last: dict[int, int] = {}
-        """Per device, what it does before the next."""
+        """Per device, its latest task."""
 
     def graph(self) -> TaskGraph:
+        """Build the task graph of one step."""
         growing = self.prices.tree_seconds(self.particles)
         trees = [self._compute(d, StepPhase.TREE, growing[d]) for d in self.busy]
         halo = self._transfer(self._halo_flows(), trees)
@@ -335,6 +354,7 @@ class _StepGraph:
     def _compute(
         self, device: int, phase: StepPhase, seconds: float, after: Sequence[int] = ()
     ) -> int:
+        """Add a computation after the device's latest task; return its number."""
         before = [self.last[device]] if device in self.last else []
         number = len(self.tasks)
         waits = tuple(sorted({*before, *after}))
@@ -352,29 +372,36 @@ class _StepGraph:
         return number
 
     def _transfer(self, flows: list[Flow], after: Sequence[int]) -> list[int]:
+        """Add a transfer; return its number."""
         number = len(self.tasks)
         self.tasks.append(Task(kind=SpanKind.TRANSFER, flows=tuple(flows), after=tuple(after)))
         return [number]
 
     def _halo_flows(self) -> list[Flow]:
-        """Half of a halo from the neighbours along the curve, half from everyone by what they
-        hold."""
+        """Return the flows of the halo.
+
+        Half of it comes from the neighbours along the curve, half from all devices by their
+        particles.
+        """
         flows: dict[tuple[int, int], float] = {}
         for place, device in enumerate(self.busy):
             wanted = halo_particles(self.box, float(self.particles[device])) * SENT_BYTES
             near = [
-                self.busy[other] for other in (place - 1, place + 1) if 0 <= other < len(self.busy)
+                self.busy[sender]
+                for sender in (place - 1, place + 1)
+                if 0 <= sender < len(self.busy)
             ]
-            others = [other for other in self.busy if other != device]
-            held = sum(self.particles[other] for other in others)
-            for other in others:
-                part = wanted / 2 * self.particles[other] / held + (
-                    wanted / 2 / len(near) if other in near else 0.0
+            senders = [sender for sender in self.busy if sender != device]
+            held = sum(self.particles[sender] for sender in senders)
+            for sender in senders:
+                part = wanted / 2 * self.particles[sender] / held + (
+                    wanted / 2 / len(near) if sender in near else 0.0
                 )
-                flows[other, device] = flows.get((other, device), 0.0) + float(part)
+                flows[sender, device] = flows.get((sender, device), 0.0) + float(part)
         return [Flow(source, target, amount) for (source, target), amount in flows.items()]
 
     def _mesh_flows(self) -> list[Flow]:
+        """Return the flows of particles to the holders of the mesh."""
         share = [self.domains.planes[holder] / self.box.mesh_cells for holder in self.holders]
         return [
             Flow(device, holder, float(self.particles[device]) * POINT_BYTES * part)
@@ -384,10 +411,11 @@ class _StepGraph:
         ]
 
     def _turn_flows(self, times: int) -> list[Flow]:
+        """Return the flows by which the holders of the mesh turn their slabs."""
         planes, cells = self.domains.planes, self.box.mesh_cells
         return [
-            Flow(one, other, times * MODE_BYTES / 2 * planes[one] * planes[other] * cells)
-            for one in self.holders
-            for other in self.holders
-            if one != other
+            Flow(source, target, times * MODE_BYTES / 2 * planes[source] * planes[target] * cells)
+            for source in self.holders
+            for target in self.holders
+            if source != target
         ]

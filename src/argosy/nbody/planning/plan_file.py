@@ -1,5 +1,4 @@
-"""A gravity plan as a file, version 1: what ``argosy nbody plan -o`` writes and ``argosy simulate``
-reads."""
+"""Read and write gravity plans, version 1, for ``argosy nbody plan -o`` and ``argosy simulate``."""
 
 from __future__ import annotations
 
@@ -18,22 +17,29 @@ from argosy.nbody.planning.plan import Domains, StepPlan
 from argosy.nbody.planning.pricing import BoxWork, typical_box
 from argosy.workload.fields import Count, Natural
 
+# The ``kind`` of a gravity plan's file.
 KIND = "gravity"
 
 
 class _ClusterSchema(Schema):
+    """The cluster that a plan file contains."""
+
     name: str
     hash: str
     content: dict[str, Any]
 
 
 class _DomainsSchema(Schema):
+    """A choice of domains that a plan file contains."""
+
     name: str
     ends: list[Natural]
     planes: list[Natural]
 
 
 class _Schema(Schema):
+    """The content that a plan file must have."""
+
     version: Literal[1]
     kind: Literal["gravity"]
     cluster: _ClusterSchema
@@ -46,17 +52,20 @@ class _Schema(Schema):
 
 @dataclass(frozen=True, kw_only=True)
 class GravityPlan:
-    """A choice of domains, whole on its own."""
+    """A choice of domains that contains its cluster and box."""
 
     cluster: Cluster
     box: BoxWork
     plan: Domains
     compared: tuple[Domains, ...]
-    """What others would choose."""
+    """The usual choices, which the plan was compared with."""
 
 
 def dumps_gravity_plan(found: StepPlan, seed: int) -> str:
+    """Return a gravity plan as JSON."""
+
     def row(domains: Domains) -> dict[str, Any]:
+        """Return a choice of domains as a dict."""
         return {"name": domains.name, "ends": list(domains.ends), "planes": list(domains.planes)}
 
     cluster = {
@@ -72,13 +81,13 @@ def dumps_gravity_plan(found: StepPlan, seed: int) -> str:
         "mesh_cells": found.box.mesh_cells,
         "seed": seed,
         "plan": row(found.best.domains),
-        "compared": [row(other.domains) for other in found.others],
+        "compared": [row(choice.domains) for choice in found.others],
     }
     return json.dumps(content, indent=1) + "\n"
 
 
 def gravity_plan_from_document(document: Document) -> GravityPlan:
-    """A gravity plan, or one ``InputError`` with everything that is wrong with the file."""
+    """Read a gravity plan; raise one ``InputError`` with all problems of the file."""
     schema = validate(document, _Schema)
     cluster = build_cluster(document.inside("cluster", "content"), folder=Path())
     box = typical_box(schema.particles, mesh_cells=schema.mesh_cells, seed=schema.seed)
@@ -97,27 +106,31 @@ def gravity_plan_from_document(document: Document) -> GravityPlan:
 
 
 def _domains(row: _DomainsSchema) -> Domains:
+    """Return the domains of a validated row."""
     return Domains(name=row.name, ends=tuple(row.ends), planes=tuple(row.planes))
 
 
 def _problems(
     document: Document, place: str, row: _DomainsSchema, cluster: Cluster, box: BoxWork
 ) -> list[Problem]:
-    """Every device has its run and its planes, and together they are the whole box."""
+    """Return the problems of a choice of domains.
+
+    Every device must have its run and its planes, and together they must be the whole box.
+    """
     devices, items = len(cluster.devices), len(box.interactions)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name, values in (("ends", row.ends), ("planes", row.planes)):
         if len(values) != devices:
             expected = f"{devices} numbers, one for each device of {cluster.name}"
-            found.append(document.problem((place, name), expected, f"{len(values)} numbers"))
+            problems.append(document.problem((place, name), expected, f"{len(values)} numbers"))
     if row.ends != sorted(row.ends) or row.ends[-1:] != [items]:
-        found.append(
+        problems.append(
             document.problem((place, "ends"), f"numbers that never fall, up to {items}", row.ends)
         )
     if sum(row.planes) != box.mesh_cells:
-        found.append(
+        problems.append(
             document.problem(
                 (place, "planes"), f"{box.mesh_cells} in all", f"{sum(row.planes)} in all"
             )
         )
-    return found
+    return problems

@@ -1,4 +1,4 @@
-"""Steps one after the other on a cluster that changes, with and without re-balancing."""
+"""Simulate steps on a cluster that changes, with and without re-balancing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from argosy.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedRun:
-    """Steps under the cluster's changes."""
+    """The times that steps took under the cluster's changes."""
 
     ends: tuple[float, ...]
-    """When each step was over, seconds."""
+    """The time at which each step was over, in seconds."""
     moves: int
-    """Re-balances."""
+    """The number of re-balances."""
     stalled: bool
-    """A device or link that was needed is lost for good: no step ends after these."""
+    """True if a needed device or link is lost permanently, so that no further step ends."""
 
 
 def play_run(
@@ -39,7 +39,7 @@ def play_run(
     rebalance: bool,
     until: float = math.inf,
 ) -> PlayedRun:
-    """Steps one after the other from time 0; with ``rebalance``, the controller looks after
+    """Simulate successive steps from time 0; with ``rebalance``, the controller decides after
     each."""
     prices = StepPrices(cluster, box)
     first = simulate_exact(prices.graph(domains), cluster)
@@ -74,12 +74,12 @@ def play_run(
 
 
 def step_timeline(cluster: Cluster, box: BoxWork, domains: Domains, steps: int) -> Timeline:
-    """So many steps with these domains, never re-balanced, as the simulator records them."""
+    """Return the timeline of ``steps`` steps with these domains, without re-balancing."""
     return simulate_exact(StepPrices(cluster, box).graph(domains), cluster, iterations=steps)
 
 
 def _device_seconds(timeline: Timeline, size: int) -> Floats:
-    """Per device, seconds of tree and pairs, and of the mesh."""
+    """Return, per device, the seconds of tree and pairs, and of the mesh."""
     index = {name: number for number, name in enumerate(timeline.devices)}
     seconds = np.zeros((size, 2))
     for span in timeline.spans:
@@ -91,13 +91,14 @@ def _device_seconds(timeline: Timeline, size: int) -> Floats:
 
 
 def slowest_hop(cluster: Cluster) -> float:
-    """Bytes/s between neighbours along the curve, at the start."""
+    """Return the smallest bytes/s between neighbours along the curve, at time 0."""
     names = [device.name for device in cluster.devices]
-    routes = [cluster.fastest(one, other, 1e9) for one, other in itertools.pairwise(names)]
+    routes = [cluster.fastest(source, target, 1e9) for source, target in itertools.pairwise(names)]
     return min((cluster.bandwidth_at(route) for route in routes), default=math.inf)
 
 
 def _changes(cluster: Cluster) -> bool:
+    """Return whether any device or link changes over time."""
     traces = [device.speed for device in cluster.devices]
     traces += [trace for link in cluster.links for trace in (link.bandwidth, link.latency)]
     return not all(trace.is_constant for trace in traces)

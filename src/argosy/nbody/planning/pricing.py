@@ -1,13 +1,15 @@
-"""What one force of a box costs on devices of a cluster, before anything runs there.
+"""Price one force of a box on devices of a cluster, before anything runs there.
 
 For a device with fp32 peak P, memory bandwidth H and efficiency e, a run of the curve with n
 particles that take w interactions, p of N^3 mesh cells' planes, a box of N_p particles and cut-off
 r_c:
 
-    (1)  pairs = w x g x 40 FLOP / (a e P)             a of the peak is reached, g times w pairs are computed
-    (2)  tree  = (s + n x t) / e                       sort, build, walk; s for launches that wait for each other
-    (3)  mesh  = p N^2 x c + n p / N x q               four transforms; deposit and three interpolations
-    (4)  halo  = min(N_p - n, N_p [(v^(1/3) + 2 r_c)^3 - v]) x 36 B,   v = n / N_p, r_c in boxes: what is fetched
+    (1)  pairs = w x g x 40 FLOP / (a e P)    a of the peak is reached, g times w pairs are computed
+    (2)  tree  = (s + n x t) / e              sort, build, walk; s for launches that wait for each
+                                              other
+    (3)  mesh  = p N^2 x c + n p / N x q      four transforms; deposit and three interpolations
+    (4)  halo  = min(N_p - n, N_p [(v^(1/3) + 2 r_c)^3 - v]) x 36 B,   v = n / N_p, r_c in boxes:
+         what is fetched
     (5)  turn = 4 times 16 B for half the cells of the slab, all but the own part: what holders of
          the mesh exchange
     (6)  to and from the mesh: 24 B a particle, each way
@@ -16,10 +18,10 @@ r_c:
 a, g, t, c and q differ between CPUs and GPUs, whose leaves and limits differ: ``CPU`` and ``GPU``.
 A CPU's mesh is limited by arithmetic, so c and q are FLOP over P there; a GPU's by memory, so they
 are bytes over H. The figures are those of ``benchmarks/results/2026-11-16-gravity.md``. A device
-alone has all of a force. Of GPUs that share a box it is assumed that they sum only pairs, and leave
+alone computes the whole force. GPUs that share a box are assumed to sum only pairs, and to leave
 tree and mesh to one core of their host (``SHARED_GPU``), as they do beside CPUs; a run on GPUs
 alone divides tree and mesh between them, and is faster than this. Interactions along the curve
-follow the clustering of matter: drawn from a log-normal density, seeded.
+follow the clustering of matter: they are drawn from a log-normal density with a seed.
 """
 
 from __future__ import annotations
@@ -35,44 +37,50 @@ from argosy.errors import bad_input
 from argosy.nbody.force.settings import DEFAULT
 from argosy.nbody.particles import Floats
 
+# FLOP of a pair (1).
 PAIR_FLOP = 40.0
 PARTICLE_BYTES = 400.0
-"""Positions, momenta, forces and the tree's share, with what is held twice while particles
-travel."""
+"""Bytes per particle: position, momentum, force and share of the tree, including the copies that
+exist while particles move (7)."""
+# Bytes of memory per halo particle, and per mesh cell (7).
 GHOST_BYTES = 100.0
 CELL_BYTES = 48.0
 SENT_BYTES = 36.0
-"""Position and id of a particle that is fetched."""
+"""Bytes of the position and the id of a particle that is fetched (4)."""
 STATE_BYTES = 56.0
-"""Position, momentum and id of a particle that changes hands."""
+"""Bytes of the position, momentum and id of a particle that changes rank."""
+# Bytes of a position or force (6), and of a mode (5).
 POINT_BYTES = 24.0
 MODE_BYTES = 16.0
 
 _INTERACTIONS = 990.0
-"""Per particle, with the leaves of a CPU and the default force error."""
+"""Interactions per particle, with the leaves of a CPU and the default force error."""
 _SPREAD = 1.0
-"""Of the logarithm of the interactions per particle, over runs of the curve."""
+"""The standard deviation of the logarithm of the interactions per particle, over runs of the
+curve."""
+# The largest number of items of a box.
 _ITEMS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessorRates:
-    """What the code reaches on a kind of processor."""
+    """The rates that the code reaches on a kind of processor."""
 
     peak_share: float
-    """a of (1)."""
+    """The share a of the peak that (1) reaches."""
     larger_leaves: float
-    """g of (1)."""
+    """The factor g of pairs in (1)."""
     tree_seconds: float
-    """t of (2)."""
+    """Seconds t per particle in (2)."""
     start_seconds: float
-    """s of (2)."""
+    """Seconds s in (2)."""
     cell_cost: float
-    """c of (3): FLOP at the peak of a CPU, bytes of a GPU."""
+    """The cost c of a mesh cell in (3): FLOP at the peak of a CPU, bytes of a GPU."""
     point_cost: float
-    """q of (3), per particle, likewise."""
+    """The cost q of a particle on the mesh in (3), in the same units as ``cell_cost``."""
 
 
+# Measured rates of a CPU, of a GPU, and of a GPU that only sums pairs.
 CPU = ProcessorRates(
     peak_share=0.35,
     larger_leaves=1.0,
@@ -91,16 +99,16 @@ GPU = ProcessorRates(
 )
 SHARED_GPU = replace(GPU, tree_seconds=1.2e-6, start_seconds=0.0)
 _HOST_CELL, _HOST_POINT = 6.9e-8, 4.5e-7
-"""Seconds of a host's core per mesh cell and per particle on the mesh."""
+"""Seconds that a host's core needs per mesh cell, and per particle on the mesh."""
 _CPU_NAMES = re.compile(
     r"cpu|core|xeon|epyc|ryzen|threadripper|grace|graviton|altra|ampere-?one|power\d+",
     re.IGNORECASE,
 )
-"""How kinds of CPU are called; a cluster file says no more about what a device is."""
+"""Names of CPU kinds; a cluster file has no other information about what a device is."""
 
 
 def architecture(kind: DeviceKind, *, alone: bool = True) -> ProcessorRates:
-    """CPU or GPU, by the kind's name."""
+    """Return the rates of a CPU or a GPU, recognised by the kind's name."""
     if _CPU_NAMES.search(kind.name):
         return CPU
     return GPU if alone else SHARED_GPU
@@ -108,19 +116,19 @@ def architecture(kind: DeviceKind, *, alone: bool = True) -> ProcessorRates:
 
 @dataclass(frozen=True, kw_only=True)
 class BoxWork:
-    """A box along its curve, in items of equal particle count."""
+    """A box that is divided along its curve into items of equal particle count."""
 
     particles: int
     mesh_cells: int
-    """Per side."""
+    """Mesh cells per side."""
     cutoff: float
-    """r_c as a part of the box."""
+    """The cut-off r_c as a share of the box."""
     interactions: Floats
-    """Per item."""
+    """Interactions per item."""
 
     @property
     def per_item(self) -> float:
-        """Particles."""
+        """Return the particles per item."""
         return self.particles / len(self.interactions)
 
 
@@ -131,8 +139,7 @@ def typical_box(
     cutoff_cells: float = DEFAULT.split_cells * DEFAULT.cutoff_scales,
     seed: int = 1,
 ) -> BoxWork:
-    """A clustered box of so many particles; by default with a mesh of twice the particles per
-    side."""
+    """Return a clustered box; by default its mesh has twice as many cells per side as particles."""
     if particles < 1000:
         raise bad_input("at least 1000 particles", particles, where="particles")
     cells = mesh_cells or 2 * round(particles ** (1 / 3))
@@ -157,7 +164,7 @@ def typical_box(
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRates:
-    """Units per second of one device, per phase."""
+    """The units per second that one device computes, per phase."""
 
     interactions: float
     particles: float
@@ -167,8 +174,10 @@ class DeviceRates:
 
 
 def rates(device: Device, per_cell: float, *, alone: bool = True) -> DeviceRates:
-    """(1), (2), (3) turned over, with so many particles per mesh cell, on a device alone or as one
-    of several."""
+    """Return the inverse of (1), (2) and (3) for a device alone or as one of several.
+
+    ``per_cell`` is the number of particles per mesh cell.
+    """
     kind, built = device.kind, architecture(device.kind, alone=alone)
     peak = device.efficiency * kind.peak(Dtype.FP32)
     limit = peak if built is CPU else device.efficiency * kind.memory_bandwidth
@@ -184,7 +193,7 @@ def rates(device: Device, per_cell: float, *, alone: bool = True) -> DeviceRates
 
 
 def halo_particles(box: BoxWork, particles: float) -> float:
-    """(4), in particles."""
+    """Return the number of halo particles of (4)."""
     if particles <= 0:
         return 0.0
     share = particles / box.particles

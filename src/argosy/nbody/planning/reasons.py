@@ -1,5 +1,5 @@
-"""Why a step of a gravity plan takes as long as it does, and what would make it shorter: questions
-to the simulator."""
+"""Explain by simulation why a step of a gravity plan takes as long as it does, and what would
+help."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from argosy.sim.engine.exact import simulate_exact
 from argosy.timeline import Timeline
 
 _MORE = 2.0
-"""How much faster devices and links become in a question."""
+"""The factor by which devices and links become faster in an improvement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Improvement:
-    """A change of the cluster, with the box cut again for it."""
+    """A change of the cluster, with the step time after the box is cut again."""
 
     change: str
     step_seconds: float
@@ -27,24 +27,27 @@ class Improvement:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReasons:
-    """What a step consists of."""
+    """The parts that a step consists of, and what would shorten it."""
 
     priced: PricedDomains
     timeline: Timeline
     slowest: str
     """The device that computes longest."""
     computing: float
-    """Its seconds."""
+    """The seconds in which the slowest device computes."""
     waiting: float
-    """Seconds of the step during which it does not compute."""
+    """The seconds of the step in which the slowest device does not compute."""
     busiest_link: str | None
     link_share: float
-    """Bytes of that link over what it could carry in the step."""
+    """The bytes of the busiest link over its capacity in the step."""
     improvements: tuple[Improvement, ...]
 
 
 def explain_step(cluster: Cluster, box: BoxWork, domains: Domains) -> StepReasons:
-    """One step with these domains; ``InfeasibleError`` if it does not end on this cluster."""
+    """Explain one step with these domains.
+
+    Raises ``InfeasibleError`` if it does not end on this cluster.
+    """
     prices = StepPrices(cluster, box)
     priced = prices.priced(domains)
     if math.isinf(priced.step_seconds):
@@ -68,6 +71,7 @@ def explain_step(cluster: Cluster, box: BoxWork, domains: Domains) -> StepReason
 
 
 def _busiest_link(cluster: Cluster, timeline: Timeline) -> tuple[str | None, float]:
+    """Return the busiest link and the share of its capacity that is used."""
     shares = {
         link.name: sum(span.bytes for span in timeline.spans if link.name in span.via)
         / max(link.bandwidth.at(0.0) * timeline.end, 1.0)
@@ -78,8 +82,10 @@ def _busiest_link(cluster: Cluster, timeline: Timeline) -> tuple[str | None, flo
 
 
 def _improvements(cluster: Cluster, box: BoxWork) -> tuple[Improvement, ...]:
-    """Every kind of device twice as fast, and all links twice as wide, each with the best cut for
-    it."""
+    """Return the step times with every device kind twice as fast, and with all links twice as wide.
+
+    The box is cut again for each.
+    """
     changed = []
     for kind in {device.kind.name: 0 for device in cluster.devices}:
         devices = tuple(
@@ -92,8 +98,8 @@ def _improvements(cluster: Cluster, box: BoxWork) -> tuple[Improvement, ...]:
     links = tuple(replace(link, bandwidth=link.bandwidth.scaled(_MORE)) for link in cluster.links)
     if links:
         changed.append(("every link twice as wide", replace(cluster, links=links)))
-    found = [
-        Improvement(change=what, step_seconds=plan_step(where, box).best.step_seconds)
-        for what, where in changed
+    improvements = [
+        Improvement(change=change, step_seconds=plan_step(changed_cluster, box).best.step_seconds)
+        for change, changed_cluster in changed
     ]
-    return tuple(sorted(found, key=lambda improvement: improvement.step_seconds))
+    return tuple(sorted(improvements, key=lambda improvement: improvement.step_seconds))

@@ -1,11 +1,11 @@
-"""Who holds which part of the Hilbert curve, and the tree that several processes grow together.
+"""Divide the Hilbert curve among processes, and build the tree that they share.
 
 A rank owns the particles whose keys lie in its run of the curve; runs may end anywhere. The curve's
 *cells* are the largest nodes of the one tree over all particles that have at most ``cell_size`` of
-them. They follow from counts alone, so every rank finds the same cells; each is grown whole on one
-rank, its home. With the boxes and moments of all cells, every rank knows the tree above them.
-Walking its own cells against that tree, it learns which cells it will open, and asks their homes
-for the particles: its local essential tree. Nothing in it depends on where the runs end, so neither
+them. They follow from counts alone, so every rank finds the same cells; each is built completely on
+one rank, its home. With the boxes and moments of all cells, every rank has the tree above them. It
+walks its own cells against that tree, finds which cells it will open, and requests their particles
+from their homes: its local essential tree. Nothing in it depends on where the runs end, so neither
 do the forces, to the last bit.
 """
 
@@ -32,12 +32,13 @@ from argosy.nbody.force.tree import (
 from argosy.nbody.particles import Floats, Names, Particles
 from argosy.nbody.ranks import Ranks, gather, total
 
+# The largest key.
 END_OF_CURVE = np.int64((1 << KEY_BITS) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Runs of the curve, in its order, the same on every rank."""
+    """The runs of the curve that are cells, in order; they are the same on every rank."""
 
     low: Keys
     high: Keys
@@ -46,19 +47,19 @@ class Cells:
 
 @dataclass(frozen=True, kw_only=True)
 class EssentialTree:
-    """What a rank needs to compute the forces on its own particles."""
+    """The tree and the particles that a rank needs to compute the forces on its own particles."""
 
     tree: Tree
     positions: Floats
-    """Own particles and those of others, in the order of the curve."""
+    """Own particles and those of other ranks, in the order of the curve."""
     targets: Integers
     """Nodes of the cells in which the rank owns active particles."""
     wanted: Flags
-    """Leaves in which it owns active particles."""
+    """Leaves in which the rank owns active particles."""
     own: Integers
-    """Where its active particles stand in ``positions``, in the order they came in."""
+    """The positions of its active particles in ``positions``, in their original order."""
     received: int
-    """Particles that came from other ranks."""
+    """The number of particles that came from other ranks."""
 
 
 def to_owners(
@@ -68,10 +69,10 @@ def to_owners(
     starts: Keys,
     ranks: Ranks,
 ) -> tuple[Particles, Floats, Keys]:
-    """Send every particle, with its row of ``carried``, to the rank whose run it is in; r's begins
-    at ``starts[r]``.
+    """Send every particle, with its row of ``carried``, to the rank whose run contains it.
 
-    Returns those that are now here, sorted along the curve, with their rows and keys.
+    The run of rank r begins at ``starts[r]``. Returns the particles that are now here, sorted along
+    the curve, with their rows and keys.
     """
     keys = keys_of(particles.positions)
     owner = np.searchsorted(starts[1:], keys, side="right")
@@ -88,8 +89,10 @@ def to_owners(
 
 
 def sorted_order(keys: Keys, ids: Names) -> Names:
-    """By key, then by id. What ranks send is in order already, which a stable sort merges in one
-    pass."""
+    """Return the order by key, then by id.
+
+    The parts that ranks send are already in order, and a stable sort merges them in one pass.
+    """
     order: Names = np.argsort(keys, kind="stable")
     ordered = keys[order]
     tied = np.flatnonzero(ordered[1:] == ordered[:-1])
@@ -99,14 +102,15 @@ def sorted_order(keys: Keys, ids: Names) -> Names:
 
 
 def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
-    """The cells of all ranks' sorted keys; three bits of the key with every round of counting."""
-    found: list[tuple[Keys, Keys]] = []
+    """Return the cells of all ranks' sorted keys; every round of counting adds three bits of the
+    key."""
+    found_cells: list[tuple[Keys, Keys]] = []
     low, bits = np.zeros(1, np.int64), KEY_BITS
     while len(low):
         bits -= 3
         step = np.int64(1) << bits
         edges = low[:, None] + step * np.arange(9)
-        edges[:, 8] -= 1  # the end of the curve itself does not fit into 64 bits with a sign
+        edges[:, 8] -= 1  # the end of the curve itself does not fit into a signed 64-bit integer
         places = np.searchsorted(keys, edges)
         places[:, 8] = np.searchsorted(keys, edges[:, 8], side="right")
         counts = total(ranks, np.diff(places, axis=1))
@@ -117,11 +121,11 @@ def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
             small = (whole > 0) & (whole <= most_particles)
             if width == 1 and bits == 0:
                 small = whole > 0
-            found.append((low[small], low[small] + (width * step - 1)))
+            found_cells.append((low[small], low[small] + (width * step - 1)))
             low, counts = low[whole > most_particles], counts[whole > most_particles]
         if bits == 0:
             break
-    lows, highs = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    lows, highs = (np.concatenate(parts) for parts in zip(*found_cells, strict=True))
     order = np.argsort(lows)
     return Cells(low=lows[order], high=highs[order])
 
@@ -139,15 +143,17 @@ def essential_tree(
     softened: float,
     tolerance: float,
 ) -> EssentialTree:
-    """The part of the common tree that the active ones of this rank's particles, sorted along the
-    curve, look at."""
+    """Build the part of the common tree that this rank's active particles need.
+
+    The particles must be sorted along the curve.
+    """
     cells = common_cells(keys, cell_size, ranks)
     cell = np.searchsorted(cells.high, keys)
-    mine = _distinct(cell[active])
+    active_cells = _distinct(cell[active])
     home = _homes(_distinct(cell), len(cells.low), ranks)
     kept = _Rows.of(particles, keys).completed(cells, home, ranks)
     top = _top_tree(cells, kept, leaf_size, ranks)
-    opened = _opened(top, top.leaves[mine], box, cutoff, softened, tolerance)
+    opened = _opened(top, top.leaves[active_cells], box, cutoff, softened, tolerance)
     away = opened[home[opened] != ranks.rank]
     present = kept.joined(kept.fetched(cells, away, home, ranks))
     tree = _assemble(top, cells, present.keys, leaf_size)
@@ -161,7 +167,7 @@ def essential_tree(
     return EssentialTree(
         tree=tree,
         positions=present.positions,
-        targets=top.leaves[mine],
+        targets=top.leaves[active_cells],
         wanted=before[last] > before[first],
         own=own,
         received=len(present.ids) - len(particles),
@@ -170,7 +176,7 @@ def essential_tree(
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """Particles without momenta, sorted by key and then id."""
+    """Particles without momenta, which are sorted by key and then id."""
 
     keys: Keys
     ids: Names
@@ -178,22 +184,24 @@ class _Rows:
 
     @classmethod
     def of(cls, particles: Particles, keys: Keys) -> _Rows:
+        """Build rows from particles and their keys."""
         return cls(keys=keys, ids=particles.ids, positions=particles.positions)
 
     def completed(self, cells: Cells, home: Names, ranks: Ranks) -> _Rows:
-        """The whole of every cell whose home this is."""
+        """Return all particles of every cell whose home is this rank."""
         target = home[np.searchsorted(cells.high, self.keys)]
         stays = target == ranks.rank
         others = self._sent([(target == rank) & ~stays for rank in range(ranks.size)], ranks)
         return _sorted([self._chosen(stays), others])
 
     def fetched(self, cells: Cells, wanted: Names, home: Names, ranks: Ranks) -> _Rows:
-        """The particles of the cells wanted here, from their homes, while others fetch theirs."""
-        asked = ranks.exchange([wanted[home[wanted] == rank] for rank in range(ranks.size)])
+        """Fetch the particles of the wanted cells from their homes, while other ranks fetch
+        theirs."""
+        requests = ranks.exchange([wanted[home[wanted] == rank] for rank in range(ranks.size)])
         chosen = []
-        for ask in asked:
-            begin = np.searchsorted(self.keys, cells.low[ask])
-            end = np.searchsorted(self.keys, cells.high[ask], side="right")
+        for requested in requests:
+            begin = np.searchsorted(self.keys, cells.low[requested])
+            end = np.searchsorted(self.keys, cells.high[requested], side="right")
             mask = np.zeros(len(self.keys) + 1, np.int64)
             np.add.at(mask, begin, 1)
             np.add.at(mask, end, -1)
@@ -201,10 +209,11 @@ class _Rows:
         return self._sent(chosen, ranks)
 
     def joined(self, others: _Rows) -> _Rows:
+        """Return these rows and others, sorted."""
         return _sorted([self, others])
 
     def places_of(self, keys: Keys, ids: Names) -> Integers:
-        """Where particles of these sorted keys are, each known to be here."""
+        """Return the positions of particles with these sorted keys; each must be here."""
         at = np.searchsorted(self.keys, keys)
         wrong = np.flatnonzero(self.ids[at] != ids)  # several particles have one key
         if len(wrong):
@@ -213,11 +222,13 @@ class _Rows:
         return at.astype(np.int32)
 
     def _chosen(self, mask: Flags) -> _Rows:
+        """Return the rows that a mask selects."""
         if mask.all():
             return self
         return _Rows(keys=self.keys[mask], ids=self.ids[mask], positions=self.positions[mask])
 
     def _sent(self, chosen: list[Flags], ranks: Ranks) -> _Rows:
+        """Send the chosen rows to each rank; return those received."""
         keys, ids, positions = (
             np.concatenate(ranks.exchange([values[mask] for mask in chosen]))
             for values in (self.keys, self.ids, self.positions)
@@ -226,6 +237,7 @@ class _Rows:
 
 
 def _sorted(parts: list[_Rows]) -> _Rows:
+    """Merge rows into one sorted set."""
     parts = [part for part in parts if len(part.keys)] or parts[:1]
     if len(parts) == 1 and (np.diff(parts[0].keys) > 0).all():
         return parts[0]
@@ -238,12 +250,12 @@ def _sorted(parts: list[_Rows]) -> _Rows:
 
 
 def _distinct(ordered: Names) -> Names:
-    """The values of a sorted array, each once."""
+    """Return the values of a sorted array, each once."""
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def _homes(mine: Names, num_cells: int, ranks: Ranks) -> Names:
-    """Per cell, the first rank that owns particles of it."""
+    """Return, per cell, the first rank that owns particles of it."""
     home = np.full(num_cells, ranks.size, np.int64)
     for rank, cells in reversed(list(enumerate(gather(ranks, mine)))):
         home[cells] = rank
@@ -251,7 +263,8 @@ def _homes(mine: Names, num_cells: int, ranks: Ranks) -> Names:
 
 
 def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
-    """The common tree down to its cells, whose boxes and moments their homes have measured."""
+    """Build the common tree down to its cells, whose boxes and moments their homes have
+    computed."""
     structure = np.empty((6, max(2 * len(kept.keys), 1)), np.int32)
     begins = np.searchsorted(kept.keys, cells.low)
     ends = np.searchsorted(kept.keys, cells.high, side="right")
@@ -289,7 +302,7 @@ def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
 def _opened(
     top: Tree, targets: Integers, box: float, cutoff: float, softened: float, tolerance: float
 ) -> Names:
-    """Cells that a walk from these targets does not accept as a whole."""
+    """Return the cells that a walk from these targets does not accept as a whole."""
     wanted, opened, at = np.ones(len(top.leaves), bool), np.zeros(top.num_nodes, bool), 0
     buffer = empty_buffer(1 << 16)
     while at < len(targets):
@@ -302,7 +315,7 @@ def _opened(
 
 
 def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
-    """The top tree, with what is below those cells whose particles are here."""
+    """Build the top tree together with the nodes below cells whose particles are here."""
     structure = np.empty((6, top.num_nodes + 2 * len(keys)), np.int32)
     count = top.num_nodes
     structure[:4, :count] = top.start, top.end, top.left, top.right
@@ -314,7 +327,7 @@ def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
                 count,
                 grow(keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count),
             )
-            structure[:4, node] = structure[:4, root]  # the cell's node takes the root's place
+            structure[:4, node] = structure[:4, root]  # the cell's node replaces the root
     structure = structure[:, :count]
     tree = empty_tree(structure, _leaves_in_order(structure))
     for name in MEASURED:
@@ -324,7 +337,7 @@ def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
 
 @compiled_exactly
 def _leaves_in_order(structure: Integers) -> Integers:
-    """Leaves that can be reached from the root, along the curve."""
+    """Return the leaves that can be reached from the root, along the curve."""
     waiting = np.zeros(8 * KEY_BITS, np.int32)
     leaves = np.empty(structure.shape[1], np.int32)
     depth, count = 1, 0

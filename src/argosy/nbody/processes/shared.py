@@ -1,9 +1,10 @@
-"""Forces by several processes: each owns a run of the Hilbert curve, some hold slabs of the mesh.
+"""Compute forces by several processes: each owns a run of the Hilbert curve, some hold mesh slabs.
 
-    send particles home -> grow the common tree -> fetch what will be opened -> [ mesh || tree ] -> measure, cut anew
+    send particles to their owners -> build the common tree -> fetch what will be opened
+    -> [ mesh || tree ] -> measure, cut again
 
-The mesh talks over a group of its own, so that it runs beside the tree. Tree and mesh give the same
-bits whoever holds what, so a re-balance changes when a result is there, not the result.
+The mesh communicates over a group of its own, so that it runs beside the tree. Tree and mesh give
+the same bits for any division, so a re-balance changes when a result is ready, not the result.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from argosy.nbody.ranks import Ranks, gather, total
 
 
 class ForcePhase(StrEnum):
-    """What takes time, each at a speed of its own."""
+    """The phases of a force, which have speeds of their own."""
 
     PAIRS = "pairs"
     TREE = "tree"
@@ -50,28 +51,29 @@ class ForcePhase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What a rank did for one force."""
+    """The work and the time that a rank spent on one phase."""
 
     work: float
-    """Pairs, with a node as so many; particles sorted and walked; mesh cells."""
+    """Pairs, with a node counted as ``NODE_PAIRS``; particles sorted and walked; or mesh cells."""
     seconds: float
 
 
 Clock = Callable[[ForcePhase, int, Effort], float]
-"""Seconds of a phase on a rank; a run takes those measured, an emulated one makes them up from the
-work."""
+"""A function that returns the seconds of a phase on a rank: measured ones in a run, or computed
+from the work in an emulated run."""
 
 
 def measured(_phase: ForcePhase, _rank: int, effort: Effort) -> float:
+    """Return the measured seconds of a phase."""
     return effort.seconds
 
 
 @dataclass(kw_only=True)
 class SharedGravity:
-    """An ``Engine`` over ranks."""
+    """An ``Engine`` that divides its work among ranks."""
 
     size: float
-    """Of the box."""
+    """The side of the box."""
     strength: float
     """G m of a particle."""
     settings: GravitySettings
@@ -80,28 +82,29 @@ class SharedGravity:
     """The same processes over another group."""
     balancer: Balancer | None = None
     planes: tuple[int, ...] = ()
-    """Where each rank's slab begins, and the end; by default equal slabs."""
+    """The first plane of each rank's slab, and the end; by default equal slabs."""
     parts: tuple[float, ...] = ()
-    """Up to where each rank's run goes before anything is measured, as a part of all particles; by
-    default even."""
+    """The end of each rank's run before anything is measured, as a share of all particles; by
+    default equal runs."""
     clock: Clock = measured
     sum_tree: Callable[..., TreeForce] = tree_force
-    """What walks the tree and sums pairs, as ``gravity.tree_force`` does."""
+    """The function that walks the tree and sums pairs, like ``gravity.tree_force``."""
     starts: Keys | None = None
-    """Where each rank's run of the curve begins."""
+    """The first key of each rank's run of the curve."""
     seconds: Floats = field(default_factory=lambda: np.zeros((0, 2)))
-    """Of the last force, per rank: tree and mesh."""
+    """Seconds of tree and mesh for the last force, per rank."""
 
     _settled: tuple[Floats, Keys] = field(
         default_factory=lambda: (np.zeros((0, 3)), np.zeros(0, np.int64))
     )
-    """Positions as they were last settled, and their keys."""
+    """Positions of the last ``settle``, and their keys."""
     _efforts: dict[ForcePhase, Effort] = field(default_factory=dict)
-    """Since the last account."""
+    """Efforts since the last ``account``."""
     _work: Floats = field(default_factory=lambda: np.zeros(0))
-    """Of every own particle since the last account, in pairs."""
+    """The work of every own particle since the last ``account``, in pairs."""
 
     def forces(self, particles: Particles) -> tuple[Particles, Floats]:
+        """Move particles to their owners, and return them with their forces."""
         particles, _ = self.settle(particles, np.zeros((len(particles), 0)))
         with ThreadPoolExecutor(self.settings.threads + 1) as pool:
             smooth = pool.submit(self._mesh, particles)
@@ -112,17 +115,18 @@ class SharedGravity:
         return particles, self.strength * (short + mesh)
 
     def keys(self, positions: Floats) -> Keys:
-        """Places along the curve."""
+        """Return the keys of positions along the curve."""
         return hilbert_keys(positions, self.size)
 
     def _known_keys(self, particles: Particles) -> Keys:
-        """Those of the last ``settle``, if particles are where it left them."""
+        """Return the keys of the last ``settle`` if the particles have not moved, else compute
+        them."""
         settled, keys = self._settled
         return keys if settled is particles.positions else self.keys(particles.positions)
 
     def settle(self, particles: Particles, carried: Floats) -> tuple[Particles, Floats]:
-        """Every particle on the rank whose run of the curve it is in, with its row of
-        ``carried``."""
+        """Send every particle, with its row of ``carried``, to the rank whose run of the curve
+        contains it."""
         if len(particles):
             check_positions(particles.positions, self.size)
         if self.starts is None:
@@ -139,7 +143,8 @@ class SharedGravity:
         return particles, rows[:, :-1]
 
     def short(self, particles: Particles, active: Flags) -> Floats:
-        """The tree's part on the ``active`` particles; on others it is anything."""
+        """Return the tree's part of the force on the ``active`` particles; other rows are
+        undefined."""
         keys = self._known_keys(particles)
         order = sorted_order(keys, particles.ids)
         force = np.empty((len(particles), 3))
@@ -150,11 +155,11 @@ class SharedGravity:
         return self.strength * force
 
     def smooth(self, particles: Particles) -> Floats:
-        """The mesh's part."""
+        """Return the mesh's part of the force."""
         return self.strength * self._mesh(particles)
 
     def most(self, value: int) -> int:
-        """The largest over all ranks."""
+        """Return the largest value over all ranks."""
         return int(np.concatenate(gather(self.ranks, np.array([value]))).max())
 
     def _tree(
@@ -165,22 +170,29 @@ class SharedGravity:
         places: Names,
         pool: ThreadPoolExecutor,
     ) -> Floats:
-        """Of particles sorted along the curve; ``places`` says where each stands among the rank's
-        own."""
+        """Return the tree's part of the force on particles that are sorted along the curve.
+
+        ``places`` are their positions among the rank's own particles.
+        """
         split = self.settings.split(self.size)
         begin = time.thread_time()
         essential = self._essential(particles, keys, active)
         growing = time.thread_time() - begin
         sources = essential.tree, essential.targets, essential.positions
-        found = self.sum_tree(*sources, self.size, split, self.settings, pool, essential.wanted)
-        self._spend(ForcePhase.PAIRS, found.pair_equivalents, found.pair_seconds)
-        self._spend(ForcePhase.TREE, float(len(essential.positions)), found.walk_seconds + growing)
-        self._work[places[active]] += _particle_work(essential, found.work)
+        tree_result = self.sum_tree(
+            *sources, self.size, split, self.settings, pool, essential.wanted
+        )
+        self._spend(ForcePhase.PAIRS, tree_result.pair_equivalents, tree_result.pair_seconds)
+        self._spend(
+            ForcePhase.TREE, float(len(essential.positions)), tree_result.walk_seconds + growing
+        )
+        self._work[places[active]] += _particle_work(essential, tree_result.work)
         force = np.zeros((len(particles), 3))
-        force[active] = found.force[essential.own]
+        force[active] = tree_result.force[essential.own]
         return force
 
     def _essential(self, particles: Particles, keys: Keys, active: Flags) -> EssentialTree:
+        """Build the essential tree of active particles."""
         split = self.settings.split(self.size)
         return essential_tree(
             particles,
@@ -196,16 +208,16 @@ class SharedGravity:
         )
 
     def potential_energy(self, particles: Particles) -> float:
-        """Half the sum of the potential over all ranks' particles; its time is not accounted
+        """Return half the sum of the potential over all ranks' particles; its time is not accounted
         for."""
         keys = self._known_keys(particles)
         order = sorted_order(keys, particles.ids)
-        sorted_ones = particles.taken(order)
-        essential = self._essential(sorted_ones, keys[order], np.ones(len(particles), bool))
+        sorted_particles = particles.taken(order)
+        essential = self._essential(sorted_particles, keys[order], np.ones(len(particles), bool))
         sources = essential.tree, essential.targets, essential.positions
         split, shape = self.settings.split(self.size), mesh_shape(self.size, self.settings)
         with ThreadPoolExecutor(self.settings.threads) as pool:
-            found = tree_force(
+            tree_result = tree_force(
                 *sources,
                 self.size,
                 split,
@@ -216,13 +228,14 @@ class SharedGravity:
             )
         self.planes = self.planes or even_planes(self.settings.mesh_cells, self.ranks.size)
         smooth = mesh_potential(
-            sorted_ones.positions, shape, ranks=self.mesh_ranks, planes=self.planes
+            sorted_particles.positions, shape, ranks=self.mesh_ranks, planes=self.planes
         )
-        own = np.array([found.potential[essential.own].sum() + smooth.sum()])
+        own = np.array([tree_result.potential[essential.own].sum() + smooth.sum()])
         return self.strength * float(total(self.ranks, own)[0]) / 2
 
     def _mesh(self, particles: Particles) -> Floats:
-        begin = time.thread_time()  # of this thread: waiting for others is not its own slowness
+        """Return the mesh's part of the force per unit strength, and record its time."""
+        begin = time.thread_time()  # CPU time of this thread: waiting for other ranks is excluded
         cells = self.settings.mesh_cells
         self.planes = self.planes or even_planes(cells, self.ranks.size)
         shape = mesh_shape(self.size, self.settings)
@@ -232,12 +245,15 @@ class SharedGravity:
         return force
 
     def _spend(self, phase: ForcePhase, work: float, seconds: float) -> None:
+        """Add work and seconds to a phase."""
         before = self._efforts.get(phase, Effort(work=0.0, seconds=0.0))
         self._efforts[phase] = Effort(work=before.work + work, seconds=before.seconds + seconds)
 
     def account(self, particles: Particles) -> None:
-        """Tell all ranks what this one took for its sorted particles since it last did, and cut
-        anew if that pays."""
+        """Share the times since the last call with all ranks, and cut the curve again if that pays.
+
+        The particles must be sorted.
+        """
         efforts, work, rank = self._efforts, self._work, self.ranks.rank
         self._efforts, self._work = {}, np.zeros(len(particles))
         seconds = {phase: self.clock(phase, rank, effort) for phase, effort in efforts.items()}
@@ -269,19 +285,20 @@ class SharedGravity:
             mesh_seconds=self.seconds[:, 1],
             planes=self.planes,
         )
-        fresh = self.balancer.decide(look)
-        if fresh is not None:
-            self.starts = run_starts(all_keys, fresh)
-            look = replace(look, ends=fresh)
+        new_ends = self.balancer.decide(look)
+        if new_ends is not None:
+            self.starts = run_starts(all_keys, new_ends)
+            look = replace(look, ends=new_ends)
         self.planes = self.balancer.slabs(look)
 
 
 def _particle_work(essential: EssentialTree, leaf_work: Floats) -> Floats:
-    """Pairs of each active particle, with a node as so many: its part of its leaf's."""
+    """Return the pairs of each active particle: its share of its leaf's, with a node as
+    ``NODE_PAIRS``."""
     tree = essential.tree
     starts, sizes = tree.start[tree.leaves], (tree.end - tree.start)[tree.leaves]
-    # Leaves without particles here begin at 0 and would hide the true one: look among those that
-    # hold some.
+    # Leaves without particles here begin at 0 and would hide the true one, so only leaves with
+    # particles are searched.
     held = np.flatnonzero(sizes > 0)
     leaf = held[np.searchsorted(starts[held], essential.own, side="right") - 1]
     work: Floats = (leaf_work[leaf, 1] + NODE_PAIRS * leaf_work[leaf, 0]) / sizes[leaf]
@@ -289,7 +306,7 @@ def _particle_work(essential: EssentialTree, leaf_work: Floats) -> Floats:
 
 
 def _pieces(keys: Keys, work: Floats, most: int) -> tuple[Keys, Floats, Floats]:
-    """The sorted particles of a rank in pieces of ``most``: first key, work, particles of each."""
+    """Return the first key, the work and the particles of pieces of ``most`` sorted particles."""
     first = np.arange(0, len(keys), most)
     counts = np.diff(np.append(first, len(keys))).astype(np.float64)
     totals = np.add.reduceat(work, first) if len(first) else np.zeros(0)
@@ -297,25 +314,26 @@ def _pieces(keys: Keys, work: Floats, most: int) -> tuple[Keys, Floats, Floats]:
 
 
 def _average_rates(rates: Floats) -> Floats:
-    """Seconds per unit of pairs and of tree work, over all ranks."""
+    """Return the seconds per unit of pairs and of tree work, over all ranks."""
     totals = rates.reshape(-1, 2, 2).sum(axis=0)
     average: Floats = totals[:, 1] / np.maximum(totals[:, 0], 1.0)
     return average
 
 
 def run_starts(leaf_keys: Keys, ends: Ends) -> Keys:
-    """The first key of each rank's run; an empty run begins where the next one does."""
+    """Return the first key of each rank's run; an empty run begins where the next one does."""
     begins = (0, *ends[:-1])
     keys = [leaf_keys[begin] if begin < len(leaf_keys) else END_OF_CURVE for begin in begins]
     return np.array([0, *keys[1:]], np.int64)
 
 
 def counted_starts(keys: Keys, parts: Sequence[float], ranks: Ranks) -> Keys:
-    """Runs that end after such parts of all ranks' particles."""
+    """Return the starts of runs that end after these shares of all ranks' particles."""
     everyone = np.append(np.sort(np.concatenate(gather(ranks, keys))), END_OF_CURVE)
     cuts = [round(part * (len(everyone) - 1)) for part in parts[:-1]]
     return np.array([0, *everyone[cuts]], np.int64)
 
 
 def even_planes(cells: int, ranks: int) -> tuple[int, ...]:
+    """Return the first planes of equal slabs, and the end."""
     return tuple(cells * rank // ranks for rank in range(ranks + 1))

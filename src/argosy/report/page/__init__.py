@@ -1,5 +1,4 @@
-"""The report: one self-contained HTML page about a plan, readable offline, in print and without
-colour."""
+"""Write a report as one self-contained HTML page, readable offline, in print and without colour."""
 
 from argosy.report.page.page import Picture, ScenarioTimes, report_page
 from argosy.report.page.report import Report

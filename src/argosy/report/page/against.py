@@ -1,5 +1,4 @@
-"""Predicted against measured: what each device computes in an iteration and holds at most, where
-both are known."""
+"""Compare predicted with measured figures: the compute time and the peak memory of each device."""
 
 from __future__ import annotations
 
@@ -12,15 +11,18 @@ from argosy.timeline import Timeline
 from argosy.units import SIZE, TIME, Quantity
 
 Cells = tuple[str, str, str]
-"""Predicted, measured, error."""
+"""The cells "predicted", "measured" and "error" of a table."""
+# The cells of a figure that was not both predicted and measured.
 _NOTHING: Cells = ("-", "-", "-")
 
 
 def predicted_and_measured(
     plan: Plan, cluster: Cluster, timelines: Sequence[Timeline]
 ) -> list[tuple[str, Cells, Cells]]:
-    """(what, cells of time, cells of peak memory), the whole iteration first; devices that show the
-    same share a row."""
+    """Return (name, cells of time, cells of peak memory) per row, the whole iteration first.
+
+    Devices with equal cells share a row.
+    """
     by_clock = {timeline.clock: timeline for timeline in reversed(timelines)}
     if not {"simulated", "measured"} <= by_clock.keys():
         return []
@@ -31,13 +33,13 @@ def predicted_and_measured(
         rows.append(("whole iteration", whole, _NOTHING))
     times = _by_device(_busy(predicted), _busy(measured), plan.devices, TIME)
     peaks = _by_device(predicted.peak_memory(), measured.peak_memory(), plan.devices, SIZE)
-    alike: dict[tuple[Cells, Cells], list[str]] = {}
+    by_cells: dict[tuple[Cells, Cells], list[str]] = {}
     for name in plan.devices:
         if name in times or name in peaks:
-            alike.setdefault((times.get(name, _NOTHING), peaks.get(name, _NOTHING)), []).append(
+            by_cells.setdefault((times.get(name, _NOTHING), peaks.get(name, _NOTHING)), []).append(
                 name
             )
-    return rows + [(devices_in_short(names, cluster), *cells) for cells, names in alike.items()]
+    return rows + [(devices_in_short(names, cluster), *cells) for cells, names in by_cells.items()]
 
 
 def _by_device(
@@ -46,11 +48,13 @@ def _by_device(
     devices: Iterable[str],
     unit: Quantity,
 ) -> dict[str, Cells]:
+    """Return the cells of every device that was both predicted and measured."""
     both = [name for name in devices if name in predicted and name in measured]
     return {name: _cells(unit, predicted[name], measured[name]) for name in both}
 
 
 def _cells(unit: Quantity, predicted: float | None, measured: float | None) -> Cells:
+    """Return the cells of one figure."""
     if not predicted or not measured:
         return _NOTHING
     shown = unit.format(predicted, digits=4), unit.format(measured, digits=4)
@@ -58,6 +62,7 @@ def _cells(unit: Quantity, predicted: float | None, measured: float | None) -> C
 
 
 def _busy(timeline: Timeline) -> dict[str, float]:
+    """Return, by device, the mean seconds of computation in an iteration."""
     count = max(1, len(timeline.iteration_ends))
     return {
         name: seconds / count for name, seconds in zip(timeline.devices, timeline.busy, strict=True)

@@ -1,5 +1,4 @@
-"""Small charts: how a search went, the best plan from above and the bound from below; one iteration
-after the other."""
+"""Draw small charts: the progress of a search, and the times of successive iterations."""
 
 from __future__ import annotations
 
@@ -11,28 +10,31 @@ from itertools import pairwise
 from argosy.units import TIME
 
 Moments = Sequence[tuple[float, float, float]]
-"""(CPU seconds, best iteration, bound)."""
+"""(CPU seconds, best iteration in seconds, lower bound in seconds) over a search."""
+# Size and margins of the chart in pixels.
 WIDTH, HEIGHT = 640.0, 150.0
 _LEFT, _BOTTOM = 70.0, 22.0
+# The largest number of points of a spark line.
 _MOST_POINTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Two step lines in the coordinates of an SVG, with the numbers at its edges."""
+    """Two step lines that are given in the coordinates of an SVG, with the labels of its axes."""
 
     best: str
-    """Points of a polyline."""
+    """The points of the best plan's polyline."""
     bound: str
     ticks: tuple[tuple[float, str], ...]
-    """(y, iteration time)."""
+    """(y, iteration time) of the labels at the left edge."""
     end: str
-    """CPU time at the right edge."""
+    """The CPU time at the right edge."""
     in_words: str
 
 
 def search_curve(history: Moments) -> Curve | None:
-    """None where there is nothing to draw."""
+    """Draw the best plan and the lower bound over a search; return None if there is nothing to
+    draw."""
     if len(history) < 2:
         return None
     last = history[-1]
@@ -41,12 +43,15 @@ def search_curve(history: Moments) -> Curve | None:
     span = (high - low) or high or 1.0
 
     def x(seconds: float) -> float:
+        """Return the horizontal position of a CPU time."""
         return _LEFT + (WIDTH - _LEFT) * seconds / (last[0] or 1.0)
 
     def y(value: float) -> float:
+        """Return the vertical position of an iteration time."""
         return 8 + (HEIGHT - _BOTTOM - 16) * (high - value) / span
 
     def steps(column: int) -> str:
+        """Return the points of a step line."""
         points, before = [], None
         for moment in history:
             if before is not None:
@@ -57,15 +62,20 @@ def search_curve(history: Moments) -> Curve | None:
 
     first = history[0]
     words = (
-        f"The best plan went from {TIME.format(first[1])} to {TIME.format(last[1])}, the bound from "
-        f"{TIME.format(first[2])} to {TIME.format(last[2])}, in {TIME.format(last[0], digits=3)} of CPU time."
+        f"The best plan went from {TIME.format(first[1])} to {TIME.format(last[1])}, the "
+        "bound from "
+        f"{TIME.format(first[2])} to {TIME.format(last[2])}, in "
+        f"{TIME.format(last[0], digits=3)} of CPU time."
     )
     if any(later[2] < earlier[2] for earlier, later in pairwise(history)):
-        words += " The bound falls where finer plans are let in: each is one for all that had been let in by then."
+        words += (
+            " The bound falls where finer plans are let in: each is one for all that had been let "
+            "in by then."
+        )
     values = dict.fromkeys((high, last[1], last[2], low))
     kept: list[float] = []
     for value in values:
-        if all(abs(y(value) - y(other)) > 13 for other in kept):
+        if all(abs(y(value) - y(kept_value)) > 13 for kept_value in kept):
             kept.append(value)
     ticks = tuple((round(y(value), 1), TIME.format(value, digits=3)) for value in kept)
     return Curve(
@@ -78,9 +88,11 @@ def search_curve(history: Moments) -> Curve | None:
 
 
 def spark_line(seconds: Sequence[float], top: float) -> str:
-    """Points of a polyline in a box of 100 by 20, from 0 at the bottom to ``top``; of iterations
-    that would share a point the slowest is drawn, and one that never ends touches the upper
-    edge."""
+    """Return the points of a polyline in a box of 100 by 20, from 0 at the bottom to ``top``.
+
+    The slowest of the iterations that share a point is drawn; an iteration that never ends touches
+    the upper edge.
+    """
     group = -(-len(seconds) // _MOST_POINTS)
     worst = [max(seconds[first : first + group]) for first in range(0, len(seconds), group)]
     heights = [19 - 18 * (value / top if math.isfinite(value) else 1.0) for value in worst]

@@ -1,5 +1,4 @@
-"""The page of an island plan: its islands side by side, what they exchange when, and what that
-changes."""
+"""Write the page of an island plan: its islands, their exchanges, and the effect on training."""
 
 from __future__ import annotations
 
@@ -26,14 +25,14 @@ from argosy.units import SIZE, TIME, counted
 from argosy.workload.chain import Chain
 
 _MOST_DRAWN = 16 * MOST_WHOLE
-"""Devices x micro-batches x steps that are played for a picture."""
+"""The largest number of devices x micro-batches x steps that is simulated for a picture."""
 _MOST_EXCHANGES = 40
-"""Rows of the table of exchanges."""
+"""The largest number of rows in the table of exchanges."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IslandReport:
-    """An island plan to look at."""
+    """A report that shows an island plan."""
 
     plan: IslandPlan
     chain: Chain
@@ -42,7 +41,7 @@ class IslandReport:
 
     @cached_property
     def html(self) -> str:
-        """The page."""
+        """Return the text of the page."""
         plan = self.plan
         window = IslandWindow.around_exchange(plan)
         work = (
@@ -58,7 +57,10 @@ class IslandReport:
             steps=4 * plan.sync_every,
             window=window if is_drawn else None,
         )
-        label = f"predicted, steps {window.first} to {window.end - 1}, with the exchange after step {plan.period}"
+        label = (
+            f"predicted, steps {window.first} to {window.end - 1}, with the exchange after step "
+            f"{plan.period}"
+        )
         timeline = window.timeline(plan, self.cluster)
         pictures = [Picture(label=label, timeline=timeline)] if timeline.spans else []
         memory = [
@@ -74,13 +76,14 @@ class IslandReport:
             exchanges=_exchanges(course),
             what_ifs=self._what_ifs(),
         )
-        shown = from_moment(self.cluster, window.start)  # links as they are while the picture lasts
+        shown = from_moment(self.cluster, window.start)  # links as they are during the picture
         return report_page(
             _together(plan, self.cluster), shown, pictures, memory=memory, islands=parts
         )
 
     def _what_ifs(self) -> list[tuple[str, str, str, str]]:
-        """Changes with the time of a step and what it gains, on the cluster as it is at time 0."""
+        """Return changes with the time of a step and the gain, on the cluster as it is at time
+        0."""
         rows = island_what_ifs(self.plan, self.chain, at_time_zero(self.cluster), self.model)
         now = rows[0][1]
         return [
@@ -91,7 +94,7 @@ class IslandReport:
 
 
 def _together(plan: IslandPlan, cluster: Cluster) -> Plan:
-    """All islands as one list of stages, for what the page shows of stages and devices."""
+    """Return all islands as one list of stages, from which the page shows stages and devices."""
     stages = tuple(stage for island in plan.islands for stage in island.stages)
     used = {name for island in plan.islands for name in island.devices}
     idle = [device.name for device in cluster.devices if device.name not in used]
@@ -103,6 +106,7 @@ def _together(plan: IslandPlan, cluster: Cluster) -> Plan:
 
 
 def _facts(plan: IslandPlan, course: IslandCourse, cluster: Cluster) -> list[tuple[str, str, str]]:
+    """Return (figure, unit or context, name) of the main figures."""
     facts: list[tuple[str, str, str]] = []
     if course.stalled is not None:
         facts.append(("stalled", course.stalled, f"after {counted(course.steps, 'step')}"))
@@ -135,6 +139,7 @@ def _facts(plan: IslandPlan, course: IslandCourse, cluster: Cluster) -> list[tup
 
 
 def _rows(plan: IslandPlan, course: IslandCourse, cluster: Cluster) -> list[tuple[str, ...]]:
+    """Return the cells of a row for each island."""
     rows: list[tuple[str, ...]] = []
     first = 0
     for at, island in enumerate(plan.islands):
@@ -151,17 +156,21 @@ def _rows(plan: IslandPlan, course: IslandCourse, cluster: Cluster) -> list[tupl
 
 
 def _exchanges(course: IslandCourse) -> list[tuple[str, str, str, str]]:
-    """After which step, who took part, from when on, how long."""
+    """Return (step, islands, begin, duration) of every exchange."""
     rows = []
-    for one in course.exchanges[:_MOST_EXCHANGES]:
-        islands = ", ".join(map(str, one.islands))
-        lost = f", after {TIME.format(one.lost_seconds)} for those lost" if one.lost_seconds else ""
+    for exchange in course.exchanges[:_MOST_EXCHANGES]:
+        islands = ", ".join(map(str, exchange.islands))
+        lost = (
+            f", after {TIME.format(exchange.lost_seconds)} for those lost"
+            if exchange.lost_seconds
+            else ""
+        )
         rows.append(
             (
-                str(one.step),
+                str(exchange.step),
                 islands,
-                TIME.format(one.begin),
-                f"{TIME.format(one.end - one.begin)}{lost}",
+                TIME.format(exchange.begin),
+                f"{TIME.format(exchange.end - exchange.begin)}{lost}",
             )
         )
     return rows

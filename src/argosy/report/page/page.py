@@ -1,7 +1,7 @@
-"""From a plan and what is known of it to the text of the page.
+"""Build the text of the page from a plan, its explanation and its timelines.
 
-What is static (figures, stages, tables, the picture of the cluster) is written by the template and
-needs no script; the viewer of timelines draws what ``tracks`` encodes. Every text from a file is
+Static parts (figures, stages, tables, the picture of the cluster) are written by the template and
+need no script; the viewer of timelines draws what ``tracks`` encodes. Every text from a file is
 escaped, by the template or by the script.
 """
 
@@ -45,12 +45,13 @@ from argosy.report.plan import (
 from argosy.timeline import Timeline
 from argosy.units import SIZE, TIME, counted
 
+# The largest number of rows in the chart of memory.
 _MOST_MEMORY_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A timeline under its name in the page: ``predicted, 1f1b`` or ``measured``."""
+    """A timeline that the page shows under a label: ``predicted, 1f1b`` or ``measured``."""
 
     label: str
     timeline: Timeline
@@ -58,15 +59,15 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class ScenarioTimes:
-    """Iteration times of the plan under one way in which the network may change, seconds."""
+    """The iteration times in seconds that the plan has in one scenario."""
 
     name: str
     seconds: tuple[float, ...]
-    """Of one iteration after the other."""
+    """The seconds of each iteration in order."""
 
     @property
     def figures(self) -> tuple[float, float, float]:
-        """Mean, 95th percentile and worst."""
+        """Return the mean, the 95th percentile and the worst time in seconds."""
         times = np.array(self.seconds)
         p95 = float(np.quantile(times, 0.95)) if np.isfinite(times).all() else float(times.max())
         return float(times.mean()), p95, float(times.max())
@@ -74,7 +75,7 @@ class ScenarioTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class IslandParts:
-    """What the page of an island plan shows in place of, or beside, what that of a plan does."""
+    """The parts of the page that differ if it shows an island plan."""
 
     title: str
     facts: list[tuple[str, str, str]]
@@ -83,7 +84,7 @@ class IslandParts:
     rows: list[tuple[str, ...]]
     """Island, devices, stages, samples, seconds of a step, share of the time that it waits."""
     exchanges: list[tuple[str, str, str, str]]
-    """Step, islands, begin, how long."""
+    """Step, islands, begin, duration."""
     what_ifs: list[tuple[str, str, str, str]]
 
 
@@ -99,9 +100,12 @@ def report_page(
     scenarios: Sequence[ScenarioTimes] = (),
     islands: IslandParts | None = None,
 ) -> str:
-    """The page. ``rivals`` are (planner, seconds or None, reason), ours among them; ``decided``
-    what a run changed; ``memory`` what devices hold, where there is no explanation that says it. Of
-    ``islands``, the stages of all of them are those of ``plan``."""
+    """Return the text of the page.
+
+    ``rivals`` are (planner, seconds or None, reason), including ours; ``decided`` are the changes
+    that a run made; ``memory`` is the memory of devices, used if there is no explanation. If
+    ``islands`` is given, the stages of ``plan`` are those of all islands.
+    """
     folder = resources.files("argosy.report.page")
     parts = {
         name: (folder / name).read_text(encoding="utf-8")
@@ -110,7 +114,9 @@ def report_page(
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         parts["page.html"]
     )
-    tracks = [timeline_tracks(one.label, one.timeline, plan, cluster) for one in pictures]
+    tracks = [
+        timeline_tracks(picture.label, picture.timeline, plan, cluster) for picture in pictures
+    ]
     data = {"ticks": TICKS, "kinds": [str(kind) for kind in KINDS], "timelines": tracks}
     return template.render(
         title=plan_title(plan) if islands is None else islands.title,
@@ -122,7 +128,7 @@ def report_page(
         nodes=_nodes(plan, cluster),
         stages=[_stage(index, stage, cluster) for index, stage in enumerate(plan.stages)],
         left_out=left_out(plan, cluster),
-        against=predicted_and_measured(plan, cluster, [one.timeline for one in pictures]),
+        against=predicted_and_measured(plan, cluster, [picture.timeline for picture in pictures]),
         memory=_memory(memory if explanation is None else explanation.memory, cluster),
         what_ifs=_what_ifs(explanation) if islands is None else islands.what_ifs,
         advice=()
@@ -131,24 +137,24 @@ def report_page(
         rivals=_bars(rivals),
         decided=decided,
         runner_ups=[
-            (one.description, TIME.format(one.iteration_seconds), one.reason)
-            for one in plan.runner_ups
+            (runner_up.description, TIME.format(runner_up.iteration_seconds), runner_up.reason)
+            for runner_up in plan.runner_ups
         ],
         certificate=certificate_in_a_sentence(plan.certificate) if plan.certificate else None,
         pruned=_pruned(plan),
         curve=search_curve(plan.search.history) if plan.search else None,
         scenarios=_scenarios(scenarios),
-        pictures=[one.label for one in pictures],
+        pictures=[picture.label for picture in pictures],
     )
 
 
 def _json(data: dict[str, Any]) -> str:
-    """For a script element: nothing in it can end the element."""
+    """Encode data for a script element, so that nothing in it can end the element."""
     return json.dumps(data, separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
 
 
 def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tuple[str, str, str]]:
-    """(figure, unit or context, what it is): what a person asks first."""
+    """Return (figure, unit or context, name) of the main figures."""
     facts = []
     seconds = (
         plan.predicted.iteration_seconds if plan.predicted else pictures[0].timeline.usual_seconds
@@ -159,10 +165,10 @@ def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tu
         facts.append(
             (throughput(plan.global_batch / seconds, 1), f"batch {plan.global_batch}", "throughput")
         )
-    for one in pictures:
-        if one.timeline.clock == "measured" and (real := one.timeline.usual_seconds):
+    for picture in pictures:
+        if picture.timeline.clock == "measured" and (real := picture.timeline.usual_seconds):
             difference = f"{100 * (seconds / real - 1):+.1f} % predicted" if seconds else ""
-            facts.append((TIME.format(real), difference, one.label))
+            facts.append((TIME.format(real), difference, picture.label))
     if plan.certificate:
         bound = f"bound {TIME.format(plan.certificate.lower_bound_seconds)}"
         name = "proven" if plan.certificate.gap < OPTIMAL else "proven gap at most"
@@ -171,7 +177,7 @@ def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tu
     if plan.predicted and plan.predicted.peak_memory_bytes:
         fullest = max(
             plan.predicted.peak_memory_bytes,
-            key=lambda one: one[1] / cluster.device(one[0]).kind.memory,
+            key=lambda peak: peak[1] / cluster.device(peak[0]).kind.memory,
         )
         limit = SIZE.format(cluster.device(fullest[0]).kind.memory, digits=3)
         facts.append(
@@ -181,8 +187,10 @@ def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tu
 
 
 def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
-    """The picture of the cluster: devices by node with their stage and share; nodes that look alike
-    drawn once."""
+    """Return the picture of the cluster: devices by node with their stage and share.
+
+    Equal neighbouring nodes of a large cluster are drawn once.
+    """
     stage_of = {
         name: (index, number, replica.samples)
         for index, stage in enumerate(plan.stages)
@@ -196,7 +204,10 @@ def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
         for name in node.devices:
             stage, replica, samples = stage_of.get(name, (None, 0, 0))
             kind = cluster.device(name).kind.name
-            used = f"stage {stage}, replica {replica}, {counted(samples, 'sample')} of every micro-batch"
+            used = (
+                f"stage {stage}, replica {replica}, {counted(samples, 'sample')} of every "
+                "micro-batch"
+            )
             hint = f"{name} ({kind}): {reasons.get(name, 'not used') if stage is None else used}"
             devices.append({"name": name, "stage": stage, "hue": (stage or 0) % 8, "hint": hint})
         look = (
@@ -212,6 +223,7 @@ def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
+    """Return what the page shows of a stage."""
     widths = sorted({replica.width for replica in stage.replicas})
     extras = [f"recompute {stage.recompute}"] if stage.recompute is not Recompute.NONE else []
     extras += [f"ZeRO {stage.zero}"] if stage.zero else []
@@ -235,14 +247,16 @@ def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
 
 
 def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[dict[str, Any]]:
-    """Stacked bars, percent of the device's memory for each part; devices that hold the same share
-    one."""
-    alike: dict[tuple[tuple[float, ...], float], list[str]] = {}
-    for one in held:
-        parts = tuple(float(f"{getattr(one, part):.4g}") for part in MEMORY_PARTS)
-        alike.setdefault((parts, one.capacity), []).append(one.device)
+    """Return stacked bars, in percent of the device's memory for each part.
+
+    Devices with equal bars share one.
+    """
+    by_parts: dict[tuple[tuple[float, ...], float], list[str]] = {}
+    for memory in held:
+        parts = tuple(float(f"{getattr(memory, part):.4g}") for part in MEMORY_PARTS)
+        by_parts.setdefault((parts, memory.capacity), []).append(memory.device)
     rows = []
-    for (parts, capacity), devices in list(alike.items())[:_MOST_MEMORY_ROWS]:
+    for (parts, capacity), devices in list(by_parts.items())[:_MOST_MEMORY_ROWS]:
         peak = sum(parts)
         rows.append(
             {
@@ -259,25 +273,28 @@ def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[dict[str, An
 
 
 def _what_ifs(explanation: Explanation | None) -> list[tuple[str, str, str, str]]:
+    """Return (change, time, gain, missing memory) of the best changes."""
     if explanation is None:
         return []
     rows = sorted(
         (*explanation.improvements, *explanation.settings, *explanation.additions),
-        key=lambda one: -one.gain,
+        key=lambda what_if: -what_if.gain,
     )
     return [
         (
-            one.change,
-            TIME.format(one.seconds),
-            gain_in_percent(one.gain),
-            f"{SIZE.format(one.missing, digits=3)} too little memory" if one.missing else "",
+            what_if.change,
+            TIME.format(what_if.seconds),
+            gain_in_percent(what_if.gain),
+            f"{SIZE.format(what_if.missing, digits=3)} too little memory"
+            if what_if.missing
+            else "",
         )
-        for one in rows[:12]
+        for what_if in rows[:12]
     ]
 
 
 def _bars(rivals: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
-    """Throughput relative to the fastest."""
+    """Return the throughput of every planner relative to the fastest."""
     times = [seconds for _, seconds, _ in rivals if seconds]
     best = min(times, default=1.0)
     return [
@@ -292,6 +309,7 @@ def _bars(rivals: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any
 
 
 def _pruned(plan: Plan) -> list[tuple[str, str]]:
+    """Return the effort of the search and what each pruning rule removed."""
     if plan.search is None:
         return []
     judged = [
@@ -304,22 +322,26 @@ def _pruned(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _scenarios(found: Sequence[ScenarioTimes]) -> list[dict[str, Any]]:
-    """Figures, and iteration after iteration on one scale for all scenarios."""
-    times = [second for one in found for second in one.seconds if math.isfinite(second)]
+def _scenarios(scenarios: Sequence[ScenarioTimes]) -> list[dict[str, Any]]:
+    """Return the figures of every scenario, and its iterations on one scale for all scenarios."""
+    times = [
+        seconds for scenario in scenarios for seconds in scenario.seconds if math.isfinite(seconds)
+    ]
     top = max(times, default=1.0)
     return [
         {
-            "name": one.name,
-            "figures": [TIME.format(second) for second in one.figures],
-            "line": spark_line(one.seconds, top),
-            "count": len(one.seconds),
+            "name": scenario.name,
+            "figures": [TIME.format(seconds) for seconds in scenario.figures],
+            "line": spark_line(scenario.seconds, top),
+            "count": len(scenario.seconds),
         }
-        for one in found
+        for scenario in scenarios
     ]
 
 
 def _largest(counts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return counts above 0, the largest first."""
     return sorted(
-        ((rule, count) for rule, count in counts if count), key=lambda one: (-one[1], one[0])
+        ((rule, count) for rule, count in counts if count),
+        key=lambda rule_count: (-rule_count[1], rule_count[0]),
     )

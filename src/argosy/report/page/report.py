@@ -1,5 +1,4 @@
-"""The page of a plan, as a file or in a notebook: what was predicted, set against what was
-measured."""
+"""Write the page of a plan, as a file or in a notebook: predictions next to measurements."""
 
 from __future__ import annotations
 
@@ -21,48 +20,49 @@ from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
 _ITERATIONS = 200
-"""Of a scenario, at most."""
+"""The largest number of iterations of a scenario that are simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A plan to look at: ``save`` writes the page, a notebook shows it as it is."""
+    """A report that shows a plan: ``save`` writes the page, and a notebook displays it."""
 
     plan: Plan
     chain: Chain
     cluster: Cluster
     model: ComputeModel = field(default_factory=ComputeModel)
     measured: Mapping[str, Timeline] = field(default_factory=dict)
-    """By the name under which they are shown."""
+    """Measured timelines by the name under which they are shown."""
     rivals: Sequence[tuple[str, float | None, str]] = ()
-    """Other planners, the seconds of an iteration of theirs, and why it takes longer; ours among
-    them."""
+    """Other planners, the seconds of an iteration of theirs, and why it takes longer, including
+    ours."""
     decided: Sequence[Told] = ()
-    """What a run changed."""
+    """The changes that a run made."""
     scenarios: Mapping[str, Cluster] = field(default_factory=dict)
-    """The same cluster under other traces, by name."""
+    """The cluster under other traces, by name."""
 
     def save(self, path: Path | str) -> Path:
+        """Write the page to a file and return its path."""
         Path(path).write_text(self.html, encoding="utf-8")
         return Path(path)
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that it and the notebook leave each other's styles
-        alone."""
+        """Return the page in a frame, so that its styles and those of the notebook do not
+        interfere."""
         frame = 'style="width:100%;height:80vh;border:1px solid #8888" title="Argosy report"'
         return f'<iframe {frame} srcdoc="{html.escape(self.html, quote=True)}"></iframe>'
 
     @cached_property
     def html(self) -> str:
-        """The page."""
+        """Return the text of the page."""
         shown = shown_plan(self.plan, self.chain, self.cluster, self.model)
         pictures = [
-            Picture(label=f"predicted, {schedule!r}", timeline=one)
-            for schedule, one in shown.timelines
+            Picture(label=f"predicted, {schedule!r}", timeline=timeline)
+            for schedule, timeline in shown.timelines
         ]
         pictures += [
-            Picture(label=f"{one.clock}, {name}", timeline=one)
-            for name, one in self.measured.items()
+            Picture(label=f"{timeline.clock}, {name}", timeline=timeline)
+            for name, timeline in self.measured.items()
         ]
         return report_page(
             shown.plan,
@@ -76,6 +76,7 @@ class Report:
         )
 
     def _under(self, name: str, cluster: Cluster) -> ScenarioTimes:
+        """Simulate the plan in one scenario."""
         horizon = Horizon(seconds=max(last_change([cluster]), 1e-9), iterations=_ITERATIONS)
         times = exact_times(self.plan, self.chain, cluster, self.model, horizon)
         return ScenarioTimes(name=name, seconds=tuple(times.tolist()))

@@ -1,7 +1,7 @@
-"""A timeline as the page's viewer reads it: rows of small whole numbers.
+"""Encode a timeline for the page's viewer as rows of small whole numbers.
 
 Times are ticks of T / 250,000. A row of spans is a flat list of (gap since the last end, length,
-code) with code = kind + 8 (micro-batch + 1), so that a span costs about ten characters. A row of an
+code) with code = kind + 8 (micro-batch + 1), so that a span takes about ten characters. A row of an
 amount over time is a flat list of (ticks since the last point, value in thousandths of the row's
 top).
 """
@@ -19,14 +19,18 @@ from argosy.plan.plan import Plan
 from argosy.timeline import Span, SpanKind, Timeline
 from argosy.units import RATE, SIZE
 
+# Ticks in which the duration of a timeline is divided.
 TICKS = 250_000
+# Kinds of spans; the viewer refers to them by index.
 KINDS = tuple(SpanKind)
+# The largest number of points of an amount over time.
 _MOST_POINTS = 300
+# The largest number of links that are shown.
 _MOST_EDGES = 12
 
 
 def timeline_tracks(label: str, timeline: Timeline, plan: Plan, cluster: Cluster) -> dict[str, Any]:
-    """Everything that the viewer shows of one timeline."""
+    """Return everything that the viewer shows of one timeline."""
     tick = max(timeline.end, 1e-12) / TICKS
     spans: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -56,21 +60,23 @@ def timeline_tracks(label: str, timeline: Timeline, plan: Plan, cluster: Cluster
 
 
 def _kind(name: str, cluster: Cluster) -> str:
+    """Return the kind of a device, or that a name stands for several devices."""
     return (
         cluster.device(name).kind.name if name in cluster.device_index else "several devices as one"
     )
 
 
 def _folded_stage(name: str) -> int | None:
-    """Of a bundle of replicas, which goes by ``stage3.0``."""
-    found = re.match(r"stage([0-9]{1,9})\.", name)
-    return int(found[1]) if found else None
+    """Return the stage of a bundle of replicas with a name like ``stage3.0``, else None."""
+    match = re.match(r"stage([0-9]{1,9})\.", name)
+    return int(match[1]) if match else None
 
 
 def _coded(spans: Sequence[Span], tick: float) -> list[int]:
+    """Encode spans as the module's docstring describes."""
     numbers: list[int] = []
     last = 0
-    for span in sorted(spans, key=lambda one: (one.start, one.end)):
+    for span in sorted(spans, key=lambda item: (item.start, item.end)):
         start, end = round(span.start / tick), round(span.end / tick)
         micro_batch = -1 if span.micro_batch is None else span.micro_batch
         numbers += [start - last, end - start, KINDS.index(span.kind) + 8 * (micro_batch + 1)]
@@ -81,6 +87,7 @@ def _coded(spans: Sequence[Span], tick: float) -> list[int]:
 def _memory(
     name: str, steps: Sequence[tuple[float, float]], tick: float, cluster: Cluster
 ) -> dict[str, Any] | None:
+    """Return the row of a device's memory over time; None if it is not known."""
     if not steps or name not in cluster.device_index:
         return None
     limit = cluster.device(name).kind.memory
@@ -96,18 +103,21 @@ def _memory(
 
 
 def _alike(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Devices of one kind that hold the same at every moment are drawn once."""
+    """Merge the rows of devices of one kind that hold the same memory at every moment."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["note"], row["limit"], *row["area"]), []).append(row)
-    more = [f" and {len(group) - 1} alike" if len(group) > 1 else "" for group in groups.values()]
+    suffixes = [
+        f" and {len(group) - 1} alike" if len(group) > 1 else "" for group in groups.values()
+    ]
     return [
         group[0] | {"label": group[0]["label"] + text}
-        for group, text in zip(groups.values(), more, strict=True)
+        for group, text in zip(groups.values(), suffixes, strict=True)
     ]
 
 
 def _area(steps: Sequence[tuple[float, float]], tick: float, *, top: float) -> dict[str, Any]:
+    """Encode an amount over time as the module's docstring describes."""
     numbers: list[int] = []
     last = 0
     for time, value in _thinned(steps):
@@ -118,7 +128,7 @@ def _area(steps: Sequence[tuple[float, float]], tick: float, *, top: float) -> d
 
 
 def _thinned(steps: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:
-    """At most so many points; of those drawn together the largest stays."""
+    """Yield at most ``_MOST_POINTS`` points; the largest of the merged points remains."""
     size = -(-len(steps) // _MOST_POINTS)
     for first in range(0, len(steps), size):
         group = steps[first : first + size]
@@ -126,11 +136,10 @@ def _thinned(steps: Sequence[tuple[float, float]]) -> Iterable[tuple[float, floa
 
 
 def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[dict[str, Any]]:
-    """What the busiest links carried, against what they could, both in thousandths of the most that
-    they could.
+    """Return the rates and the capacities of the busiest links over time.
 
-    A transfer counts with its mean rate; where such rates add up to more than there is, the link is
-    full.
+    Both are in thousandths of the largest capacity. A transfer counts with its mean rate; if such
+    rates add up to more than the capacity, the link is drawn as full.
     """
     capacity = {link.name: link.bandwidth for link in with_host_links(cluster).links}
     events: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -158,7 +167,7 @@ def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[dict[str, 
 
 
 def _running(events: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Rates that begin and end, as the sum at every moment of change."""
+    """Return the sum of rates that begin and end, at every moment of change."""
     steps: list[tuple[float, float]] = []
     total = 0.0
     for time, change in sorted(events):

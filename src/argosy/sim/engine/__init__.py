@@ -1,4 +1,4 @@
-"""The exact engine: discrete events, links shared by max-min fairness, exact traces.
+"""Simulate discrete events exactly: links shared by max-min fairness, exact traces.
 
-May import nothing else of ``sim``. Start reading at ``graph``, then ``exact``.
+This package may import nothing else of ``sim``. Start reading at ``graph``, then ``exact``.
 """

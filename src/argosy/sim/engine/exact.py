@@ -1,15 +1,14 @@
-"""The exact engine: a discrete-event simulation of a task graph on a cluster whose links and
-devices change.
+"""Simulate a task graph by discrete events on a cluster whose links and devices change.
 
-Two things take time. A computation that starts at t on a device with speed trace v ends where the
-integral of v reaches its seconds (``Trace.advance``), so slow-downs and losses in mid-task need no
-events. Bytes drain at max-min fair rates (``Network``); the last byte of a flow leaves, and after
-its latency it has arrived; a task is over with its last flow.
+Two things take time. A computation that starts at t on a device with speed trace v ends when the
+integral of v reaches its seconds (``Trace.advance``), so slow-downs and losses during a task need
+no events. Bytes drain at max-min fair rates (``Network``); a flow arrives one latency after its
+last byte has left, and a task is over when its last flow has arrived.
 
-The event heap holds (time, number, what); the number breaks ties, so equal inputs give equal
-outputs to the last bit. Rates are computed once per instant, after everything that happens at it.
-Iterations follow one another without a barrier: each device starts the next one as soon as its own
-work allows. Iterations that repeat others need not be played (``jump``).
+The event heap holds (time, number, action); the number breaks ties, so equal inputs give equal
+outputs to the last bit. Rates are computed once per instant, after all events of that instant.
+Iterations follow one another without a barrier: each device starts the next iteration as soon as
+its own work allows. Iterations that repeat others are skipped (``jump``).
 """
 
 from __future__ import annotations
@@ -36,16 +35,20 @@ def simulate_exact(
     until: float = math.inf,
     jump: bool = True,
 ) -> Timeline:
-    """Play ``iterations`` of the graph from time 0. Spans and memory are kept for the first
-    ``record`` of them (default: all); no iteration begins after ``until``. Of those that are not
-    recorded, the ones that repeat others are left out, if one may ``jump``."""
+    """Simulate ``iterations`` of the graph from time 0.
+
+    Spans and memory are recorded for the first ``record`` iterations (default: all); no iteration
+    begins after ``until`` seconds. If ``jump`` is set, iterations that are not recorded and repeat
+    others are skipped.
+    """
     engine = Engine(graph, cluster, iterations, iterations if record is None else record, until)
     engine.run(Repeats(engine) if jump and engine.record < iterations - 1 else None)
     return engine.timeline()
 
 
 class Engine:
-    """Everything that is under way."""
+    """A simulation in progress, which holds the clock, the event heap, and tasks and flows under
+    way."""
 
     def __init__(
         self, graph: TaskGraph, cluster: Cluster, iterations: int, record: int, until: float
@@ -68,30 +71,32 @@ class Engine:
         self.carried_needs = [0] * self.size
         self._link_tasks()
         self.waiting: dict[int, int] = {}
-        """Per task instance (iteration * size + task), how many it still waits for."""
+        """Per task instance (iteration * size + task), the number of tasks that it still waits
+        for."""
         self.left: dict[int, int] = {}
-        """Per iteration, tasks that are not over."""
+        """Per iteration, the number of tasks that are not over."""
         self.begun: set[int] = set()
-        """Iterations of which something has started."""
+        """Iterations of which a task has started."""
         self.flows_left: dict[int, int] = {}
         self.started: dict[int, float] = {}
         self.cause: dict[int, int] = {}
-        """Per instance, the span that let it start."""
+        """Per instance, the span whose end let it start."""
         self.span_of: dict[int, int] = {}
         self.arrival: dict[int, float] = {}
-        """Per instance, when the last of its flows that have left arrives."""
+        """Per instance, the time at which the last of its departed flows arrives."""
         self.link_names: dict[tuple[int, ...], tuple[str, ...]] = {}
-        """By the links of a route."""
+        """The names of the links of a route, by their numbers."""
         self.spans: list[Span] = []
         self.busy = [0.0] * len(graph.devices)
         self.memory: list[list[tuple[float, float]]] = [[] for _ in graph.devices]
         self.iteration_ends: list[float] = []
         self.has_ended = False
-        """Whether an iteration was over since somebody looked."""
+        """True if an iteration has ended since ``Repeats.look`` was called last."""
         self.repeated = 0
-        """Iterations that were not played."""
+        """The number of iterations that were skipped."""
 
     def _link_tasks(self) -> None:
+        """Fill the lists of successors and the counts of predecessors of all tasks."""
         for index, task in enumerate(self.graph.tasks):
             for earlier in task.after:
                 self.next_tasks[earlier].append(index)
@@ -102,6 +107,7 @@ class Engine:
             self.carried_needs[later] += 1
 
     def run(self, repeats: Repeats | None = None) -> None:
+        """Process all events; skip iterations that repeat others if ``repeats`` is given."""
         self._open_iteration(0)
         while self.heap or self.network.dirty:
             if self.network.dirty and (not self.heap or self.heap[0][0] > self.now):
@@ -114,6 +120,7 @@ class Engine:
             act(*arguments)
 
     def _open_iteration(self, iteration: int) -> None:
+        """Start the tasks of an iteration that wait for nothing."""
         if iteration >= self.iterations:
             return
         base = iteration * self.size
@@ -129,6 +136,7 @@ class Engine:
             self._start(instance)
 
     def _start(self, instance: int) -> None:
+        """Start a task, unless its iteration would begin too late."""
         iteration, index = divmod(instance, self.size)
         if iteration not in self.begun and self.now > self.until:
             return
@@ -146,6 +154,7 @@ class Engine:
             self._at(end, self._computed, instance)
 
     def _start_flows(self, instance: int, task: Task) -> None:
+        """Request all flows of a task."""
         self.flows_left[instance] = sum(flow.bytes > 0 for flow in task.flows)
         for flow in task.flows:
             source, target = self.graph.ends(flow, self.cluster)
@@ -160,6 +169,7 @@ class Engine:
             self._last_byte_left(instance)
 
     def _computed(self, instance: int) -> None:
+        """End a computation and record it."""
         task = self.graph.tasks[instance % self.size]
         start = self.started[instance]
         self.busy[task.device] += self.now - start
@@ -167,6 +177,7 @@ class Engine:
         self._over(instance)
 
     def _flow_ended(self, flow: ActiveFlow, version: int) -> None:
+        """End a flow, unless its rate has changed since the event was scheduled."""
         if version != flow.version:
             return
         flow.version = -1
@@ -181,7 +192,7 @@ class Engine:
     def _left(
         self, instance: int, where: str, route: Route, start: float, num_bytes: float
     ) -> None:
-        """The last byte of one flow has left, and arrives after the latency."""
+        """Record one flow whose last byte has left and arrives after the latency."""
         latency = self.graph.tasks[instance % self.size].rounds * self.cluster.latency(
             route, self.now
         )
@@ -194,6 +205,7 @@ class Engine:
         self.arrival[instance] = max(self.arrival.get(instance, 0.0), self.now + latency)
 
     def _last_byte_left(self, instance: int) -> None:
+        """Release the next task of the channel, and end this one when its last flow arrives."""
         del self.flows_left[instance]
         arrival = self.arrival.pop(instance, self.now)
         base = instance - instance % self.size
@@ -205,6 +217,7 @@ class Engine:
             self._over(instance)
 
     def _over(self, instance: int) -> None:
+        """End a task: free its memory, release its successors and open the next iteration."""
         iteration, index = divmod(instance, self.size)
         task = self.graph.tasks[index]
         base = iteration * self.size
@@ -212,9 +225,8 @@ class Engine:
             for device, amount in task.frees:
                 self.memory[device].append((self.now, -amount))
         self.left[iteration] -= 1
-        last = not self.left[
-            iteration
-        ]  # known here: a task without flows that is released below ends within this call
+        # Decided here, because a task without flows that is released below ends within this call.
+        last = not self.left[iteration]
         if iteration + 1 not in self.left and self.in_next_iteration[index]:
             self._open_iteration(iteration + 1)
         for later in self.next_tasks[index]:
@@ -228,13 +240,13 @@ class Engine:
             self.has_ended = True
 
     def _release(self, instance: int, by: int) -> None:
+        """Start an instance if ``by`` is the last task that it waited for."""
         self.waiting[instance] -= 1
         if not self.waiting[instance]:
             del self.waiting[instance]
             if instance < self.record * self.size:
-                cause = self.span_of.get(
-                    by, self.cause.get(by)
-                )  # a task without spans hands on its own cause
+                # A task without spans passes on its own cause.
+                cause = self.span_of.get(by, self.cause.get(by))
                 if cause is not None:
                     self.cause[instance] = cause
             self._start(instance)
@@ -248,6 +260,7 @@ class Engine:
         num_bytes: float = 0.0,
         via: tuple[str, ...] = (),
     ) -> None:
+        """Record a span of an iteration that is to be recorded."""
         iteration, index = divmod(instance, self.size)
         if iteration >= self.record:
             return
@@ -271,16 +284,20 @@ class Engine:
         self.spans.append(span)
 
     def _at(self, time: float, act: Callable[..., None], *arguments: object) -> None:
+        """Schedule a call at a time."""
         self.events += 1
         heapq.heappush(self.heap, (time, self.events, act, arguments))
 
     def _foresee_end(self, time: float, flow: ActiveFlow, version: int) -> None:
+        """Schedule the end of a flow."""
         self._at(time, self._flow_ended, flow, version)
 
     def _foresee_change(self, time: float, link: int) -> None:
+        """Schedule a change of a link's bandwidth."""
         self._at(time, self.network.change, link, time)
 
     def timeline(self) -> Timeline:
+        """Return what was recorded as a timeline."""
         end = max([*self.iteration_ends, *(span.end for span in self.spans)], default=0.0)
         uses = []
         for link, carried in zip(self.cluster.links, self.network.carried, strict=True):
@@ -306,6 +323,7 @@ class Engine:
         )
 
     def _memory_steps(self, device: int) -> tuple[str, tuple[tuple[float, float], ...]]:
+        """Return the bytes that a device holds as a step function of time."""
         resident = self.graph.resident[device] if self.graph.resident else 0.0
         steps = [(0.0, resident)]
         # At one moment, memory is given back before it is taken again.
@@ -318,15 +336,16 @@ class Engine:
         return self.graph.devices[device], tuple(steps)
 
     def _why_stalled(self) -> str | None:
+        """Return why the simulation never ends; None if it ended."""
         if not self.started:
             return None
         instance = min(self.started)
         task = self.graph.tasks[instance % self.size]
-        what = str(task.kind) if task.micro_batch is None else f"{task.kind} {task.micro_batch}"
-        what += f" of stage {task.stage}" if task.stage is not None else ""
-        since = TIME.format(self.started[instance])
+        work = str(task.kind) if task.micro_batch is None else f"{task.kind} {task.micro_batch}"
+        work += f" of stage {task.stage}" if task.stage is not None else ""
+        fate = f"{work}, begun at {TIME.format(self.started[instance])}, never ends"
         if task.kind.is_communication:
             flow = task.flows[0]
             source, target = self.graph.ends(flow, self.cluster)
-            return f"no link from {source} to {target} comes back: {what}, begun at {since}, never ends"
-        return f"{self.graph.devices[task.device]} is lost: {what}, begun at {since}, never ends"
+            return f"no link from {source} to {target} comes back: {fate}"
+        return f"{self.graph.devices[task.device]} is lost: {fate}"

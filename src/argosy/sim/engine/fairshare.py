@@ -1,7 +1,7 @@
-"""Max-min fair sharing of links by flows, computed by progressive filling.
+"""Share links among flows by max-min fairness, computed by progressive filling.
 
-Raise all rates together; when a link is full its flows keep their rate and the others go on. The
-result is the one allocation in which no flow can get more without taking from a flow that has no
+All rates rise together; when a link is full, its flows keep their rate and the others continue. The
+result is the only allocation in which no flow can get more without taking from a flow that has no
 more than it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 
 def max_min_rates(flows: Sequence[Sequence[int]], capacity: Mapping[int, float]) -> list[float]:
-    """The rate of every flow, given the links each one crosses.
+    """Return the rate of every flow in bytes/s, given the links that each flow crosses.
 
     >>> max_min_rates([(0,), (0, 1), (1,)], {0: 10.0, 1: 30.0})
     [5.0, 5.0, 25.0]

@@ -1,4 +1,4 @@
-"""Rates of the same flows over many changes of bandwidth at once.
+"""Compute the rates of the same flows over many changes of bandwidth at once.
 
 While no flow starts or ends, only the knots T[0] < T[1] < ... of the links' traces change the
 rates. They are computed for all knots of a window together, by the progressive filling of
@@ -7,7 +7,8 @@ rates. They are computed for all knots of a window together, by the progressive 
     (1)  rates[k, f] = max-min fair rate of flow f on [T[k], T[k+1])
     (2)  moved[k, f] = sum over j < k of rates[j, f] (T[j+1] - T[j])
 
-Bytes that a flow has moved are linear between two knots, so its end is found by bisection in (2).
+The bytes that a flow has moved are linear between two knots, so its end is found by bisection in
+(2).
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ import numpy as np
 
 from argosy.cluster.trace import FloatArray, Trace
 
-# Fewer knots than this are passed one by one.
+# A window with fewer knots than this is not worth the arrays: its knots are handled as events.
 _FEWEST_KNOTS = 16
+# The largest number of knots in one window, which limits the size of the arrays.
 _MOST_KNOTS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Foresight:
-    """What flows move between the first and the last of some knots, if no other flow starts or
+    """The bytes that flows move between the knots of a window, while no other flow starts or
     ends."""
 
     times: FloatArray
@@ -36,16 +38,19 @@ class Foresight:
 
     @property
     def end(self) -> float:
+        """Return the time of the last knot in seconds."""
         return float(self.times[-1])
 
     def bytes_until(self, flow: int, time: float) -> float:
-        """What a flow has moved since the first knot."""
+        """Return the bytes that a flow has moved between the first knot and ``time``."""
         knot = min(max(int(self.times.searchsorted(time, "right")) - 1, 0), len(self.rates) - 1)
         return float(self.moved[knot, flow] + self.rates[knot, flow] * (time - self.times[knot]))
 
     def end_of(self, flow: int, remaining: float) -> float:
-        """When a flow has moved ``remaining`` bytes since the first knot; infinity if that is after
-        the last one."""
+        """Return when a flow has moved ``remaining`` bytes since the first knot.
+
+        The result is infinite if that is after the last knot.
+        """
         knot = int(self.moved[:, flow].searchsorted(remaining, "left"))
         if knot == 0:
             return float(self.times[0])
@@ -60,10 +65,10 @@ class Foresight:
 def foresee(
     flows: Sequence[Sequence[int]], bandwidths: Mapping[int, Trace], now: float, until: float
 ) -> Foresight | None:
-    """The rates of flows from ``now`` to ``until`` or as far as a window goes; None if there are
-    few knots until then.
+    """Compute the rates of flows from ``now`` to ``until``, or as far as a window reaches.
 
-    ``flows`` has the links of every flow, ``bandwidths`` the trace of every link.
+    ``flows`` has the links of every flow, ``bandwidths`` the trace of every link. Returns None if
+    there are few knots before ``until``.
     """
     times = _window(bandwidths, now, until)
     if times is None:
@@ -81,7 +86,8 @@ def foresee(
 
 
 def _window(bandwidths: Mapping[int, Trace], now: float, until: float) -> FloatArray | None:
-    """``now`` and the knots after it, up to ``until`` or a number of them; None if they are few."""
+    """Return ``now`` and the knots after it, up to ``until`` or ``_MOST_KNOTS``; None if they are
+    few."""
     varying = {trace for trace in bandwidths.values() if not trace.is_constant}
     end, parts = until, []
     for trace in varying:
@@ -99,13 +105,17 @@ def _window(bandwidths: Mapping[int, Trace], now: float, until: float) -> FloatA
 
 
 def _values(trace: Trace, times: FloatArray) -> FloatArray:
+    """Return the values of a trace at some times."""
     knots, values = trace.steps
-    found: FloatArray = values[np.maximum(knots.searchsorted(times, "right") - 1, 0)]
-    return found
+    at_times: FloatArray = values[np.maximum(knots.searchsorted(times, "right") - 1, 0)]
+    return at_times
 
 
 def _fair_rates(crosses: FloatArray, capacity: FloatArray) -> FloatArray:
-    """(1), with a row for every row of ``capacity``: one round fills one link of every row."""
+    """Return the max-min fair rates (1), with one row for every row of ``capacity``.
+
+    Each round fills one link of every row.
+    """
     rows = np.arange(len(capacity))
     rates = np.zeros((len(capacity), len(crosses)))
     is_open = np.ones(rates.shape)

@@ -1,9 +1,9 @@
-"""One iteration of a plan as a graph of tasks: the input of the exact engine.
+"""Represent one iteration of a plan as a graph of tasks, the input of the exact engine.
 
 A task computes on one device or moves bytes between devices. The static order of a pipeline
-schedule is in the edges: whatever a device does next waits for what it did before. Tasks are
-numbered so that a task only waits for smaller numbers, or, through ``carry``, for tasks of the
-iteration before.
+schedule is in the edges: each task of a device waits for the previous one. Tasks are numbered so
+that a task only waits for smaller numbers, or, through ``carry``, for tasks of the previous
+iteration.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from argosy.cluster.topology import Cluster
 from argosy.timeline import SpanKind
 
 PLACES = {Tier.HOST: -1, Tier.NVME: -2}
-"""One end of a flow that is no device: the memory or the drive of the node of the other end."""
+"""The end of a flow that is no device: the memory or the drive of the node of the other end."""
+# The storage tier of each number of ``PLACES``.
 _TIERS = {place: tier for tier, place in PLACES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Bytes from one device to another; devices by their index in the graph, or one end of
-    ``PLACES``."""
+    """A number of bytes that is sent from one device to another.
+
+    Devices are given by their index in the graph; one end may be a number of ``PLACES``.
+    """
 
     source: int
     target: int
@@ -31,33 +34,33 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A piece of work on one device (``seconds``) or on the network (``flows``)."""
+    """A piece of work that runs on one device (``seconds``) or on the network (``flows``)."""
 
     kind: SpanKind
     device: int = -1
     seconds: float = 0.0
-    """Of compute at full speed."""
+    """Seconds of compute at full speed."""
     flows: tuple[Flow, ...] = ()
-    """All begin together; the task is over when the last one has arrived."""
+    """All flows begin together; the task is over when the last one has arrived."""
     rounds: int = 1
     """How many times the latency is paid after the last byte has left."""
     beside: bool = False
-    """Whether its devices compute meanwhile."""
+    """True if its devices compute meanwhile."""
     after: tuple[int, ...] = ()
-    """Tasks that must be over."""
+    """Tasks that must be over before this one starts."""
     behind: int | None = None
-    """The task before it on the same channel, whose last byte must have left."""
+    """The previous task on the same channel, whose last byte must have left."""
     stage: int | None = None
     micro_batch: int | None = None
     takes: tuple[tuple[int, float], ...] = ()
-    """(device, bytes of memory) held from its start on."""
+    """(device, bytes of memory) that are allocated at its start."""
     frees: tuple[tuple[int, float], ...] = ()
-    """(device, bytes of memory) given back at its end."""
+    """(device, bytes of memory) that are freed at its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskGraph:
-    """One iteration, and how the next one hangs on it."""
+    """The tasks of one iteration, and the edges by which the next iteration depends on it."""
 
     devices: tuple[str, ...]
     tasks: tuple[Task, ...] = field(repr=False)
@@ -65,15 +68,16 @@ class TaskGraph:
     """(earlier, later): in the next iteration ``later`` waits until ``earlier`` of this one is
     over."""
     resident: tuple[float, ...] = ()
-    """Bytes each device holds all the time: weights, gradients, optimizer state."""
+    """Bytes that each device holds all the time: weights, gradients, optimizer state."""
 
     def on(self, cluster: Cluster) -> Cluster:
-        """The cluster, with links to host memory if a task needs them."""
+        """Return the cluster, with links to host memory if a task needs them."""
         copies = any(task.kind is SpanKind.COPY for task in self.tasks)
         return with_host_links(cluster) if copies else cluster
 
     def ends(self, flow: Flow, cluster: Cluster) -> tuple[str, str]:
-        """Names of where a flow begins and ends."""
+        """Return the names of the two ends of a flow: devices, or a device and its host's
+        storage."""
         if flow.source >= 0 and flow.target >= 0:
             return self.devices[flow.source], self.devices[flow.target]
         device = self.devices[max(flow.source, flow.target)]

@@ -1,20 +1,20 @@
-"""Iterations that repeat others: the exact engine moves over them at once.
+"""Skip iterations that repeat earlier ones.
 
-What happens next depends on the engine's *view* alone: what is under way and how long it still
-takes, the bytes that flows have yet to move, what waits for how many; and on the traces. Iterations
-follow one another without a barrier, so views are taken at the ends of iterations, each relative to
-its own time and iteration. If the view at the end of iteration i is that of iteration i - p, and
-every trace is constant from the earlier view on until a time H, all of it happens again P = e(i) -
-e(i - p) later:
+The future of a simulation depends only on the engine's *view* and on the traces. The view is what
+is under way and how long it still takes, the bytes that flows have yet to move, and how many tasks
+each task waits for. Iterations follow one another without a barrier, so views are taken at the ends
+of iterations, each relative to its own time and iteration. If the view at the end of iteration i
+equals that of iteration i - p, and every trace is constant from the earlier view until a time H,
+everything happens again P = e(i) - e(i - p) later:
 
     (1)  e(i + n p - j) = e(i - j) + n P, 0 <= j < p, for all n with (last foreseen end) + n P < H
     (2)  what devices computed and links carried grows by n times what it grew by between the two
          views
 
-H is the next knot of any trace, or the moment after which no iteration begins; the last iterations
-are played. Times relative to a view are differences of large numbers, so they are equal up to
-rounding: to 1e-12 of the clock. Where nothing comes back (a link that falls behind for ever is an
-example) every iteration is played.
+H is the next knot of any trace, or the time after which no iteration begins; the last iterations
+are simulated. Times relative to a view are differences of large numbers, so they are equal only up
+to rounding: to 1e-12 of the clock. If no view returns (for example because a link falls behind
+permanently), every iteration is simulated.
 """
 
 from __future__ import annotations
@@ -31,33 +31,36 @@ if TYPE_CHECKING:
     from argosy.sim.engine.exact import Engine
 
 _LONGEST = 8
-"""Iterations after which a view may come back."""
+"""The largest period p, in iterations, after which a repeated view is recognised."""
+# The tolerance of equal times, as a share of the clock.
 _SAME = 1e-12
 
 
 @dataclass(frozen=True)
 class View:
-    """The engine at the end of an iteration, relative to it."""
+    """The state of the engine at the end of an iteration, with times that are relative to it."""
 
     finished: int
-    """Iterations."""
+    """The number of iterations that have ended."""
     now: float
     marks: tuple[object, ...]
-    """What is under way, in order, without times."""
+    """Everything that is under way, in order, without times."""
     times: tuple[float, ...]
-    """Seconds from now."""
+    """Times of what is under way, in seconds from ``now``."""
     busy: tuple[float, ...]
     carried: tuple[float, ...]
 
     def is_like(self, other: View) -> bool:
+        """Return whether two views are equal up to rounding."""
         tolerance = _SAME * max(self.now, other.now)
         return self.marks == other.marks and all(
-            abs(one - two) <= tolerance for one, two in zip(self.times, other.times, strict=True)
+            abs(mine - theirs) <= tolerance
+            for mine, theirs in zip(self.times, other.times, strict=True)
         )
 
 
 class Repeats:
-    """The last few views of an engine, and the jump when one comes back."""
+    """The last few views of an engine, which detect repeated iterations and skip them."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -68,7 +71,7 @@ class Repeats:
         self.calm_until = 0.0
 
     def look(self) -> None:
-        """Take a view, and jump if it is known."""
+        """Take a view, and skip iterations if it equals an earlier one."""
         engine = self.engine
         if engine.now >= self.calm_until:
             self.views.clear()
@@ -93,18 +96,20 @@ class Repeats:
         self.views.append(view)
 
     def _view(self) -> View:
+        """Return the engine's view at the present time."""
         engine = self.engine
         now, finished = engine.now, len(engine.iteration_ends)
         base = finished * engine.size
 
         def whose(flow: ActiveFlow) -> tuple[int, str]:
+            """Return the relative instance and the place of a flow."""
             instance, where = cast(tuple[int, str], flow.owner)
             return instance - base, where
 
         events = sorted(event for event in engine.heap if _is_foreseen(event))
         flows = engine.network.under_way()
         marks = (
-            *((act.__name__, _subject(what[0], base)) for _, _, act, what in events),
+            *((act.__name__, _subject(arguments[0], base)) for _, _, act, arguments in events),
             *((*whose(flow), flow.route) for flow in flows),
             *(whose(flow) for flow in engine.network.waiting),
             *(
@@ -133,7 +138,7 @@ class Repeats:
         )
 
     def _times(self, view: View, earlier: View, last_open: int) -> int:
-        """How many periods may be left out: n of (1)."""
+        """Return how many periods may be skipped: n of (1)."""
         engine, period = self.engine, view.now - earlier.now
         times = (engine.iterations - 1 - last_open) // (view.finished - earlier.finished)
         horizon = min(self.calm_until, engine.until)
@@ -143,11 +148,12 @@ class Repeats:
         return times if period > 0 and foreseen < math.inf else 0
 
     def _jump(self, view: View, earlier: View, times: int) -> None:
+        """Move the engine ``times`` periods ahead (1), (2)."""
         engine = self.engine
-        period, every = view.now - earlier.now, view.finished - earlier.finished
-        seconds, iterations = times * period, times * every
-        more = iterations * engine.size
-        ends = engine.iteration_ends[-every:]
+        period, period_iterations = view.now - earlier.now, view.finished - earlier.finished
+        seconds, iterations = times * period, times * period_iterations
+        offset = iterations * engine.size
+        ends = engine.iteration_ends[-period_iterations:]
         engine.iteration_ends += [
             end + (time + 1) * period for time in range(times) for end in ends
         ]
@@ -160,18 +166,23 @@ class Repeats:
         )
         for flow in (*engine.network.under_way(), *engine.network.waiting):
             instance, where = cast(tuple[int, str], flow.owner)
-            flow.owner = (instance + more, where)
+            flow.owner = (instance + offset, where)
         knots = [event for event in engine.heap if event[2] == engine.network.change]
         engine.heap = [
-            (time + seconds, number, act, (what[0] + more,) if isinstance(what[0], int) else what)
-            for time, number, act, what in filter(_is_foreseen, engine.heap)
+            (
+                time + seconds,
+                number,
+                act,
+                (arguments[0] + offset,) if isinstance(arguments[0], int) else arguments,
+            )
+            for time, number, act, arguments in filter(_is_foreseen, engine.heap)
         ]
         engine.heap += knots
         heapq.heapify(engine.heap)
-        engine.waiting = {key + more: count for key, count in engine.waiting.items()}
-        engine.flows_left = {key + more: count for key, count in engine.flows_left.items()}
-        engine.started = {key + more: time + seconds for key, time in engine.started.items()}
-        engine.arrival = {key + more: time + seconds for key, time in engine.arrival.items()}
+        engine.waiting = {key + offset: count for key, count in engine.waiting.items()}
+        engine.flows_left = {key + offset: count for key, count in engine.flows_left.items()}
+        engine.started = {key + offset: time + seconds for key, time in engine.started.items()}
+        engine.arrival = {key + offset: time + seconds for key, time in engine.arrival.items()}
         engine.left = {key + iterations: count for key, count in engine.left.items() if count}
         engine.begun = {key + iterations for key in engine.begun}
         engine.now += seconds
@@ -179,18 +190,20 @@ class Repeats:
 
 
 def _is_foreseen(event: tuple[float, int, object, tuple[object, ...]]) -> bool:
-    """Whether it is an end that still holds: no knot of a trace, no end of a flow whose rate has
-    changed since."""
-    what = event[3]
-    if isinstance(what[0], ActiveFlow):
-        return what[1] == what[0].version
-    return len(what) == 1
+    """Return whether an event is an end that is still valid.
+
+    It is neither a knot of a trace, nor the end of a flow whose rate has changed since.
+    """
+    arguments = event[3]
+    if isinstance(arguments[0], ActiveFlow):
+        return arguments[1] == arguments[0].version
+    return len(arguments) == 1
 
 
-def _subject(what: object, base: int) -> object:
-    """Of an event, without its place in time."""
-    if isinstance(what, ActiveFlow):
-        instance, where = cast(tuple[int, str], what.owner)
+def _subject(argument: object, base: int) -> object:
+    """Return the instance of an event relative to ``base``, and the place of a flow."""
+    if isinstance(argument, ActiveFlow):
+        instance, where = cast(tuple[int, str], argument.owner)
         return instance - base, where
-    assert isinstance(what, int)
-    return what - base
+    assert isinstance(argument, int)
+    return argument - base

@@ -1,10 +1,10 @@
-"""The network in mid-simulation: which flows are under way, at which rate, over which route.
+"""Keep the state of the network during a simulation: flows under way, their rates and routes.
 
 Rates are max-min fair over all links and hold until a flow starts or ends or a link's bandwidth
-changes; between such moments every flow drains linearly, so its end is known exactly. Only the part
-of the network that a change can reach is computed again; if bandwidths change often, rates are
-computed for many changes at once (``foresight``). Edges in conflict never carry bytes together: a
-flow that would break this waits, and nothing that needs the same edges overtakes it.
+changes; in between every flow drains linearly, so its end is known exactly. Only the part of the
+network that a change can reach is computed again; if bandwidths change often, rates are computed
+for many changes at once (``foresight``). Edges in conflict never carry bytes at the same time: a
+flow that would break this waits, and no later flow that needs the same edges overtakes it.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from argosy.sim.engine.foresight import Foresight, foresee
 
 @dataclass(slots=True, eq=False)
 class ActiveFlow:
-    """A flow that has been asked for and is not done."""
+    """A flow that has been requested and has not ended."""
 
     number: int
     routes: tuple[Route, ...]
     bytes: float
     owner: object
-    """Whom to tell when it is done."""
+    """The value by which the caller recognises the flow when it ends."""
     started: float = math.inf
-    """When its first byte left; infinity while it waits for a conflicting edge."""
+    """The time at which its first byte left; infinity while it waits for a conflicting edge."""
     route: Route | None = None
     remaining: float = 0.0
     rate: float = 0.0
     settled: float = 0.0
-    """The moment for which ``remaining`` holds."""
+    """The time for which ``remaining`` holds."""
     version: int = 0
-    """Counts changes of the rate, so that an end foreseen earlier is recognised as stale."""
+    """The number of changes of the rate; an end that was predicted before the latest one is
+    stale."""
     foresight: Foresight | None = None
-    """How its rate changes after ``settled``, if it changes often."""
+    """The rates after ``settled``, if they change often."""
     column: int = 0
-    """Of this flow in its foresight."""
+    """The column of this flow in its foresight."""
 
 
 Schedule = Callable[[float, ActiveFlow, int], None]
-"""Told that a flow of a version will end at a time."""
+"""A callback for (time, flow, version): the flow ends at that time unless its version changes."""
 
 
 class Network:
-    """All flows under way on a cluster."""
+    """The flows that are under way on a cluster, and those that wait."""
 
     def __init__(
         self, cluster: Cluster, foresee_end: Schedule, foresee_change: Callable[[float, int], None]
@@ -78,14 +79,16 @@ class Network:
         flow = ActiveFlow(self.started, routes, num_bytes, owner)
         self.started += 1
         reserved = {
-            conflict for other in self.waiting for conflict in self._conflicts_of(other.routes)
+            conflict
+            for waiting_flow in self.waiting
+            for conflict in self._conflicts_of(waiting_flow.routes)
         }
         if not reserved.isdisjoint(self._conflicts_of(routes)) or not self._start(flow, now):
             self.waiting.append(flow)
         return flow
 
     def finish(self, flow: ActiveFlow, now: float) -> None:
-        """Take a flow off the network, and let those start that waited for it."""
+        """Remove a flow from the network, and start the flows that waited for it."""
         assert flow.route is not None
         self._settle(flow, now)
         for link in flow.route.links:
@@ -97,15 +100,15 @@ class Network:
             self._start_waiting(now)
 
     def change(self, link: int, now: float) -> None:
-        """A link's bandwidth has changed, or what was foreseen of it has come to its end."""
+        """Mark a link whose bandwidth has changed, or whose predicted rates have ended."""
         if self.next_knot.get(link) != now:
-            return  # something else was foreseen since
+            return  # a later prediction replaced this event
         del self.next_knot[link]
         if self.on_link.get(link):
             self.dirty.add(link)
 
     def refresh(self, now: float) -> None:
-        """Compute the rates again where something has changed."""
+        """Compute the rates again for the part of the network that has changed."""
         links, flows = self._component(self.dirty)
         self.dirty.clear()
         capacity = {link: self.cluster.links[link].bandwidth.at(now) for link in links}
@@ -130,8 +133,10 @@ class Network:
     def _foresee(
         self, links: Sequence[int], flows: Sequence[ActiveFlow], rates: Sequence[float], now: float
     ) -> Foresight | None:
-        """The rates for about twice as long as the first of these flows lasts; None if they hardly
-        change."""
+        """Predict the rates for about twice as long as the first of these flows lasts.
+
+        Returns None if the rates hardly change.
+        """
         bandwidths = {link: self.cluster.links[link].bandwidth for link in links}
         if all(trace.is_constant for trace in bandwidths.values()):
             return None
@@ -144,18 +149,25 @@ class Network:
         return foresee([_links(flow) for flow in flows], bandwidths, now, until)
 
     def under_way(self) -> list[ActiveFlow]:
-        """The flows that have started, in the order of their requests."""
-        flows = {number: flow for there in self.on_link.values() for number, flow in there.items()}
+        """Return the flows that have started, in the order of their requests."""
+        flows = {
+            number: flow
+            for flows_there in self.on_link.values()
+            for number, flow in flows_there.items()
+        }
         return [flows[number] for number in sorted(flows)]
 
     def is_foreseen(self) -> bool:
-        """Whether rates of flows under way are known over many changes."""
+        """Return whether the rates of flows under way are predicted over many changes."""
         return any(
-            flow.foresight is not None for there in self.on_link.values() for flow in there.values()
+            flow.foresight is not None
+            for flows_there in self.on_link.values()
+            for flow in flows_there.values()
         )
 
     def carried_until(self, now: float) -> list[float]:
-        """Bytes that crossed each link up to a time since which no rate has changed."""
+        """Return the bytes that crossed each link up to ``now``; no rate may have changed since
+        then."""
         carried = [*self.carried]
         for flow in self.under_way():
             for link in _links(flow):
@@ -163,13 +175,14 @@ class Network:
         return carried
 
     def shift(self, seconds: float, carried: Sequence[float]) -> None:
-        """Everything as it is, so much later, after so many more bytes over each link."""
+        """Move everything ``seconds`` later, after ``carried`` more bytes over each link."""
         for flow in self.under_way():
             flow.started += seconds
             flow.settled += seconds
-        self.carried = [before + more for before, more in zip(self.carried, carried, strict=True)]
+        self.carried = [before + added for before, added in zip(self.carried, carried, strict=True)]
 
     def _start(self, flow: ActiveFlow, now: float) -> bool:
+        """Start a flow on its best route; return False if conflicts block all routes."""
         route = self._choose(flow, now)
         if route is None:
             return False
@@ -182,13 +195,14 @@ class Network:
         return True
 
     def _choose(self, flow: ActiveFlow, now: float) -> Route | None:
-        """Of the routes that no conflict forbids now, the one with the earliest end at today's
-        load."""
+        """Return the route with the earliest end at the present load, among those that no conflict
+        blocks."""
         free = [route for route in flow.routes if not self._is_blocked(route)]
         if len(free) < 2:
             return free[0] if free else None
 
         def foreseen(route: Route) -> float:
+            """Return the seconds of the flow over a route at the present load."""
             share = min(
                 self.cluster.links[link].bandwidth.at(now) / (len(self.on_link.get(link, ())) + 1)
                 for link in route.links
@@ -198,16 +212,18 @@ class Network:
         return min(free, key=foreseen)
 
     def _is_blocked(self, route: Route) -> bool:
+        """Return whether an edge in conflict with a route carries bytes."""
         if not self.sides:
             return False
-        mine = {place for link in route.links for place in self.sides.get(link, ())}
+        own_sides = {place for link in route.links for place in self.sides.get(link, ())}
         return any(
             count and side != own
-            for conflict, own in mine
+            for conflict, own in own_sides
             for side, count in enumerate(self.active[conflict])
         )
 
     def _conflicts_of(self, routes: Iterable[Route]) -> set[int]:
+        """Return the conflicts that any of the routes takes part in."""
         if not self.sides:
             return set()
         return {
@@ -218,6 +234,7 @@ class Network:
         }
 
     def _start_waiting(self, now: float) -> None:
+        """Start the waiting flows that no conflict blocks, in the order of their requests."""
         still: list[ActiveFlow] = []
         reserved: set[int] = set()
         for flow in self.waiting:
@@ -228,12 +245,13 @@ class Network:
         self.waiting = still
 
     def _moved(self, flow: ActiveFlow, now: float) -> float:
-        """Bytes since ``flow.settled``."""
+        """Return the bytes that a flow has moved since ``flow.settled``."""
         if flow.foresight is None:
             return flow.rate * (now - flow.settled)
         return flow.foresight.bytes_until(flow.column, now)
 
     def _settle(self, flow: ActiveFlow, now: float) -> None:
+        """Account for the bytes that a flow has moved until ``now``."""
         moved = min(self._moved(flow, now), flow.remaining)
         flow.remaining -= moved
         flow.settled = now
@@ -241,7 +259,8 @@ class Network:
             self.carried[link] += moved
 
     def _component(self, seeds: Iterable[int]) -> tuple[list[int], list[ActiveFlow]]:
-        """The links and flows that a change of ``seeds`` can reach, in a reproducible order."""
+        """Return the links and flows that a change of ``seeds`` can reach, in a reproducible
+        order."""
         links: dict[int, None] = {}
         flows: dict[int, ActiveFlow] = {}
         stack = sorted(link for link in seeds if self.on_link.get(link))
@@ -253,11 +272,12 @@ class Network:
             for number, flow in self.on_link[link].items():
                 if number not in flows:
                     flows[number] = flow
-                    stack.extend(other for other in _links(flow) if other not in links)
+                    stack.extend(neighbour for neighbour in _links(flow) if neighbour not in links)
         return sorted(links), [flows[number] for number in sorted(flows)]
 
     def _watch(self, link: int, now: float, foresight: Foresight | None) -> None:
-        """Compute this link's rates again at its next knot, or at the end of what is foreseen."""
+        """Schedule the next computation of a link's rates: at its next knot, or when predicted
+        rates end."""
         trace = self.cluster.links[link].bandwidth
         if trace.is_constant:
             return
@@ -268,5 +288,6 @@ class Network:
 
 
 def _links(flow: ActiveFlow) -> tuple[int, ...]:
+    """Return the links of a flow that has started."""
     assert flow.route is not None
     return flow.route.links

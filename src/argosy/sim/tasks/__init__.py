@@ -1,4 +1,4 @@
-"""The task graph of one iteration: compute, transfers, collectives, copies.
+"""Build the task graph of one iteration: compute, transfers, collectives, copies.
 
-May import ``sim.engine`` for the graph. Start reading at ``compile``.
+This package may import ``sim.engine`` for the graph. Start reading at ``compile``.
 """

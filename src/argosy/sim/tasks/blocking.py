@@ -1,19 +1,19 @@
-"""A task graph as a runtime plays it that does not overlap transfers with compute.
+"""Change a task graph to that of a runtime that does not overlap transfers with compute.
 
 The pipeline engines of DeepSpeed and Megatron-LM (without its overlap options) exchange activations
-and gradients between two actions: the sender goes on when the bytes have left, and the receiver
-only takes them when it has finished what it did before. In the graph, for a transfer x that task a
+and gradients between two actions: the sender continues when the bytes have left, and the receiver
+only takes them when it has finished its previous action. In the graph, for a transfer x that task a
 of a device sends and task c of another consumes:
 
-    (1)  what the sender does next waits for x
-    (2)  x waits for what the receiver does just before c
+    (1)  the sender's next task waits for x
+    (2)  x waits for the receiver's task before c
     (3)  a device takes part in one transfer after the other, in an order that all devices share
 
-A runtime that buffers part of what it sends waits for a share of each transfer only: then x stands
-for that share of the bytes, the rest follows it beside compute, and c waits for both.
+A runtime that buffers part of what it sends waits for a share of each transfer only: then x is that
+share of the bytes, the rest follows beside compute, and c waits for both.
 
-1F1B stays free of deadlock; a schedule for which (2) closes a circle is refused. (3) closes none,
-because its order is one in which (1) and (2) can be played.
+1F1B stays free of deadlock; a schedule for which (2) closes a cycle is rejected. (3) closes none,
+because its order is one in which (1) and (2) can be executed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from argosy.timeline import SpanKind
 
 
 def with_blocking_transfers(graph: TaskGraph, share: float = 1.0) -> TaskGraph:
-    """(1) to (3), for this share of every transfer."""
+    """Return the graph in which devices wait for ``share`` of the bytes of every transfer (1) to
+    (3)."""
     if not share:
         return graph
     beside = frozenset[int]()
@@ -46,14 +47,18 @@ def with_blocking_transfers(graph: TaskGraph, share: float = 1.0) -> TaskGraph:
         for sender in task.after:
             if sender in following:
                 waits[following[sender]].add(index)  # (1)
-        waits[index] |= {before[one] for one in consumers[index] if one in before}  # (2)
+        receivers = [consumer for consumer in consumers[index] if consumer in before]
+        waits[index] |= {before[receiver] for receiver in receivers}  # (2)
     ordered, place = _in_order(graph, waits)
     return _one_at_a_time(ordered, {place[index] for index in beside})
 
 
 def _in_two(graph: TaskGraph, share: float) -> tuple[TaskGraph, frozenset[int]]:
-    """Every transfer as this share of its bytes, and a task for the rest, which needs no latency of
-    its own; and which tasks the rests are."""
+    """Split every transfer into ``share`` of its bytes and a task for the rest.
+
+    The rest has no latency of its own. Returns the graph and the numbers of the tasks for the
+    rests.
+    """
     tasks, rests = list(graph.tasks), dict[int, int]()
     for index, task in enumerate(graph.tasks):
         if task.kind is SpanKind.TRANSFER:
@@ -67,13 +72,16 @@ def _in_two(graph: TaskGraph, share: float) -> tuple[TaskGraph, frozenset[int]]:
                 replace(task, flows=rest, after=(index,), behind=None, rounds=0, takes=(), frees=())
             )
     for index, task in enumerate(graph.tasks):
-        more = tuple(rests[one] for one in task.after if one in rests)
-        tasks[index] = replace(tasks[index], after=(*task.after, *more))
+        rests_before = tuple(rests[earlier] for earlier in task.after if earlier in rests)
+        tasks[index] = replace(tasks[index], after=(*task.after, *rests_before))
     return replace(graph, tasks=tuple(tasks)), frozenset(rests.values())
 
 
 def _one_at_a_time(graph: TaskGraph, beside: set[int]) -> TaskGraph:
-    """(3) along the numbers of the tasks; those ``beside`` compute take no part."""
+    """Let devices take part in one transfer after the other, in the order of task numbers (3).
+
+    The tasks ``beside`` compute are exempt.
+    """
     last: dict[int, int] = {}
     tasks = []
     for index, task in enumerate(graph.tasks):
@@ -87,8 +95,10 @@ def _one_at_a_time(graph: TaskGraph, beside: set[int]) -> TaskGraph:
 
 
 def _neighbours(graph: TaskGraph) -> tuple[dict[int, int], dict[int, int]]:
-    """What each device does before and after each of its tasks; reductions of a group occupy its
-    devices too."""
+    """Return the tasks of a device before and after each of its tasks.
+
+    Reductions of a group occupy its devices too.
+    """
     before: dict[int, int] = {}
     following: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -102,6 +112,7 @@ def _neighbours(graph: TaskGraph) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _occupied(task: Task) -> set[int]:
+    """Return the devices that a task occupies."""
     if task.device >= 0:
         return {task.device}
     if task.kind is SpanKind.COLLECTIVE and task.micro_batch is not None and not task.beside:
@@ -110,7 +121,7 @@ def _occupied(task: Task) -> set[int]:
 
 
 def _in_order(graph: TaskGraph, waits: list[set[int]]) -> tuple[TaskGraph, dict[int, int]]:
-    """The graph with its tasks renumbered so that each waits for smaller numbers only, and the new
+    """Renumber tasks so that each waits for smaller numbers only; return the graph and the new
     numbers."""
     try:
         order = list(TopologicalSorter(dict(enumerate(waits))).static_order())
@@ -123,7 +134,11 @@ def _in_order(graph: TaskGraph, waits: list[set[int]]) -> tuple[TaskGraph, dict[
         task = graph.tasks[old]
         behind = None if task.behind is None else place[task.behind]
         tasks.append(
-            replace(task, after=tuple(sorted(place[one] for one in waits[old])), behind=behind)
+            replace(
+                task,
+                after=tuple(sorted(place[earlier_task] for earlier_task in waits[old])),
+                behind=behind,
+            )
         )
     carry = tuple((place[earlier], place[later]) for earlier, later in graph.carry)
     return replace(graph, tasks=tuple(tasks), carry=carry), place

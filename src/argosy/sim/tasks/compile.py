@@ -1,20 +1,20 @@
-"""From a plan to the tasks of one iteration.
+"""Compile a plan to the tasks of one iteration.
 
-For every action of the schedule, every device of every replica computes. Where the sequence is in
-parts, keys and values go around meanwhile: attention comes first, as much of it as may run beside
-them, and the rest waits for both. A tensor-parallel group then reduces together, and holders of
-experts send each other tokens. The result goes to the replicas of the next stage that hold the same
-samples (split and concatenated where the replica counts differ; a replica holds what passes between
-stages split along the sequence, so each of its devices receives its share only). At the end of the
-iteration each stage's holders sum their gradients, and every device updates its weights. A stage
-that no backward runs through (``Chain.first_backward``) gets no gradients; what it does next waits
-until the stage after it has finished its backward, so that no more micro-batches are on their way
-than the schedule allows.
+For every action of the schedule, every device of every replica computes. If the sequence is cut
+into parts, keys and values go around meanwhile: the part of attention that may run beside them
+comes first, and the rest waits for both. A tensor-parallel group then reduces together, and holders
+of experts send each other tokens. The result goes to the replicas of the next stage that hold the
+same samples (split and concatenated if the replica counts differ; a replica holds what passes
+between stages split along the sequence, so each of its devices receives its share only). At the end
+of the iteration each stage's holders sum their gradients, and every device updates its weights. A
+stage that no backward runs through (``Chain.first_backward``) gets no gradients; its next action
+waits until the following stage has finished its backward, so that the number of micro-batches in
+flight stays within the schedule.
 
-Under ZeRO 3 a stage gathers its weights while the action before computes, and an action begins when
-they are there; under ZeRO 2 and 3 a backward is followed by a scatter of its gradients.
-``sim.tasks.copies`` adds copies to hosts. If the cost model says ``prefetch``, layers are exchanged
-one by one: of a stage with L layers, all but 1 / L of an action may run before the last weights
+Under ZeRO 3 a stage gathers its weights while the previous action computes, and an action begins
+when they have arrived; under ZeRO 2 and 3 a backward is followed by a scatter of its gradients.
+``sim.tasks.copies`` adds copies to hosts. If the cost model has ``prefetch``, layers are exchanged
+one by one: in a stage with L layers, all but 1 / L of an action may run before the last weights
 have arrived, and all but 1 / L of the gradients are scattered beside a backward.
 """
 
@@ -55,14 +55,14 @@ from argosy.workload.chain import Chain
 def compile_plan(
     plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
 ) -> TaskGraph:
-    """The task graph of one iteration of a plan that ``check_plan`` has passed."""
+    """Build the task graph of one iteration of a plan that ``check_plan`` accepts."""
     model = model or ComputeModel()
     graph = Compiler(plan, chain, cluster, model).run()
     return with_blocking_transfers(graph, model.blocking)
 
 
 class Compiler:
-    """Collects the tasks of one iteration, action by action."""
+    """A builder that collects the tasks of one iteration, action by action."""
 
     def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
         self.plan = plan
@@ -78,7 +78,7 @@ class Compiler:
         """Per device, the task that occupied it last when its latest action began."""
         self.first: dict[int, int] = {}
         self.arriving: dict[tuple[Action, int], list[int]] = defaultdict(list)
-        """Per action and device, the transfers it waits for."""
+        """Per action and device, the transfers that it waits for."""
         self.channel_last: dict[tuple[int, int, bool], int] = {}
         self.channel_first: dict[tuple[int, int, bool], int] = {}
         self.unanchored: list[tuple[int, list[int]]] = []
@@ -92,11 +92,11 @@ class Compiler:
         """Per stage and micro-batch, the tasks that end its backward, or that of the next stage
         that has one."""
         self.held_back: dict[int, tuple[int, ...]] = {}
-        """Per device, tasks of ``finished`` that its next action waits for."""
+        """Per device, the tasks of ``finished`` that its next action waits for."""
         self.handed: dict[tuple[int, int], list[tuple[int, int, float, tuple[Flow, ...]]]] = {}
         self.num_holders = [stage.num_holders for stage in plan.stages]
         self.placed = [[self.index[name] for name in stage.devices] for stage in plan.stages]
-        """Per stage, its devices."""
+        """Per stage, the indices of its devices."""
         self.members = {
             (stage_index, replica_index, member): self._member(stage_index, replica, member)
             for stage_index, stage in enumerate(plan.stages)
@@ -113,10 +113,11 @@ class Compiler:
         ]
         self.routed = [routed(chain, stage) for stage in plan.stages]
         self.weights: dict[tuple[tuple[int, ...], int], tuple[tuple[Flow, ...], int]] = {}
-        """Per stages and weights that they share, the flows that pass these around once, and their
+        """Per stages and weights that they share, the flows that pass these around once, and the
         latencies."""
 
     def _reductions(self, index: int, stage: Stage) -> list[StageExchange | None]:
+        """Return the tensor-parallel reduction of every replica of a stage."""
         algorithm = self.plan.algorithm(Collective.TENSOR, index)
         return [
             reduction(self.chain, stage, replica, self.cluster, algorithm)
@@ -124,6 +125,7 @@ class Compiler:
         ]
 
     def run(self) -> TaskGraph:
+        """Add all tasks of the iteration and return the graph."""
         schedule = build_schedule(
             self.plan.schedule, len(self.plan.stages), self.plan.num_micro_batches
         )
@@ -133,6 +135,7 @@ class Compiler:
         return self.graph()
 
     def _member(self, stage_index: int, replica: Replica, member: int) -> MemberCost:
+        """Return the cost of one micro-batch of a stage on one device."""
         chain, stage = self.chain, self.plan.stages[stage_index]
         samples, share = replica.samples, replica.shares[member]
         return MemberCost(
@@ -145,6 +148,7 @@ class Compiler:
         )
 
     def add_action(self, action: Action) -> None:
+        """Add the tasks of one action on all devices of its stage."""
         stage = self.plan.stages[action.stage]
         devices = self.placed[action.stage]
         if action.kind is not ActionKind.FORWARD and stage.end <= self.chain.first_backward:
@@ -177,12 +181,12 @@ class Compiler:
                 self._send(action, action.stage - 1, stage.first - 1)
             else:
                 self.finished[action.stage, action.micro_batch] = tuple(
-                    self.last[one] for one in devices
+                    self.last[device] for device in devices
                 )
 
     def _pass_over(self, action: Action) -> None:
-        """Hold the devices of a stage without a backward until the stage after it has finished its
-        own."""
+        """Block the devices of a stage without a backward until the following stage has finished
+        its own."""
         done = self.finished[action.stage + 1, action.micro_batch]
         self.finished[action.stage, action.micro_batch] = done
         for device in self.placed[action.stage]:
@@ -191,8 +195,7 @@ class Compiler:
     def _run_replica(
         self, action: Action, stage: Stage, position: int, gathered: int | None
     ) -> None:
-        """Compute on all devices of a replica, and exchange what its parts and tensor-parallel
-        groups need."""
+        """Compute on all devices of a replica, and add the exchanges of its parts and groups."""
         devices = [self.index[name] for name in stage.replicas[position].devices]
         waits = [
             self._waits(action, device, None if self.model.prefetch else gathered)
@@ -215,7 +218,7 @@ class Compiler:
             self._add_collective(action, reduced, 1)
 
     def _waits(self, action: Action, device: int, gathered: int | None) -> tuple[int, ...]:
-        """What a device needs before it can begin with an action."""
+        """Return the tasks that must be over before a device can begin an action."""
         after = [
             *self.arriving[action, device],
             *([self.last[device]] if device in self.last else []),
@@ -229,8 +232,10 @@ class Compiler:
     def _add_collective(
         self, action: Action, exchange: StageExchange, passes: int, after: set[int] | None = None
     ) -> int:
-        """All devices of an exchange do it together and do nothing else; or, given what it comes
-        ``after``, beside their work."""
+        """Add a collective of all devices of an exchange.
+
+        It occupies the devices, unless ``after`` is given: then it runs beside their work.
+        """
         devices = [self.index[name] for name in exchange.devices]
         task = self.add(
             Task(
@@ -260,8 +265,11 @@ class Compiler:
         arrived: int | None,
         layered: tuple[int, ...],
     ) -> None:
-        """One device's part of an action; where keys and values must have ``arrived`` or what comes
-        layer by layer (``layered``) must be there for the last layer, in two pieces."""
+        """Add one device's part of an action.
+
+        It is split into two pieces if keys and values must have ``arrived``, or if tasks that
+        proceed layer by layer (``layered``) must be over before the last layer.
+        """
         device = self.index[self.plan.stages[action.stage].replicas[position].devices[member]]
         cost = self.members[action.stage, position, member]
         seconds, beside = cost.of(action.kind)
@@ -294,7 +302,7 @@ class Compiler:
             self._occupy([device], self.add(task))
 
     def _send(self, action: Action, target_stage: int, layer: int) -> None:
-        """Hand the micro-batch to a neighbouring stage."""
+        """Add the transfers of a micro-batch to a neighbouring stage."""
         is_gradient = target_stage < action.stage
         used_by = consumers(target_stage, action.micro_batch, is_gradient=is_gradient)
         for source, destination, num_bytes, flows in self._handed(
@@ -320,37 +328,30 @@ class Compiler:
     def _handed(
         self, stage: int, target: int, layer: int
     ) -> list[tuple[int, int, float, tuple[Flow, ...]]]:
-        """(source, destination, bytes, flows) from replica to replica, of the samples that both
-        hold; the same for all micro-batches."""
+        """Return (source, destination, bytes, flows) between replicas that hold the same samples;
+        cached."""
         if (stage, target) not in self.handed:
             per_sample = self.chain.layers[layer].output_bytes
-            found = []
-            for one, other, samples in overlaps(
+            transfers = []
+            for giving, taking, samples in overlaps(
                 self.plan.stages[stage].replicas, self.plan.stages[target].replicas
             ):
-                for sender, receiver, part in share_overlaps(one.shares, other.shares):
-                    source, destination = (
-                        self.index[one.devices[sender]],
-                        self.index[other.devices[receiver]],
-                    )
+                for sender, receiver, part in share_overlaps(giving.shares, taking.shares):
+                    source = self.index[giving.devices[sender]]
+                    destination = self.index[taking.devices[receiver]]
                     if source != destination:
                         num_bytes = samples * per_sample * part
-                        found.append(
-                            (
-                                source,
-                                destination,
-                                num_bytes,
-                                self._flows(source, destination, num_bytes),
-                            )
-                        )
-            self.handed[stage, target] = found
+                        flows = self._flows(source, destination, num_bytes)
+                        transfers.append((source, destination, num_bytes, flows))
+            self.handed[stage, target] = transfers
         return self.handed[stage, target]
 
     def _flows(self, source: int, target: int, num_bytes: float) -> tuple[Flow, ...]:
+        """Return the flows of a transfer between two devices."""
         return (Flow(source, target, num_bytes),)
 
     def _gather_weights(self, action: Action) -> int | None:
-        """ZeRO 3: collect the stage's weights while the action before is still computing."""
+        """Gather the stage's weights under ZeRO 3 while the previous action computes."""
         if self.num_holders[action.stage] == 1 or action.kind is ActionKind.WEIGHT_GRADIENT:
             return None
         devices = self.placed[action.stage]
@@ -361,8 +362,7 @@ class Compiler:
         return gathered
 
     def _scatter_gradients(self, action: Action) -> None:
-        """ZeRO 2 and 3: every holder keeps the sum of its own part of the gradients, while the next
-        action computes."""
+        """Scatter gradients under ZeRO 2 and 3 to their holders while the next action computes."""
         devices = self.placed[action.stage]
         part = 1 / self.plan.stages[action.stage].num_layers if self.model.prefetch else 1.0
         scattered = self._pass_weights(action, {self.last[device] for device in devices}, part)
@@ -376,8 +376,8 @@ class Compiler:
             self._pass_weights(action, set(itertools.chain.from_iterable(waits)), part)
 
     def _pass_weights(self, action: Action, after: set[int], part: float = 1.0) -> int:
-        """This part of as many bytes as the weights have goes around the holders once, behind what
-        the stage exchanged before."""
+        """Pass ``part`` of a stage's weight bytes around its holders once, after its previous
+        exchange."""
         if action.stage in self.exchanged:
             after = after | {self.exchanged[action.stage]}
         flows, rounds = self._weights_around((action.stage,), 1)
@@ -421,13 +421,16 @@ class Compiler:
             self._add_update(device, waits[device])
 
     def _gradient_groups(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """Yield the groups of stages that sum gradients at the end."""
         return gradient_groups(self.plan, self.chain, self.num_holders)
 
     def _weights_around(
         self, stages: tuple[int, ...], times: int, parameters: int = 0
     ) -> tuple[tuple[Flow, ...], int]:
-        """All the bytes of the weights of a stage, or of ``parameters`` that several share, so many
-        times around; and its latencies."""
+        """Return the flows that pass weights around ``times`` times, and the number of latencies.
+
+        The weights are those of a stage, or ``parameters`` that several stages share.
+        """
         key = (stages, parameters)
         if key not in self.weights:
             exchange = self._weight_exchange(stages, parameters)
@@ -442,20 +445,22 @@ class Compiler:
         return weight_exchange(self.plan, self.chain, self.cluster, stages, parameters)
 
     def _flows_of(self, pairs: Pairs, factor: float) -> tuple[Flow, ...]:
-        """One for each pair of devices."""
+        """Return one flow for each pair of devices."""
         return tuple(
-            Flow(self.index[one], self.index[other], size * factor)
-            for (one, other), size in pairs.items()
+            Flow(self.index[source], self.index[target], size * factor)
+            for (source, target), size in pairs.items()
         )
 
     @cached_property
     def updates(self) -> dict[str, float]:
+        """Return, by device, the seconds of its update."""
         return updates_of(self.plan, self.chain, self.cluster)
 
     def _add_update(self, device: int, waits: list[int]) -> None:
         self._end_with_update(device, self.updates[self.names[device]], waits)
 
     def _end_with_update(self, device: int, seconds: float, waits: list[int]) -> None:
+        """Add the update of a device, after its copies from the host."""
         after = tuple(sorted({self.last[device], *waits}))
         after, frees = self.copies.before_update(device, after)
         task = self.add(
@@ -464,6 +469,7 @@ class Compiler:
         self._occupy([device], task)
 
     def graph(self) -> TaskGraph:
+        """Return the collected tasks with the edges to the next iteration."""
         held = resident_bytes(self.plan, self.chain)
         resident = tuple(held[name] for name in self.names)
         carry = [(self.last[device], self.first[device]) for device in range(len(self.names))]
@@ -479,10 +485,12 @@ class Compiler:
         )
 
     def add(self, task: Task) -> int:
+        """Add a task and return its number."""
         self.tasks.append(task)
         return len(self.tasks) - 1
 
     def _occupy(self, devices: Sequence[int], task: int) -> None:
+        """Record that a task occupies devices last."""
         for device in devices:
             self.last[device] = task
             self.first.setdefault(device, task)

@@ -1,5 +1,7 @@
-"""Copies between devices and the memory or drive of their node, as tasks: (1) to (6) of
-``cost.offload``."""
+"""Add copies between devices and the memory or drive of their node as tasks.
+
+These are (1) to (6) of ``cost.offload``.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
 
 
 Held = tuple[tuple[int, float], ...]
-"""Devices, and bytes that each holds."""
+"""Devices, and the bytes that each holds."""
 
 
 class HostCopies:
-    """Adds copies to the tasks of a compiler."""
+    """A helper that adds copies to the tasks of a compiler."""
 
     def __init__(self, compiler: Compiler) -> None:
         self.compiler = compiler
@@ -30,7 +32,8 @@ class HostCopies:
     def beside_action(
         self, action: Action, position: int, member: int, after: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """The copies of one device's part of an action, which begin with it."""
+        """Add the copies of one device's part of an action, which begin with it; return their
+        tasks."""
         if action.kind is ActionKind.WEIGHT_GRADIENT:
             return ()
         compiler, backward = self.compiler, action.kind is not ActionKind.FORWARD
@@ -59,8 +62,10 @@ class HostCopies:
         return (task,)
 
     def before_update(self, device: int, after: tuple[int, ...]) -> tuple[tuple[int, ...], Held]:
-        """The copies of a device's update: what the update waits for, and the memory that it gives
-        back."""
+        """Add the copies of a device's update.
+
+        Returns the tasks that the update waits for, and the memory that it frees.
+        """
         compiler, flows, held = self.compiler, list[Flow](), 0.0
         name = compiler.names[device]
         for stage in compiler.plan.stages:
@@ -79,6 +84,7 @@ class HostCopies:
 
 
 def _flows(device: int, copies: Iterable[Copy]) -> list[Flow]:
+    """Return the flows of copies between a device and its node's storage."""
     flows = []
     for copy in copies:
         place = PLACES[copy.tier]

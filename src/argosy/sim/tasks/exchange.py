@@ -1,20 +1,21 @@
-"""What the devices of a stage send each other, beside what passes between stages.
+"""Describe what the devices of a stage send each other, beside the transfers between stages.
 
 For a replica of n samples, device m with share r_m of its work, sequence in c parts, experts over e
 holders; per pass and layer:
 
-    (1)  tensor-parallel group    all-reduce of n / c of the layer's reduced bytes in every part
-    (2)  parts of the sequence    a ring of the devices that hold the same heads: each sends on the layer's key and
-                                  value bytes of all parts, n r_m of each, but for those of the next device
-    (3)  holders of experts       all-to-all: each device sends of its n r_m routed bytes every other holder its share
-                                  of the experts, 1 / e unless the stage gives them
-    (4)  weights and gradients    once around all holders for what they all hold; for experts, around the holders of
-                                  the same ones
+    (1)  tensor-parallel group  all-reduce of n / c of the layer's reduced bytes in every part
+    (2)  parts of the sequence  a ring of the devices that hold the same heads: each sends the
+                                layer's key and value bytes of all parts, n r_m of each, except
+                                those of the next device
+    (3)  holders of experts     all-to-all: each device sends every other holder its share of the
+                                experts, 1 / e unless the stage gives it, of its n r_m routed bytes
+    (4)  weights and gradients  once around all holders for what they all hold; for experts, around
+                                the holders of the same experts
 
-How (1) and (4) go around is the plan's choice of algorithm (``cost.collective``).
+The plan's choice of algorithm decides how (1) and (4) go around (``cost.collective``).
 
-A forward does (2) once and (3) twice, there and back; a backward (2) twice, for keys and values
-again and for their gradients, and (3) twice; full recomputation adds a forward's.
+A forward does (2) once and (3) twice, there and back; a backward does (2) twice, for keys and
+values again and for their gradients, and (3) twice; full recomputation adds a forward's.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from argosy.workload.chain import SUMMED_BYTES, Chain
 
 @dataclass(frozen=True)
 class StageExchange:
-    """What some devices of a stage do together once per pass."""
+    """A communication that some devices of a stage do together once per pass."""
 
     devices: tuple[str, ...]
     pairs: Pairs
     rounds: int
-    """Latencies that it takes after the last byte has left."""
+    """The number of latencies that are paid after the last byte has left."""
 
 
 def reduction(
     chain: Chain, stage: Stage, replica: Replica, cluster: Cluster, algorithm: Algorithm
 ) -> StageExchange | None:
-    """(1), summed over the layers of a stage."""
+    """Return the tensor-parallel reductions of a replica (1), summed over the layers of a stage."""
     parts = replica.parts(stage.context)
     width = len(parts[0])
     if width < 2:
@@ -67,7 +68,8 @@ def reduction(
 
 
 def key_values(chain: Chain, stage: Stage, replica: Replica) -> StageExchange | None:
-    """(2), summed over the layers of a stage."""
+    """Return the exchange of keys and values of a replica (2), summed over the layers of a
+    stage."""
     layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.key_value_bytes]
     if stage.context < 2 or not layers:
         return None
@@ -82,7 +84,8 @@ def key_values(chain: Chain, stage: Stage, replica: Replica) -> StageExchange | 
 
 
 def routed(chain: Chain, stage: Stage) -> list[StageExchange]:
-    """(3), one for each group of holders, summed over the layers of a stage."""
+    """Return the exchange of routed tokens of each group of holders (3), summed over a stage's
+    layers."""
     layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.routed_bytes]
     if stage.expert < 2 or not layers:
         return []
@@ -92,17 +95,17 @@ def routed(chain: Chain, stage: Stage) -> list[StageExchange]:
         for replica in stage.replicas
         for device, share in zip(replica.devices, replica.shares, strict=True)
     }
-    found = []
+    exchanges = []
     for group in stage.expert_groups:
         held = zip(group, stage.expert_shares, strict=True)
         pairs = {
             (source, target): sent[source] * part
-            for one, (other, part) in itertools.permutations(held, 2)
-            for source, target in zip(one[0], other, strict=True)
+            for sender, (receiver, part) in itertools.permutations(held, 2)
+            for source, target in zip(sender[0], receiver, strict=True)
         }
         devices = tuple(itertools.chain.from_iterable(group))
-        found.append(StageExchange(devices, pairs, len(layers)))
-    return found
+        exchanges.append(StageExchange(devices, pairs, len(layers)))
+    return exchanges
 
 
 def weights(
@@ -112,12 +115,15 @@ def weights(
     algorithm: Algorithm,
     parameters: int = 0,
 ) -> StageExchange:
-    """(4): all weights of a stage once around, or so many ``parameters`` that several stages
-    share."""
+    """Return the exchange that passes the weights of a stage around all holders once (4).
+
+    If ``parameters`` is given, only this number of parameters, which several stages share, is
+    passed.
+    """
     split = 0
     width = chain.exchanged_bytes(0 if parameters else stages[0].zero)
     elements, num_sums = float(parameters), 1
-    if chain.powersgd:  # whose second factors follow the first
+    if chain.powersgd:  # the second factors are summed after the first
         num_sums = 2
         elements, width = (
             (elements, width) if parameters else (summed_parameters(chain, stages[0]), SUMMED_BYTES)
@@ -146,7 +152,10 @@ def weights(
 def weight_exchange(
     plan: Plan, chain: Chain, cluster: Cluster, stages: tuple[int, ...], parameters: int = 0
 ) -> StageExchange:
-    """(4) as a plan has it; what several stages share goes around a ring."""
+    """Return exchange (4) with the algorithm that the plan chooses.
+
+    Weights that several stages share go around a ring.
+    """
     algorithm = (
         plan.algorithm(Collective.WEIGHTS, stages[0]) if len(stages) == 1 else Algorithm.RING
     )
@@ -156,9 +165,12 @@ def weight_exchange(
 def gradient_groups(
     plan: Plan, chain: Chain, num_holders: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """(stages, parameters or 0 for all of a stage, times around the ring) of what all holders of
-    these stages exchange at the end: a sum is twice around; under ZeRO 2 only the gather of the new
-    weights is left, under ZeRO 3 nothing."""
+    """Yield (stages, parameters or 0 for all of a stage, times around the ring) of the final
+    exchanges.
+
+    All holders of these stages take part. A sum goes around twice; under ZeRO 2 only the gather of
+    the new weights remains, under ZeRO 3 nothing.
+    """
     for index, stage in enumerate(plan.stages):
         if num_holders[index] > 1 and stage_parameters(chain, stage):
             yield (index,), 0, {2: 1, 3: 0}.get(stage.zero, 2)
@@ -170,14 +182,14 @@ def gradient_groups(
 
 
 def key_value_passes(kind: ActionKind, recompute: Recompute) -> int:
-    """How often an action does (2)."""
+    """Return how often an action does exchange (2)."""
     if kind is ActionKind.FORWARD:
         return 1
     return 0 if kind is ActionKind.WEIGHT_GRADIENT else 2 + (recompute is Recompute.FULL)
 
 
 def routed_passes(kind: ActionKind, recompute: Recompute) -> int:
-    """How often an action does (3)."""
+    """Return how often an action does exchange (3)."""
     if kind is ActionKind.WEIGHT_GRADIENT:
         return 0
     return 4 if kind is not ActionKind.FORWARD and recompute is Recompute.FULL else 2

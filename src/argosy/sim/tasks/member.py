@@ -1,5 +1,4 @@
-"""What one micro-batch of a stage costs one device: seconds of its actions, bytes that it keeps and
-holds."""
+"""Compute the cost of one micro-batch of a stage on one device: seconds and bytes."""
 
 from __future__ import annotations
 
@@ -16,17 +15,19 @@ from argosy.workload.chain import Chain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberCost:
-    """What one micro-batch of a stage costs one device."""
+    """The cost that one micro-batch of a stage has on one device."""
 
     seconds: StageSeconds
     kept: float = 0.0
-    """Bytes from the forward to the backward."""
+    """Bytes that are held from the forward to the backward."""
     forward_bytes: float = 0.0
-    """Held for a moment by a forward."""
+    """Bytes that are held during a forward only."""
     backward_bytes: float = 0.0
+    """Bytes that are held during a backward only."""
 
     def of(self, kind: ActionKind) -> tuple[float, float]:
-        """Seconds of an action, and those of them during which keys and values may arrive."""
+        """Return the seconds of an action, and those of them in which keys and values may
+        arrive."""
         if kind is ActionKind.FORWARD:
             return self.seconds.forward, self.seconds.hidden_forward
         whole = self.seconds.backward if kind is ActionKind.BACKWARD else self.seconds.backward / 2
@@ -34,7 +35,7 @@ class MemberCost:
 
 
 def portion_of(cluster: Cluster, stage: Stage, replica: Replica, member: int) -> Portion:
-    """What one device of a replica does of its stage."""
+    """Return the work that one device of a replica does for its stage."""
     return Portion(
         device=cluster.device(replica.devices[member]),
         samples=replica.samples,
@@ -45,21 +46,24 @@ def portion_of(cluster: Cluster, stage: Stage, replica: Replica, member: int) ->
 
 
 def routed_load(stage: Stage, replica: Replica) -> float:
-    """Tokens that a replica's experts take in over those that it routes; 1 where the replicas of
-    its group are alike, as all are that cut the sequence or have several devices."""
+    """Return the tokens that a replica's experts receive over the tokens that it routes.
+
+    The result is 1 if the replicas of its group are equal, as all are that cut the sequence or have
+    several devices.
+    """
     if stage.expert == 1 or replica.width > 1:
         return 1.0
     at = stage.replicas.index(replica)
     group = stage.replicas[at - at % stage.expert :][: stage.expert]
     return (
-        sum(other.samples for other in group)
+        sum(member.samples for member in group)
         * stage.expert_shares[at % stage.expert]
         / replica.samples
     )
 
 
 def updates_of(plan: Plan, chain: Chain, cluster: Cluster) -> dict[str, float]:
-    """Per device, seconds of the updates of all its stages."""
+    """Return, by device, the seconds of the updates of all its stages."""
     seconds: dict[str, float] = defaultdict(float)
     for stage in plan.stages:
         for replica in stage.replicas:
@@ -71,7 +75,7 @@ def updates_of(plan: Plan, chain: Chain, cluster: Cluster) -> dict[str, float]:
 
 
 def resident_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
-    """Per device, weights, gradients and optimizer state of all its stages."""
+    """Return, by device, the bytes of weights, gradients and optimizer state of all its stages."""
     held: dict[str, float] = defaultdict(float)
     for stage in plan.stages:
         for replica in stage.replicas:

@@ -1,5 +1,5 @@
-"""The computations of a schedule in an order in which tasks can be numbered, and what a timeline
-calls them."""
+"""Order the computations of a schedule so that tasks can be numbered, and name them for
+timelines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from argosy.schedule import Action, ActionKind, Schedule
 from argosy.schedule.check import needs
 from argosy.timeline import SpanKind
 
+# The kind of a timeline's span for every kind of computation.
 SPAN_KIND = {
     ActionKind.FORWARD: SpanKind.FORWARD,
     ActionKind.BACKWARD: SpanKind.BACKWARD,
@@ -18,8 +19,8 @@ SPAN_KIND = {
 
 
 def in_dependency_order(schedule: Schedule) -> Iterator[Action]:
-    """All computation of a schedule so that everything an action needs comes before it, rows kept
-    in order."""
+    """Yield all computations of a schedule, each after everything it needs, with rows kept in
+    order."""
     done: set[Action] = set()
     rows = [[action for action in row if action.kind.is_computation] for row in schedule.rows]
     position = [0] * len(rows)
@@ -39,8 +40,7 @@ def in_dependency_order(schedule: Schedule) -> Iterator[Action]:
 
 
 def consumers(stage: int, micro_batch: int, *, is_gradient: bool) -> tuple[Action, ...]:
-    """The actions of a stage that may wait for what a neighbouring stage hands it of a
-    micro-batch."""
+    """Return the actions of a stage that may wait for a micro-batch from a neighbouring stage."""
     kinds = (
         (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT) if is_gradient else (ActionKind.FORWARD,)
     )

@@ -1,4 +1,4 @@
-"""Who sends what to whom between stages with different replica counts and widths."""
+"""Match senders and receivers between stages with different replica counts and widths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from argosy.plan.plan import Replica
 def overlaps(
     sources: Sequence[Replica], targets: Sequence[Replica]
 ) -> Iterator[tuple[Replica, Replica, int]]:
-    """Pairs of replicas that hold the same samples of a micro-batch, and how many.
+    """Yield pairs of replicas that hold the same samples of a micro-batch, and how many samples.
 
     >>> one, two = Replica(devices=("a",), samples=3), Replica(devices=("b",), samples=1)
     >>> whole = Replica(devices=("c",), samples=4)
@@ -37,21 +37,22 @@ def overlaps(
 def share_overlaps(
     sources: Sequence[float], targets: Sequence[float]
 ) -> Iterator[tuple[int, int, float]]:
-    """Pairs of members of two tensor-parallel groups that hold the same part of a tensor split
-    along one dim, and the part.
+    """Yield pairs of members of two tensor-parallel groups that hold the same part of a tensor.
+
+    The tensor is split along one dim; the third value is the common part of it.
 
     >>> list(share_overlaps([0.5, 0.5], [1.0]))
     [(0, 0, 0.5), (1, 0, 0.5)]
     """
-    if sources == targets:  # as they mostly are
+    if sources == targets:  # the usual case
         yield from ((at, at, share) for at, share in enumerate(sources))
         return
     start = 0.0
     for source, share in enumerate(sources):
         begin = 0.0
-        for target, other in enumerate(targets):
-            common = min(start + share, begin + other) - max(start, begin)
+        for target, target_share in enumerate(targets):
+            common = min(start + share, begin + target_share) - max(start, begin)
             if common > 1e-12:
                 yield source, target, common
-            begin += other
+            begin += target_share
         start += share
