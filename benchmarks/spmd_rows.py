@@ -1,23 +1,30 @@
 """Rows of the ``spmd`` benchmark: against HAP's synthesiser in its units, search times, simpler
-splits, processes."""
+splits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
 from argosy.cost.group import device_group
 from argosy.dtype import Dtype
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.planner import CapturedProgram, find_plan
+from argosy.runtime.sources.operations import capture_program
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.sim.prediction import play_once
 from argosy.solve.programs.placement import Pricing
-from argosy.solve.programs.rehearse import rehearse
 from argosy.solve.programs.spmd import Program, find_program, program_at
-from argosy.space.operations.rules import CutKind, StateChoices
+from argosy.space.operations.rules import StateChoices
+from argosy.space.operations.sharding import unit_counts
 from argosy.workload.capture.trace import capture
+from argosy.workload.chain import Chain
 from argosy.workload.graph import Graph
-from benchmarks import spmd_processes
 from benchmarks.registry import Row, cpu_seconds
 from benchmarks.spmd_models import language, t5, vgg, vision
 from benchmarks.spmd_units import EQUAL, hap_pricing, unequal
@@ -53,16 +60,14 @@ def against_hap() -> list[Row]:
         )
         target = f"< {seconds}" if seconds else ""
         rows.append(Row(what=f"{what}: whole search", value=spent, unit="s CPU", target=target))
-        right = hap_pricing(speeds, element_bytes=4.0, memory=16e9, rounded=True)
-        whole = find_program(graph, right)
-        rows.append(Row(what=f"{what}: bytes, whole samples, 16 GB", value=whole.seconds, unit="s"))
+        whole = find_program(graph, hap_pricing(speeds, element_bytes=4.0, rounded=True))
+        rows.append(Row(what=f"{what}: bytes, whole samples", value=whole.seconds, unit="s"))
     return rows
 
 
 def search_times() -> list[Row]:
     graph = capture(lambda: language(256), name="transformer")
-    pricing, tight = _free_and_tight(graph)
-    capped = _at_speed(graph, tight)
+    pricing = hap_pricing(unequal(8), rounded=True)
     return [
         Row(what="operations of the 12-layer step", value=len(graph.nodes), unit=""),
         Row(
@@ -82,24 +87,13 @@ def search_times() -> list[Row]:
             value=cpu_seconds(lambda: find_program(graph, pricing), repeats=3),
             unit="s CPU",
         ),
-        Row(
-            what="with a memory cap of 80 %", value=_once(graph, tight), unit="s CPU", target="< 2"
-        ),
-        Row(
-            what="the same, by itself",
-            value=_once(graph, tight, fold=False),
-            unit="s CPU",
-            target="< 2",
-        ),
-        Row(what="its proven gap", value=100 * (capped.seconds / capped.bound - 1), unit="%"),
     ]
 
 
 def large_searches() -> list[Row]:
     """A step of 10,000 operations, and T5, whose layers hang together."""
     deep = capture(lambda: language(256, layers=116), name="deep transformer")
-    pricing, tight = _free_and_tight(deep)
-    capped = _at_speed(deep, tight)
+    pricing = hap_pricing(unequal(8), rounded=True)
     tangled = capture(lambda: t5(256), name="T5")
     found = _at_speed(tangled, pricing)
     return [
@@ -115,24 +109,10 @@ def large_searches() -> list[Row]:
             value=cpu_seconds(lambda: find_program(deep, pricing), repeats=2),
             unit="s CPU",
         ),
-        Row(what="116 layers: with a memory cap of 80 %", value=_once(deep, tight), unit="s CPU"),
-        Row(
-            what="116 layers: its proven gap",
-            value=100 * (capped.seconds / capped.bound - 1),
-            unit="%",
-        ),
         Row(what="operations of T5's step, 12 + 12 layers", value=len(tangled.nodes), unit=""),
         Row(what="T5: whole search", value=_once(tangled, pricing), unit="s CPU"),
         Row(what="T5: its proven gap", value=100 * (found.seconds / found.bound - 1), unit="%"),
     ]
-
-
-def _free_and_tight(graph: Graph) -> tuple[Pricing, Pricing]:
-    """HAP's unequal devices without a memory limit, and with 80 % of what the program for them
-    takes."""
-    pricing = hap_pricing(unequal(8), rounded=True)
-    free = _at_speed(graph, pricing)
-    return pricing, hap_pricing(unequal(8), memory=0.8 * max(free.device_bytes), rounded=True)
 
 
 def _at_speed(graph: Graph, pricing: Pricing, *, fold: bool = True) -> Program:
@@ -147,38 +127,54 @@ def _once(graph: Graph, pricing: Pricing, *, fold: bool = True) -> float:
 
 
 def on_hap_cluster() -> list[Row]:
-    """Simulated steps on 2 x 8 V100 + 6 x 8 P100, 32 samples per device."""
+    """Simulated steps on 2 x 8 V100 + 6 x 8 P100, 32 samples per device, by the plan that is found
+    and by rivals."""
     cluster = load_cluster(str(Path(__file__).parent / "hap-64.toml"))
-    group = device_group(cluster, [device.name for device in cluster.devices], Dtype.FP32)
-    pricing = Pricing(group=group)
+    names = tuple(device.name for device in cluster.devices)
+    speeds = device_group(cluster, names, Dtype.FP32).by_speed
+    batch = 32 * len(names)
     rivals = {
-        "even data parallelism": (CutKind.SAMPLES, group.even),
-        "data parallelism by speed": (CutKind.SAMPLES, group.by_speed),
-        "even ZeRO": (CutKind.STORED, group.even),
+        "even data parallelism": (_samples(batch, [1 / len(names)] * len(names)), 0),
+        "data parallelism by speed": (_samples(batch, speeds), 0),
+        "even ZeRO": (_samples(batch, [1 / len(names)] * len(names)), 3),
     }
     rows = []
     for name, build in MODELS.items():
-        graph = capture(lambda build=build: build(32 * len(group)), name=name)
-        own = rehearse(find_program(graph, pricing), pricing, cluster).end
+        program = capture_program(lambda build=build: build(batch), name=name)
+        own = _seconds(find_plan(program, cluster), program.chain, cluster)
         rows.append(Row(what=f"{name}: step", value=own, unit="s"))
-        for rival, (kind, ratios) in rivals.items():
-            other = find_program(graph, pricing, ratios=ratios, kind=kind, capped=False)
-            seconds = rehearse(other, pricing, cluster).end
+        for rival, (samples, zero) in rivals.items():
+            seconds = _seconds(_replicas(program, cluster, samples, zero), program.chain, cluster)
             rows.append(
                 Row(what=f"{name}: over {rival}", value=seconds / own, unit="x", target=">= 1")
             )
     return rows
 
 
-def on_processes() -> list[Row]:
-    even, found, difference = spmd_processes.compare()
-    return [
-        Row(what="even split on 0.3 and 0.1 of a core: step", value=even, unit="s"),
-        Row(what="found program: step", value=found, unit="s"),
-        Row(what="speed-up, measured", value=even / found, unit="x", target="> 1"),
-        Row(what="largest relative difference of losses", value=difference, unit=""),
-    ]
+def _samples(batch: int, shares: Sequence[float]) -> tuple[int, ...]:
+    return unit_counts(batch, shares)
+
+
+def _replicas(
+    program: CapturedProgram, cluster: Cluster, samples: Sequence[int], zero: int
+) -> Plan:
+    """One stage of replicas with given samples."""
+    devices = zip(cluster.devices, samples, strict=True)
+    replicas = tuple(Replica(devices=(device.name,), samples=count) for device, count in devices)
+    return Plan(
+        model=ModelRef.of(program.chain),
+        cluster=ClusterRef.of(cluster),
+        global_batch=program.samples,
+        micro_batch_size=program.samples,
+        num_micro_batches=1,
+        schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+        stages=(Stage(first=0, end=len(program.chain.layers), replicas=replicas, zero=zero),),
+    )
+
+
+def _seconds(plan: Plan, chain: Chain, cluster: Cluster) -> float:
+    return play_once(plan, chain, cluster, ComputeModel(), whole=False).seconds
 
 
 def all_rows() -> list[Row]:
-    return [*against_hap(), *search_times(), *large_searches(), *on_hap_cluster(), *on_processes()]
+    return [*against_hap(), *search_times(), *large_searches(), *on_hap_cluster()]

@@ -53,14 +53,11 @@ def hap_flop(call: OperationCall) -> float:
     return factor * elements * (2.0 if "backward" in op else 1.0)
 
 
-def hap_group(
-    speeds: tuple[float, ...], *, rates: CollectiveRates | None = RATES, memory: float = math.inf
-) -> DeviceGroup:
+def hap_group(speeds: tuple[float, ...], *, rates: CollectiveRates | None = RATES) -> DeviceGroup:
     return DeviceGroup(
         names=tuple(f"gpu{i}" for i in range(len(speeds))),
         flops=speeds,
         memory_bandwidths=(math.inf,) * len(speeds),
-        memory=(memory,) * len(speeds),
         bandwidth=RATES.all_reduce,
         latency=0.0,
         launch=0.0,
@@ -74,14 +71,10 @@ def unequal(world: int) -> tuple[float, ...]:
 
 
 def hap_pricing(
-    speeds: tuple[float, ...],
-    *,
-    element_bytes: float = 1.0,
-    memory: float = math.inf,
-    rounded: bool = False,
+    speeds: tuple[float, ...], *, element_bytes: float = 1.0, rounded: bool = False
 ) -> Pricing:
     return Pricing(
-        group=hap_group(speeds, memory=memory),
+        group=hap_group(speeds),
         flop=hap_flop,
         rounded=rounded,
         count_moves=False,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks import (
+    captured,
     compare,
     dapple,
     fit_compute,
@@ -21,6 +22,7 @@ from benchmarks import (
     kept,
     measured,
     planning,
+    programs,
     ratios,
     reality,
     replanning,
@@ -78,6 +80,8 @@ SUITE = (
     _here(scenarios.BENCHMARK, "2026-11-15-scenarios.md"),
     _here(replanning.BENCHMARK, "2026-11-15-scenarios.md"),
     _here(spmd.BENCHMARK, "2026-11-15-spmd.md"),
+    _here(captured.BENCHMARK, "2026-11-18-captured.md"),
+    _here(programs.BENCHMARK, "2026-11-18-captured.md"),
     _here(runtime_overhead.BENCHMARK, "2026-11-15-runtime.md"),
     _here(gravity.BENCHMARK, "2026-11-15-gravity.md"),
     _here(gravity_errors.BENCHMARK, "2026-11-16-gravity.md"),
@@ -199,13 +203,6 @@ SUITE = (
         shows="peaks and steps of fine-tuning and of offload on a GPU, predicted and measured",
         note="2026-11-16-offload.md",
         command="python -m benchmarks.gpu_offload",
-        needs="a GPU",
-    ),
-    Entry(
-        name="gpu-spmd",
-        shows="shared programs on a GPU",
-        note="2026-11-15-spmd.md",
-        command="python -m benchmarks.gpu_spmd",
         needs="a GPU",
     ),
     Entry(

@@ -3,16 +3,18 @@ the whole."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from argosy.runtime.communication.shards import join, take
-from argosy.runtime.graphs.calls import filled
-from argosy.runtime.graphs.local import LocalCall, MaskClock
-from argosy.space.operations.sharding import State, local_shape
-from argosy.workload.graph import Graph, GraphNode
+from argosy.runtime.communication.shards import take
+from argosy.runtime.graphs.calls import RANDOM, drawn, filled, function
+from argosy.runtime.graphs.local import LocalCall
+from argosy.space.operations.rules import BY_ROWS
+from argosy.space.operations.sharding import PARTIAL, State, local_shape, unit_counts
+from argosy.workload.graph import Argument, Graph, GraphNode
 
 RATIOS = ((0.7, 0.3), (0.5, 0.3, 0.2))
 CPU = torch.device("cpu")
@@ -32,9 +34,68 @@ def local_calls(
 ) -> list[LocalCall]:
     """One call per device."""
     return [
-        LocalCall(graph=graph, node=node, row=row, ratios=ratios, rank=rank, clock=MaskClock())
+        LocalCall(graph=graph, node=node, row=row, ratios=ratios, rank=rank)
         for rank in range(len(ratios))
     ]
+
+
+def join(parts: Sequence[Tensor], state: State, ratios: Sequence[float]) -> Tensor:
+    """Return the whole tensor from every device's part."""
+    if state == PARTIAL:
+        return torch.stack(list(parts)).sum(0)
+    if not state.is_sharded:
+        return parts[0]
+    counts = unit_counts(state.units, ratios)
+    opened = [
+        part.unflatten(state.dim, (state.outer, count, -1))
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    return torch.cat(opened, state.dim + 1).flatten(state.dim, state.dim + 2)
+
+
+def local_arguments(call: LocalCall) -> tuple[Argument, ...]:
+    """Return the arguments of a call; operations of a backward, which torch derives in a run, name
+    sizes too."""
+    node, found = call.node, list(call.arguments)
+    if node.op == "aten.native_group_norm_backward.default" and call.row.units:
+        found[5] = call.input_shape(0, node.inputs[0])[0]
+    elif node.op == "aten.convolution_backward.default" and node.arguments[3] is not None:
+        found[3] = (call.input_shape(2, node.inputs[2])[1 if node.arguments[7] else 0],)
+    return tuple(found)
+
+
+def local_result(call: LocalCall, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    """Return what one device makes of its shards."""
+    node, row = call.node, call.row
+    if row.local == BY_ROWS:
+        table = row.inputs[0] if node.op == "aten.embedding.default" else row.outputs[0]
+        counts = unit_counts(table.units, call.ratios)
+        rows = sum(counts[: call.rank]), counts[call.rank]
+        return (lookup if node.op == "aten.embedding.default" else lookup_backward)(
+            *rows, *arguments
+        )
+    if node.op in RANDOM:
+        shape = call.graph.values[node.outputs[0]].shape
+        every = torch.arange(torch.Size(shape).numel()).view(*shape)
+        places = take(every, row.outputs[0], call.ratios, call.rank)
+        return drawn(node.op, arguments, places, seed=0, step=0)
+    return function(node.op)(*arguments, **keywords)
+
+
+def lookup(first: int, count: int, weight: Tensor, ids: Tensor, *_: Any) -> Tensor:
+    own = (ids >= first) & (ids < first + count)
+    found = torch.nn.functional.embedding((ids - first).clamp(0, count - 1), weight)
+    return found * own.unsqueeze(-1)
+
+
+def lookup_backward(
+    first: int, count: int, grad: Tensor, ids: Tensor, _: int, padding: int, by_frequency: bool
+) -> Tensor:
+    own = (ids >= first) & (ids < first + count) & (ids != padding)
+    wanted = (ids - first).clamp(0, count - 1)
+    return torch.ops.aten.embedding_dense_backward.default(
+        grad * own.unsqueeze(-1), wanted, count, -1, by_frequency
+    )
 
 
 def check_row(
@@ -47,13 +108,13 @@ def check_row(
     for rank, call in enumerate(local_calls(graph, node, row, tuple(ratios))):
         given = iter(shard[rank] for shard in shards)
         arguments = [
-            filled(part, lambda _, given=given: next(given), CPU) for part in call.arguments
+            filled(part, lambda _, given=given: next(given), CPU) for part in local_arguments(call)
         ]
         keywords = {
             key: filled(part, lambda _, given=given: next(given), CPU)
             for key, part in node.keywords
         }
-        out = call.run(*arguments, **keywords)
+        out = local_result(call, arguments, keywords)
         made.append(list(out) if isinstance(out, (tuple, list)) else [out])
     for place, value in enumerate(node.outputs):
         if value is None:

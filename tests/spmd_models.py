@@ -227,7 +227,7 @@ def unet() -> Any:
 
 def towers() -> Any:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return functional.cross_entropy(model(batch), torch.arange(BATCH))
+        return functional.cross_entropy(model(batch), torch.arange(len(batch[0])))
 
     return Towers(), loss, (torch.randn(BATCH, 16), torch.randn(BATCH, 16))
 

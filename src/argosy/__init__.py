@@ -1,4 +1,4 @@
-"""Argosy: automatic parallelization of training on unequal devices over a changing network.
+"""Plan, simulate and run training on unequal devices over a changing network.
 
     plan = argosy.find_plan("llama-3-8b", "mixed-16", global_batch=128, sequence_length=2048,
     dtype="fp16") plan.explain() plan.simulate(iterations=3).iteration_seconds
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from argosy.plan.plan import Stage as Stage
     from argosy.planner import Settings as Settings
     from argosy.report.page.report import Report as Report
-    from argosy.runtime.step.parallel import parallelize as parallelize
-    from argosy.runtime.step.parallel import share_program as share_program
+    from argosy.runtime.sources.operations import capture_program as capture_program
     from argosy.runtime.step.trainer import Trainer as Trainer
+    from argosy.runtime.step.trainer import parallelize as parallelize
     from argosy.schedule import ScheduleSpec as ScheduleSpec
     from argosy.timeline import Timeline as Timeline
     from argosy.timeline.file import dumps_timeline as dumps_timeline
@@ -65,6 +65,7 @@ _HOMES = {
     "Timeline": "argosy.timeline",
     "Trace": "argosy.cluster.trace",
     "Trainer": "argosy.runtime.step.trainer",
+    "capture_program": "argosy.runtime.sources.operations",
     "check_plan": "argosy.api",
     "compare": "argosy.api",
     "dumps_plan": "argosy.plan.file",
@@ -75,8 +76,7 @@ _HOMES = {
     "load_model": "argosy.workload.load",
     "load_plan": "argosy.plan.file",
     "load_timeline": "argosy.timeline.file",
-    "parallelize": "argosy.runtime.step.parallel",
-    "share_program": "argosy.runtime.step.parallel",
+    "parallelize": "argosy.runtime.step.trainer",
     "simulate": "argosy.api",
     "with_changes": "argosy.cluster.file",
 }

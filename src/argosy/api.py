@@ -33,7 +33,7 @@ from argosy.plan import check
 from argosy.plan.file import dumps_plan, load_plan
 from argosy.plan.model import planned_chain
 from argosy.plan.plan import Plan
-from argosy.planner import Settings
+from argosy.planner import CapturedProgram, Settings
 from argosy.planner import find_plan as search_plan
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
@@ -136,10 +136,10 @@ def _text(*parts: Any) -> str:
 
 
 def find_plan(
-    chain: Chain | str | Path,
+    chain: Chain | CapturedProgram | str | Path,
     cluster: Cluster | str | Path,
     *,
-    global_batch: int,
+    global_batch: int | None = None,
     settings: Settings | None = None,
     model: ComputeModel | None = None,
     sequence_length: int | None = None,
@@ -150,8 +150,13 @@ def find_plan(
     cost model.
 
     ``sequence_length``, ``dtype`` and ``optimizer`` are for a model that is given by name;
-    ``model`` is the cost model.
+    ``model`` is the cost model. A program that ``capture_program`` captured has its own batch, and
+    needs no ``global_batch``.
     """
+    if isinstance(chain, CapturedProgram):
+        return search_plan(
+            chain, _cluster(cluster), global_batch=global_batch, settings=settings, model=model
+        )
     loaded = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     return search_plan(
         loaded, _cluster(cluster), global_batch=global_batch, settings=settings, model=model

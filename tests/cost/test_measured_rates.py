@@ -23,7 +23,6 @@ def test_measured_rates_take_the_place_of_the_closed_forms() -> None:
         names=("a", "b", "c", "d"),
         flops=(1e9,) * 4,
         memory_bandwidths=(1e9,) * 4,
-        memory=(1e9,) * 4,
         bandwidth=1.0,
         latency=1.0,
         rates=MEASURED,
@@ -60,6 +59,3 @@ def test_measured_rates_take_the_place_of_the_closed_forms() -> None:
     assert group.transfer_seconds(GroupCollective.SLICE, 8e9, even) == (0.0, CollectiveMethod.LOCAL)
     # a quarter of the whole goes from the first to the others, as an all-to-all of even shards
     # would
-    assert group.reshard_seconds(
-        8e9, (0.5, 0.5, 0.0, 0.0), (0.25, 0.25, 0.25, 0.25)
-    ) == pytest.approx(0.5 * 4 * 4.0)

@@ -3,8 +3,6 @@ who was killed."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -96,18 +94,3 @@ def test_a_lab_that_cannot_follow_its_changes_says_so(
         RunError, match="the lab stopped following the cluster's changes: tc: no such device"
     ):
         lab.run(["true"])
-
-
-def test_control_groups_of_a_killed_benchmark_are_removed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from benchmarks.spmd_processes import GROUPS, remove_left
-
-    monkeypatch.setattr(system, "_CGROUPS", (tmp_path / "none", tmp_path))
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    names = [f"{GROUPS}{ended.pid}-0", f"{GROUPS}{os.getpid()}-1", "argosy-lab.a0.0"]
-    for name in names:
-        (tmp_path / name).mkdir()
-    remove_left()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])

@@ -13,7 +13,7 @@ KERNELS = {"compiled", "compiled_exactly", "inlined"}
 
 def test_a_kernel_that_reorders_sums_is_inlined_where_kernels_call_it() -> None:
     calls = []
-    for path in sorted(Path(argosy.nbody.__path__[0]).glob("*.py")):
+    for path in sorted(Path(argosy.nbody.__path__[0]).rglob("*.py")):
         functions = [
             node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
         ]

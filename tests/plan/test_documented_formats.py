@@ -218,7 +218,7 @@ def test_every_command_that_prints_json_has_its_row() -> None:
     cli = Path(argosy.__file__).parent / "cli"
     commands = {
         name
-        for file in cli.glob("*.py")
+        for file in cli.rglob("*.py")
         for name in re.findall(r'print_json\("([^"]+)"', file.read_text())
     }
     assert len(commands) > 25

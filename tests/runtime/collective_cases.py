@@ -19,7 +19,7 @@ from argosy.runtime.communication.collectives import (
 from argosy.runtime.communication.differentiable import converted
 from argosy.runtime.communication.exchange import GroupExchange
 from argosy.space.operations.delivery import Conversion
-from argosy.space.operations.sharding import PARTIAL, REPLICATED, Segments, State
+from argosy.space.operations.sharding import PARTIAL, REPLICATED, State
 
 
 def vector(seed: int, size: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ def converts(
 ) -> list[str]:
     """What differs from one process: a tensor in another state, and the gradient of what it was
     made of."""
-    exchange, shape = GroupExchange(Segments((ratios,))), (6, 10)
+    exchange, shape = GroupExchange(ratios), (6, 10)
     whole, gradient = (vector(seed, 60).view(shape) for seed in (1, 2))
     rank, found, step = dist.get_rank(), [], Conversion(kind, before, after)
 

@@ -23,14 +23,13 @@ from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.planner import CapturedProgram, find_plan
-from argosy.runtime.sources.operations import divides, forward_of, group_programs, mixes_samples
+from argosy.runtime.sources.operations import capture_program
 from argosy.runtime.stages import tensor_stage as tensorstage
 from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.programs.stagecut import cut_graph
-from argosy.space.operations.segments import chain_of_step
-from argosy.workload.capture.initial import Recording, build_fake, run_build
-from argosy.workload.capture.trace import capture, capture_fake
+from argosy.workload.capture.initial import Recording, run_build
+from argosy.workload.capture.trace import capture
 from argosy.workload.chain import Chain
 from argosy.workload.graph import Phase
 
@@ -132,16 +131,7 @@ def cut_of(name: str, way: str) -> tuple[int, ...]:
 
 
 def captured(name: str) -> CapturedProgram:
-    fake = build_fake(PROGRAMS[name])
-    graph, forward = capture_fake(fake, name=name), forward_of(fake)
-    return CapturedProgram(
-        graph=graph,
-        chain=chain_of_step(graph, BATCH, Dtype.FP32),
-        samples=BATCH,
-        mixes=mixes_samples(forward),
-        divides=lambda plan: divides(forward, plan),
-        programs=lambda plan: group_programs(fake, plan),
-    )
+    return capture_program(PROGRAMS[name], name=name)
 
 
 def plan_for(name: str, way: str) -> str:

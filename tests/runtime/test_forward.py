@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from whole_step import run_whole, whole_tensors
 
 from argosy.errors import InputError
-from argosy.runtime.graphs.calls import run_whole, whole_tensors
 from argosy.runtime.graphs.cut import GraphCut, aligned
 from argosy.workload.capture.decompose import native_dropout
 from argosy.workload.capture.forward import Forward, capture_forward

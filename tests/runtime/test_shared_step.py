@@ -1,4 +1,5 @@
-"""``argosy.parallelize`` with a program, under torchrun: the losses are those of one process."""
+"""A captured program by the plan that is found for it, under torchrun: the losses are those of one
+process."""
 
 from __future__ import annotations
 

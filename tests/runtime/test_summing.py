@@ -42,9 +42,9 @@ def test_every_algorithm_gives_the_gradients_of_one_process(ranks: RankPool, cas
 @pytest.mark.parametrize(
     ("algorithm", "per_node", "expected"),
     [
-        (Algorithm.RING, 2, "Ring"),
+        (Algorithm.RING, 2, "RingSum"),
         (Algorithm.HIERARCHICAL, 2, "Nodes"),
-        (Algorithm.HIERARCHICAL, 8, "Ring"),
+        (Algorithm.HIERARCHICAL, 8, "RingSum"),
         (Algorithm.TREE, 2, "Nodes by trees"),
         (Algorithm.TREE, 8, "Nodes by trees"),
     ],

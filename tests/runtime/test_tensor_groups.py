@@ -164,7 +164,7 @@ def test_matrices_are_cut_into_columns_then_rows_and_samples_never() -> None:
     with mock.patch.object(GraphSource, "check_agreed"):
         source = maker.source(plan, None)
     assert isinstance(source, GraphSource)
-    cut = {weight.name: source.stored(weight) for weight in source.weights}
+    cut = {weight.name: source.stored(weight, weight.stages[0]) for weight in source.weights}
     assert cut["blocks.1.feed_forward.0.weight"] == sharded(0, 32)
     assert cut["blocks.1.feed_forward.2.weight"] == sharded(1, 32)
     assert cut["blocks.1.attention.keys_and_values.weight"].outer == 2, "keys and values by heads"

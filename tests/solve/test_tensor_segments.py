@@ -108,3 +108,28 @@ def test_tied_weights_are_left_to_one_device() -> None:
     layers = shared(tied).layers
     assert [layer.max_tensor_width for layer in layers if layer.tied_to is not None] == [1]
     assert max(layer.max_tensor_width for layer in layers) == 4
+
+
+def test_tied_weights_do_not_keep_groups_out() -> None:
+    """One table is read at both ends: its segments are shared by groups as all others are."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(16 * WIDTH, WIDTH)
+            self.blocks = nn.Sequential(*(Block() for _ in range(3)))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return functional.linear(self.blocks(self.words(ids)), self.words.weight)
+
+    def build() -> tuple[nn.Module, object, Tensor]:
+        return (
+            Tied(),
+            lambda net, x: net(x).square().mean(),
+            torch.zeros(SAMPLES, 2048, dtype=torch.int64),
+        )
+
+    chain = shared(build)
+    tied = [layer for layer in chain.layers if layer.tied_parameters]
+    assert tied
+    assert all(layer.max_tensor_width == 4 for layer in (chain.layers[0], *tied))

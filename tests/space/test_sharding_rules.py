@@ -12,12 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_execution import CPU, RATIOS, check_row, local_calls
+from row_execution import CPU, RATIOS, check_row, local_arguments, local_calls, local_result
 from spmd_models import BUILDS, built, captured
 from torch.utils._pytree import keystr, tree_flatten_with_path
+from whole_step import whole_tensors
 
 from argosy.runtime.communication.shards import take
-from argosy.runtime.graphs.calls import filled, tensor_constants, whole_tensors
+from argosy.runtime.graphs.calls import filled, tensor_constants
 from argosy.space.operations.calls import table
 from argosy.space.operations.rules import StateChoices, only_whole
 from argosy.space.operations.sharding import (
@@ -49,12 +50,16 @@ def executed(name: str) -> Iterator[tuple[Graph, GraphNode, int, dict[int, Any],
         (call,) = local_calls(graph, node, only_whole(node), (1.0,))
         arguments = [filled(part, held.__getitem__, CPU) for part in node.arguments]
         keywords = {key: filled(part, held.__getitem__, CPU) for key, part in node.keywords}
-        out = call.run(*arguments, **keywords)
+        out = local_result(call, arguments, keywords)
         expected = list(out) if isinstance(out, (tuple, list)) else [out]
         held.update(
             {v: part for v, part in zip(node.outputs, expected, strict=True) if v is not None}
         )
-        look = (node.op, tuple(graph.values[v].shape for v in node.inputs), str(call.arguments[1:]))
+        look = (
+            node.op,
+            tuple(graph.values[v].shape for v in node.inputs),
+            str(local_arguments(call)[1:]),
+        )
         if look not in seen:
             seen.add(look)
             yield graph, node, index, held, expected

@@ -12,9 +12,10 @@ from spmd_models import BUILDS, built, language
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import keystr, tree_flatten_with_path
+from whole_step import run_whole, whole_tensors
 
 from argosy.errors import InputError
-from argosy.runtime.graphs.calls import run_whole, whole_tensors
+from argosy.runtime.sources.operations import capture_program
 from argosy.workload.capture.initial import build_fake
 from argosy.workload.capture.trace import capture, capture_fake
 from argosy.workload.graph import Graph, Phase
@@ -206,3 +207,17 @@ def test_a_model_larger_than_memory_is_captured(layers: int) -> None:
     per_layer = 2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672 + 2 * 8192
     assert graph.num_parameters() == layers * per_layer + 2 * 32000 * 8192 + 8192
     assert grown < 2e9 < 4 * graph.num_parameters()
+
+
+def test_a_recurrent_layer_in_single_precision_is_captured_operation_by_operation() -> None:
+    """In fp32 on a CPU torch would call one operation of a library, which keeps samples
+    together."""
+    program = capture_program(
+        lambda: (
+            nn.LSTM(8, 8, batch_first=True),
+            lambda model, x: model(x)[0].square().mean(),
+            torch.randn(6, 4, 8),
+        )
+    )
+    assert not [node.op for node in program.graph.nodes if "mkldnn" in node.op]
+    assert program.mixes is None

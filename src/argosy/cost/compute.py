@@ -22,8 +22,7 @@ dtype is stored in, memory bandwidth H and the device's own efficiency e':
     (8)  frozen weights are read like trained ones. Those stored in 8 or 4 bits are first unpacked,
          in every forward and backward: their bytes are read and their bytes in the dtype written,
          once over e' H. ``kept`` stands for memory traffic, so it is that of the layer as if it
-         were trained (``Frozen.moved_bytes``). Layers without a backward take no time in (2) and
-         (3)
+         were trained (``Layer.moved_bytes``). Layers without a backward take no time in (2) and (3)
     (9)  a stage of n devices waits for its slowest: forward and backward take 1 + d (z_n - z_8)
          times as long if n > 8, where d is the relative standard deviation of the speeds of equal
          devices and z_n the expected largest of n standard normal numbers, by Blom's formula the
@@ -232,12 +231,7 @@ def layer_seconds(
     rates = rates_of(model, chain, layer, device)
     weights = read_weights(chain, layer, portion) * chain.dtype.bytes
     held = 1.0 if portion.context > 1 and portion.tensor_width == 1 else share * portion.context
-    frozen = layer.frozen
-    kept = (
-        layer.activation_bytes
-        if frozen is None or frozen.moved_bytes is None
-        else frozen.moved_bytes
-    )
+    kept = layer.activation_bytes if layer.moved_bytes is None else layer.moved_bytes
     moving = (held * weights + share * samples * kept) / rates.traffic
     if portion.tensor_width > 1:
         bandwidth = device.efficiency * device.kind.memory_bandwidth
@@ -256,8 +250,8 @@ def layer_seconds(
     )
     forward += moving + model.forward_start * has_products
     backward += 2 * moving + model.backward_start * has_products
-    if frozen is not None and frozen.packed_parameters:
-        unpacking = _unpack_seconds(chain, frozen, portion)
+    if layer.frozen is not None and layer.frozen.packed_parameters:
+        unpacking = _unpack_seconds(chain, layer.frozen, portion)
         forward, backward = forward + unpacking, backward + unpacking
     ahead, back = _floors(model, portion)
     launches = float(has_products) if layer.launches is None else layer.launches

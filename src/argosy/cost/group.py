@@ -3,13 +3,11 @@
 For n devices, S bytes in all, a largest share m of them (1/n when even), ring bandwidth B and
 latency L:
 
-    (1)  all-gather, reduce-scatter
-             padded:   m S (n-1) / B + (n-1) L           every shard grown to the largest
-             grouped:  S (1 - smallest share) / B + n L  each shard broadcast or reduced alone
-    (2)  all-reduce   2 S (n-1)/n / B + 2 (n-1) L, in even pieces for any shares, or hierarchical
-    (3)  all-to-all   m S p (n-p)/n / B + (n-1) L        p devices behind one NIC (1 inside a node)
-    (4)  compute      FLOP x share / speed + bytes x share / memory bandwidth + launch
-    (5)  re-shard     most that one device sends or receives / B + (n-1) L
+    (1)  all-gather, reduce-scatter   padded:  m S (n-1) / B + (n-1) L       every shard grown to the largest
+                                      grouped: S (1 - smallest share) / B + n L   each shard broadcast or reduced alone
+    (2)  all-reduce                   even pieces whatever the shares: 2 S (n-1)/n / B + 2 (n-1) L, or hierarchical
+    (3)  all-to-all                   m S p (n-p)/n / B + (n-1) L         p devices behind one NIC (1 inside a node)
+    (4)  compute                      FLOP x share / speed + bytes x share / memory bandwidth + launch
 
 The cheapest method is taken per tensor and its name kept. If collectives were measured, their rates
 replace (1)-(3): bytes (n times the largest shard for padded ones) over bytes per second.
@@ -17,7 +15,6 @@ replace (1)-(3): bytes (n times the largest shard for padded ones) over bytes pe
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,7 +23,6 @@ from typing import NamedTuple
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.communicate import DOWN, all_reduce_seconds, hierarchical_seconds, ring_seconds
-from argosy.cost.memory import USABLE
 from argosy.dtype import Dtype
 
 LAUNCH = 15e-6
@@ -43,7 +39,6 @@ class GroupCollective(StrEnum):
     REDUCE_SCATTER = "reduce-scatter"
     ALL_REDUCE = "all-reduce"
     ALL_TO_ALL = "all-to-all"
-    RESHARD = "re-shard"
 
 
 class CollectiveMethod(StrEnum):
@@ -79,8 +74,6 @@ class DeviceGroup:
     """FLOP/s that matrix products reach."""
     memory_bandwidths: tuple[float, ...]
     """Bytes/s."""
-    memory: tuple[float, ...]
-    """Bytes that a step may use."""
     bandwidth: float
     """Bytes/s of the narrowest hop of a ring through all devices."""
     latency: float
@@ -115,18 +108,6 @@ class DeviceGroup:
         )
         return max(times) + self.launch
 
-    def reshard_seconds(
-        self, num_bytes: float, before: Sequence[float], after: Sequence[float]
-    ) -> float:
-        """Return the seconds of a re-shard (5)."""
-        passed = passed_on(before, after)
-        sent = (sum(row) for row in passed)
-        received = (sum(column) for column in zip(*passed, strict=True))
-        most: float = max(*sent, *received)
-        if self.rates is not None:
-            return most * len(self) * num_bytes / self.rates.all_to_all
-        return most * num_bytes / self.bandwidth + (len(self) - 1) * self.latency
-
     def transfer_seconds(
         self, kind: GroupCollective, num_bytes: float, shares: Sequence[float]
     ) -> tuple[float, CollectiveMethod]:
@@ -158,28 +139,6 @@ class DeviceGroup:
         padded = ring_seconds(count * largest * num_bytes, count, self.bandwidth, self.latency)
         grouped = num_bytes * (1 - min(shares)) / self.bandwidth + count * self.latency
         return min((padded, CollectiveMethod.PADDED), (grouped, CollectiveMethod.GROUPED))
-
-
-def passed_on(before: Sequence[float], after: Sequence[float]) -> list[list[float]]:
-    """Return the share that each device (row) passes to each other (column) when consecutive pieces
-    change their lengths.
-
-    >>> passed_on([0.5, 0.5], [0.75, 0.25])
-    [[0.0, 0.0], [0.25, 0.0]]
-    """
-    old, new = _pieces(before), _pieces(after)
-    return [
-        [
-            0.0 if i == j else max(min(left[1], right[1]) - max(left[0], right[0]), 0.0)
-            for j, right in enumerate(new)
-        ]
-        for i, left in enumerate(old)
-    ]
-
-
-def _pieces(shares: Sequence[float]) -> list[tuple[float, float]]:
-    ends = list(itertools.accumulate(shares))
-    return list(zip([0.0, *ends], ends, strict=False))
 
 
 def _measured(
@@ -278,7 +237,6 @@ def device_group(cluster: Cluster, names: Sequence[str], dtype: Dtype) -> Device
         memory_bandwidths=tuple(
             h * d.kind.memory_bandwidth for h, d in zip(health, devices, strict=True)
         ),
-        memory=tuple(USABLE * device.kind.memory for device in devices),
         bandwidth=now.bandwidth,
         latency=now.latency,
         nodes=len(set(homes)) if ring.is_regular else 1,

@@ -55,10 +55,7 @@ class Frozen:
     packed_bytes: float = 0.0
     """Number of ``bytes`` that the packed parameters take."""
     unpacked_bytes: float = 0.0
-    """Bytes of the largest matrix that is unpacked at a time."""
-    moved_bytes: float | None = None
-    """Kept bytes per sample if all weights were trained, for memory traffic; None: those of the
-    layer."""
+    """Of the largest matrix that is unpacked at a time."""
     forward_bytes: float = 0.0
     """Bytes per sample that its forward holds for a moment, including input and output, if it has
     no backward for which something is kept."""
@@ -119,8 +116,10 @@ class Layer:
     routed_bytes: float = 0.0
     """Bytes per sample of inputs of experts, once for every expert that a token is sent to."""
     key_value_bytes: float = 0.0
-    """Bytes per sample of keys and values, which every part of a split sequence needs from every
-    other."""
+    """Per sample: keys and values, which every part of a split sequence needs from every other."""
+    moved_bytes: float | None = None
+    """Per sample: bytes by which memory traffic is measured: what fused kernels would keep if all
+    weights were trained. None: ``activation_bytes``."""
     attention_flop: float = 0.0
     """Number of ``forward_flop`` in which queries, keys and values meet."""
     max_tensor_width: int = 1

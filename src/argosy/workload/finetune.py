@@ -151,7 +151,6 @@ def _frozen_embedding_or_head(
         parameters=layer.parameters,
         bytes=float(layer.parameters * width),
         tied_bytes=float(layer.tied_parameters * width),
-        moved_bytes=moved,
         has_backward=has_backward,
         backward_share=backward / layer.backward_flop if layer.backward_flop else 1.0,
     )
@@ -162,6 +161,7 @@ def _frozen_embedding_or_head(
         tied_parameters=0,
         backward_flop=backward,
         activation_bytes=max(kept, 0.0),
+        moved_bytes=moved,
         stream_bytes=min(layer.stream_bytes, max(kept, 0.0)),
         working_bytes=working,
         loss_bytes=layer.loss_bytes if has_backward else 0.0,
@@ -205,6 +205,7 @@ class _FrozenBlock:
             active_parameters=None if layer.active_parameters is None else trained - in_experts,
             expert_parameters=in_experts,
             activation_bytes=kept,
+            moved_bytes=layer.activation_bytes,
             stream_bytes=min(layer.stream_bytes, kept),
             score_bytes=layer.score_bytes if kept else 0.0,
             selective_bytes=min(dropped, kept),
@@ -233,7 +234,6 @@ class _FrozenBlock:
             packed_parameters=num_packed,
             packed_bytes=self._packed_bytes(packed),
             unpacked_bytes=float(unpacked),
-            moved_bytes=layer.activation_bytes,
             has_backward=has_backward,
         )
 

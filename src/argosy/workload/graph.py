@@ -69,8 +69,6 @@ class Role(StrEnum):
     BUFFER = "buffer"
     INPUT = "input"
     CONSTANT = "constant"
-    RECEIVED = "received"
-    """Made by another stage of a pipeline."""
     RESULT = "result"
 
 
@@ -214,10 +212,6 @@ class Graph:
         forward = {
             value for node in self.nodes if node.phase is Phase.FORWARD for value in node.outputs
         }
-        read = {
-            value for node in self.nodes if node.phase is Phase.FORWARD for value in node.inputs
-        }
-        forward |= read & set(self.with_role(Role.RECEIVED))
         backward = {
             value for node in self.nodes if node.phase is Phase.BACKWARD for value in node.inputs
         }

@@ -43,7 +43,6 @@ class FrozenSchema(Schema):
     packed_parameters: Natural = 0
     packed_bytes: Amount = 0.0
     unpacked_bytes: Amount = 0.0
-    moved_bytes: Amount | None = None
     forward_bytes: Amount = 0.0
     has_backward: bool = True
     forward_share: Amount = 1.0
@@ -72,6 +71,7 @@ class LayerSchema(Schema):
     num_experts: Natural = 0
     routed_bytes: Amount = 0.0
     key_value_bytes: Amount = 0.0
+    moved_bytes: Amount | None = None
     attention_flop: Amount = 0.0
     launches: Amount | None = None
     operations: Annotated[list[Natural], BeforeValidator(_range)] | None = None

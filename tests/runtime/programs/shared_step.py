@@ -24,10 +24,10 @@ def build() -> Any:
 
 
 def main(cluster: str) -> None:
-    program = argosy.share_program(build, cluster)
+    plan = argosy.find_plan(argosy.capture_program(build), cluster)
     model, loss, batch = build()
     trainer = argosy.parallelize(
-        model, loss, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), batch, program
+        model, loss, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), batch, plan
     )
     losses = [trainer.step(batch) for _ in range(3)]
     if torch.distributed.get_rank() == 0:

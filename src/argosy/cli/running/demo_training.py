@@ -253,7 +253,7 @@ def _run(folder: Path, hosts: Hosts, title: str, plan: Plan, *, quiet: bool) -> 
 
     spec = RunSpec(
         plan=str(folder / f"{title}.json"),
-        program=str(Path(argosy.runtime.__file__).parent / "tiny_gpt.py"),
+        program=str(Path(argosy.runtime.__file__).parent / "job" / "tiny_gpt.py"),
         out=str(folder / f"run-{title}"),
         steps=STEPS,
     )

@@ -29,7 +29,7 @@ from argosy.cost.group import CollectiveMethod, GroupCollective
 from argosy.runtime.communication.collectives import GatherBy
 from argosy.runtime.communication.exchange import GATHERS, GroupExchange
 from argosy.space.operations.delivery import Conversion
-from argosy.space.operations.sharding import PARTIAL, State
+from argosy.space.operations.sharding import PARTIAL, REPLICATED, State
 
 
 def converted(
@@ -44,10 +44,10 @@ def converted(
     if not part.is_floating_point():
         with exchange.exchanging():
             return exchange.convert(part, shape, step, way)
-    result: Tensor = _Converted.apply(part, exchange, shape, step, way)  # type: ignore[no-untyped-call]
-    if step.kind is GroupCollective.ALL_GATHER:
-        return taken(exchange, result, step.after)
-    return result
+    gathers = step.kind is GroupCollective.ALL_GATHER
+    done = Conversion(step.kind, step.before, REPLICATED) if gathers else step
+    result: Tensor = _Converted.apply(part, exchange, shape, done, way)  # type: ignore[no-untyped-call]
+    return taken(exchange, result, step.after) if gathers else result
 
 
 def taken(exchange: GroupExchange, whole: Tensor, state: State) -> Tensor:

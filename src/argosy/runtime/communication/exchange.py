@@ -28,7 +28,7 @@ from argosy.runtime.communication.collectives import (
 from argosy.runtime.communication.marks import Exchanging, untold
 from argosy.runtime.communication.shards import take
 from argosy.space.operations.delivery import Conversion
-from argosy.space.operations.sharding import Segments, State, local_shape, unit_counts
+from argosy.space.operations.sharding import State, local_shape, unit_counts
 
 GATHERS = {CollectiveMethod.PADDED: GatherBy.PADDED, CollectiveMethod.GROUPED: GatherBy.BROADCASTS}
 """Ways to gather parts, by the method that a plan names; any other method uses an all-to-all."""
@@ -38,19 +38,19 @@ class GroupExchange:
     """The collectives that one rank of a group runs at given ratios."""
 
     def __init__(
-        self, segments: Segments, group: Group = None, exchanging: Exchanging = untold
+        self, ratios: Sequence[float], group: Group = None, exchanging: Exchanging = untold
     ) -> None:
-        self.segments, self.group, self.exchanging = segments, group, exchanging
-        self.count = len(segments.ratios[0])
+        self.ratios, self.group, self.exchanging = tuple(ratios), group, exchanging
+        self.count = len(self.ratios)
         self.rank = dist.get_rank(group) if self.count > 1 else 0
 
     def take(self, whole: Tensor, state: State) -> Tensor:
         """Return this rank's part of a whole tensor."""
-        return take(whole, state, self.segments.of(state), self.rank)
+        return take(whole, state, self.ratios, self.rank)
 
     def counts(self, state: State) -> tuple[int, ...]:
-        """Return the number of units per rank."""
-        return unit_counts(state.units, self.segments.of(state))
+        """Return the number of units of each rank."""
+        return unit_counts(state.units, self.ratios)
 
     def convert(
         self, part: Tensor, shape: tuple[int, ...], step: Conversion, way: CollectiveMethod
@@ -70,8 +70,6 @@ class GroupExchange:
                 return self.take(whole, step.after)
             case GroupCollective.ALL_TO_ALL:
                 return self.all_to_all(part, shape, step.before, step.after)
-            case GroupCollective.RESHARD:
-                return self.reshard(part, shape, step.before, step.after)
         return self.take(part, step.after)
 
     def all_reduce(self, part: Tensor) -> Tensor:
@@ -103,10 +101,10 @@ class GroupExchange:
         """Convert between cuts of different dims: every rank sends to each other rank what that
         rank will hold of its own part."""
         sent = _as_bytes(part)
-        ranks, old, new = range(self.count), self.segments.of(before), self.segments.of(after)
-        pieces = [take(sent, after, new, rank).flatten() for rank in ranks]
-        own = local_shape(shape, after, new, self.rank)
-        shapes = [local_shape(own, before, old, rank) for rank in ranks]
+        ranks, ratios = range(self.count), self.ratios
+        pieces = [take(sent, after, ratios, rank).flatten() for rank in ranks]
+        own = local_shape(shape, after, ratios, self.rank)
+        shapes = [local_shape(own, before, ratios, rank) for rank in ranks]
         sizes = [prod(shape) for shape in shapes], [piece.numel() for piece in pieces]
         received = swap_uneven(torch.cat(pieces), *sizes, group=self.group)
         parts = [
@@ -119,23 +117,6 @@ class GroupExchange:
         ]
         whole = torch.cat(opened, before.dim + 1).flatten(before.dim, before.dim + 2)
         return whole.to(part.dtype)
-
-    def reshard(self, part: Tensor, shape: tuple[int, ...], before: State, after: State) -> Tensor:
-        """Convert to the same cut by other ratios: every rank sends to each the units that lie in
-        both their pieces."""
-        old, new = self.counts(before), self.counts(after)
-        sent = _units_first(_as_bytes(part), before, old[self.rank])
-        unit_size = prod(shape) // before.units
-        sending = [unit_size * _overlap(old, self.rank, new, rank) for rank in range(self.count)]
-        receiving = [unit_size * _overlap(old, rank, new, self.rank) for rank in range(self.count)]
-        received = swap_uneven(sent.flatten(), receiving, sending, group=self.group)
-        return _units_back(received, shape, after, new[self.rank]).to(part.dtype)
-
-
-def _overlap(old: Sequence[int], sender: int, new: Sequence[int], receiver: int) -> int:
-    """Return the number of units that the sender had and the receiver will have."""
-    begin, start = sum(old[:sender]), sum(new[:receiver])
-    return max(min(begin + old[sender], start + new[receiver]) - max(begin, start), 0)
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

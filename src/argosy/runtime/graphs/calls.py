@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from argosy.runtime.graphs import attention
-from argosy.workload.graph import Argument, Graph, GraphNode, Ref, Role, Symbol
+from argosy.workload.graph import Argument, Graph, GraphNode, Ref, Symbol
 
 UNIFORM = "argosy.uniform.default"
 """The operation that draws uniform random numbers."""
@@ -108,24 +108,6 @@ def mask_key(seed: int, step: int, place: int) -> int:
     return mixed ^ (mixed >> 29)
 
 
-def run_whole(
-    graph: Graph, tensors: dict[int, Tensor], *, seed: int = 0, step: int = 0
-) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
-    """Run the step in one process; return the loss, the gradients by parameter and the changed
-    buffers. This is the reference for all other ways to run it.
-
-    ``tensors`` holds parameters, buffers and inputs by value.
-    """
-    device = next(iter(tensors.values())).device
-    held: dict[int, Any] = {**tensors, **tensor_constants(graph, device)}
-    with torch.no_grad():
-        for node in graph.nodes:
-            run_node(node, held, device, seed=seed, step=step)
-    assert graph.loss is not None
-    gradients = {parameter: held[value] for parameter, value in graph.gradients}
-    return held[graph.loss], gradients, {buffer: held[value] for buffer, value in graph.updates}
-
-
 def run_node(
     node: GraphNode, held: dict[int, Any], device: torch.device, *, seed: int = 0, step: int = 0
 ) -> None:
@@ -142,11 +124,3 @@ def run_node(
     ):
         if value is not None:
             held[value] = part
-
-
-def whole_tensors(graph: Graph, named: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Return parameters, buffers and inputs by value, from tensors by name."""
-    given = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
-    return {
-        index: named[value.name] for index, value in enumerate(graph.values) if value.role in given
-    }

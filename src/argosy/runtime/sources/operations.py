@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from torch import nn
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.group import device_group
+from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.group_program import GroupProgram
 from argosy.plan.plan import Plan, Stage
@@ -46,10 +46,17 @@ from argosy.runtime.stages.parameters import Catalogue, Places, Weight, buffer_p
 from argosy.runtime.stages.tensor_stage import Sharing, TensorStage
 from argosy.runtime.weights.holding import seats_in_group
 from argosy.runtime.weights.summing import Groups
+from argosy.solve.program_plans import CapturedProgram
 from argosy.solve.programs.stagecut import cut_graph
-from argosy.space.operations.sharding import REPLICATED, Segments, State
+from argosy.space.operations.segments import chain_of_step
+from argosy.space.operations.sharding import REPLICATED, State
 from argosy.workload.capture.forward import Forward, capture_forward
-from argosy.workload.capture.initial import FakeModel
+from argosy.workload.capture.initial import FakeModel, build_fake
+from argosy.workload.capture.trace import Build, capture_fake, num_samples
+from argosy.workload.graph import Graph
+
+_DTYPES = {"float16": Dtype.FP16, "bfloat16": Dtype.BF16}
+"""Of torch's names; any other counts as fp32."""
 
 
 class Captured(NamedTuple):
@@ -125,10 +132,10 @@ class GraphSource:
                 f"ranks 0 and {odd} found different programs for the same stages; are their packages alike?"
             )
 
-    def stored(self, weight: Weight, replica: int = 0) -> State:
-        """Return how a replica's group shares a weight."""
-        sharing = self.shared.get((weight.stages[0], replica))
-        if sharing is None or len(weight.stages) > 1:
+    def stored(self, weight: Weight, stage: int, replica: int = 0) -> State:
+        """How the group of a stage's replica shares a weight."""
+        sharing = self.shared.get((stage, replica))
+        if sharing is None:
             return REPLICATED
         values = self.cut.graph.values
         return next(
@@ -140,7 +147,7 @@ class GraphSource:
         found: dict[int, tuple[TensorBox, ...]] = {}
         seats = seats_of(self.plan, self.recipe.roster)
         for seat in (seat for stage in weight.stages for seat in seats[stage]):
-            state = self.stored(weight, seat.replica)
+            state = self.stored(weight, seat.stage, seat.replica)
             ratios = self.shared[seat.stage, seat.replica].ratios if state.is_sharded else ()
             found[seat.rank] = boxes_of(weight.shape, state, ratios, seat.member)
         return found
@@ -193,7 +200,7 @@ class GraphSource:
                 is_compiled=recipe.is_compiled,
             )
         sharing = self.shared[index, at]
-        exchange = GroupExchange(Segments((sharing.ratios,)), groups[ranks], exchanging)
+        exchange = GroupExchange(sharing.ratios, groups[ranks], exchanging)
         return TensorStage(
             sharing,
             exchange,
@@ -248,6 +255,34 @@ def forward_of(fake: FakeModel, autocast: torch.dtype | None = None) -> Forward:
     )
 
 
+def capture_program(
+    build: Build, *, name: str = "program", dtype: Dtype | None = None, powersgd: int = 0
+) -> CapturedProgram:
+    """Return the step of ``build() -> (model, loss_fn, batch)`` as ``find_plan`` takes it; nothing
+    has values.
+
+    ``dtype`` is the number format of matrix products, by default that of the largest parameter.
+    """
+    fake = build_fake(build)
+    graph, forward, samples = capture_fake(fake, name=name), forward_of(fake), num_samples(fake)
+    return CapturedProgram(
+        graph=graph,
+        chain=chain_of_step(graph, samples, dtype or _own_dtype(graph), powersgd=powersgd),
+        samples=samples,
+        mixes=mixes_samples(forward),
+        divides=lambda plan: divides(forward, plan),
+        programs=lambda plan: group_programs(fake, plan),
+    )
+
+
+def _own_dtype(graph: Graph) -> Dtype:
+    """Return the number format of the largest parameter."""
+    largest = max(graph.parameters, key=lambda value: graph.values[value].elements, default=None)
+    return (
+        _DTYPES.get(graph.values[largest].dtype, Dtype.FP32) if largest is not None else Dtype.FP32
+    )
+
+
 def divides(forward: Forward, plan: Plan) -> bool:
     """Return whether the replicas and micro-batches of a plan of operations can divide the samples
     of a program."""
@@ -264,14 +299,20 @@ def divides(forward: Forward, plan: Plan) -> bool:
 
 
 def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int, int], Sharing]:
-    """Return, by stage and replica, how tensor-parallel groups share it. A weight of several stages
-    is replicated."""
+    """By stage and replica, how tensor-parallel groups share it.
+
+    Each group cuts a weight of several stages as it likes, and gradients are summed region by
+    region. Only if a device has several of these stages, it holds the weight whole, because it has
+    one copy for all of them.
+    """
     values = cut.graph.values
-    names = Counter(
-        name for part in cut.parts for name in {values[weight].name for weight in part.weights}
-    )
+    readers: dict[str, list[int]] = {}
+    for index, part in enumerate(cut.parts):
+        for name in {values[weight].name for weight in part.weights}:
+            readers.setdefault(name, []).append(index)
+    repeated = {name for name, stages in readers.items() if _on_one_device(plan, stages)}
     whole = frozenset(
-        value for part in cut.parts for value in part.weights if names[values[value].name] > 1
+        value for part in cut.parts for value in part.weights if values[value].name in repeated
     )
     whole |= {value for value, _ in cut.graph.updates}
     found: dict[tuple[int, int], Sharing] = {}
@@ -290,10 +331,21 @@ def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int
                 most = max(other.samples for other in stage.replicas)
                 records = _records(plan, stage, ratios)
                 alike[ratios] = Sharing(
-                    cut, index, group, ratios, most, plan.global_batch, whole, records
+                    cut, index, group, ratios, most, plan.global_batch, stage.first, whole, records
                 )
             found[index, at] = alike[ratios]
     return found
+
+
+def _on_one_device(plan: Plan, stages: Sequence[int]) -> bool:
+    """Return whether a device has more than one of some stages."""
+    devices = [
+        name
+        for stage in stages
+        for replica in plan.stages[stage].replicas
+        for name in replica.devices
+    ]
+    return len(set(devices)) < len(devices)
 
 
 def _records(plan: Plan, stage: Stage, ratios: tuple[float, ...]) -> dict[int, GroupProgram]:

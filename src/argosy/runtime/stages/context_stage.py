@@ -27,7 +27,7 @@ from argosy.runtime.stages.tensor_stage import TensorStage, stage_graph
 from argosy.solve.programs.recorded import GroupSteps
 from argosy.solve.programs.sequence import SequenceStates, repeated_heads, sequence_length
 from argosy.space.operations.sequence import SequenceParts
-from argosy.space.operations.sharding import Segments, State
+from argosy.space.operations.sharding import State
 from argosy.workload.graph import Graph, GraphNode
 
 
@@ -105,7 +105,7 @@ class SequenceExchange(GroupExchange):
     """An exchange between parts of a sequence, whose tokens are not in the order of the devices."""
 
     def __init__(self, parts: SequenceParts, group: Group, exchanging: Exchanging) -> None:
-        super().__init__(Segments((parts.ratios,)), group, exchanging)
+        super().__init__(parts.ratios, group, exchanging)
         self.parts = parts
         order = torch.tensor(parts.order)
         self._order, self._places = order, order.argsort()

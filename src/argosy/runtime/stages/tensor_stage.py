@@ -3,10 +3,10 @@ differentiates.
 
 The forward of the stage is a graph of its own, for whose operations ``solve`` chooses rows and
 deliveries among the cuts of weights (``Kind.TENSOR``), at the ratios that the plan gives the group.
-What the stage receives and sends on is replicated on every member; so are its buffers, its loss,
-and the weights that other stages hold too. The states of weights are chosen once; everything else
-is chosen again for every number of samples, with these states fixed. A plan for a captured program
-contains the choices (``plan.group_program``), which are then executed.
+What the stage receives and hands on is whole on every member, so are its buffers and its loss. The
+choice is made once for the places of weights, and anew for every number of samples with these
+places kept. A plan for a captured program has the choices with it (``plan.group_program``), and
+these are executed, whichever cuts they make.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from argosy.runtime.communication.differentiable import converted, taken
 from argosy.runtime.communication.exchange import GroupExchange
 from argosy.runtime.graphs.calls import RANDOM, filled
 from argosy.runtime.graphs.cut import GraphCut, StageSegment
-from argosy.runtime.graphs.local import LocalCall, MaskClock
+from argosy.runtime.graphs.local import LocalCall
 from argosy.runtime.stages.graph_stage import GraphStage, apply
 from argosy.runtime.stages.moment import Moment
 from argosy.solve.programs.placement import Pricing
@@ -51,7 +51,9 @@ class Sharing:
     samples: int
     """The samples of the micro-batch for which the states of weights are chosen."""
     total: int
-    """The samples of the global batch."""
+    """Of the global batch."""
+    first: int
+    """Layer of the stage."""
     whole: frozenset[int]
     """Weights that every member holds whole."""
     records: Mapping[int, GroupProgram] = field(default_factory=dict)
@@ -82,25 +84,30 @@ class Sharing:
 
     def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
         choices = self._choices(samples, stored)
-        return steps_of(
-            program_at(choices.graph, choices, Pricing(group=self.group), self.ratios, capped=False)
-        )
+        return steps_of(program_at(choices.graph, choices, Pricing(group=self.group), self.ratios))
 
     def _restore(self, samples: int) -> GroupSteps:
-        return restored(self.records[samples], self._choices(samples, {}), self._layers)
+        choices = self._choices(samples, {}, kind=CutKind.ANY)
+        return restored(self.records[samples], choices, self._layers)
 
-    def _choices(self, samples: int, stored: Mapping[int, State]) -> StateChoices:
+    def _choices(
+        self, samples: int, stored: Mapping[int, State], *, kind: CutKind = CutKind.TENSOR
+    ) -> StateChoices:
         whole = {*self.whole, *self.cut.parts[self.index].sends}
         graph = stage_graph(self.cut, self.index, samples, self.total)
-        return StateChoices(
-            graph, len(self.ratios), kind=CutKind.TENSOR, whole=whole, stored=stored
-        )
+        return StateChoices(graph, len(self.ratios), kind=kind, whole=whole, stored=stored)
 
     @property
     def _layers(self) -> list[int]:
-        """Return the layer of each operation of the stage."""
+        """Return the layer of each operation of the stage.
+
+        Values that the stage recomputes for itself belong to its first layer.
+        """
         assert self.cut.layers is not None, "a plan that has its programs has layers"
-        return [self.cut.layers[index] for index in self.cut.parts[self.index].operations]
+        return [
+            max(self.cut.layers[index], self.first)
+            for index in self.cut.parts[self.index].operations
+        ]
 
 
 def stage_graph(cut: GraphCut, index: int, samples: int, total: int) -> Graph:
@@ -210,7 +217,6 @@ class _Member:
                 row=row,
                 ratios=steps.ratios,
                 rank=self.exchange.rank,
-                clock=MaskClock(),
             )
             for index, node, row in zip(
                 stage.part.operations, steps.graph.nodes, steps.rows, strict=True

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from argosy.errors import InputError, Problem
+from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime.communication.boxes import rows
 from argosy.runtime.communication.marks import Recorder
@@ -72,7 +73,7 @@ def parallelize(
     loss_fn: LossFunction,
     optimizer_factory: OptimizerFactory,
     example_batch: Any,
-    plan: Plan,
+    plan: Plan | str | Path,
     *,
     clip_norm: float | None = None,
     recording: Recording | None = None,
@@ -83,7 +84,7 @@ def parallelize(
     scheduler: SchedulerFactory | None = None,
     compile_stages: bool = False,
 ) -> Trainer:
-    """Return a trainer for this rank.
+    """Return a trainer for this rank, by a plan or by the file of one.
 
     ``loss_fn(model, batch)`` is a mean over samples, a mean over targets that are not masked, or a
     pair of any mean and its weight (``weighing``). ``optimizer_factory(parameters)`` makes the
@@ -98,6 +99,7 @@ def parallelize(
     here. ``seed`` is that of dropout's masks. ``compile_stages`` compiles each stage into one graph
     by ``torch.compile``.
     """
+    plan = load_plan(plan) if isinstance(plan, str | Path) else plan
     cut = plan.cut if cut is None else cut
     roster = devices_by_rank(plan) if roster is None else tuple(roster)
     check_supported(plan)

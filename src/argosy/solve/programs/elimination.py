@@ -9,15 +9,12 @@ Eliminating a variable replaces every table that names it by one over its neighb
 
 A greedy order (smallest resulting table first) keeps (2) small on graphs that are nearly chains, as
 training steps are. Backwards through the order, each variable is the minimiser of its (2), so the
-optimum is read off; and for every partial assignment of the variables eliminated last,
+optimum is read off.
 
-    (3)  the rest costs exactly the constant that their own tables give: the perfect cost-to-go of a
-         search
-
-Equal pieces are processed once. Which tables are combined is determined before any number is used
-(``Scheme``): two steps that combine the same tables in the same way are one *kind*, so a graph of L
-equal layers has few more kinds than one of them, and other costs on the same graph (a multiplier on
-memory) reuse all of it. Tables that the caller shares between pieces must be the same arrays.
+Equal pieces are done once. Which tables meet where is worked out before any number is looked at
+(``_Scheme``): two steps that combine the same tables in the same way are one *kind*, so a graph of
+L equal layers has little more kinds than one of them. Tables that the caller shares between pieces
+must be the same arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,40 +54,14 @@ class AssignmentProblem:
         return alone + sum(float(table[choice[i], choice[j]]) for i, j, table in self.pairs)
 
 
-@dataclass(frozen=True)
-class EliminationStep:
-    """An elimination that removes one variable: its neighbours, and for each of their choices the
-    best of its own."""
-
-    variable: int
-    scope: tuple[int, ...]
-    best: NDArray[np.int64]
-    table: Table
-    """The table (2)."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Elimination:
-    """A problem that has been solved."""
+class Found:
+    """An assignment, and how far from it the optimum may be."""
 
-    value: float
-    """The optimum; infinite if nothing is allowed."""
     choice: tuple[int, ...]
-    scheme: Scheme
-    tables: Sequence[Table]
-    """The table (2) of each kind of step."""
-    best: Sequence[NDArray[np.int64]]
-    """The minimisers of each kind of step."""
-
-    @cached_property
-    def steps(self) -> tuple[EliminationStep, ...]:
-        scheme_steps = self.scheme.steps
-        return tuple(
-            [
-                EliminationStep(i, scope, self.best[kind], self.tables[kind])
-                for i, scope, kind in scheme_steps
-            ]
-        )
+    value: float
+    bound: float
+    """No assignment costs less."""
 
 
 def elimination_order(sizes: Sequence[int], edges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -171,15 +141,10 @@ class _Kind:
     rank: int
 
 
-class Scheme:
-    """The steps that an elimination takes: everything about (2) except the costs of single
-    variables."""
+class _Scheme:
+    """The steps of an elimination: everything about (2) but the costs of single variables."""
 
-    def __init__(
-        self, problem: AssignmentProblem, order: Sequence[int], like: Sequence[object] | None = None
-    ) -> None:
-        """Determine the steps; ``like`` marks variables with equal costs by equal marks, by default
-        those whose costs are one array."""
+    def __init__(self, problem: AssignmentProblem, order: Sequence[int]) -> None:
         self.sizes = sizes = [len(cost) for cost in problem.costs]
         self.steps: list[tuple[int, tuple[int, ...], int]] = []
         """Triples (variable, its neighbours, kind)."""
@@ -196,7 +161,6 @@ class Scheme:
                 pairs[i].append((j, 1, table))
             else:
                 pairs[j].append((i, 0, table))
-        marks = [id(cost) for cost in problem.costs] if like is None else like
         made: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in sizes]
         known: dict[object, int] = {}
         for i in order:
@@ -210,7 +174,7 @@ class Scheme:
             own = [(axes[j], side, id(table)) for j, side, table in pairs[i]]
             earlier = [(kind, tuple([axes[j] for j in names])) for names, kind in made[i]]
             own.sort()
-            key = (marks[i], tuple(own), tuple(sorted(earlier)))
+            key = (id(problem.costs[i]), tuple(own), tuple(sorted(earlier)))
             kind = known.get(key)
             if kind is None:
                 kind = known[key] = len(self.kinds)
@@ -241,9 +205,8 @@ class Scheme:
         made = tuple([(kind, *_spread(places, sizes)) for kind, places in earlier])
         return _Kind(i, tuple(spread), made, len(sizes))
 
-    def solve(self, costs: Sequence[Table]) -> Elimination:
-        """Evaluate (2) for these costs. Infinite costs forbid a choice; if nothing is allowed, the
-        value is infinite."""
+    def solve(self, costs: Sequence[Table]) -> tuple[float, tuple[int, ...]]:
+        """The optimum for these costs by (2), and its choices; infinite if nothing is allowed."""
         tables: list[Table] = []
         best: list[NDArray[np.int64]] = []
         for kind in self.kinds:
@@ -259,16 +222,19 @@ class Scheme:
         for i, scope, number in reversed(self.steps):
             choice[i] = best[number].item(*[choice[j] for j in scope])
         value = sum(float(tables[number]) for _, scope, number in self.steps if not scope)
-        return Elimination(value=value, choice=tuple(choice), scheme=self, tables=tables, best=best)
+        return value, tuple(choice)
 
 
-def eliminate(problem: AssignmentProblem, *, order: Sequence[int] | None = None) -> Elimination:
-    """Return the optimum of (1)."""
+def cheapest(problem: AssignmentProblem, *, order: Sequence[int] | None = None) -> Found:
+    """Return the optimum of (1); raise an ``InfeasibleError`` if nothing is allowed."""
     if order is None:
         order = elimination_order(
             [len(cost) for cost in problem.costs], [(i, j) for i, j, _ in problem.pairs]
         )
-    return Scheme(problem, order).solve(problem.costs)
+    value, choice = _Scheme(problem, order).solve(problem.costs)
+    if not math.isfinite(value):
+        raise InfeasibleError("no distributed program computes this graph")
+    return Found(choice=choice, value=value, bound=value)
 
 
 def _spread(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

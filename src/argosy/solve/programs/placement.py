@@ -5,21 +5,11 @@ Costs, in seconds, for given ratios:
 
     (1)  of a row           the longest compute of any device
     (2)  row, its result    the collective from the state that the row makes to the delivery
-    (3)  of a parameter     the all-gather, if it is used whole and stored in shards; this also
-                            applies to a received value
+    (3)  of a parameter     the all-gather, where it is used whole and stored in shards
     (4)  row, its operand   infinite unless the delivery has the state that the row takes
     (5)  parameter, grad    infinite unless the gradient is delivered as the parameter is stored
 
-and the loss and changed buffers are delivered whole, values that other stages read not as a partial
-sum. An all-reduce of a gradient is done once for all micro-batches of a step, and counts by its
-share. Memory, as shares of what devices have:
-
-    (6)  parameter          stored bytes with gradient and optimizer state
-    (7)  kept value         its largest delivered part, from forward to backward, for every
-                            micro-batch in flight
-
-(6) and (7) take the worst device for each tensor, so that a program which fits by them fits on
-every device.
+and the loss and changed buffers are delivered whole, what other stages read not as a partial sum.
 """
 
 from __future__ import annotations
@@ -32,26 +22,12 @@ import numpy as np
 
 from argosy.cost.group import CollectiveMethod, DeviceGroup, GroupCollective
 from argosy.solve.programs.elimination import AssignmentProblem, Table
-from argosy.space.operations.delivery import (
-    Conversion,
-    Delivery,
-    conversions,
-    deliveries,
-    held_bytes,
-)
+from argosy.space.operations.delivery import Conversion, Delivery, conversions, deliveries
 from argosy.space.operations.families import OperationCall
 from argosy.space.operations.flop import flop_of
 from argosy.space.operations.matrices import is_matrix
 from argosy.space.operations.rules import CutKind, ShardingRule, StateChoices
-from argosy.space.operations.sharding import (
-    PARTIAL,
-    REPLICATED,
-    Segments,
-    State,
-    by,
-    sharded,
-    unit_counts,
-)
+from argosy.space.operations.sharding import PARTIAL, REPLICATED, State, sharded, unit_counts
 from argosy.workload.graph import Graph, Role
 
 
@@ -66,31 +42,21 @@ class Pricing:
     count_moves: bool = True
     """Whether memory traffic counts as compute time."""
     element_bytes: float | None = None
-    """Bytes of an element in communication, if that is not the tensor's own."""
-    micro_batches: int = 1
-    """Number of micro-batches of a step; the graph is one of them."""
-    in_flight: int = 1
-    """Number of micro-batches whose kept values are held at once."""
+    """Bytes of an element in communication, where that is not the tensor's own."""
 
 
 class ProgramPlacement:
     """The variables and costs that one graph has on one group at given ratios."""
 
     def __init__(
-        self,
-        graph: Graph,
-        choices: StateChoices,
-        pricing: Pricing,
-        ratios: Sequence[float] | Segments,
+        self, graph: Graph, choices: StateChoices, pricing: Pricing, ratios: Sequence[float]
     ) -> None:
-        self.graph, self.choices, self.pricing = graph, choices, pricing
-        self.segments = ratios if isinstance(ratios, Segments) else Segments((tuple(ratios),))
+        self.graph, self.choices, self.pricing, self.ratios = graph, choices, pricing, tuple(ratios)
         self._full = (1.0,) * len(pricing.group)
-        self._shares: dict[tuple[int, int], tuple[float, ...]] = {}
-        self._trained_values = {gradient for _, gradient in graph.gradients}
+        self._shares: dict[int, tuple[float, ...]] = {}
         self._interned: dict[object, Table] = {}
         self._seconds: dict[object, float] = {}
-        self.rows = self._all_rows()
+        self.rows = [choices.rows(index) for index in range(len(graph.nodes))]
         self._whole = {
             *_shared_constants(graph),
             graph.loss,
@@ -102,43 +68,10 @@ class ProgramPlacement:
         self._values = range(len(graph.values))
         self.deliveries = [self._deliveries(value) for value in self._values]
 
-    def _all_rows(self) -> list[tuple[ShardingRule, ...]]:
-        """Return the rows of each node, by the ratios of its segment; equal nodes share one tuple,
-        so that their tables are shared."""
-        plain = [self.choices.rows(index) for index in range(len(self.graph.nodes))]
-        if not self.segments.of_node:
-            return plain
-        known: dict[tuple[int, int], tuple[ShardingRule, ...]] = {}
-        for index, rows in enumerate(plain):
-            segment = self.segments.at(index)
-            if (id(rows), segment) not in known:
-                known[id(rows), segment] = tuple(row.by(segment) for row in rows)
-        return [known[id(rows), self.segments.at(index)] for index, rows in enumerate(plain)]
-
-    def _cuts(self, value: int) -> tuple[State, ...]:
-        """Return the cuts of a value, by the ratios of the segments that make or read it."""
-        cuts = self.choices.cut_sets[value]
-        if not self.segments.of_node or not cuts:
-            return cuts
-        segments = {self.segments.at(index) for index in self.graph.consumers[value]}
-        segments |= self._stored_by.get(value, set())
-        if value in self.graph.producer:
-            segments.add(self.segments.at(self.graph.producer[value]))
-        return tuple(by(cut, segment) for segment in sorted(segments) for cut in cuts)
-
-    @cached_property
-    def _stored_by(self) -> dict[int, set[int]]:
-        """Return for each gradient the segments that read its parameter."""
-        stored_by: dict[int, set[int]] = {}
-        for parameter, gradient in self.graph.gradients:
-            readers = {self.segments.at(index) for index in self.graph.consumers[parameter]}
-            stored_by[gradient] = readers
-        return stored_by
-
     def _deliveries(self, value: int) -> tuple[Delivery, ...]:
-        """Return the deliveries of a value; values of one kind share one tuple, so that their
-        tables are shared too."""
-        described, cuts = self.graph.values[value], self._cuts(value)
+        """Return the deliveries of a value; values of one kind share one tuple, so that their tables are
+        shared too."""
+        described, cuts = self.graph.values[value], self.choices.cut_sets[value]
         several = len(self.graph.consumers[value]) > 1
         bounds = (
             value in self._whole,
@@ -151,7 +84,7 @@ class ProgramPlacement:
             described.is_floating,
             several,
             *bounds,
-            id(cuts) if cuts is self.choices.cut_sets[value] else cuts,
+            id(cuts),
         )
         if key not in self._options:
             self._options[key] = self._find_deliveries(value, cuts)
@@ -169,12 +102,6 @@ class ProgramPlacement:
             )
         elif self._is_cut(value) and cuts:
             options = tuple(option for option in options if option.stored != REPLICATED)
-        if (
-            self.choices.kind is CutKind.STORED
-            and len(options) > 1
-            and options[0].stored is not None
-        ):
-            options = tuple(option for option in options if option.stored != option.states[0])
         return options
 
     def _is_cut(self, value: int) -> bool:
@@ -185,20 +112,12 @@ class ProgramPlacement:
         """Return for each device the share of a tensor in this state that it holds."""
         if not state.is_sharded:
             return self._full
-        ratios = self.segments.of(state)
         if not self.pricing.rounded:
-            return ratios
-        key = (state.units, state.segment)
-        if key not in self._shares:
-            self._shares[key] = tuple(
-                count / state.units for count in unit_counts(state.units, ratios)
-            )
-        return self._shares[key]
-
-    def work_shares(self, index: int, row: ShardingRule) -> tuple[float, ...]:
-        return self.shares(
-            by(sharded(0, row.units), self.segments.at(index)) if row.units else REPLICATED
-        )
+            return self.ratios
+        if state.units not in self._shares:
+            counts = unit_counts(state.units, self.ratios)
+            self._shares[state.units] = tuple(count / state.units for count in counts)
+        return self._shares[state.units]
 
     def moved_bytes(self, value: int) -> float:
         described = self.graph.values[value]
@@ -208,18 +127,8 @@ class ProgramPlacement:
     def transfer(self, value: int, step: Conversion) -> tuple[float, CollectiveMethod]:
         """Return the seconds and the method of one collective on one value."""
         group, amount = self.pricing.group, self.moved_bytes(value)
-        if step.kind is GroupCollective.RESHARD:
-            return group.reshard_seconds(
-                amount, self.shares(step.before), self.shares(step.after)
-            ), CollectiveMethod.GROUPED
         cut = step.after if step.kind is GroupCollective.REDUCE_SCATTER else step.before
-        seconds, way = group.transfer_seconds(step.kind, amount, self.shares(cut))
-        return seconds * self._frequency(value, step.kind), way
-
-    def _frequency(self, value: int, kind: GroupCollective) -> float:
-        """Return how often a collective runs per micro-batch."""
-        once = kind is GroupCollective.ALL_REDUCE and value in self._trained_values
-        return 1 / self.pricing.micro_batches if once else 1.0
+        return group.transfer_seconds(step.kind, amount, self.shares(cut))
 
     def delivery_seconds(self, value: int, made: State, delivery: Delivery) -> float:
         """Return the seconds of (2)."""
@@ -231,7 +140,7 @@ class ProgramPlacement:
         return sum(self._transfer_seconds(value, step) for step in steps)
 
     def _transfer_seconds(self, value: int, step: Conversion) -> float:
-        key = (self.moved_bytes(value), self._frequency(value, step.kind), step)
+        key = (self.moved_bytes(value), step)
         if key not in self._seconds:
             self._seconds[key] = self.transfer(value, step)[0]
         return self._seconds[key]
@@ -265,7 +174,9 @@ class ProgramPlacement:
         flop, moved = self.row_work(index)
         if flop == 0 and moved == 0:
             return 0.0
-        return self.pricing.group.compute_seconds(flop, moved, self.work_shares(index, row))
+        return self.pricing.group.compute_seconds(
+            flop, moved, self.shares(sharded(0, row.units) if row.units else REPLICATED)
+        )
 
     def parameter_seconds(self, value: int, delivery: Delivery) -> float:
         """Return the seconds of (3)."""
@@ -274,48 +185,17 @@ class ProgramPlacement:
         step = Conversion(GroupCollective.ALL_GATHER, delivery.stored, REPLICATED)
         return self._transfer_seconds(value, step)
 
-    def memory_share(self, value: int, delivery: Delivery) -> float:
-        """Return the largest share of a device's memory by (6) and (7)."""
-        amount, states = held_bytes(self.graph, value, delivery, self.pricing.in_flight)
-        return max((self._worst(amount, state) for state in states), default=0.0)
-
-    def _worst(self, num_bytes: float, state: State) -> float:
-        return max(
-            num_bytes * s / cap
-            for s, cap in zip(self.shares(state), self.pricing.group.memory, strict=True)
-        )
-
-    def device_bytes(self, choice: Sequence[int]) -> tuple[float, ...]:
-        """Return the bytes that each device holds under a choice: (6) and (7) exactly."""
-        held: dict[tuple[State, ...], float] = {}
-        for options, value, x in zip(
-            self.deliveries, self._values, choice[len(self.rows) :], strict=True
-        ):
-            amount, states = held_bytes(self.graph, value, options[x], self.pricing.in_flight)
-            if amount:
-                held[states] = held.get(states, 0.0) + amount
-        parts = {states: list(zip(*map(self.shares, states), strict=True)) for states in held}
-        ranks = range(len(self.pricing.group))
-        return tuple(
-            sum(amount * max(parts[states][rank]) for states, amount in held.items())
-            for rank in ranks
-        )
-
     @cached_property
     def problem(self) -> AssignmentProblem:
         """Return the problem whose variables are first the rows of nodes, then the deliveries of
         values; equal nodes share their tables."""
         nodes = len(self.graph.nodes)
-        marks = [
-            2 * id(options) + (value in self._trained_values)
-            for value, options in enumerate(self.deliveries)
-        ]
         known: dict[object, tuple[Table, list[tuple[int, Table]]]] = {}
         costs: list[Table] = []
         pairs: list[tuple[int, int, Table]] = []
         choices = self.choices
         for index, (ends, rows) in enumerate(zip(choices.ends, self.rows, strict=True)):
-            around = tuple([0 if value is None else marks[value] for value in ends])
+            around = tuple([0 if value is None else id(self.deliveries[value]) for value in ends])
             key = (id(choices.calls[index]), choices.same[index], id(rows), around)
             if key not in known:
                 known[key] = (self._row_costs(index), self._pair_costs(index))
@@ -329,23 +209,6 @@ class ProgramPlacement:
         for parameter, gradient in self.graph.gradients:
             pairs.append((nodes + parameter, nodes + gradient, self._trained(parameter, gradient)))
         return AssignmentProblem(costs=tuple(costs), pairs=tuple(pairs))
-
-    @cached_property
-    def places(self) -> tuple[int, ...]:
-        """Return the position of each variable in the order of nodes; a parameter has that of its
-        first reader."""
-        graph = self.graph
-        made = [
-            graph.producer.get(v, min(graph.consumers[v], default=0))
-            for v in range(len(graph.values))
-        ]
-        return (*range(len(graph.nodes)), *made)
-
-    @cached_property
-    def memory(self) -> tuple[Table, ...]:
-        """Return (6) and (7) for each variable, zero for rows."""
-        zero = [self._zeros(len(rows)) for rows in self.rows]
-        return (*zero, *[self._memory_costs(value) for value in self._values])
 
     def _intern(self, key: object, make: Callable[[], Table]) -> Table:
         if key not in self._interned:
@@ -379,26 +242,17 @@ class ProgramPlacement:
 
     def _value_costs(self, value: int) -> Table:
         options = self.deliveries[value]
-        if self.graph.values[value].role not in (Role.PARAMETER, Role.RECEIVED):
+        if self.graph.values[value].role is not Role.PARAMETER:
             return self._zeros(len(options))
         key = ("parameter", id(options), self.moved_bytes(value))
         return self._intern(
             key, lambda: np.array([self.parameter_seconds(value, option) for option in options])
         )
 
-    def _memory_costs(self, value: int) -> Table:
-        options = self.deliveries[value]
-        kept = value in self.graph.kept
-        described = self.graph.values[value]
-        key = ("memory", id(options), described.num_bytes, described.role, kept)
-        return self._intern(
-            key, lambda: np.array([self.memory_share(value, option) for option in options])
-        )
-
     def _made(self, index: int, place: int, value: int) -> Table:
         """Return the table (2)."""
         rows, options = self.rows[index], self.deliveries[value]
-        how = (id(options), self.moved_bytes(value), value in self._trained_values)
+        how = (id(options), self.moved_bytes(value))
 
         def line(made: State) -> Table:
             return self._intern(

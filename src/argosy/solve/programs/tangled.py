@@ -4,15 +4,12 @@ others are solved exactly.
 If every layer reads one value and adds to its gradient (T5: the encoder's output, the position
 bias), the tables of an elimination grow with the number of layers. Then:
 
-    (1)  order    greedy as before; if the next table would be too large, the most connected
-                  variable is *held*
+    (1)  order    greedy as ever; where the next table would be too large, the variable that most hangs on is *held*
     (2)  round    held variables keep their choices; everything else is the optimum for them
-                  (``capped``)
-    (3)  rounds   variables that were held before are held last, so that in turn everything is free;
-                  no round loses, and the first that gains nothing is the last
-    (4)  bound    each table that names a held variable is replaced by its least entry per choice of
-                  the other: a problem in which it connects nothing, and which costs no more for any
-                  choice
+    (3)  rounds   what was held before is held last, so that in turn everything is free; none loses, and the first that
+                  gains nothing is the last
+    (4)  bound    each table that names a held variable gives way to its least entry per choice of the other: a problem
+                  in which it ties nothing, and which costs no more, whatever it chooses
 
 The first round begins with held variables at choices that are compatible with any other (whole), or
 often (cut by samples). The result is no proven optimum; (4) states how far from one it may be, over
@@ -27,8 +24,13 @@ from dataclasses import replace
 import numpy as np
 
 from argosy.errors import InfeasibleError
-from argosy.solve.programs.capped import Found, cheapest
-from argosy.solve.programs.elimination import AssignmentProblem, Table, order_and_held
+from argosy.solve.programs.elimination import (
+    AssignmentProblem,
+    Found,
+    Table,
+    cheapest,
+    order_and_held,
+)
 from argosy.solve.programs.placement import ProgramPlacement
 from argosy.space.operations.delivery import Delivery
 from argosy.space.operations.rules import ShardingRule
@@ -40,28 +42,20 @@ MOST_ENTRIES = 1e6
 ROUNDS = 4
 """Maximum number of rounds (3)."""
 NO_GAIN = 1e-6
-"""A round that gains less than this share is the last."""
-NEVER = 1 << 30
-"""A count so high that a variable is never chosen to be held."""
 
 
-def cheapest_tangled(
-    problem: AssignmentProblem,
-    weights: Sequence[Table] | None = None,
-    *,
-    places: Sequence[int] | None = None,
-    holds: Sequence[Sequence[int]],
-) -> Found:
-    """Return the result of (1) to (4); each of ``holds`` gives, for every variable, the choice at
-    which it is held at first."""
+def cheapest_tangled(problem: AssignmentProblem, *, holds: Sequence[Sequence[int]]) -> Found:
+    """Return the best assignment found by (1) to (4).
+
+    ``holds`` lists ways to begin; each gives, for every variable, the choice at which it is held.
+    """
     times = [0] * len(problem.costs)
     order, held = _split(problem, times)
-    free, lighter = _without(problem, weights, dict.fromkeys(held))
-    bound = cheapest(free, lighter, places=places, order=order).bound
+    bound = cheapest(_without(problem, dict.fromkeys(held)), order=order).bound
     best, why = None, None
     for choices in holds:
         try:
-            trial = _round(problem, weights, places, order, {i: choices[i] for i in held})
+            trial = _round(problem, order, {i: choices[i] for i in held})
         except InfeasibleError as error:
             why = error
         else:
@@ -73,7 +67,7 @@ def cheapest_tangled(
         for i in held:
             times[i] += 1
         order, held = _split(problem, times)
-        trial = _round(problem, weights, places, order, {i: best.choice[i] for i in held})
+        trial = _round(problem, order, {i: best.choice[i] for i in held})
         if trial.value >= best.value * (1 - NO_GAIN):
             break
         best = trial
@@ -112,22 +106,6 @@ def usual_choices(placement: ProgramPlacement) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def near(
-    problem: AssignmentProblem,
-    weights: Sequence[Table] | None,
-    choice: Sequence[int],
-    *,
-    places: Sequence[int] | None = None,
-    free: int,
-) -> Found:
-    """Return the result of one round from a given assignment with one variable free; held variables
-    keep their choices there."""
-    times = [0] * len(problem.costs)
-    times[free] = NEVER
-    order, held = _split(problem, times)
-    return _round(problem, weights, places, order, {i: choice[i] for i in held})
-
-
 def _split(
     problem: AssignmentProblem, times: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -144,27 +122,18 @@ def _split(
     return (*held, *order), held
 
 
-def _round(
-    problem: AssignmentProblem,
-    weights: Sequence[Table] | None,
-    places: Sequence[int] | None,
-    order: Sequence[int],
-    held: Mapping[int, int],
-) -> Found:
-    """Return the result of a round (2)."""
-    part, lighter = _without(problem, weights, held)
-    solution = cheapest(part, lighter, places=places, order=order)
+def _round(problem: AssignmentProblem, order: Sequence[int], held: Mapping[int, int]) -> Found:
+    """Solve (2): the optimum while some variables keep their choices."""
+    solution = cheapest(_without(problem, held), order=order)
     choice = list(solution.choice)
     for i, x in held.items():
         choice[i] = x
     return replace(solution, choice=tuple(choice))
 
 
-def _without(
-    problem: AssignmentProblem, weights: Sequence[Table] | None, held: Mapping[int, int | None]
-) -> tuple[AssignmentProblem, Sequence[Table] | None]:
-    """Return the problem with held variables at their choices; with None, at the least for each
-    choice of the others (4)."""
+def _without(problem: AssignmentProblem, held: Mapping[int, int | None]) -> AssignmentProblem:
+    """The problem with held variables at their choices; at None, at whatever is least for each
+    other one: (4)."""
     costs, known = list(problem.costs), dict[object, Table]()
     fixed = {i: _at(problem.costs[i], x) for i, x in held.items()}
     pairs = []
@@ -181,10 +150,7 @@ def _without(
             costs[left] = known[key]
     for i, cost in fixed.items():
         costs[i] = np.array([cost])
-    lighter = weights
-    if weights is not None:
-        lighter = [np.array([_at(w, held[i])]) if i in held else w for i, w in enumerate(weights)]
-    return AssignmentProblem(costs=tuple(costs), pairs=tuple(pairs)), lighter
+    return AssignmentProblem(costs=tuple(costs), pairs=tuple(pairs))
 
 
 def _at(table: Table, x: int | None) -> Table:

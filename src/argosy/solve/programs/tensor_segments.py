@@ -16,7 +16,6 @@ results on whole; the collectives that gather them at its end are not counted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -87,10 +86,8 @@ def with_tensor_groups(chain: Chain, graph: Graph, samples: int, widest: int) ->
 
 
 def group_ratios(graph: Graph, group: DeviceGroup) -> tuple[float, ...]:
-    """Return the ratios at which a group shares the forward of a step fastest."""
-    return find_program(
-        forward_graph(graph), Pricing(group=group), kind=CutKind.TENSOR, capped=False
-    ).ratios
+    """Ratios at which a group shares the forward of a step fastest."""
+    return find_program(forward_graph(graph), Pricing(group=group), kind=CutKind.TENSOR).ratios
 
 
 def forward_graph(graph: Graph) -> Graph:
@@ -151,14 +148,12 @@ class _Forward:
             names=tuple(f"member {at}" for at in range(width)),
             flops=(_FLOPS,) * width,
             memory_bandwidths=(_MEMORY_BANDWIDTH,) * width,
-            memory=(math.inf,) * width,
             bandwidth=_BANDWIDTH,
             latency=_LATENCY,
         )
         changed = {value for value, _ in self.graph.updates}
-        tied = {value for value in self.graph.parameters if len(self._readers(value)) > 1}
-        choices = StateChoices(self.graph, width, kind=CutKind.TENSOR, whole=changed | tied)
-        return program_at(self.graph, choices, Pricing(group=group), group.even, capped=False)
+        choices = StateChoices(self.graph, width, kind=CutKind.TENSOR, whole=changed)
+        return program_at(self.graph, choices, Pricing(group=group), group.even)
 
     def _readers(self, value: int) -> set[int]:
         """Return the segments that read a value."""

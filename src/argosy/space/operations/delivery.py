@@ -4,17 +4,13 @@ A value is *delivered* in a set of states: consumers take whichever of them they
 all-gather serves all. From a replicated tensor any shard is a slice and a partial sum is "one
 device keeps it", both free. An operation leaves a value in one state; a delivery takes
 
-    (1)  partial -> whole       all-reduce
-    (2)  partial -> sharded     reduce-scatter
-    (3)  sharded -> whole       all-gather
-    (4)  sharded -> other dim   all-to-all
-    (5)  whole -> anything      a slice
-    (6)  sharded -> other ratios   re-shard
+    (1)  partial -> whole          all-reduce             (2)  partial -> sharded      reduce-scatter
+    (3)  sharded -> whole          all-gather             (4)  sharded -> other dim    all-to-all
+    (5)  whole -> anything         a slice
 
 A parameter is *stored* in one state, its gradient must be delivered in that state, and it is used
-as stored or after one all-gather; ZeRO and parameter servers gather what is stored in shards. A
-value from another stage of a pipeline arrives in shards if it can be cut, one per device, and is
-used as such or after one all-gather.
+as stored or after one all-gather; gathering what is stored in shards is what ZeRO and a parameter
+server do.
 """
 
 from __future__ import annotations
@@ -22,17 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from argosy.cost.group import GroupCollective
-from argosy.space.operations.sharding import PARTIAL, REPLICATED, State, by
+from argosy.space.operations.sharding import PARTIAL, REPLICATED, State
 from argosy.workload.graph import Graph, Role
-
-OPTIMIZER_BYTES = 8
-"""Optimizer state per element of a trained parameter, in bytes: Adam's two moments in fp32."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A set of states in which a value can be taken, and the state in which a parameter is stored
-    or a received value arrives."""
+    """The states in which a value can be taken, and the one in which a parameter is stored."""
 
     states: tuple[State, ...]
     stored: State | None = None
@@ -74,9 +66,6 @@ def deliveries(graph: Graph, value: int, cuts: tuple[State, ...]) -> tuple[Deliv
             stored = (REPLICATED, *cuts)
             used = [Delivery((state,), state) for state in stored]
             return (*used, *(Delivery((REPLICATED,), state) for state in cuts))
-        case Role.RECEIVED:
-            gathered = Delivery((REPLICATED,), cuts[0] if cuts else REPLICATED)
-            return (gathered, *(Delivery((state,), state) for state in cuts))
         case Role.RESULT:
             partial = (PARTIAL,) if described.is_floating else ()
             result = [Delivery((state,)) for state in (REPLICATED, *partial, *cuts)]
@@ -92,8 +81,10 @@ def deliveries(graph: Graph, value: int, cuts: tuple[State, ...]) -> tuple[Deliv
 
 
 def conversions(made: State, delivery: Delivery) -> tuple[Conversion, ...] | None:
-    """Return the conversions by (1) to (6) that deliver a value made in a state, or None if one
-    collective is not enough."""
+    """Return what delivers a value that was made in a state, by (1) to (5).
+
+    Return None if no single collective does.
+    """
     missing = [state for state in delivery.states if state != made]
     if made == REPLICATED:
         return tuple(Conversion(GroupCollective.SLICE, made, state) for state in missing)
@@ -107,10 +98,8 @@ def conversions(made: State, delivery: Delivery) -> tuple[Conversion, ...] | Non
 
 
 def collective(made: State, target: State) -> GroupCollective | None:
-    """Return the collective from one state that is not replicated to another; between cuts of one
-    dim it is a gather, followed by a slice."""
-    if made.is_sharded and target.is_sharded and by(made, target.segment) == target:
-        return GroupCollective.RESHARD
+    """The collective from one state that is not replicated to another; between cuts of one dim a
+    gather and a slice."""
     if target == PARTIAL:
         return None
     if made == PARTIAL:
@@ -122,19 +111,3 @@ def collective(made: State, target: State) -> GroupCollective | None:
         if target == REPLICATED or target.dim == made.dim
         else GroupCollective.ALL_TO_ALL
     )
-
-
-def held_bytes(
-    graph: Graph, value: int, delivery: Delivery, in_flight: int = 1
-) -> tuple[float, tuple[State, ...]]:
-    """Return the bytes that a value occupies if it is whole, and the states in which it is held; 0
-    if it is not kept."""
-    described = graph.values[value]
-    if described.role is Role.PARAMETER:
-        assert delivery.stored is not None
-        if value not in graph.trained:
-            return float(described.num_bytes), (delivery.stored,)
-        return 2 * described.num_bytes + OPTIMIZER_BYTES * described.elements, (delivery.stored,)
-    if value in graph.kept and described.role in (Role.RESULT, Role.RECEIVED):
-        return in_flight * described.num_bytes, delivery.states
-    return 0.0, ()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from argosy.space.operations.calls import Label, is_known, same_ends, shared_calls
@@ -32,7 +32,6 @@ from argosy.space.operations.sharding import (
     REPLICATED,
     Shape,
     State,
-    by,
     fits,
     flat_cut,
     from_flat_cut,
@@ -50,10 +49,7 @@ class CutKind(StrEnum):
     """A kind of cuts that a search is restricted to."""
 
     ANY = "any"
-    SAMPLES = "samples"
-    """Only the first dim of inputs, wherever it can be cut: data parallelism."""
-    STORED = "stored"
-    """Data parallelism with parameters stored in shards of their first dim: ZeRO."""
+    """Weights, samples and what reshapes open."""
     TENSOR = "tensor"
     """Matrices and tables of weights, and the cuts that follow from theirs, never samples: tensor
     parallelism. A weight that can be cut is stored cut."""
@@ -69,13 +65,6 @@ class ShardingRule:
     """A device does its share of this many units of work; 0: every device does all of it."""
     local: str = ""
     """The name of a special implementation, if the operation itself is not correct on a shard."""
-
-    def by(self, segment: int) -> ShardingRule:
-        """Return this rule with cuts by the ratios of a segment."""
-        inputs, outputs = (
-            tuple(by(state, segment) for state in states) for states in (self.inputs, self.outputs)
-        )
-        return replace(self, inputs=inputs, outputs=outputs)
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
@@ -136,8 +125,6 @@ class StateChoices:
         """Whether an exact search would take too long; ``solve.programs.spmd`` determines this."""
         self._seed()
         self._settle()
-        if kind is CutKind.STORED:
-            self._store_in_shards()
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -178,27 +165,13 @@ class StateChoices:
             self._grown[key] = self._interned.setdefault(more, more)
         self.cut_sets[value] = self._grown[key]
 
-    def _store_in_shards(self) -> None:
-        """Add cuts of the first dim of every parameter and of its gradient, for storage only."""
-        for parameter, gradient in self.graph.gradients:
-            shape = self.graph.values[parameter].shape
-            if shape and shape[0] >= self.num_devices:
-                for value in (parameter, gradient):
-                    if (state := sharded(0, shape[0])) not in self.cut_sets[value]:
-                        self._grow(value, state)
-
     def _seed(self) -> None:
-        if self.kind in (CutKind.SAMPLES, CutKind.STORED):
-            for index in (*self.graph.with_role(Role.INPUT), *self.graph.with_role(Role.RECEIVED)):
-                if self.graph.values[index].shape:
-                    self._offer(index, sharded(0, self.graph.values[index].shape[0]))
-            return
         for index, value in enumerate(self.graph.values):
             if self.kind is CutKind.TENSOR and not is_matrix(self.graph, index):
                 continue
             if value.role is Role.PARAMETER:
                 dims = range(min(len(value.shape), 3 if len(value.shape) == 3 else 2))
-            elif value.role in (Role.INPUT, Role.RECEIVED) and value.shape:
+            elif value.role is Role.INPUT and value.shape:
                 dims = range(1 if value.is_floating else len(value.shape))
             else:
                 continue
@@ -320,12 +293,7 @@ class StateChoices:
                     PARTIAL if place in chosen else REPLICATED for place in range(num_in)
                 )
                 candidates.append(ShardingRule(inputs=inputs, outputs=(PARTIAL,) * num_out))
-        allowed = [row for row in candidates if not row.units or row.units in self._work_units]
-        split = [row for row in allowed if row.units or PARTIAL in row.inputs]
-        forced = self.kind in (CutKind.SAMPLES, CutKind.STORED) and any(
-            row.units for row in allowed
-        )
-        return tuple(split if forced else allowed)
+        return tuple(row for row in candidates if not row.units or row.units in self._work_units)
 
     def _reshape_rows(self, index: int) -> Iterator[ShardingRule]:
         node, call = self.graph.nodes[index], self.calls[index]

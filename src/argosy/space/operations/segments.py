@@ -16,18 +16,20 @@ again.
 
 A segment has, per sample:
 
-    (2)  FLOP       matrix products, convolutions and attention, in the forward and in the backward
-    (3)  kept       storage that its forward makes and a backward reads; views of one tensor count
-                    once
+    (2)  FLOP       matrix products, convolutions and attention, in the forward and in the backward; the backward of
+                    attention counts as twice its forward, as in the layers that the cost model was fitted with
+    (3)  kept       storage that its forward makes and a backward reads; views of one tensor count once
     (4)  output     c_p at its end
-    (5)  launches   its forward operations that start a kernel, over those of a transformer's block
-    (6)  dropped    by selective recomputation: storage that it keeps and neither passes on nor
-                    makes by products with weights; the FLOP of recomputing it are those of
-                    attention
-    (7)  frozen     parameters without a gradient, in their own format; a segment has a backward if
-                    it or one before it trains something. The memory traffic of a segment with
-                    frozen weights is measured by what matrix products read and make in its forward,
-                    which is about what would be kept if all weights were trained
+    (5)  launches   its forward operations that start a kernel and read something learned, over those of a transformer's
+                    block; masks and angles are made while a device is still busy, and have no backward
+    (6)  dropped    by selective recomputation: what it keeps and neither hands on nor makes by products with weights;
+                    the FLOP of what it then computes again are those of attention
+    (7)  frozen     parameters without a gradient, in their own format; a segment has a backward if it or one before it
+                    trains something
+    (8)  moved      memory traffic, which the cost model measures by what fused kernels would keep if all were trained:
+                    what products and attention read and make in the forward, a copy or an expanded
+                    tensor as what it repeats. A segment without products moves what it keeps, and
+                    no segment more than that, unless weights are frozen
 
 Weights belong to the first segment that reads them; other segments that read them are tied to it.
 """
@@ -36,7 +38,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +69,11 @@ KEPT_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.convolution.defa
 """Products with weights, whose results selective recomputation keeps."""
 # Entries ``flop`` of the table whose operations count as matrix work (2).
 _PRODUCTS = ("product", "convolution", "attention")
+_ATTENTION_BACKWARD = 0.8
+"""FLOP that the backward of attention counts over those of its five products: twice the forward's
+two."""
+_COPIES = frozenset({"aten.clone.default"})
+"""Operations that repeat what they read, beside those that expand a dim."""
 _VIEWS = frozenset({"view", "permute", "split", "whole"})
 """Families of operations that start no kernel; their results are views or single numbers."""
 
@@ -96,14 +103,23 @@ class _Step:
         self.is_view = [
             call.entry.get("family") in _VIEWS and not call.entry.get("flop") for call in calls
         ]
+        self.is_copy = [
+            node.op in _COPIES or call.entry.get("family") == "expand"
+            for node, call in zip(graph.nodes, calls, strict=True)
+        ]
+        self.is_attention = [call.entry.get("flop") == "attention" for call in calls]
         self.flop = [
             flop_of(call) if call.entry.get("flop") in _PRODUCTS else 0.0 for call in calls
         ]
+        for index, node in enumerate(graph.nodes):
+            if self.is_attention[index] and node.phase is Phase.BACKWARD:
+                self.flop[index] *= _ATTENTION_BACKWARD
         self.moved = [
             0.0 if view else _moved_bytes(graph, node)
             for node, view in zip(graph.nodes, self.is_view, strict=True)
         ]
-        self.of_batch = _of_batch(graph)
+        self.of_batch = _reached(graph, graph.with_role(Role.INPUT))
+        self.learned = _reached(graph, graph.parameters)
         self.base = self._bases()
 
     def _bases(self) -> list[int]:
@@ -162,12 +178,14 @@ class _Step:
         of_forward = np.repeat(np.arange(count), lengths).tolist()
         of_node = part_of_nodes(graph, of_forward)
         flop = {phase: [0.0] * count for phase in Phase}
-        launches = [0] * count
-        for node, part, amount, is_view in zip(
-            graph.nodes, of_node, self.flop, self.is_view, strict=True
-        ):
-            flop[node.phase][part] += amount
-            launches[part] += node.phase is Phase.FORWARD and not is_view
+        launches, attention = [0] * count, [0.0] * count
+        for index, (node, part) in enumerate(zip(graph.nodes, of_node, strict=True)):
+            flop[node.phase][part] += self.flop[index]
+            if node.phase is Phase.FORWARD:
+                launches[part] += not self.is_view[index] and not self.learned.isdisjoint(
+                    node.inputs
+                )
+                attention[part] += self.flop[index] if self.is_attention[index] else 0.0
         kept, dropped, again = (
             self._kept(of_node, count),
             self._dropped(of_node, count),
@@ -186,6 +204,7 @@ class _Step:
         )
         still = {value: parts for value, parts in homes.items() if value not in graph.trained}
         frozen, tied_frozen = self._frozen(still, of_node, count, samples)
+        moved = self._moved(of_node, kept)
         bounds = list(itertools.pairwise((0, *ends)))
         names = _names(
             [[graph.nodes[node] for node in self.ahead[first:end]] for first, end in bounds]
@@ -200,6 +219,8 @@ class _Step:
                 parameters=own[part],
                 summed_parameters=summed[part] if powersgd else None,
                 activation_bytes=kept[part] / samples,
+                moved_bytes=moved[part] / samples,
+                attention_flop=attention[part] / samples,
                 output_bytes=float(crossing[end - 1]) / samples if end < ends[-1] else 0.0,
                 selective_bytes=dropped[part] / samples,
                 selective_flop=again[part] / samples,
@@ -221,13 +242,11 @@ class _Step:
         numbers, _ = _weights(homes, count, lambda value: graph.values[value].elements)
         sizes, tied = _weights(homes, count, lambda value: graph.values[value].num_bytes)
         first = self._first_backward(of_node)
-        moved = self._moved_by_products(of_node, count)
         all_frozen = [
             Frozen(
                 parameters=numbers[part],
                 bytes=float(sizes[part]),
                 tied_bytes=float(tied[part][1]) if part in tied else 0.0,
-                moved_bytes=moved[part] / samples,
                 forward_bytes=0.0
                 if part >= first
                 else self._forward_bytes(of_node, part) / samples,
@@ -258,20 +277,28 @@ class _Step:
                     live.pop(value, None)
         return given + most
 
-    def _moved_by_products(self, of_node: Sequence[int], count: int) -> list[float]:
-        """Return for each segment the bytes that matrix products of its forward read and make, each
-        once."""
-        moved = [0.0] * count
+    def _moved(self, of_node: Sequence[int], kept: Sequence[float]) -> list[float]:
+        """Return the bytes moved by each segment (8)."""
+        found = [0.0] * len(kept)
         seen: set[int] = set()
+        source = list(self.base)
         for index, node in enumerate(self.graph.nodes):
+            if node.inputs and (self.is_copy[index] or self.is_view[index]):
+                for value in node.outputs:
+                    if value is not None:
+                        source[value] = source[node.inputs[0]]
             if node.phase is Phase.FORWARD and self.flop[index]:
                 made = (value for value in node.outputs if value is not None)
-                for value in {
-                    self.base[touched] for touched in (*node.inputs, *made)
-                } & self.of_batch - seen:
-                    moved[of_node[index]] += self.graph.values[value].num_bytes
+                for value in (
+                    {source[one] for one in (*node.inputs, *made)} & self.of_batch
+                ) - seen:
+                    found[of_node[index]] += self.graph.values[value].num_bytes
                     seen.add(value)
-        return moved
+        is_trained = self.graph.trained.issuperset(self.graph.parameters)
+        return [
+            (min(by_products, held) if is_trained else by_products) if by_products else held
+            for by_products, held in zip(found, kept, strict=True)
+        ]
 
     def _kept(self, of_node: Sequence[int], count: int) -> list[float]:
         """Return for each segment the bytes kept (3); the first segment with a backward keeps what
@@ -341,9 +368,9 @@ def _moved_bytes(graph: Graph, node: GraphNode) -> float:
     return float(sum(graph.values[value].num_bytes for value in (*node.inputs, *made)))
 
 
-def _of_batch(graph: Graph) -> frozenset[int]:
-    """Return the values that depend on the batch."""
-    dependent = set(graph.with_role(Role.INPUT))
+def _reached(graph: Graph, given: Iterable[int]) -> frozenset[int]:
+    """Return the values that depend on given ones."""
+    dependent = set(given)
     for node in graph.nodes:
         if not dependent.isdisjoint(node.inputs):
             dependent.update(value for value in node.outputs if value is not None)

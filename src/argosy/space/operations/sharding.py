@@ -16,8 +16,7 @@ places, and in the flat order of elements a cut is just (repeats, units), with
 
     (3)  repeats = (product of the dims before) x outer
 
-so a reshape maps a cut to the dim that (3) falls into, or to none. If parts of a graph (*segments*)
-have ratios of their own, a cut also names the segment whose ratios it follows.
+so a reshape maps a cut to the dim that (3) falls into, or to none.
 """
 
 from __future__ import annotations
@@ -63,31 +62,26 @@ class State:
     dim: int = -1
     units: int = 0
     outer: int = 1
-    segment: int = 0
-    """The segment whose ratios (2) follows."""
 
     def __post_init__(self) -> None:
-        code = hash((_NUMBER[self.layout], self.dim, self.units, self.outer, self.segment))
-        object.__setattr__(self, "_code", code)  # equal in every process, unlike a string's hash
+        code = hash((_NUMBER[self.layout], self.dim, self.units, self.outer))
+        object.__setattr__(self, "_code", code)  # the same in every process
 
     def __hash__(self) -> int:
         return self._code  # type: ignore[attr-defined, no-any-return]
 
     def __reduce__(self) -> tuple[Callable[..., State], tuple[object, ...]]:
-        return _state, (self.layout, self.dim, self.units, self.outer, self.segment)
+        return _state, (self.layout, self.dim, self.units, self.outer)
 
     def __str__(self) -> str:
-        """Return the text that ``parse_state`` reads.
-
-        >>> str(REPLICATED), str(PARTIAL), str(sharded(1, 8))
-        ('whole', 'partial', 'dim 1 / 8')
-        >>> str(sharded(0, 12, outer=3)), str(by(sharded(1, 8), 2))
-        ('dim 0 / 3x12', 'dim 1 / 8 by segment 2')
+        """
+        >>> str(REPLICATED), str(PARTIAL), str(sharded(1, 8)), str(sharded(0, 12, outer=3))
+        ('whole', 'partial', 'dim 1 / 8', 'dim 0 / 3x12')
         """
         if self.layout is not Layout.SHARDED:
             return "whole" if self.layout is Layout.REPLICATED else "partial"
         units = str(self.units) if self.outer == 1 else f"{self.outer}x{self.units}"
-        return f"dim {self.dim} / {units}" + (f" by segment {self.segment}" if self.segment else "")
+        return f"dim {self.dim} / {units}"
 
     @property
     def is_sharded(self) -> bool:
@@ -95,39 +89,26 @@ class State:
 
 
 @cache
-def _state(layout: Layout, dim: int, units: int, outer: int, segment: int) -> State:
-    return State(layout, dim, units, outer, segment)
+def _state(layout: Layout, dim: int, units: int, outer: int) -> State:
+    return State(layout, dim, units, outer)
 
 
-# The states of a tensor that is whole on every device, and of one that is a sum not yet done.
-REPLICATED = _state(Layout.REPLICATED, -1, 0, 1, 0)
-PARTIAL = _state(Layout.PARTIAL, -1, 0, 1, 0)
+REPLICATED = _state(Layout.REPLICATED, -1, 0, 1)
+PARTIAL = _state(Layout.PARTIAL, -1, 0, 1)
 
 
 @cache
 def sharded(dim: int, units: int, outer: int = 1) -> State:
-    return _state(Layout.SHARDED, dim, units, outer, 0)
+    return _state(Layout.SHARDED, dim, units, outer)
 
 
-@cache
-def by(state: State, segment: int) -> State:
-    """Return a cut by the ratios of a segment; other states are returned unchanged."""
-    return (
-        _state(state.layout, state.dim, state.units, state.outer, segment)
-        if state.is_sharded
-        else state
-    )
-
-
-# The text of a cut: dim, outer (if above 1), units and segment (if above 0).
-_CUT = re.compile(r"dim (\d+) / (?:(\d+)x)?(\d+)(?: by segment (\d+))?")
+_CUT = re.compile(r"dim (\d+) / (?:(\d+)x)?(\d+)")
 
 
 def parse_state(text: str) -> State:
     """Return the state with this text; raise Mismatch for any other text.
 
-    >>> states = (REPLICATED, PARTIAL, by(sharded(0, 12, outer=3), 2))
-    >>> [parse_state(str(state)) is state for state in states]
+    >>> [parse_state(str(state)) is state for state in (REPLICATED, PARTIAL, sharded(0, 12, outer=3))]
     [True, True, True]
     """
     if text in ("whole", "partial"):
@@ -135,24 +116,8 @@ def parse_state(text: str) -> State:
     match = _CUT.fullmatch(text)
     if match is None or len(text) > _LONGEST_STATE:
         raise Mismatch(text, "whole, partial or a cut such as dim 1 / 8")
-    dim, outer, units, segment = (int(group or 0) for group in match.groups())
-    return by(sharded(dim, units, outer=outer or 1), segment)
-
-
-@dataclass(frozen=True)
-class Segments:
-    """The ratios of the devices, which all operations share or which each segment of them has its
-    own."""
-
-    ratios: tuple[tuple[float, ...], ...]
-    of_node: tuple[int, ...] = ()
-    """For each operation its segment; empty if there is one."""
-
-    def of(self, state: State) -> tuple[float, ...]:
-        return self.ratios[state.segment]
-
-    def at(self, node: int) -> int:
-        return self.of_node[node] if self.of_node else 0
+    dim, outer, units = (int(group or 0) for group in match.groups())
+    return sharded(dim, units, outer=outer or 1)
 
 
 def fits(shape: Shape, state: State) -> bool:
@@ -203,9 +168,9 @@ def from_flat_cut(shape: Shape, repeats: int, units: int) -> State | None:
     """Return the state of a tensor with a given flat cut, or None if no dim can carry it.
 
     >>> from_flat_cut((4, 6, 8), *flat_cut((24, 8), sharded(0, 6, outer=4)))
-    State(layout=<Layout.SHARDED: 'sharded'>, dim=1, units=6, outer=1, segment=0)
+    State(layout=<Layout.SHARDED: 'sharded'>, dim=1, units=6, outer=1)
     >>> from_flat_cut((24, 8), *flat_cut((4, 6, 8), sharded(1, 3)))
-    State(layout=<Layout.SHARDED: 'sharded'>, dim=0, units=3, outer=4, segment=0)
+    State(layout=<Layout.SHARDED: 'sharded'>, dim=0, units=3, outer=4)
     """
     before = 1
     for dim, size in enumerate(shape):

@@ -173,7 +173,9 @@ def trace_step(
     make = make_fx(function, TABLE, "fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with mode, numbered_masks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        traced = make(*inputs)
+        # With oneDNN, a recurrent layer would be one operation that only CPUs have.
+        with torch.backends.mkldnn.flags(enabled=False):
+            traced = make(*inputs)
     traced.graph.eliminate_dead_code(
         lambda node: str(node.target) == OWN_GRADIENT or node.is_impure()
     )
