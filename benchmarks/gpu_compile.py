@@ -52,7 +52,7 @@ def plain_loop(
 
     def step() -> float:
         total = torch.zeros((), dtype=torch.float64, device=device)
-        for rows in batch.split(MICRO_BATCH):
+        for rows in batch.split(options.micro_batch):
             with torch.autocast(device.type, torch.bfloat16):
                 loss = call(rows.to(device, non_blocking=True)) / NUM_MICRO_BATCHES
             loss.backward()
@@ -70,7 +70,7 @@ def runtime_step(
 ) -> Callable[[], float]:
     torch.manual_seed(0)
     model = build(options.width, options.layers)
-    plan = plan_of(1, options.layers, k=1)
+    plan = plan_of(1, options.layers, k=1, micro_batch=options.micro_batch)
     cut = None
     if captured:
         from argosy.runtime.sources.operations import ADDED
@@ -109,15 +109,19 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--micro-batch", type=int, default=MICRO_BATCH)
     parser.add_argument("--captured", action="store_true")
+    parser.add_argument("--modes", default="eager,compiled")
     options = parser.parse_args()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", rank=0, world_size=1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = torch.randint(
-        VOCABULARY, (MICRO_BATCH * NUM_MICRO_BATCHES, LENGTH + 1), generator=torch.Generator()
+        VOCABULARY,
+        (options.micro_batch * NUM_MICRO_BATCHES, LENGTH + 1),
+        generator=torch.Generator(),
     )
-    for compiled in (False, True):
+    for compiled in (mode == "compiled" for mode in options.modes.split(",")):
         steps = {
             "plain loop": plain_loop(options, batch, device, compiled=compiled),
             "runtime": runtime_step(options, batch, compiled=compiled, captured=False),

@@ -2,9 +2,13 @@
 object per line.
 
 Ranks get 66 % and 33 % of the card's multiprocessors through CUDA MPS. Their layers are profiled
-while both work, the link between them (host memory and gloo) is measured, plans are made from that,
-predicted, run and compared: the even split, even and proportional data parallelism, and Argosy's.
-Needs torch and a card; no other package of the tests.
+while both work, the link between them is measured (NCCL if it can share a card, else host memory
+and gloo), plans are made from that, predicted, run and compared: the even split, even and
+proportional data parallelism, and Argosy's. The limit is a plain loop on the whole card. Needs
+torch and a card; no other package of the tests.
+
+    (1)  ideal seconds of a pipeline = those of its schedule with the mean seconds that its ranks
+         measured of forwards, backwards and the update, and messages that take no time
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,13 +48,18 @@ from argosy.plan.file import dumps_plan, load_plan  # noqa: E402
 from argosy.plan.plan import Plan  # noqa: E402
 from argosy.planner import Settings, find_plan  # noqa: E402
 from argosy.runtime.processes.ranks import devices_by_rank  # noqa: E402
-from argosy.runtime.step.trainer import parallelize  # noqa: E402
+from argosy.runtime.processes.world import join, why_unshared  # noqa: E402
+from argosy.runtime.step.trainer import Trainer, parallelize  # noqa: E402
+from argosy.schedule import ActionKind, ScheduleKind, ScheduleSpec, build_schedule  # noqa: E402
+from argosy.timeline import SpanKind  # noqa: E402
 from argosy.workload.profile_file import dump_profile, read_profile  # noqa: E402
 
 SHARES = {"a0.0": 66, "a0.1": 33}
 WIDTH, HEADS, SEQUENCE, VOCABULARY = 1024, 16, 1024, 32_768
 GLOBAL_BATCH = 32
-STEPS = 6
+STEPS = 8
+WHOLE = (4, 8, 16, 32)
+"""Micro-batches that a plain loop on the whole card is tried with."""
 
 
 class Embedding(nn.Module):
@@ -101,28 +112,42 @@ def tokens(count: int) -> Tensor:
     )
 
 
+def wait_for_all() -> None:
+    """Wait until the other rank is here, too."""
+    token = torch.zeros(1, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(token)
+    token.item()
+
+
 def measure_parts(num_layers: int, folder: Path) -> None:
     """One rank: its layers while the other measures its own, then the link."""
     rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo")
+    join(None, list(SHARES))
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda", 0)
-    model = gpt(min(num_layers, 2)).to(device)
-    dist.barrier()
+    model = gpt(min(num_layers, 4)).to(device)
+    wait_for_all()
     name = f"card-{SHARES[os.environ['ARGOSY_DEVICE']]}"
     profile = profile_model(
         model, loss_of, tokens(32), name="gpt", kind=name, samples=(1, 2, 4, 8, 16, 32), dtype=Dtype.FP32,
-        device=device, seconds=0.4, sequence_length=SEQUENCE,
+        device=device, seconds=0.5, sequence_length=SEQUENCE, report=lambda what: wait_for_all(),
     )  # fmt: skip
     (folder / f"profile-{rank}.json").write_text(dump_profile(profile), encoding="utf-8")
+    while not all((folder / f"profile-{other}.json").exists() for other in range(len(SHARES))):
+        loss_of(
+            model, tokens(8).to(device)
+        ).backward()  # the other still measures, and not an idle card
+        torch.cuda.synchronize()
+    wait_for_all()
     links = list(probe_links(ProbeNotes(), seconds=0.2, report=lambda what: None))
     if rank == 0:
         found = {
+            "backend": dist.get_backend(),
             "bandwidth": statistics.mean(one.bandwidth for one in links),
             "latency": links[0].latency,
         }
         (folder / "link.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
+    wait_for_all()
     dist.destroy_process_group()
 
 
@@ -134,7 +159,10 @@ def train(num_layers: int, plan_file: Path, result: Path) -> None:
     trainer = parallelize(
         gpt(num_layers), loss_of, lambda p: torch.optim.AdamW(p, lr=1e-4), batch, plan
     )
-    losses, times = [trainer.step(batch)], []
+    losses = [
+        trainer.step(batch) for _ in range(2)
+    ]  # the second is the first that posts receives ahead
+    times = []
     torch.cuda.reset_peak_memory_stats()
     for _ in range(STEPS):
         begin = time.perf_counter()
@@ -143,14 +171,74 @@ def train(num_layers: int, plan_file: Path, result: Path) -> None:
         times.append(time.perf_counter() - begin)
     found = {
         "seconds": statistics.median(times),
+        "times": times,
         "losses": losses,
         "peak": torch.cuda.max_memory_allocated(),
+        "spans": mean_spans(trainer),
     }
     (result.parent / f"{result.name}-{dist.get_rank()}.json").write_text(
         json.dumps(found), encoding="utf-8"
     )
-    dist.barrier()
+    wait_for_all()
     dist.destroy_process_group()
+
+
+def mean_spans(trainer: Trainer) -> dict[str, float]:
+    """Mean seconds of what this rank computed in the measured steps, by kind."""
+    spans: dict[str, list[float]] = defaultdict(list)
+    for mark in trainer.recorder.marks:
+        if mark.step >= 2:
+            spans[mark.what].append(mark.end - mark.start)
+    return {what: statistics.mean(seconds) for what, seconds in spans.items()}
+
+
+def ideal_seconds(plan: Plan, spans: Sequence[Mapping[str, float]]) -> float:
+    """(1), with stage i on rank i."""
+    kinds = {ActionKind.FORWARD: SpanKind.FORWARD, ActionKind.BACKWARD: SpanKind.BACKWARD}
+    count = len(plan.stages)
+    rows = [list(row) for row in build_schedule(plan.schedule, count, plan.num_micro_batches).rows]
+    ends: dict[tuple[ActionKind, int, int], float] = {}
+    clocks = [0.0] * count
+    while any(rows):
+        for stage, row in enumerate(rows):
+            if not row:
+                continue
+            action = row[0]
+            is_forward = action.kind is ActionKind.FORWARD
+            before = stage - 1 if is_forward else stage + 1
+            needed = (action.kind, before, action.micro_batch)
+            if 0 <= before < count and needed not in ends:
+                continue
+            clocks[stage] = (
+                max(clocks[stage], ends.get(needed, 0.0)) + spans[stage][kinds[action.kind]]
+            )
+            ends[action.kind, stage, action.micro_batch] = clocks[stage]
+            row.pop(0)
+    return max(
+        clock + own.get(SpanKind.UPDATE, 0.0) for clock, own in zip(clocks, spans, strict=True)
+    )
+
+
+def whole_card(num_layers: int) -> None:
+    """Print the seconds of a plain loop's step on the whole card, by micro-batch."""
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda", 0)
+    model = gpt(num_layers).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batch = tokens(GLOBAL_BATCH).to(device)
+    found = {}
+    for size in WHOLE:
+        times = []
+        for _ in range(2 + STEPS):
+            begin = time.perf_counter()
+            for rows in batch.split(size):
+                (loss_of(model, rows) * (size / GLOBAL_BATCH)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+        found[size] = statistics.median(times[2:])
+    print(json.dumps({"whole card, seconds by micro-batch": found}), flush=True)
 
 
 def cluster_of(link: dict[str, float]) -> Cluster:
@@ -170,7 +258,7 @@ def cluster_of(link: dict[str, float]) -> Cluster:
 
 
 def plans(question: Question, num_layers: int) -> Iterator[tuple[str, Plan]]:
-    settings = Settings(level=2, time_budget=20.0, runnable=True, max_width=1)
+    settings = Settings(level=2, time_budget=20.0, runnable=True, max_width=1, zero=(0,))
     best = find_plan(
         question.chain,
         question.cluster,
@@ -180,6 +268,12 @@ def plans(question: Question, num_layers: int) -> Iterator[tuple[str, Plan]]:
     )
     yield "argosy", best
     half = (num_layers + 2) // 2
+    even = replace(
+        best,
+        schedule=ScheduleSpec(kind=ScheduleKind.EAGER),
+        micro_batch_size=4,
+        num_micro_batches=GLOBAL_BATCH // 4,
+    )
     ends = [
         replace(best.stages[0], first=0, end=half),
         replace(best.stages[-1], first=half, end=num_layers + 2),
@@ -192,10 +286,7 @@ def plans(question: Question, num_layers: int) -> Iterator[tuple[str, Plan]]:
         )
         for stage, name in zip(ends, SHARES, strict=True)
     ]
-    yield (
-        "even stages",
-        replace(best, stages=tuple(sides), micro_batch_size=4, num_micro_batches=GLOBAL_BATCH // 4),
-    )
+    yield "even stages", replace(even, stages=tuple(sides))
     for name in ("dp-ev", "dp-cp"):
         found = BASELINES[name](question)
         if isinstance(found, NoPlan):
@@ -206,6 +297,8 @@ def plans(question: Question, num_layers: int) -> Iterator[tuple[str, Plan]]:
 
 def main(num_layers: int) -> None:
     me = str(Path(__file__).resolve())
+    subprocess.run([sys.executable, me, "whole", str(num_layers)], check=True, timeout=300)
+    print(json.dumps({"why no NCCL": why_unshared()}), flush=True)
     with tempfile.TemporaryDirectory() as name, SharedCard(SHARES) as card:
         folder = Path(name)
         card.run([sys.executable, me, "parts", str(num_layers), name], timeout=300)
@@ -268,10 +361,14 @@ def main(num_layers: int) -> None:
                 "micro_batches": plan.num_micro_batches,
                 "predicted_seconds": told.predicted.iteration_seconds,
                 "measured_seconds": results[0]["seconds"],
+                "times": results[0]["times"],
+                "spans": [one["spans"] for one in results],
                 "predicted_peak": [peaks[name] for name in SHARES],
                 "measured_peak": [one["peak"] for one in results],
                 "losses": results[0]["losses"],
             }
+            if len(plan.stages) == len(SHARES) and not plan.schedule.kind.is_split:
+                row["ideal_seconds"] = ideal_seconds(plan, [one["spans"] for one in results])
             print(json.dumps(row), flush=True)
 
 
@@ -281,5 +378,7 @@ if __name__ == "__main__":
             measure_parts(int(layers), Path(name))
         case ["train", layers, plan_name, result_name]:
             train(int(layers), Path(plan_name), Path(result_name))
+        case ["whole", layers]:
+            whole_card(int(layers))
         case rest:
             main(int(rest[0]) if rest else 24)

@@ -37,12 +37,12 @@ from argosy.plan.offload import NO_OFFLOAD, parse_offload
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.runtime.communication.ledger import peak_bytes
 from argosy.runtime.step.trainer import parallelize
-from argosy.runtime.weights.host_memory import HostBuffers
+from argosy.runtime.weights.host_memory import CopyStream, HostBuffers
 from argosy.schedule import ScheduleSpec
 from argosy.sim.simulate import simulate
 from benchmarks.gpu_runtime import LENGTH, VOCABULARY, Block, build, loss_fn
 
-MICRO_BATCH, NUM_MICRO_BATCHES = 4, 4
+NUM_MICRO_BATCHES = 4
 WARM_UP = 3
 
 
@@ -129,6 +129,22 @@ def optimizer_of(case: Case) -> Callable[[Any], torch.optim.Optimizer]:
     return made
 
 
+def copies_at_once(device: torch.device) -> float:
+    """Bytes/s in each direction while both are in use."""
+    ways = [(CopyStream(device), HostBuffers(device).take(2**28)) for _ in range(2)]
+    there = [torch.empty(2**28, dtype=torch.uint8, device=device) for _ in ways]
+    rates = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(4):
+            ways[0][0].copy(there[0], ways[0][1])
+            ways[1][0].copy(ways[1][1], there[1])
+        torch.cuda.synchronize()
+        rates.append(4 * 2**28 / (time.perf_counter() - begin))
+    return max(rates)
+
+
 def copy_rate(device: torch.device) -> float:
     """Bytes/s from the device to pinned memory, the slower of both directions."""
     if device.type != "cuda":
@@ -152,11 +168,11 @@ def cluster_of(rate: float) -> Cluster:
     return build_cluster(Document("cluster", {"name": "one", "nodes": [node]}, {}), folder=Path())
 
 
-def plan_of(case: Case, layers: int, cluster: Cluster) -> Plan:
+def plan_of(case: Case, options: argparse.Namespace, cluster: Cluster) -> Plan:
     stage = Stage(
         first=0,
-        end=layers + 2,
-        replicas=(Replica(devices=("n0.0",), samples=MICRO_BATCH),),
+        end=options.layers + 2,
+        replicas=(Replica(devices=("n0.0",), samples=options.micro_batch),),
         recompute=case.recompute,
         offload=parse_offload(case.offload) if case.offload else NO_OFFLOAD,
     )
@@ -165,8 +181,8 @@ def plan_of(case: Case, layers: int, cluster: Cluster) -> Plan:
             name="gpt", sequence_length=LENGTH, dtype=case.dtype, optimizer=case.optimizer
         ),
         cluster=ClusterRef.of(cluster),
-        global_batch=MICRO_BATCH * NUM_MICRO_BATCHES,
-        micro_batch_size=MICRO_BATCH,
+        global_batch=options.micro_batch * NUM_MICRO_BATCHES,
+        micro_batch_size=options.micro_batch,
         num_micro_batches=NUM_MICRO_BATCHES,
         schedule=ScheduleSpec(),
         stages=(stage,),
@@ -177,17 +193,22 @@ def row_of(
     case: Case, options: argparse.Namespace, device: torch.device, cluster: Cluster
 ) -> dict[str, Any]:
     batch = torch.randint(
-        VOCABULARY, (MICRO_BATCH * NUM_MICRO_BATCHES, LENGTH + 1), generator=torch.Generator()
+        VOCABULARY,
+        (options.micro_batch * NUM_MICRO_BATCHES, LENGTH + 1),
+        generator=torch.Generator(),
     )
-    plan = plan_of(case, options.layers, cluster)
+    plan = plan_of(case, options, cluster)
     model = built(case, options, device)
     profile = profile_model(
-        model, loss_fn, batch, name="gpt", kind="H200", samples=(MICRO_BATCH,), dtype=case.dtype, device=device,
+        model, loss_fn, batch, name="gpt", kind="H200", samples=(options.micro_batch,), dtype=case.dtype, device=device,
         seconds=options.seconds, sequence_length=LENGTH,
     )  # fmt: skip
     del model
     chain = profile.chain(optimizer=case.optimizer)
     timeline = simulate(plan, chain, cluster, model=ComputeModel(profiles={"H200": profile}))
+    seconds_by_layer = {
+        row.layer: (row.forward_seconds, row.backward_seconds) for row in profile.rows
+    }
     predicted = {"bytes": peak_bytes(plan, chain)["n0.0"], "seconds": timeline.iteration_ends[0]}
     gc.collect()
     before = 0
@@ -218,6 +239,7 @@ def row_of(
         "over": over,
         "losses": losses[:3],
         "host_bytes": host,
+        "layers": seconds_by_layer,
     }
 
 
@@ -225,6 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--cases", default="")
@@ -234,7 +257,8 @@ def main() -> None:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=0, world_size=1)
     rate = copy_rate(device)
-    print(json.dumps({"copies": rate}), flush=True)
+    both = copies_at_once(device) if device.type == "cuda" else rate
+    print(json.dumps({"copies": rate, "copies both ways": both}), flush=True)
     cluster = cluster_of(rate)
     has_packages = importlib.util.find_spec("bitsandbytes") is not None and device.type == "cuda"
     for number, case in enumerate(CASES):

@@ -70,22 +70,22 @@ def loss_fn(model: Any, tokens: Tensor) -> Tensor:
     return F.cross_entropy(scores.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def plan_of(num_stages: int, layers: int, *, k: int) -> Plan:
+def plan_of(num_stages: int, layers: int, *, k: int, micro_batch: int = MICRO_BATCH) -> Plan:
     """The first stage gets a block more, because the head is heavier than the embedding."""
     cut = layers // 2 + 2
     ranges = [(0, layers + 2)] if num_stages == 1 else [(0, cut), (cut, layers + 2)]
     return Plan(
         model=ModelRef(name="gpt", sequence_length=LENGTH, dtype=Dtype.BF16),
         cluster=ClusterRef(name="one card", hash="", content="{}"),
-        global_batch=MICRO_BATCH * NUM_MICRO_BATCHES,
-        micro_batch_size=MICRO_BATCH,
+        global_batch=micro_batch * NUM_MICRO_BATCHES,
+        micro_batch_size=micro_batch,
         num_micro_batches=NUM_MICRO_BATCHES,
         schedule=ScheduleSpec(kind=ScheduleKind.KFKB, k=k),
         stages=tuple(
             Stage(
                 first=first,
                 end=end,
-                replicas=(Replica(devices=(f"n0.{index}",), samples=MICRO_BATCH),),
+                replicas=(Replica(devices=(f"n0.{index}",), samples=micro_batch),),
             )
             for index, (first, end) in enumerate(ranges)
         ),

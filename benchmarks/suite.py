@@ -180,7 +180,7 @@ SUITE = (
     Entry(
         name="gpu-lab",
         shows="found plans and plain ones on a GPU that is shared unequally",
-        note="2026-11-15-h200-plans.md",
+        note="2026-11-18-h200.md",
         command="python benchmarks/gpu_lab.py",
         needs="a GPU with MPS",
     ),
@@ -193,16 +193,16 @@ SUITE = (
     ),
     Entry(
         name="gpu-compile",
-        shows="compiled stages against a compiled plain loop on a GPU",
-        note="2026-11-16-nccl.md",
-        command="python -m benchmarks.gpu_compile",
+        shows="eager and compiled stages against plain loops on a GPU",
+        note="2026-11-18-h200.md",
+        command="python -m benchmarks.gpu_compile --micro-batch 16",
         needs="a GPU",
     ),
     Entry(
         name="gpu-offload",
         shows="peaks and steps of fine-tuning and of offload on a GPU, predicted and measured",
-        note="2026-11-16-offload.md",
-        command="python -m benchmarks.gpu_offload",
+        note="2026-11-18-h200.md",
+        command="python -m benchmarks.gpu_offload --layers 8",
         needs="a GPU",
     ),
     Entry(

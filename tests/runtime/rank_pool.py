@@ -11,9 +11,10 @@ import datetime
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ MOST_RANKS = 5
 PATIENCE = 300.0
 """Seconds after which a call that has not answered has failed: many, because a busy machine is no
 failure."""
+AFTER_FAILURE = 20.0
+"""Seconds that the other ranks of a call have to end, once one has failed: they may wait for it in
+a collective."""
 GROUP_TIMEOUT = datetime.timedelta(seconds=240)
 
 
@@ -46,7 +50,7 @@ class RankPool:
         store = str(Path(self.folder.name) / f"store-{self.calls}")
         for rank in range(num_ranks):
             self.pipes[rank].send((self.backend, rank, num_ranks, store, function, arguments))
-        answers = [self._answer(rank) for rank in range(num_ranks)]
+        answers = self._answers(num_ranks)
         failures = [text for failed, text in answers if failed]
         if failures:
             raise RankError("\n".join(failures))
@@ -65,16 +69,29 @@ class RankPool:
             self.processes.append(process)
             self.pipes.append(here)
 
-    def _answer(self, rank: int) -> tuple[bool, Any]:
-        if not self.pipes[rank].poll(PATIENCE):
-            self.stop()
-            raise RankError(f"rank {rank} gave no answer within {PATIENCE:g} s")
-        try:
-            answer: tuple[bool, Any] = self.pipes[rank].recv()
-        except EOFError:
-            self.stop()
-            raise RankError(f"rank {rank} died") from None
-        return answer
+    def _answers(self, num_ranks: int) -> list[tuple[bool, Any]]:
+        """What each rank returned or raised; once one has failed the others are not waited for much
+        longer."""
+        answers: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + PATIENCE
+        while len(answers) < num_ranks:
+            waiting = {self.pipes[rank]: rank for rank in range(num_ranks) if rank not in answers}
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self.stop()
+                silent = ", ".join(map(str, waiting.values()))
+                texts = [text for failed, text in answers.values() if failed]
+                raise RankError("\n".join([*texts, f"no answer in time from ranks {silent}"]))
+            for pipe in ready:
+                rank = waiting[pipe]  # type: ignore[index]
+                try:
+                    answers[rank] = self.pipes[rank].recv()
+                except EOFError:
+                    self.stop()
+                    raise RankError(f"rank {rank} died") from None
+                if answers[rank][0]:
+                    deadline = min(deadline, time.monotonic() + AFTER_FAILURE)
+        return [answers[rank] for rank in range(num_ranks)]
 
     def stop(self, *, patience: float = 0.0) -> None:
         """Let processes end by themselves, which writes down what they covered, and then end
@@ -121,14 +138,21 @@ def _call(
 ) -> tuple[bool, Any]:
     import torch.distributed as dist
 
+    from argosy.runtime.processes.world import abort
+
     try:
         files = dist.FileStore(store, num_ranks)
         dist.init_process_group(
             backend, store=files, rank=rank, world_size=num_ranks, timeout=GROUP_TIMEOUT
         )
-        return False, function(*arguments)
+        result = function(*arguments)
     except BaseException:
-        return True, f"rank {rank}:\n{traceback.format_exc()}"
-    finally:
-        if dist.is_initialized():
+        failure = f"rank {rank}:\n{traceback.format_exc()}"
+        if dist.is_initialized() and backend == "nccl":
+            abort()  # a kernel of NCCL may wait for another rank, and to leave the group is to wait for it
+        elif dist.is_initialized():
             dist.destroy_process_group()
+        return True, failure
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return False, result

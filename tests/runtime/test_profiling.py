@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.measure.profile import profile_model
+from argosy.measure.timing import FEWEST, Between, typical_seconds
 from argosy.planner import find_plan
 from argosy.runtime.stages import compiling
 from argosy.workload.profile_file import dump_profile, parse_profile
@@ -162,3 +164,19 @@ def test_layers_of_16_bit_weights_are_measured_as_a_run_computes_them() -> None:
         for profile in found
     ]
     assert kept[0] == kept[1]
+
+
+def test_forwards_and_backwards_are_timed_apart() -> None:
+    calls: list[str] = []
+
+    def run(between: Between) -> None:
+        calls.append("forward")
+        time.sleep(0.002)
+        between()
+        calls.append("backward")
+        time.sleep(0.006)
+
+    forward, backward = typical_seconds(run, torch.device("cpu"), 0.0)
+    assert calls == ["forward", "backward"] * FEWEST
+    assert 0.002 <= forward < backward
+    assert backward >= 0.006

@@ -1,23 +1,26 @@
 """Measure a model's layers one by one: seconds, bytes and FLOP, as a profile to plan with.
 
-    (1)  forward, backward   mean seconds over repeated runs of one layer, for each number of
-                             samples
-    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights,
-                             and its input; not its output, which is the next layer's input
-    (3)  output bytes        of what the layer sends on
+    (1)  forward, backward   seconds over repeated runs (``timing``), for each number of samples: the mean on a CPU,
+                             whose time other work may share, the median on a GPU
+    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights, and its input; not
+                             what it hands on, which is the next layer's input
+    (3)  output bytes        of what the layer hands on
     (4)  FLOP                of its matrix products and attention, counted by torch
     (5)  working bytes       the most that its backward holds beyond (2) and the gradient of its
                              output, with the gradients of its weights already allocated
 
-Each layer runs as a stage of its own (``stage.LayerStage``), on the output of the previous layer,
-so that the figures include loss, labels and everything else that a model computes around its
-layers. Layers of one class with the same weights and position (first, last, between) are measured
-once. Of compiled layers (1) is measured; (2) to (5) are those of the eager ones, of which compiled
-stages keep no more.
+Each layer runs as a stage of its own (``stage.LayerStage``), on what the layer before it returned,
+so that loss, labels and whatever else a model does around its layers is in the figures. Layers of
+one class with the same weights and position (first, last, between) are measured once. On a GPU up
+to ``BLOCKS`` neighbours of one kind are one stage for (1), because they hide each other's launches.
+Of compiled layers (1) is measured; (2) to (5) are those of the eager ones, of which compiled stages
+keep no more.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +34,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.measure.allocated import Allocations
+from argosy.measure.stack import BLOCKS
+from argosy.measure.timing import Between, typical_seconds
 from argosy.plan.plan import Recompute
 from argosy.runtime.job.program import load_program, split_name
 from argosy.runtime.sources.recipe import autocast_for
@@ -76,7 +81,6 @@ def profile_program(
     ``known`` are not measured again."""
     path, _ = split_name(program)
     model, loss_fn, batch = load_program(program).build()
-    card = torch.cuda.is_available()
     return profile_model(
         model,
         loss_fn,
@@ -85,7 +89,7 @@ def profile_program(
         kind=kind or own_kind(),
         samples=samples,
         dtype=dtype,
-        device=torch.device("cuda" if card else "cpu"),
+        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         seconds=seconds,
         sequence_length=sequence_length,
         report=report,
@@ -126,20 +130,22 @@ def profile_model(
     """Measure (1) to (5) of every layer on this process's device, which the profile calls
     ``kind``."""
     device = device or torch.device("cpu")
-    layers = find_layers(model)
-    model.to(device)
+    layers = find_layers(model.to(device))
     _check_samples(samples, batch)
+    kinds = _kinds(layers)
+    widths = [
+        _run_length(kinds, index) if device.type == "cuda" else 1 for index in range(len(layers))
+    ]
     stages, timed = (
         [
             LayerStage(
-                model, layers, loss_fn, first=index, end=index + 1, recompute=Recompute.NONE,
+                model, layers, loss_fn, first=index, end=index + width, recompute=Recompute.NONE,
                 autocast=autocast_for(dtype, model.parameters()), device=device, is_compiled=compiles,
             )
-            for index in range(len(layers))
+            for index, width in enumerate(counts)
         ]
-        for compiles in (False, is_compiled)
+        for compiles, counts in ((False, [1] * len(layers)), (is_compiled, widths))
     )  # fmt: skip
-    kinds = _kinds(layers)
     rows = {(row.layer, row.micro_batch): row for row in known if row.dtype is dtype}
     total = len(set(kinds)) * len(set(samples))
 
@@ -175,8 +181,7 @@ def profile_model(
 
 
 def _check_samples(samples: Sequence[int], batch: Any) -> None:
-    leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)]
-    most = min((len(leaf) for leaf in leaves), default=0)
+    most = min((len(leaf) for leaf in _tensors(batch)), default=0)
     if not samples or min(samples) < 1 or max(samples) > most:
         expected = f"numbers of samples from 1 to {most}, the size of the batch"
         raise bad_input(expected, str(list(samples)), where="samples")
@@ -210,6 +215,17 @@ def _kinds(layers: Sequence[nn.Module]) -> list[str]:
     return names
 
 
+def _run_length(kinds: Sequence[str], index: int) -> int:
+    """Return how many layers of one kind follow one another from here, at most ``BLOCKS``.
+
+    >>> _run_length(["Embedding", "Block", "Block", "Head"], 1)
+    2
+    """
+    return len(
+        list(itertools.takewhile(lambda kind: kind == kinds[index], kinds[index : index + BLOCKS]))
+    )
+
+
 def _trains_all(layers: Sequence[nn.Module]) -> bool:
     return all(parameter.requires_grad for layer in layers for parameter in layer.parameters())
 
@@ -224,23 +240,24 @@ def _row(
     device: torch.device,
     seconds: float,
 ) -> ProfileRow:
-    """Measure (1), after runs to warm up; also memory if the device counts it."""
-    for _ in range(3 if stage.is_compiled else 1):  # the first run is eager, the second compiles
-        _once(stage, carry, part, device)
+    """Measure one of a stage's equal layers by (1), and the memory of all if the device counts it."""
+    run = functools.partial(_forward_and_backward, stage, carry, part)
+    for _ in range(3 if stage.is_compiled else 1):  # the first is eager, the second compiles
+        run(lambda: None)
     before = _memory(device, reset=True)
-    forward = backward = 0.0
-    repeats = 0
-    while forward + backward < seconds or repeats < 3:
-        taken = _once(stage, carry, part, device)
-        forward, backward, repeats = forward + taken[0], backward + taken[1], repeats + 1
+    forward, backward = (
+        taken / stage.num_layers for taken in typical_seconds(run, device, seconds)
+    )
     peak = _memory(device, reset=False)
+    for module in stage.layers:
+        module.zero_grad(set_to_none=True)
     return ProfileRow(
         layer=kind,
         micro_batch=count,
         tensor_width=1,
         dtype=dtype,
-        forward_seconds=forward / repeats,
-        backward_seconds=backward / repeats,
+        forward_seconds=forward,
+        backward_seconds=backward,
         peak_bytes=None if peak is None or before is None else peak - before,
     )
 
@@ -253,38 +270,27 @@ def _memory(device: torch.device, *, reset: bool) -> float | None:
     return float(torch.cuda.max_memory_allocated(device))
 
 
-def _moment(part: Any) -> Moment:
-    return Moment(
-        0, 0, next(len(leaf) for leaf in tree_flatten(part)[0] if isinstance(leaf, Tensor))
-    )
-
-
 def _run(stage: LayerStage, carry: Any, part: Any) -> Any:
-    """Run a stage, and return its output or its loss."""
-    return made.loss if isinstance(made := stage(carry, part, _moment(part)), PartLoss) else made
+    """Return what a stage sends to the next one, or its loss."""
+    made = stage(carry, part, Moment(0, 0, len(_tensors(part)[0])))
+    return made.loss if isinstance(made, PartLoss) else made
 
 
-def _once(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> tuple[float, float]:
-    """Return the seconds of one forward and one backward; the gradients are discarded."""
-    inputs = _detached(carry)
-    begin = _clock(device)
-    result = _run(stage, inputs, part)
-    middle = _clock(device)
-    outputs = [
-        leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
+def _forward_and_backward(stage: LayerStage, carry: Any, part: Any, between: Between) -> None:
+    result = _run(stage, _detached(carry), part)
+    between()
+    outputs = _differentiable(result)
     if outputs:
         torch.autograd.backward(outputs, [torch.ones_like(leaf) for leaf in outputs])
-    end = _clock(device)
-    for module in stage.layers:
-        module.zero_grad(set_to_none=True)
-    return middle - begin, end - middle
 
 
-def _clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+def _differentiable(result: Any) -> list[Tensor]:
+    """The tensors of a result that a backward begins with."""
+    return [leaf for leaf in _tensors(result) if leaf.requires_grad]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
 
 
 def _detached(carry: Any) -> Any:
@@ -301,11 +307,7 @@ def _working(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> 
 
     def run(allocations: Allocations | None) -> None:
         result = _run(stage, _detached(carry), part)
-        outputs = [
-            leaf
-            for leaf in tree_flatten(result)[0]
-            if isinstance(leaf, Tensor) and leaf.requires_grad
-        ]
+        outputs = _differentiable(result)
         given = [torch.ones_like(leaf) for leaf in outputs]
         del result
         if allocations is not None:
@@ -334,9 +336,8 @@ def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: floa
         return tensor
 
     inputs = _detached(carry)
-    for leaf in tree_flatten(inputs)[0]:
-        if isinstance(leaf, Tensor):
-            keep(leaf)
+    for leaf in _tensors(inputs):
+        keep(leaf)
     given = set(kept)
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
@@ -344,11 +345,9 @@ def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: floa
     ):
         result = _run(stage, inputs, part)
     backward_flop = 2.0 * flop.get_total_flops()
-    if any(
-        not parameter.requires_grad for layer in stage.layers for parameter in layer.parameters()
-    ):
+    if not _trains_all(stage.layers):
         backward_flop = _backward_flop(stage, result)
-    handed = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
+    handed = _tensors(result)
     for leaf in (
         handed if not stage.is_last else ()
     ):  # counted as the next layer's input or as output
@@ -362,23 +361,15 @@ def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: floa
         if stage.is_last
         else sum(leaf.numel() * leaf.element_size() for leaf in handed) / count,
         working_bytes=working,
-        forward_bytes=0.0 if _needs_backward(result) else _forward_bytes(stage, carry, part, count),
+        forward_bytes=0.0 if _differentiable(result) else _forward_bytes(stage, carry, part, count),
     )
-
-
-def _needs_backward(result: Any) -> bool:
-    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_flatten(result)[0])
 
 
 def _forward_bytes(stage: LayerStage, carry: Any, part: Any, count: int) -> float:
     """Return the most bytes per sample that a forward which keeps nothing holds, including its
     input and output."""
     inputs = _detached(carry)
-    size = sum(
-        leaf.untyped_storage().nbytes()
-        for leaf in tree_flatten(inputs)[0]
-        if isinstance(leaf, Tensor)
-    )
+    size = sum(leaf.untyped_storage().nbytes() for leaf in _tensors(inputs))
     with Allocations(stage.device) as allocations:
         _run(stage, inputs, part)
     return (allocations.segments[-1].peak + size) / count
@@ -386,9 +377,7 @@ def _forward_bytes(stage: LayerStage, carry: Any, part: Any, count: int) -> floa
 
 def _backward_flop(stage: LayerStage, result: Any) -> float:
     """Return the FLOP of the backward of a layer with frozen weights."""
-    outputs = [
-        leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
+    outputs = _differentiable(result)
     with FlopCounterMode(display=False) as flop:
         if outputs:
             torch.autograd.backward(

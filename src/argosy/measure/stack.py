@@ -4,10 +4,8 @@ would run it.
 A block is measured in a stack of several, because neighbours hide each other's launches; all
 figures are per layer, except the peak, which is the stack's:
 
-    (1)  forward, backward   median seconds as they come, with a host that launches kernels one by
-                             one
-    (2)  on the device       seconds if the device waits until the host has launched everything; on
-                             a CPU (1)
+    (1)  forward, backward   seconds as they come, one step queued after the other (``timing``)
+    (2)  on the device       the same with the device kept waiting until the host has launched everything; on a CPU (1)
     (3)  kept                bytes that the forward leaves for the backward
     (4)  peak                highest memory of the stack in a step that adds to existing gradients:
                              weights, gradients, (3), and temporary memory
@@ -18,8 +16,6 @@ Links are not included (``slices``). Memory is counted on a GPU only.
 from __future__ import annotations
 
 import gc
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,15 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from argosy.measure.slices import build_layer
+from argosy.measure.timing import typical_seconds
 from argosy.runtime.stages.compiling import compiled
 from argosy.workload.architecture import Architecture, TokenEmbedding
 
 BLOCKS = 4
-"""The number of blocks in a stack; embeddings and heads are measured alone."""
-_FEWEST, _MOST = 5, 100
-"""The least and most repeats of a measurement."""
-_CYCLES_PER_SECOND = 2e9
-"""Cycles per second of a GPU's clock, approximately, to set how long it waits for the host."""
+"""Blocks in a stack; embeddings and heads stand alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +74,10 @@ def measure_stack(stack: Stack, *, seconds: float = 0.25) -> StackRow:
     before = _memory(device)
     step = _Step(stack)
     kept, peak = _bytes(step, device, before)
-    ahead, back = _median_seconds(step, device, seconds, wait=0.0)
+    ahead, back = _layer_seconds(step, device, seconds)
     alone = (ahead, back)
     if device.type == "cuda":
-        alone = _median_seconds(step, device, seconds, wait=2 * step.layers * (ahead + back) + 5e-3)
+        alone = _layer_seconds(step, device, seconds, wait=2 * step.layers * (ahead + back) + 5e-3)
     weights = sum(
         parameter.numel() * parameter.element_size() for parameter in step.module.parameters()
     )
@@ -101,11 +94,11 @@ def measure_stack(stack: Stack, *, seconds: float = 0.25) -> StackRow:
 
 
 def stack_seconds(stack: Stack, *, seconds: float = 0.25) -> tuple[float, float]:
-    """Return (1) alone, the seconds of forward and backward of one layer.
+    """Return the seconds of forward and backward of one layer, by (1).
 
-    A host's speed drifts, and measuring a row again at another time shows by how much.
+    A host's pace drifts; a row measured again at another time shows by how much.
     """
-    return _median_seconds(_Step(stack), stack.device, seconds, wait=0.0)
+    return _layer_seconds(_Step(stack), stack.device, seconds)
 
 
 class _Step:
@@ -163,45 +156,15 @@ def _bytes(
     return float(kept[0]), torch.cuda.max_memory_allocated(device) - before
 
 
-def _median_seconds(
-    step: _Step, device: torch.device, seconds: float, *, wait: float
+def _layer_seconds(
+    step: _Step, device: torch.device, seconds: float, *, wait: float = 0.0
 ) -> tuple[float, float]:
-    """Return (1) of one layer, or (2) if the device waits for ``wait`` seconds before each step.
+    """Return the seconds of one layer by (1), or by (2) if ``wait`` is given.
 
-    No garbage is collected meanwhile, since a collection takes as long as several layers.
+    With ``wait``, the device waits that many seconds before each step.
     """
-    times: list[tuple[float, float]] = []
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        began = time.perf_counter()
-        while len(times) < _FEWEST or (
-            time.perf_counter() - began < seconds and len(times) < _MOST
-        ):
-            times.append(_on_card(step, wait) if device.type == "cuda" else _on_host(step))
-    finally:
-        if collecting:
-            gc.enable()
-    forward, backward = (statistics.median(way) / step.layers for way in zip(*times, strict=True))
-    return forward, backward
-
-
-def _on_card(step: _Step, wait: float) -> tuple[float, float]:
-    begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-    if wait:
-        torch.cuda._sleep(int(wait * _CYCLES_PER_SECOND))
-    begin.record()
-    step.run(middle.record)
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(middle) / 1e3, middle.elapsed_time(end) / 1e3
-
-
-def _on_host(step: _Step) -> tuple[float, float]:
-    between: list[float] = []
-    begin = time.perf_counter()
-    step.run(lambda: between.append(time.perf_counter()))
-    return between[0] - begin, time.perf_counter() - between[0]
+    forward, backward = typical_seconds(step.run, device, seconds, wait=wait)
+    return forward / step.layers, backward / step.layers
 
 
 def _empty(device: torch.device, dtype: torch.dtype) -> None:

@@ -23,9 +23,10 @@ from argosy.runtime.processes.ranks import devices_by_rank
 PATIENCE = datetime.timedelta(minutes=10)
 """The time that a rank waits for another that sends nothing and has not ended."""
 _SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Settings that must be in the environment before CUDA starts. They give each stream a GPU queue of
-its own: a waiting receive of NCCL blocks all streams of its queue, and the sender may wait for one
-of these."""
+"""Before CUDA starts: a queue of the GPU for each stream. A receive of NCCL that waits holds up all
+streams of its queue, which may be what the sender waits for."""
+_SHARED_SETTINGS = {"NCCL_MAX_CTAS": "4"}
+"""If ranks share a GPU: kernels of NCCL that wait keep multiprocessors from those that compute."""
 _WATCHDOG = 1.5
 """torch ends a process of NCCL without a message after this multiple of the run's timeout, that is,
 later than ``await_device`` raises an error."""
@@ -122,7 +123,13 @@ def _backend(roster: Sequence[str]) -> str:
     if not torch.cuda.is_available():
         return "gloo"
     largest = max(int(device.rpartition(".")[2]) for device in roster)
-    return "nccl" if largest < torch.cuda.device_count() or why_unshared() is None else "gloo"
+    if largest < torch.cuda.device_count():
+        return "nccl"
+    if why_unshared() is not None:
+        return "gloo"
+    for name, value in _SHARED_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    return "nccl"
 
 
 def why_unshared() -> str | None:

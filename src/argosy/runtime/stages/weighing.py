@@ -209,10 +209,14 @@ class Tally:
 
     def sums(self, like: Tensor) -> Tensor:
         """Return all sums, on the device of ``like``."""
-        totals = like.new_tensor(self.plain, dtype=torch.float64)
-        for place, value in self.measured:
-            totals[place] += value
-        return totals
+        found = torch.tensor(self.plain, dtype=torch.float64).to(like.device, non_blocking=True)
+        if self.measured:
+            places = torch.tensor([place for place, _ in self.measured]).to(
+                like.device, non_blocking=True
+            )
+            values = [value.to(like.device, non_blocking=True) for _, value in self.measured]
+            found.index_add_(0, places, torch.stack(values))
+        return found
 
 
 @dataclass

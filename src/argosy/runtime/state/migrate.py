@@ -240,10 +240,7 @@ def _shared_description(
             continue
         tensor = held_parts.parts[0].tensor
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            dtype = _name_of(tensor.dtype) if isinstance(tensor, Tensor) else None
-            own["values"].append(
-                [key, dtype, tensor.item() if isinstance(tensor, Tensor) else tensor]
-            )
+            own["values"].append([key, *_as_number(tensor)])
             continue
         whole, parts = shapes.get(key[0], ((), set()))
         same = tuple(tensor.shape) in parts
@@ -259,10 +256,14 @@ def _shared_description(
     for rank_description in gathered:
         for (name, what), shape, dtype, same in rank_description["tensors"]:
             tensors.setdefault((name, what), About(tuple(shape), _dtype(dtype), same))
-        for (name, what), dtype, value in rank_description["values"]:
-            values.setdefault(
-                (name, what), value if dtype is None else torch.tensor(value, dtype=_dtype(dtype))
-            )
+        for (name, what), value, dtype, is_on_host in rank_description["values"]:
+            if (name, what) not in values:
+                place = "cpu" if is_on_host else trainer.device
+                values[name, what] = (
+                    value
+                    if dtype is None
+                    else torch.tensor(value, dtype=_dtype(dtype), device=place)
+                )
     for weight in weights:
         tensors[weight.name, VALUE] = About(
             tuple(weight.parameter.shape), weight.parameter.dtype, like_weight=True
@@ -279,6 +280,15 @@ def _shared_description(
             [],
         ),
     )
+
+
+def _as_number(value: Any) -> tuple[Any, str | None, bool]:
+    """A value of one number, its dtype if it is a tensor, and whether it is in host memory:
+    optimizers keep counts there, but the moments of a weight of one number on the weight's
+    device."""
+    if not isinstance(value, Tensor):
+        return value, None, True
+    return value.item(), _name_of(value.dtype), value.device.type == "cpu"
 
 
 def _check_state(
@@ -414,10 +424,8 @@ def _give_state(trainer: Trainer, new: Mapping[Key, HeldParts], about: _Describe
     for name, what in about.tensors:
         if (name, what) in new and what != VALUE:
             states.setdefault(name, {})[what] = [part.tensor for part in new[name, what].parts]
-    on_device = any(options.get("fused") or options.get("capturable") for options in about.options)
     for (name, what), value in about.values.items():
-        moved = value.to(trainer.device) if on_device and isinstance(value, Tensor) else value
-        states.setdefault(name, {})[what] = [moved]
+        states.setdefault(name, {})[what] = [value]
     seen: dict[str, int] = {}
     for held in trainer.held():
         at = seen[held.name] = seen.get(held.name, -1) + 1

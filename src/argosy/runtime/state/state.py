@@ -189,7 +189,10 @@ def take_state(
                 value = torch.empty(held.parameter.shape, dtype=entry.dtype, device=place)
                 wanted.append((name, Rows.of(value, held.boxes, held.shape)))
             else:
-                value = whole.setdefault(name, torch.empty(entry.shape, dtype=entry.dtype))
+                place = _place_beside_weights(trainer, entry.shape)
+                value = whole.setdefault(
+                    name, torch.empty(entry.shape, dtype=entry.dtype, device=place)
+                )
             states.append((held, what, value))
     wanted += whole.items()
     shapes = {name: entry.shape for name, entry in stored.items()}
@@ -204,6 +207,14 @@ def take_state(
             trainer, held, what, value if value.shape == held.parameter.shape else value.clone()
         )
     trainer.gradients.after_update()
+
+
+def _place_beside_weights(trainer: Trainer, shape: tuple[int, ...]) -> torch.device:
+    """Where an optimizer keeps state that has not the shape of its weight: counts in host memory,
+    unless its kernels read them, and anything else on the device."""
+    groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
+    reads_counts = any(group.get("fused") or group.get("capturable") for group in groups)
+    return trainer.device if shape or reads_counts else torch.device("cpu")
 
 
 def _state_entries(stored: Mapping[str, Stored], name: str) -> dict[str, Stored]:

@@ -119,10 +119,12 @@ class Gradients:
         return norm.double().square().to(device)
 
     def scale(self, factor: Tensor | float) -> None:
-        """Multiply gradients by a factor, to clip them (3) or to undo the scale of the loss."""
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
+        """Multiply all gradients by a factor: for clipping (3), or to undo the scale of the loss."""
+        gradients = [
+            parameter.grad for parameter in self.parameters() if parameter.grad is not None
+        ]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
 
     def after_update(self) -> None:
         """Gather the rows that other ranks have updated."""
