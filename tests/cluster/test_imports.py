@@ -144,6 +144,7 @@ NodeName=down1 CPUTot=16 Gres=gpu:v100:2 NodeAddr=down1 State=DOWN*+DRAIN
 NodeName=login CPUTot=8 Gres=(null) NodeAddr=login State=IDLE
 """
 UNEQUAL = replace(GIVEN, kinds=Kinds.parse(["a100=A100-80GB", "old*=V100-32GB"]))
+TYPED = replace(GIVEN, kinds=Kinds.parse(["a100=A100-80GB"]))
 
 
 def test_scontrol_tells_hosts_devices_and_cpus() -> None:
@@ -173,7 +174,7 @@ def test_scontrol_tells_hosts_devices_and_cpus() -> None:
     ],
 )
 def test_sinfo_with_gres_tells_hosts_and_devices(text: str) -> None:
-    cluster = built(cluster_text("x", read_slurm(text, "sinfo.txt", UNEQUAL), source="slurm"))
+    cluster = built(cluster_text("x", read_slurm(text, "sinfo.txt", TYPED), source="slurm"))
     assert hosts_of(cluster) == ["gpu01", "gpu02", "t"]
     assert [device.kind.name for device in cluster.devices] == ["A100-80GB"] * 8 + ["T4"]
     assert [node.gres for node in cluster.nodes][1:] == [("gpu:a100",) * 4, ("gpu:t4",)]
@@ -202,6 +203,14 @@ def test_sinfo_with_gres_tells_hosts_and_devices(text: str) -> None:
             "--kind v100=V100-16GB, or another .*v100 may be V100-16GB, V100-32GB",
         ),
         ("NodeName=a Gres=gpu:2\n", "--kind with the kind"),
+        (
+            '{"nodes": [{"name": "a", "gres": "gpu:t4:1"}]}',
+            "sinfo.txt: found JSON, expected text without --json",
+        ),
+        (
+            "NodeName=a Gres=gpu:a100_3g.40gb:2\n",
+            "found .*slices of cards, a100_3g.40gb on a.*whole cards",
+        ),
         pytest.param(
             "a gpu" + ":x" * 60 + ",\n",
             "expected what `scontrol show node`",
@@ -218,6 +227,51 @@ def test_what_slurm_does_not_print_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as refused:
         read_slurm(text, "sinfo.txt", replace(GIVEN, kinds=Kinds()))
     assert len(refused.value.problems) == 1
+
+
+def test_a_slice_of_a_card_has_the_kind_that_is_given() -> None:
+    kinds = Kinds.parse(["A100-80GB", "a100_1g.10gb=T4"])
+    text = "NodeName=a Gres=gpu:a100_1g.10gb:7\n"
+    cluster = built(
+        cluster_text(
+            "x", read_slurm(text, "nodes.txt", replace(GIVEN, kinds=kinds)), source="slurm"
+        )
+    )
+    assert {device.kind.name for device in cluster.devices} == {"T4"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        (
+            ["t4=A100"],
+            '--kind: found "A100", expected a device kind from the catalogue; did you mean "A100-40GB"',
+        ),
+        (
+            ["A10O-80GB"],
+            '--kind: found "A10O-80GB", expected a device kind .*did you mean "A100-80GB"',
+        ),
+        (
+            ["t5=T4"],
+            "--kind: found .t5=T4., expected TYPE=KIND or HOSTS=KIND .*the file has a100, t4",
+        ),
+        (
+            ["gpu9*=T4"],
+            "--kind: found .gpu9.*=T4., expected TYPE=KIND or HOSTS=KIND with a type or hosts",
+        ),
+    ],
+)
+def test_a_misspelt_kind_is_refused(kinds: list[str], message: str) -> None:
+    text = "NodeName=gpu01 Gres=gpu:t4:1\nNodeName=gpu02 Gres=gpu:a100:1\n"
+    with pytest.raises(InputError, match=message):
+        read_slurm(text, "nodes.txt", replace(GIVEN, kinds=Kinds.parse(kinds)))
+
+
+def test_a_pattern_that_no_host_of_a_host_file_has_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--kind: found .b.*=T4., expected TYPE=KIND .*no types"):
+        read_hostfile(
+            "a1\na2\n", "hosts.txt", replace(GIVEN, kinds=Kinds.parse(["A100-80GB", "b*=T4"]))
+        )
 
 
 def test_one_kind_for_all_does_not_overrule_what_slurm_says() -> None:

@@ -360,6 +360,20 @@ def test_experts_are_said_in_full(tmp_path: Path) -> None:
     assert alone["kv-channels"] == "32", "heads that are wider than the stream's share"
 
 
+def test_latent_attention_is_refused(tmp_path: Path) -> None:
+    """Flags of grouped-query attention would make another model of it."""
+    sizes = {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "first_k_dense_replace": 0,
+    }
+    with pytest.raises(
+        InputError, match=r"with latent attention, expected a model in the shape of"
+    ):
+        mixture(tmp_path, model_type="deepseek_v3", n_routed_experts=8, **sizes)
+
+
 def test_blocks_of_two_kinds_are_refused(tmp_path: Path) -> None:
     """Blocks with experts between blocks without: one set of flags would make all of them alike."""
     with pytest.raises(

@@ -167,3 +167,14 @@ def test_what_no_plan_can_be_made_for_is_refused_before_the_search(
     refused = run_command(capsys, "plan", "-c", "two-cards", "-b", "8", *arguments)
     assert refused.code == 2
     assert says in refused.err
+
+
+@pytest.mark.parametrize("name", ["megatron", "deepspeed", "flagscale"])
+def test_a_plan_for_no_system_is_refused_with_the_option_that_helps(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options of single lines do not make such a plan fit."""
+    words = ["export", "llama-3-8b-on-mixed-16", "--to", name, "-o", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert f"argosy plan --for {name} finds a plan that can be exported" in capsys.readouterr().err

@@ -105,6 +105,11 @@ def one_cycle(optimizer: torch.optim.Optimizer) -> LRScheduler:
     return OneCycleLR(optimizer, max_lr=0.4, total_steps=8)
 
 
+def adafactor(parameters: Any) -> torch.optim.Optimizer:
+    """Means over rows and columns of a weight: parts of weights have others."""
+    return torch.optim.Adafactor(parameters, lr=0.1)
+
+
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
 

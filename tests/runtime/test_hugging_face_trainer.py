@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 from run_cases import written_plan
-from training_cases import Case
+from safetensors.torch import load_file
+from training_cases import Case, plan_of
 from transformers import GPT2LMHeadModel
 
 from argosy.dtype import Dtype
@@ -49,6 +50,17 @@ def history(folder: Path) -> list[dict[str, float]]:
     return [{name: line[name] for name in figures if name in line} for line in lines]
 
 
+def changed_script(folder: Path) -> str:
+    text = SCRIPT.read_text().replace(
+        "Path(__file__).parent.parent", f"Path({str(SCRIPT.parent.parent)!r})"
+    )
+    for before, after in CHANGES.items():
+        assert text.count(f"{before}\n") == 1
+        text = text.replace(f"{before}\n", f"{after}\n")
+    shutil.copy(SCRIPT.parent / "last_threads.py", folder)
+    return text.replace("import json\n", "import json\nimport last_threads\n")
+
+
 def test_a_script_trains_on_three_unequal_processes_as_on_one_and_is_resumed(
     tmp_path: Path,
 ) -> None:
@@ -56,13 +68,7 @@ def test_a_script_trains_on_three_unequal_processes_as_on_one_and_is_resumed(
     batches."""
     alone, folder = tmp_path / "alone", tmp_path / "plan"
     folder.mkdir()
-    text = SCRIPT.read_text().replace(
-        "Path(__file__).parent.parent", f"Path({str(SCRIPT.parent.parent)!r})"
-    )
-    for before, after in CHANGES.items():
-        assert text.count(f"{before}\n") == 1
-        text = text.replace(f"{before}\n", f"{after}\n")
-    (folder / "train.py").write_text(text)
+    (folder / "train.py").write_text(changed_script(folder))
     written_plan(folder, Case(shares=((3, 1), (4,)), num_micro_batches=2))
     torchrun = [
         sys.executable,
@@ -90,11 +96,50 @@ def test_a_script_trains_on_three_unequal_processes_as_on_one_and_is_resumed(
         for place in (folder, alone)
     )
     assert logits.shape[0] == 11 and torch.allclose(logits, expected, atol=1e-4)
+    for rank in range(3):
+        assert "gloo" not in (folder / f"threads-{rank}.txt").read_text(), (
+            "the end of a process would abort"
+        )
     shutil.rmtree(folder / "checkpoint-6")
     (folder / "log.json").unlink()
     run([*torchrun, "resume"])
     for line, other_line in zip(history(folder), wanted, strict=True):
         assert line == pytest.approx(other_line, rel=2e-5)
+
+
+def test_adapters_are_trained_as_in_one_process(tmp_path: Path) -> None:
+    """The Trainer divides a sum by the labels that it counts, also for a model with adapters."""
+    adapted = (
+        "model=__import__('peft').get_peft_model(GPT2LMHeadModel(config), __import__('peft').LoraConfig("
+        "r=2, target_modules=['c_attn'], fan_in_fan_out=True)),"
+    )
+    alone, folder = tmp_path / "alone", tmp_path / "plan"
+    for place in (alone, folder):
+        place.mkdir()
+    text = changed_script(folder)
+    plain = SCRIPT.read_text().replace(
+        "Path(__file__).parent.parent", f"Path({str(SCRIPT.parent.parent)!r})"
+    )
+    for place, script in ((alone, plain), (folder, text)):
+        assert script.count("model=GPT2LMHeadModel(config),") == 1
+        (place / "train.py").write_text(script.replace("model=GPT2LMHeadModel(config),", adapted))
+    written_plan(folder, Case(shares=((4,), (4,)), num_micro_batches=2))
+    run([sys.executable, str(alone / "train.py"), str(alone)])
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    run([*torchrun, str(folder / "train.py"), str(folder)])
+    for line, other in zip(history(folder), history(alone), strict=True):
+        assert line == pytest.approx(other, rel=2e-5)
+    one, other = (
+        load_file(place / "model" / "adapter_model.safetensors") for place in (alone, folder)
+    )
+    assert one and all(torch.allclose(one[name], other[name], rtol=1e-3, atol=1e-5) for name in one)
 
 
 def refusals(**changed: Any) -> str:
@@ -150,6 +195,16 @@ def test_what_one_process_would_do_otherwise_is_refused(
     changed: dict[str, Any], message: str
 ) -> None:
     assert message in refusals(**changed)
+
+
+@pytest.mark.parametrize(("name", "value"), [("fsdp", "full_shard"), ("deepspeed", "zero3.json")])
+def test_another_library_that_divides_the_model_is_refused(name: str, value: str) -> None:
+    args: Any = SimpleNamespace(world_size=1, **{name: value})
+    plan = plan_of(Case(shares=((4,), (4,)), num_micro_batches=2))
+    with pytest.raises(
+        InputError, match=f"{name}: found .{value}., expected none: the plan divides the model"
+    ):
+        hf.Trainer(None, args, plan=plan)
 
 
 def test_a_library_sees_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

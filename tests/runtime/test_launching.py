@@ -3,8 +3,10 @@ for."""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +73,21 @@ def test_what_the_cluster_file_says_is_asked_for() -> None:
     named_launch = named(made)
     found = options(slurm_script(named_launch))
     assert [group[-1] for group in found] == ["--nodelist=gpu01,gpu02.east,old1,old2"]
+
+
+def test_a_script_that_was_not_submitted_says_so(tmp_path: Path) -> None:
+    """Nothing is written before."""
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
+    script = tmp_path / "job.sh"
+    script.write_text(slurm_script(named(plan([9, 18, 26, 34]))))
+    done = subprocess.run(
+        ["bash", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (
+        done.returncode
+        and "SLURM_JOB_ID: is not set: submit this script with sbatch" in done.stderr
+    )
+    assert list(tmp_path.iterdir()) == [script]
 
 
 def test_a_host_finds_its_rank_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

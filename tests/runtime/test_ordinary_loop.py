@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import loop_cases as cases
+import peft
 import pytest
 import torch
 from rank_pool import RankError, RankPool
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from argosy.errors import InputError, RunError
 from argosy.runtime.sources.optimizing import make_updating
-from argosy.runtime.stages.layers import find_layers
+from argosy.runtime.stages.layers import find_layers, has_layers
 from argosy.runtime.stages.weighing import PartLoss, Tally, weight_of
 from argosy.runtime.step.loading import BatchStream
 from argosy.runtime.step.writers import CsvWriter, StepMetrics, TensorBoardWriter, WandbWriter
@@ -164,6 +165,17 @@ def test_what_is_no_optimizer_or_scheduler_is_refused(
         make_updating(optimizer, scheduler, named, 0)
 
 
+def test_an_optimizer_that_reads_whole_weights_gets_no_parts(ranks: RankPool) -> None:
+    """It would train otherwise than in one process, without a word."""
+    same(ranks, "masked", STEPS, optimizer=cases.adafactor)
+    case = replace(cases.LAST_DIVIDED, zero=1)
+    message = (
+        "optimizer: found Adafactor, which reads whole weights, for a part of .*plan without ZeRO"
+    )
+    with pytest.raises(RankError, match=message):
+        ranks(3, cases.by_plan, "masked", STEPS, case, {"optimizer": cases.adafactor})
+
+
 def loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(list(range(10)), batch_size=4, shuffle=True, **options)  # type: ignore[arg-type]
 
@@ -221,7 +233,8 @@ def test_figures_go_to_other_writers_from_rank_0(monkeypatch: pytest.MonkeyPatch
         WandbWriter()(StepMetrics(0, 0, 2.5, 0.5, 8, None, ()))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt2 with adapters"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padding_mask_passes_through_layers_as_through_the_model(family: str, side: str) -> None:
     import transformers as tf
@@ -234,7 +247,7 @@ def test_a_padding_mask_passes_through_layers_as_through_the_model(family: str, 
         "num_attention_heads": 2,
         "bos_token_id": 0,
     }
-    if family == "gpt2":
+    if family.startswith("gpt2"):
         model: Any = tf.GPT2LMHeadModel(
             tf.GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=13, n_positions=8)
         )
@@ -242,6 +255,13 @@ def test_a_padding_mask_passes_through_layers_as_through_the_model(family: str, 
         model = tf.LlamaForCausalLM(
             tf.LlamaConfig(**sizes, intermediate_size=16, num_key_value_heads=1)
         )
+    if family.endswith("adapters"):
+        adapters = {
+            "target_modules": ["c_attn"],
+            "fan_in_fan_out": True,
+            "init_lora_weights": False,
+        }
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, **adapters))
     model.eval()
     tokens, kept = torch.randint(13, (3, 8)), torch.tensor([8, 5, 3])[:, None] > torch.arange(8)
     mask = (kept if side == "right" else kept.flip(1)).long()
@@ -257,6 +277,17 @@ def test_a_padding_mask_passes_through_layers_as_through_the_model(family: str, 
     assert head.finish(carry, **batch).loss.item() == pytest.approx(
         model(**batch).loss.item(), rel=1e-6
     )  # type: ignore[operator]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it
+def test_adapters_that_change_the_input_need_the_wrapper() -> None:
+    import transformers as tf
+
+    inner = tf.GPT2LMHeadModel(
+        tf.GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=13, n_positions=8)
+    )
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    assert has_layers(inner) and not has_layers(peft.get_peft_model(inner, config))
 
 
 def test_rows_of_metrics_are_written_by_rank_0_and_added_later(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from argosy.document import parse_json
+from argosy.dtype import Dtype
 from argosy.workload.huggingface import FAMILIES, read_config
 from argosy.workload.preset import preset_names, read_preset
+from argosy.workload.transformer import build_chain
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -116,6 +119,13 @@ def random_config(model_type: str, pick: random.Random) -> dict[str, Any]:
             }
             extra = {"num_heads": 4, "num_decoder_layers": pick.randint(1, 4)}
             extra |= {"feed_forward_proj": "gated-gelu" if yes else "relu"}
+        case "deepseek_v3":
+            base = rotary(pick) | {"qk_nope_head_dim": pick.randint(2, 9), "v_head_dim": 7}
+            base |= {"num_key_value_heads": base["num_attention_heads"], "kv_lora_rank": 11}
+            extra = {"q_lora_rank": 13 if yes else None, "qk_rope_head_dim": 4, "n_group": 1}
+            extra |= {"attention_bias": pick.random() < 0.5, "first_k_dense_replace": 1}
+            extra |= {"n_routed_experts": 4, "n_shared_experts": pick.randint(1, 2)}
+            extra |= {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "topk_group": 1}
         case _:
             base = rotary(pick)
             if model_type == "olmoe":
@@ -167,6 +177,41 @@ def test_a_config_as_transformers_saves_it(model_type: str) -> None:
     keys = {key: value for key, value in config.items() if key != "model_type"}
     saved = transformers.AutoConfig.for_model(model_type, **keys).to_json_string(use_diff=False)
     assert ours(json.loads(saved)) == counted(config)
+
+
+@pytest.mark.parametrize("query_rank", [None, 24])
+def test_latent_attention_multiplies_as_transformers_does(query_rank: int | None) -> None:
+    """A dense block and one with experts, counted by torch while a batch of one sample runs."""
+    config = {
+        "model_type": "deepseek_v3",
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": query_rank,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+    keys = {key: value for key, value in config.items() if key != "model_type"}
+    hugging = transformers.AutoConfig.for_model("deepseek_v3", **keys)
+    options = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_config(hugging, **options)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.arange(9)[None])
+    architecture = read_config(parse_json(json.dumps(config), file="config.json")).architecture
+    chain = build_chain(architecture, name="small", sequence_length=9, dtype=Dtype.FP32)
+    assert counter.get_total_flops() == chain.forward_flop
 
 
 def test_an_untied_t5_has_a_head_of_its_own() -> None:

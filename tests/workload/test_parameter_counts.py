@@ -8,11 +8,13 @@ from importlib.resources import files
 
 import pytest
 
+from argosy.workload.architecture import Experts
 from argosy.workload.load import load_architecture, load_model, preset_names
 
 PUBLISHED = {
     "bert-base": 110_106_428,
     "bert-large": 336_226_108,
+    "deepseek-v3": 671_026_404_352,
     "gemma-3-12b": 11_766_034_176,
     "gemma-3-1b": 999_885_952,
     "gemma-3-27b": 27_009_346_304,
@@ -134,8 +136,8 @@ ROTARY = {
     "phi3",
     "olmoe",
     "gemma3_text",
-    "gpt_oss",
 }
+ROTARY |= {"deepseek_v3", "gpt_oss"}
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -156,8 +158,16 @@ def test_presets_state_what_defaults_would_change(name: str) -> None:
         ("llama-3.3-70b", 5e5, 8.0, 1e-5),
         ("mistral-small-24b", 1e8, None, 1e-5),
         ("qwen2.5-14b", 1e6, None, 1e-5),
+        ("qwen2.5-72b", 1e6, None, 1e-5),
         ("qwen3-0.6b", 1e6, None, 1e-6),
+        ("qwen3-1.7b", 1e6, None, 1e-6),
+        ("qwen3-235b-a22b", 1e6, None, 1e-6),
         ("phi-4", 2.5e5, None, 1e-5),
+        ("phi-4-mini", 1e4, None, 1e-5),
+        ("gemma-3-1b", 1e6, None, 1e-6),
+        ("gemma-3-27b", 1e6, None, 1e-6),
+        ("gpt-oss-120b", 1.5e5, None, 1e-5),
+        ("deepseek-v3", 1e4, None, 1e-6),
     ],
 )
 def test_angles_and_norms_are_the_published_ones(
@@ -168,6 +178,42 @@ def test_angles_and_norms_are_the_published_ones(
     assert shape.norm_epsilon == epsilon
 
 
+@pytest.mark.parametrize(
+    ("name", "scaling"),
+    [
+        ("phi-4-mini", "longrope"),
+        ("gemma-3-1b", None),
+        ("gemma-3-4b", "linear"),
+        ("gemma-3-12b", "linear"),
+        ("gemma-3-27b", "linear"),
+        ("gpt-oss-20b", "yarn"),
+        ("gpt-oss-120b", "yarn"),
+        ("deepseek-v3", "yarn"),
+    ],
+)
+def test_other_scalings_of_angles_are_named(name: str, scaling: str | None) -> None:
+    rotary = load_architecture(name).rotary
+    assert rotary is not None and rotary.other_scaling == scaling
+
+
 def test_a_part_of_each_head_may_be_rotated() -> None:
     rotary = load_architecture("phi-4-mini").rotary
-    assert rotary is not None and (rotary.share, rotary.other_scaling) == (0.75, "longrope")
+    assert rotary is not None and rotary.share == 0.75
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3"])
+def test_the_weights_of_active_experts_add_up_to_one(name: str) -> None:
+    """Megatron's router is written otherwise for experts whose weights do not."""
+    part = load_architecture(name).blocks[-1].feed_forward
+    assert isinstance(part, Experts) and part.normalized
+
+
+def test_deepseek_has_three_dense_blocks_and_the_published_active_parameters() -> None:
+    """Its report rounds them to 37 billion (arXiv 2412.19437)."""
+    layers = load_model("deepseek-v3").layers
+    assert [layer.num_experts for layer in layers[1:-1]] == [0] * 3 + [256] * 58
+    active = [
+        layer.parameters if layer.active_parameters is None else layer.active_parameters
+        for layer in layers
+    ]
+    assert sum(active) // 10**9 == 37

@@ -150,6 +150,19 @@ def test_twice_the_bytes_in_fp32() -> None:
     assert full.forward_flop == half.forward_flop
 
 
+def test_latent_attention_keeps_compressed_vectors_before_and_after_their_norms() -> None:
+    """Beside queries, keys, values and the result; keys and values are what parts of a sequence
+    exchange."""
+    chain = load_model("deepseek-v3", sequence_length=1024)
+    dense = chain.layers[1]
+    heads = 128 * (192 + 192 + 128 + 128)
+    compressed = 2 * (1536 + 512)
+    assert dense.activation_bytes == 2 * 1024 * (4 * 7168 + heads + compressed + 3 * 18432)
+    assert dense.selective_bytes == 2 * 1024 * (2 * 7168 + 1536 + 512 + 18432)
+    assert dense.key_value_bytes == 2 * 1024 * 128 * (192 + 128)
+    assert dense.attention_flop == 2 * 1024 * 1024 * 128 * (192 + 128)
+
+
 def test_a_shared_expert_keeps_what_a_feed_forward_of_its_width_keeps() -> None:
     """Beside the routed ones: its own activations, and its result, which a gate scales."""
 

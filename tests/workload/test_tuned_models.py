@@ -193,6 +193,12 @@ def test_nothing_left_to_train_is_refused(options: dict[str, Any], message: str)
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("options", [{"lora": ""}, {"freeze": ["block.0"]}])
+def test_frozen_latent_attention_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="frozen latent attention is not modelled"):
+        load_model("deepseek-v3", tuning=parse_tuning(**options))
+
+
 def test_options_are_what_is_parsed() -> None:
     tuning = parse_tuning(lora="rank=8,targets=v,q", freeze=["block.0"], base="int8")
     assert (

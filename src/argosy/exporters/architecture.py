@@ -131,6 +131,7 @@ def shape_has_words(architecture: Architecture, model: ModelRef, target: str) ->
         f"{block.num_norms} norms in a block": block.num_norms > 2,
         "attention and feed-forward side by side": block.parallel,
         "a learned score beside the keys": block.attention.sinks,
+        "latent attention": block.attention.latent is not None,
         "a bias of its router": isinstance(block.feed_forward, Experts)
         and block.feed_forward.router_bias,
     }

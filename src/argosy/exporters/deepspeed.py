@@ -76,8 +76,8 @@ class PlannedPipeline(PipelineModule):
 
 
 def export_deepspeed(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
-    """Return ``ds_config.json``, ``argosy_pipeline.py`` and ``run.sh``."""
-    lost = settle(limits(plan), lossy=lossy)
+    """``ds_config.json``, ``argosy_pipeline.py`` and ``run.sh``."""
+    lost = settle(limits(plan), lossy=lossy, target=TargetName.DEEPSPEED)
     grid, first_line = grid_of(plan), head(TARGET, plan, chain)
     files = [("ds_config.json", json.dumps(_config(plan, grid), indent=1) + "\n")]
     if _has_pipeline(plan):

@@ -67,8 +67,10 @@ class Mesh:
 def export_flagscale(
     plan: Plan, chain: Chain, architecture: Architecture, cluster: Cluster, *, lossy: bool = False
 ) -> Export:
-    """Return ``train_hetero.yaml`` and ``hostfile``."""
-    lost = settle(limits(plan, chain, architecture, cluster), lossy=lossy)
+    """``train_hetero.yaml`` and ``hostfile``."""
+    lost = settle(
+        limits(plan, chain, architecture, cluster), lossy=lossy, target=TargetName.FLAGSCALE
+    )
     found_meshes = meshes(plan, cluster)
     types = {host: mesh.kind for mesh in found_meshes for host in mesh.hosts}
     visible = {run.host: ",".join(map(str, run.devices)) for run in runs_of(plan)}

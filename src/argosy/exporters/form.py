@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import ModelRef, Plan, Recompute, Replica, Stage
-from argosy.plan.targets import Target, has_holders
+from argosy.plan.targets import Target, TargetName, has_holders
 from argosy.runtime.job.launch_script import comment
 from argosy.schedule import ScheduleKind
 from argosy.workload.chain import Chain
@@ -46,13 +46,29 @@ def head(target: Target, plan: Plan, chain: Chain) -> str:
     return comment(f"{target.full_name}: {where}. Data, tokenizer and optimizer are yours to add.")
 
 
-def settle(limits: Iterable[Limit], *, lossy: bool) -> tuple[Problem, ...]:
-    """Return the losses, or raise ``InputError`` with everything that prevents the export."""
-    all_limits = tuple(limits)
-    refused = [limit for limit in all_limits if limit.final or not (lossy or limit.minor)]
+def settle(
+    limits: Iterable[Limit], *, lossy: bool, target: TargetName | None = None
+) -> tuple[Problem, ...]:
+    """Return what the export loses; raise ``InputError`` with all problems if there are any.
+
+    If the stages or the schedule are the problem, and not the model, the last problem names the
+    option that plans for ``target``.
+    """
+    found = tuple(limits)
+    refused = [_refusal(limit) for limit in found if limit.final or not (lossy or limit.minor)]
+    is_model = any(problem.path == "model.name" for problem in refused)
+    if target is not None and not is_model and any(map(_is_planned, refused)):
+        remedy = f"argosy plan --for {target} finds a plan that can be exported"
+        last = refused[-1]
+        refused[-1] = replace(last, suggestion="; ".join(filter(None, (last.suggestion, remedy))))
     if refused:
-        raise InputError(map(_refusal, refused))
-    return tuple(limit.problem for limit in all_limits)
+        raise InputError(refused)
+    return tuple(limit.problem for limit in found)
+
+
+def _is_planned(problem: Problem) -> bool:
+    """Return whether a problem is about something that a search chooses."""
+    return (problem.path or "").startswith(("stages", "schedule"))
 
 
 def _refusal(limit: Limit) -> Problem:

@@ -71,8 +71,8 @@ _ENVIRONMENT = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
 def export_megatron(
     plan: Plan, chain: Chain, architecture: Architecture, *, lossy: bool = False
 ) -> Export:
-    """Return ``megatron.sh``: the flags once, and the processes of the host that it runs on."""
-    lost = settle(limits(plan, chain, architecture), lossy=lossy)
+    """``megatron.sh``: the flags once, and the processes of the host that it runs on."""
+    lost = settle(limits(plan, chain, architecture), lossy=lossy, target=TargetName.MEGATRON)
     grid = grid_of(plan)
     flags = [
         _flag(name, value) for name, value in arguments(plan, chain, architecture, grid).items()

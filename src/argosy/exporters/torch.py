@@ -161,8 +161,8 @@ class Pipeline:
 
 
 def export_torch(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
-    """Return ``argosy_pipeline.py``, ``schedule.csv`` and ``run.sh``."""
-    lost = settle(limits(plan), lossy=lossy)
+    """``argosy_pipeline.py``, ``schedule.csv`` and ``run.sh``."""
+    lost = settle(limits(plan), lossy=lossy, target=TargetName.TORCH)
     grid, first_line = grid_of(plan), head(TARGET, plan, chain)
     module = _MODULE.format(
         head=first_line,

@@ -122,8 +122,8 @@ def {function}() -> Trainer.Config:
 def export_torchtitan(
     plan: Plan, chain: Chain, architecture: Architecture, *, lossy: bool = False
 ) -> Export:
-    """Return the recipe, the schedule if there is a pipeline, and ``run.sh``."""
-    lost = settle(limits(plan, chain, architecture), lossy=lossy)
+    """The recipe, the schedule if there is a pipeline, and ``run.sh``."""
+    lost = settle(limits(plan, chain, architecture), lossy=lossy, target=TargetName.TORCHTITAN)
     grid = grid_of(plan)
     files = [(f"{MODULE}.py", _recipe(plan, chain, architecture, grid))]
     if len(plan.stages) > 1 and plan.schedule.kind not in _NAMED:

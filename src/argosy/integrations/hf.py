@@ -42,6 +42,7 @@ from argosy.integrations.processes import hidden_variables, visible
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime.job.agreement import batch_digest, check_agreed
+from argosy.runtime.processes.leaving import leave_at_exit
 from argosy.runtime.processes.ranks import devices_by_rank, seats_of
 from argosy.runtime.processes.run_folder import checkpoints
 from argosy.runtime.processes.world import device_of, join
@@ -103,6 +104,12 @@ class Trainer(transformers.Trainer):
         if args.world_size > 1:
             expected = "argosy.integrations.hf to be imported before TrainingArguments are made"
             raise bad_input(expected, f"arguments for {args.world_size} processes", where="args")
+        for name in ("fsdp", "deepspeed"):
+            if getattr(args, name, None):
+                raise bad_input(
+                    "none: the plan divides the model", str(getattr(args, name)), where=name
+                )
+        leave_at_exit()
         with visible(_VARIABLES):
             join(self.plan, self.roster)
         self._take_place(args)

@@ -67,6 +67,8 @@ def _problems(architecture: Architecture, tokens: int, width: int) -> Iterator[t
             yield f"{part.inner} inner columns over {width} devices", "a width that divides them"
         if attention.window is not None and attention.window < tokens:
             yield f"attention to {attention.window} of {tokens} tokens", "attention to all of them"
+        if attention.latent is not None:
+            yield "latent attention", "queries, keys and values that are not compressed"
         if attention.relative_buckets or attention.qk_norm == "all":
             yield "learned relative positions, or a norm over all heads", "neither"
         if attention.kv_heads % width:

@@ -3,10 +3,13 @@
 h hidden width, a heads, g key-value heads, d head dim, f inner width, E experts, v vocabulary, e
 table width:
 
-    (1) Attention        h a d + 2 h g d + a d h; biases (a + 2 g) d and h; query and key norms 2 d
-                         or (a + g) d; a table of relative positions, buckets x a; sinks a
+    (1) Attention        h a d + 2 h g d + a d h; biases (a + 2 g) d and h; query and key norms 2 d or
+                         (a + g) d; a table of relative positions, buckets x a; sinks a.
+        latent, with widths q and c of compressed queries and of compressed keys and values,
+        r rotary elements, u elements of a value: h q + q a d, h (c + r) + c a (d - r + u), a u h;
+        norms q + c; biases q + c + r and h
     (2) FeedForward      m h f with m = 3 gated, 2 not; biases (m - 1) f + h
-    (3) Experts          E times (2); router h E, its bias E; shared expert (2) and its gate h
+    (3) Experts          E times (2); router h E, its bias E; shared expert (2), its gate h if any
     (4) NormKind         h (root mean square), 2 h (layer norm) or 0 (nothing learned)
     (5) Block            (1), once more for cross attention; (2) or (3); its norms (4)
     (6) TokenEmbedding   v e; e h if e differs from h; h per position and per token type; (4)
@@ -39,6 +42,25 @@ class NormKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (MLA) computes queries, keys and values from compressed vectors."""
+
+    query_rank: int | None
+    """Width of the compressed queries; None: queries are projected from the hidden state."""
+    key_value_rank: int
+    """Width of the compressed keys and values."""
+    rotary_dim: int
+    """Elements of a query and of a key that are turned; all heads share those of the key."""
+    value_dim: int
+    """Elements of one head's value."""
+
+    @property
+    def widths(self) -> int:
+        """Widths of all compressed vectors, each of which has a norm."""
+        return (self.query_rank or 0) + self.key_value_rank
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """A multi-head attention, which shares keys and values between groups of heads if ``kv_heads <
     heads``."""
@@ -59,7 +81,9 @@ class Attention:
     dropout: bool = False
     """Whether the attention weights have dropout."""
     sinks: bool = False
-    """Whether each head has a learned score that takes a share of the attention weights."""
+    """A learned score per head that takes a share of the attention weights."""
+    latent: Latent | None = None
+    """How queries, keys and values are compressed; None: they are not."""
 
     @property
     def query_width(self) -> int:
@@ -69,13 +93,32 @@ class Attention:
     def key_width(self) -> int:
         return self.kv_heads * self.head_dim
 
+    @property
+    def value_width(self) -> int:
+        return self.kv_heads * self._value_dim
+
+    @property
+    def output_width(self) -> int:
+        """Elements of the result that the output projection reads."""
+        return self.heads * self._value_dim
+
+    @property
+    def _value_dim(self) -> int:
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
     def query_weights(self, hidden: int) -> int:
-        """Return the matrix weights that every query meets: the query and output projections."""
-        return 2 * hidden * self.query_width
+        """Matrix weights met by every query: the query and output projections."""
+        rank = None if self.latent is None else self.latent.query_rank
+        down, reads = (0, hidden) if rank is None else (hidden * rank, rank)
+        return down + reads * self.query_width + self.output_width * hidden
 
     def key_weights(self, hidden: int) -> int:
-        """Return the matrix weights that every key meets: the key and value projections."""
-        return 2 * hidden * self.key_width
+        """Matrix weights met by every key: the key and value projections."""
+        if self.latent is None:
+            return hidden * (self.key_width + self.value_width)
+        rank, rotary = self.latent.key_value_rank, self.latent.rotary_dim
+        up = self.key_width - self.kv_heads * rotary + self.value_width
+        return hidden * (rank + rotary) + rank * up
 
     def parameters(self, hidden: int) -> int:
         """Return the number of weights (1).
@@ -83,10 +126,14 @@ class Attention:
         >>> Attention(heads=32, kv_heads=8, head_dim=128).parameters(4096)
         41943040
         """
-        biases = self.qkv_bias * (self.query_width + 2 * self.key_width) + self.output_bias * hidden
-        norms = {"none": 0, "head": 2 * self.head_dim, "all": self.query_width + self.key_width}[
-            self.qk_norm
-        ]
+        biased = self.query_width + self.key_width + self.value_width
+        compressed = 0
+        if self.latent is not None:
+            compressed = self.latent.widths
+            biased = compressed + self.latent.rotary_dim
+        biases = self.qkv_bias * biased + self.output_bias * hidden
+        widths = {"none": 0, "head": 2 * self.head_dim, "all": self.query_width + self.key_width}
+        norms = widths[self.qk_norm] + compressed
         tables = (self.relative_buckets + self.sinks) * self.heads
         return self.query_weights(hidden) + self.key_weights(hidden) + biases + norms + tables
 
@@ -121,18 +168,24 @@ class Experts:
     count: int
     active: int
     shared: FeedForward | None = None
-    """An expert that every token meets, its result scaled by a learned gate."""
+    """An expert that every token meets."""
+    shared_gate: bool = True
+    """Whether a learned gate scales the result of the shared expert."""
     router_bias: bool = False
     normalized: bool = True
     """Whether the weights of the active experts of a token add up to 1."""
 
     def _common(self, hidden: int) -> int:
-        shared = 0 if self.shared is None else self.shared.parameters(hidden) + hidden
+        shared = 0
+        if self.shared is not None:
+            shared = self.shared.parameters(hidden) + self.shared_gate * hidden
         return hidden * self.count + self.router_bias * self.count + shared
 
     def matrix_weights(self, hidden: int) -> int:
-        """Return the matrix weights that one token meets."""
-        shared = 0 if self.shared is None else self.shared.matrix_weights(hidden) + hidden
+        """Those that one token meets."""
+        shared = 0
+        if self.shared is not None:
+            shared = self.shared.matrix_weights(hidden) + self.shared_gate * hidden
         return self.active * self.expert.matrix_weights(hidden) + hidden * self.count + shared
 
     def parameters(self, hidden: int) -> int:

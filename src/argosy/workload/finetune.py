@@ -74,6 +74,9 @@ def tuned_chain(
     train."""
     if tuning.is_full:
         return chain
+    if any(block.attention.latent is not None for block in architecture.blocks):
+        expected = "all weights to be trained: frozen latent attention is not modelled"
+        raise bad_input(expected, tuning.options, where="--train, --freeze")
     frozen_names = _frozen_names(chain, tuning)
     layers = TransformerLayers(architecture, chain.sequence_length, chain.dtype, fused_attention)
     blocks = iter((*architecture.encoder, *architecture.blocks))

@@ -9,11 +9,12 @@ from argosy.document import Document, validate
 from argosy.dtype import Dtype
 from argosy.errors import InputError, closest
 from argosy.workload.architecture import Architecture
-from argosy.workload.families import encoder, gpt, rotary
+from argosy.workload.families import deepseek, encoder, gpt, rotary
 from argosy.workload.families.config import Config, rule_problems
 
 FAMILIES: dict[str, type[Config]] = {
     "bert": encoder.Bert,
+    "deepseek_v3": deepseek.DeepseekV3,
     "gemma": rotary.Gemma,
     "gemma2": rotary.Gemma2,
     "gemma3_text": rotary.Gemma3,

@@ -7,46 +7,43 @@ bytes per element.
 FLOP = 2 x multiply-adds of matrix products. Norms, softmax, activation functions and table look-ups
 count as 0: their cost is memory traffic.
 
-     (1) projections, feed-forward   2 s x the matrix weights that a token meets
-     (2) attention proper            4 s min(s, window) a d; counted in full under a causal mask
-     (3) logits                      2 s v e; for the first token only 2 v h
-     (4) backward                    2 x forward; for patches, whose input needs no gradient, 1 x
+    (1) projections, feed-forward   2 s x the matrix weights that a token meets
+    (2) attention proper            4 s min(s, window) a d; counted in full under a causal mask;
+                                    with values of u elements 2 s min(s, window) a (d + u)
+    (3) logits                      2 s v e; for the first token only 2 v h
+    (4) backward                    2 x forward; for patches, whose input needs no gradient, 1 x
 
 Kept by a block from forward to backward, in elements of b bytes. Attention is fused (flash):
 nothing of size s x s is kept. With f = 4 h, g = a, a d = h, b = 2 and dropout the sum is 34 s h
 bytes, as in Korthikanti et al., "Reducing activation recomputation in large transformer models",
 without their 5 a s^2:
 
-     (5) residual stream     s h per norm (its input) and per part (what its projections read);
-                             parallel: - s h
-     (6) attention           s (2 a d + 2 g d): queries, keys, values, result; with norms
-                             s (a + g) d more
-     (7) feed-forward        m s f, m = 3 gated, 2 not: every up projection, and what the down
-                             projection reads
-     (8) experts             k times (7); 2 k s h routed inputs and results; s E router;
-                             shared: (7) + s h
-     (9) cross attention     (6) and the encoder's output s h, in every decoder block although
-                             blocks share it
-    (10) dropout             s h bytes of mask per part
-    (11) unfused attention   a s^2 weights; with dropout a s^2 more, and a s^2 bytes of mask
+    (5) residual stream     s h per norm (its input) and per part (what its projections read); parallel: - s h
+    (6) attention           s (2 a d + 2 g d): queries, keys, values, result; with norms s (a + g) d more;
+                            latent: s (2 a d + 2 a u), and 2 s (q + c) around the norms of compressed vectors
+    (7) feed-forward        m s f, m = 3 gated, 2 not: every up projection, and what the down projection reads
+    (8) experts             k times (7); 2 k s h routed inputs and results; s E router; shared: (7) + s h
+    (9) cross attention     (6) and the encoder's output s h, in every decoder block although blocks share it
+   (10) dropout             s h bytes of mask per part
+   (11) unfused attention   a s^2 weights; with dropout a s^2 more, and a s^2 bytes of mask
 
 Selective recomputation drops what can be computed again without a projection: norm outputs,
 activation function outputs, (11). It repeats (2) if attention is unfused, and about 8 operations
 per element, whose time is memory traffic.
 
-    (12) the embedding keeps 8 s bytes of ids or the pixels, what its norm and its projection read,
-         and a mask
-    (13) the head keeps s h per step before its logits, and their log-probabilities in fp32: 4 s v
-         bytes; nothing follows. While the loss is computed and differentiated there are, for a
-         moment, the logits and their gradient beside these, in fp32 and, if b < 4, in b bytes
-         too: 2 (4 + b) s v bytes, or 8 s v
-    (14) tensor parallelism all-reduces s h after each part, once if parallel. A table split by rows
-         reduces s h in forward only, split logits in backward only: half of it is counted in each
-         direction
-    (15) a sequence in parts exchanges keys and values, 2 s g d per attention; cut in at most s / 2
-         parts, because each takes a piece from the front and one from the back, so that all parts
-         have the same work under a causal mask
-    (16) experts in parts exchange k s h routed inputs, and as many results
+   (12) the embedding keeps 8 s bytes of ids or the pixels, what its norm and its projection read,
+        and a mask
+   (13) the head keeps s h per step before its logits, and their log-probabilities in fp32: 4 s v
+        bytes; nothing follows. While the loss is computed and differentiated there are, for a
+        moment, the logits and their gradient beside these, in fp32 and, where b < 4, in b bytes
+        too: 2 (4 + b) s v bytes, or 8 s v
+   (14) tensor parallelism all-reduces s h after each part, once if parallel. A table split by rows
+        reduces s h in forward only, split logits in backward only: half of it is booked in each
+        direction
+   (15) a sequence in parts exchanges keys and values, 2 s g d per attention, latent s a (d + u);
+        cut in at most s / 2 parts, because each takes a piece from the front and one from the back,
+        so that a causal mask leaves all the same work
+   (16) experts in parts exchange k s h routed inputs; their results are as many
 
 Not modelled: fp32 copies inside unfused norms, workspace, experts' padded or dropped tokens.
 """
@@ -211,7 +208,9 @@ class TransformerLayers:
         experts = block.feed_forward if isinstance(block.feed_forward, Experts) else None
         reductions = 1 if block.parallel else block.num_parts
         attentions = _attentions(block)
-        keys = sum(attention.key_width for attention in attentions)
+        keys_and_values = sum(
+            attention.key_width + attention.value_width for attention in attentions
+        )
         squares = (
             0.0 if self.fused else sum(self._square_bytes(attention) for attention in attentions)
         )
@@ -237,7 +236,7 @@ class TransformerLayers:
             else 0,
             num_experts=experts.count if experts else 0,
             routed_bytes=experts.active * self.stream * self.width if experts else 0.0,
-            key_value_bytes=2.0 * keys * self.tokens * self.width,
+            key_value_bytes=float(keys_and_values * self.tokens * self.width),
             attention_flop=sum(self.core_flop(attention) for attention in attentions),
             max_tensor_width=block.attention.kv_heads,
             max_context=self.max_context,
@@ -255,7 +254,7 @@ class TransformerLayers:
     def core_flop(self, attention: Attention) -> float:
         """Return the FLOP of attention proper (2)."""
         keys = min(self.tokens, attention.window or self.tokens)
-        return 4.0 * self.tokens * keys * attention.query_width
+        return 2.0 * self.tokens * keys * (attention.query_width + attention.output_width)
 
     def _block_memory(self, block: Block) -> tuple[float, float, float]:
         """Return the bytes kept, the bytes that selective recomputation drops, and the FLOP that it
@@ -266,10 +265,7 @@ class TransformerLayers:
         kept = (
             (block.num_norms + block.num_parts - block.parallel) * self.stream + kept_inner + normed
         )
-        kept += (
-            sum(2 * (attention.query_width + attention.key_width) for attention in attentions)
-            * self.tokens
-        )
+        kept += sum(_kept_width(attention) for attention in attentions) * self.tokens
         kept += (block.cross is not None) * self.stream
         norm_outputs = (block.num_parts if block.pre_norm else block.num_parts - 1) * self.stream
         dropped = norm_outputs + activated + normed
@@ -290,7 +286,7 @@ class TransformerLayers:
         inner, activated = self._feed_forward_elements(block.feed_forward)
         experts = block.feed_forward if isinstance(block.feed_forward, Experts) else None
         routed = 2 * experts.active * self.stream if experts is not None else 0.0
-        widths = sum(2 * (attention.query_width + attention.key_width) for attention in attentions)
+        widths = sum(_kept_width(attention) for attention in attentions)
         return BlockElements(
             attention=float(widths * self.tokens),
             normed=float(sum(_normed_width(attention) for attention in attentions) * self.tokens),
@@ -373,5 +369,14 @@ def _attentions(block: Block) -> tuple[Attention, ...]:
     return (block.attention,) if block.cross is None else (block.attention, block.cross)
 
 
+def _kept_width(attention: Attention) -> int:
+    """Elements of a token that attention keeps, without what norms give again: (6)."""
+    compressed = 0 if attention.latent is None else attention.latent.widths
+    inputs = attention.query_width + attention.key_width + attention.value_width
+    return inputs + attention.output_width + compressed
+
+
 def _normed_width(attention: Attention) -> int:
-    return 0 if attention.qk_norm == "none" else attention.query_width + attention.key_width
+    """Return the elements per token that norms inside attention write."""
+    heads = 0 if attention.qk_norm == "none" else attention.query_width + attention.key_width
+    return heads if attention.latent is None else heads + attention.latent.widths

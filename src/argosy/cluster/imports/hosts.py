@@ -37,8 +37,11 @@ class HostFacts:
     """Bytes/s of a host's NIC."""
 
     def nodes(self, counts: Mapping[str, int]) -> list[FoundNode]:
-        """Return an entry for each group of hosts with the same kind and number of devices, in the
-        order of the first of each."""
+        """Return an entry for each group of hosts with the same kind and number of devices.
+
+        Entries are in the order of their first hosts.
+        """
+        self.kinds.check_used((host, "") for host in counts)
         groups: dict[tuple[str, int], list[str]] = {}
         for host, count in counts.items():
             groups.setdefault((self.kinds.of(host), count), []).append(host)

@@ -4,12 +4,15 @@ their type."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from argosy.cluster.catalogue import catalogue
-from argosy.errors import bad_input
+from argosy.cluster.catalogue import catalogue, device_kind
+from argosy.errors import Mismatch, bad_input
+
+# A slice of a card (MIG) is called a100_3g.40gb: three sevenths of its processors.
+_SLICE = r"(?:^|[_-])[0-9]g\.[0-9]+gb"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +35,21 @@ class Kinds:
             )
             raise bad_input(expected, " and ".join(everywhere[:2]), where="--kind")
         named = [text.partition("=") for text in texts if "=" in text]
-        return cls(
-            everywhere=everywhere[0] if everywhere else None,
-            by_name=tuple((name.strip(), kind.strip()) for name, _, kind in named),
-        )
+        by_name = tuple((name.strip(), kind.strip()) for name, _, kind in named)
+        for kind in (*everywhere, *(kind for _, kind in by_name)):
+            _check_known(kind)
+        return cls(everywhere=everywhere[0] if everywhere else None, by_name=by_name)
+
+    def check_used(self, devices: Iterable[tuple[str, str]]) -> None:
+        """Raise an ``InputError`` if a name is neither a type nor a host of the file, which has
+        these (host, type) of devices."""
+        pairs = list(devices)
+        for name, kind in self.by_name:
+            if not any(_is_called(name, host, card) for host, card in pairs):
+                types = sorted({card for _, card in pairs if card})
+                known = f"the file has {', '.join(types[:4])}" if types else "the file has no types"
+                expected = f"TYPE=KIND or HOSTS=KIND with a type or hosts of the file; {known}"
+                raise bad_input(expected, f"{name}={kind}", where="--kind")
 
     def of(self, host: str, card: str = "") -> str:
         """Return the kind of the devices of a host; ``card`` is a scheduler's name for their type.
@@ -44,8 +58,13 @@ class Kinds:
         have.
         """
         for name, kind in self.by_name:
-            if name.lower() == card.lower() or fnmatchcase(host, name):
+            if _is_called(name, host, card):
                 return kind
+        if re.search(_SLICE, card):
+            expected = (
+                f"whole cards, or --kind {card[:40]}=KIND with a kind that is as fast as a slice"
+            )
+            raise bad_input(expected, f"slices of cards, {card[:40]} on {host}", where="--kind")
         choices = kinds_called(card)
         if self.everywhere is not None and (not choices or self.everywhere in choices):
             return self.everywhere
@@ -58,6 +77,18 @@ class Kinds:
         example = choices[0] if choices else "A100-80GB"
         expected = f"--kind {card}={example}, or another kind of the catalogue{known}"
         raise bad_input(expected, f"{card} on {host}", where="--kind")
+
+
+def _is_called(name: str, host: str, card: str) -> bool:
+    """Return whether a name of ``--kind`` means the devices of this type on this host."""
+    return name.lower() == card.lower() or fnmatchcase(host, name)
+
+
+def _check_known(kind: str) -> None:
+    try:
+        device_kind(kind)
+    except Mismatch as error:
+        raise bad_input(error.expected, kind, where="--kind", suggestion=error.suggestion) from None
 
 
 def kinds_called(name: str) -> tuple[str, ...]:

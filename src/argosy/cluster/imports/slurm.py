@@ -43,6 +43,10 @@ class Listed:
 def read_slurm(text: str, file: str, given: HostFacts) -> list[FoundNode]:
     """Return the nodes with GPUs that take jobs; the others are named in a comment."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if text.lstrip().startswith("{"):
+        raise InputError(
+            [Problem(file=file, found="JSON", expected=f"text without --json: {_EXPECTED}")]
+        )
     if lines and all(re.fullmatch(r"[^\s=|]+", line) for line in lines) and "NODELIST" not in lines:
         hosts = expand_hosts(",".join(lines))
         _check_hosts(hosts, file)
@@ -121,8 +125,10 @@ def _grouped(listed: dict[str, Listed], file: str, given: HostFacts) -> list[Fou
     """Return an entry for each group of nodes with the same devices and CPUs."""
     groups: dict[tuple[tuple[tuple[str, int], ...], tuple[str, ...], int | None], list[Listed]] = {}
     without, gone = [], []
+    cards_of = {name: gpus_of(node.gres, file) for name, node in listed.items()}
+    given.kinds.check_used((name, card) for name, cards in cards_of.items() for card, _ in cards)
     for node in listed.values():
-        cards = gpus_of(node.gres, file)
+        cards = cards_of[node.name]
         if any(
             flag.startswith(_UNAVAILABLE) for flag in re.split(r"[+*~#!%$@^-]", node.state.upper())
         ):

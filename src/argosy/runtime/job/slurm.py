@@ -23,6 +23,8 @@ from argosy.runtime.job.launch_script import comment, writing
 from argosy.runtime.processes.ranks import NodeRanks
 from argosy.runtime.processes.run_spec import RUN
 
+# The first command of a script, for people who start it themselves.
+_SUBMITTED = ': "${SLURM_JOB_ID:?is not set: submit this script with sbatch}"'
 _NO_CARD = "generic"
 """The vendor of device kinds that are parts of a CPU, for which Slurm has no generic resource."""
 
@@ -105,7 +107,13 @@ def slurm_script(launch: Launch) -> str:
     for index, component in enumerate(parts):
         lines += ["#SBATCH hetjob"] if index else []
         lines += [f"#SBATCH {option}" for option in _options(component)]
-    lines += ["set -euo pipefail", writing(launch.spec), *_table(launch, parts), *_meeting(launch)]
+    lines += [
+        "set -euo pipefail",
+        _SUBMITTED,
+        writing(launch.spec),
+        *_table(launch, parts),
+        *_meeting(launch),
+    ]
     lines += [f"start={shlex.quote(_start(launch))}"]
     steps = []
     for index, component in enumerate(parts):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -25,6 +25,10 @@ A factory whose first parameter is called ``named_parameters`` gets (name, param
 """
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 """``scheduler(optimizer)`` returns the scheduler of an optimizer."""
+
+
+# Names of optimizers whose update of an element depends on other elements of its weight.
+_WHOLE_WEIGHTS = frozenset({"Adafactor", "LAMB", "LARS", "Lamb", "Lars", "Muon", "SOAP", "Shampoo"})
 
 
 class Updating(NamedTuple):
@@ -82,6 +86,19 @@ def make_updating(
     for _ in range(steps):
         updating.after_step()
     return updating
+
+
+def check_takes_parts(optimizer: Optimizer | None, parts: Iterable[str]) -> None:
+    """Raise an ``InputError`` if an optimizer needs whole weights and this rank has parts of them.
+
+    ``parts`` are the names of weights of which the rank updates a part.
+    """
+    names = {base.__name__ for base in type(optimizer).__mro__}
+    part = next(iter(parts), None)
+    if part is not None and not names.isdisjoint(_WHOLE_WEIGHTS):
+        found = f"{type(optimizer).__name__}, which reads whole weights, for a part of {part}"
+        expected = "an optimizer that treats every element alone, or a plan without ZeRO and tensor parallelism"
+        raise InputError([Problem(path="optimizer", found=found, expected=expected)])
 
 
 def _takes_names(factory: OptimizerFactory) -> bool:

@@ -3,8 +3,9 @@
 A model declares its layers in one of three ways, tried in this order:
 
     (1)  it has a method ``argosy_layers()`` that returns modules, first to last;
-    (2)  it is an ``nn.Sequential``, whose children are the layers;
-    (3)  its class is in the table of known families (``huggingface``).
+    (2)  it is an ``nn.Sequential``: its children;
+    (3)  its class is in the table of known families (``huggingface``), or it is such a model with
+         adapters inside its layers (``peft``).
 
 Layer 0 is called with the arguments of the model; every later layer with the result of the one
 before, a pytree of tensors whose first dim is the samples; the last returns the model's result. If
@@ -16,6 +17,7 @@ skips layers, such as an encoder's output for every decoder block, is part of wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -26,6 +28,7 @@ from argosy.workload.capture.hooks import check_hooks
 
 def has_layers(model: nn.Module) -> bool:
     """Return whether one of (1) to (3) applies."""
+    model = without_wrapper(model)
     return (
         callable(getattr(model, "argosy_layers", None))
         or isinstance(model, nn.Sequential)
@@ -37,6 +40,7 @@ def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the layers of a model by (1) to (3); raise an ``InputError`` that explains what to do
     if none applies."""
     check_hooks(model)
+    model = without_wrapper(model)
     own = getattr(model, "argosy_layers", None)
     if callable(own):
         return tuple(_modules(own(), type(model).__name__))
@@ -51,6 +55,20 @@ def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
     )
     suggestion = f"add a method argosy_layers() to {name} that returns its layers, first to last"
     raise InputError([Problem(path="model", found=name, expected=expected, suggestion=suggestion)])
+
+
+def without_wrapper(model: nn.Module) -> nn.Module:
+    """The model inside a ``PeftModel`` whose adapters are all inside layers, such as LoRA's.
+
+    Adapters that change what the model is called with (prompt and prefix tuning) need the wrapper.
+    """
+    if "PeftModel" not in {base.__name__ for base in type(model).__mro__}:
+        return model
+    config: Any = getattr(model, "active_peft_config", None)
+    if config is None or getattr(config, "is_prompt_learning", True):
+        return model
+    inner: nn.Module = model.get_base_model()  # type: ignore[operator]
+    return inner
 
 
 def _modules(layers: Sequence[object], name: str) -> list[nn.Module]:

@@ -26,6 +26,7 @@ from argosy.runtime.communication.marks import Recorder
 from argosy.runtime.communication.measured import gather_timeline
 from argosy.runtime.communication.transport import Transport
 from argosy.runtime.processes.failure import in_contact, in_contact_beside_others
+from argosy.runtime.processes.leaving import leave_at_exit, release_at_exit
 from argosy.runtime.processes.ranks import devices_by_rank
 from argosy.runtime.processes.world import (
     await_device,
@@ -35,7 +36,12 @@ from argosy.runtime.processes.world import (
     open_groups,
 )
 from argosy.runtime.sources.maker import StageMaker
-from argosy.runtime.sources.optimizing import OptimizerFactory, SchedulerFactory, make_updating
+from argosy.runtime.sources.optimizing import (
+    OptimizerFactory,
+    SchedulerFactory,
+    check_takes_parts,
+    make_updating,
+)
 from argosy.runtime.sources.recipe import Recipe, autocast_for
 from argosy.runtime.sources.source import LayerSource, keepings_of
 from argosy.runtime.stages.compiling import check_compilable
@@ -105,6 +111,7 @@ def parallelize(
     check_supported(plan)
     if compile_stages:
         check_compilable(plan)
+    leave_at_exit()
     join(plan, roster)
     check_batch(example_batch, plan)
     rank = dist.get_rank()
@@ -174,6 +181,7 @@ class Trainer:
         scheduler: SchedulerFactory | None = None,
         is_compiled: bool = False,
     ) -> None:
+        release_at_exit(self)
         self.is_compiled = is_compiled
         self.recorder, self.device = recorder, recorder.device
         self.rank = dist.get_rank()
@@ -234,12 +242,13 @@ class Trainer:
         self._make_optimizer()
 
     def _make_optimizer(self) -> None:
-        named = [
-            (held.name, held.parameter) for held in self.held() if held.parameter.requires_grad
-        ]
+        trained = [held for held in self.held() if held.parameter.requires_grad]
+        named = [(held.name, held.parameter) for held in trained]
         self.updating = make_updating(
             self.optimizer_factory, self.scheduler_factory, named, self.steps
         )
+        parts = (held.name for held in trained if held.parameter.numel() < math.prod(held.shape))
+        check_takes_parts(self.optimizer, parts)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
