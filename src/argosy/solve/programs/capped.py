@@ -64,7 +64,7 @@ def cheapest(
     places: Sequence[int] | None = None,
     order: Sequence[int] | None = None,
 ) -> Found:
-    """Return the solution of (1).
+    """Return the cheapest assignment under the cap (1).
 
     ``weights`` are the tables of m, None for no cap; ``places`` gives the position of each variable
     along the graph.

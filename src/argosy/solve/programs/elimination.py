@@ -242,8 +242,8 @@ class Scheme:
         return _Kind(i, tuple(spread), made, len(sizes))
 
     def solve(self, costs: Sequence[Table]) -> Elimination:
-        """Evaluate (2) for these costs. Infinite costs forbid a choice; if nothing is allowed, the
-        value is infinite."""
+        """Eliminate all variables at these costs (2). Infinite costs forbid a choice; if nothing is
+        allowed, the value is infinite."""
         tables: list[Table] = []
         best: list[NDArray[np.int64]] = []
         for kind in self.kinds:
@@ -263,7 +263,7 @@ class Scheme:
 
 
 def eliminate(problem: AssignmentProblem, *, order: Sequence[int] | None = None) -> Elimination:
-    """Return the optimum of (1)."""
+    """Return the cheapest assignment and its cost, the optimum of (1)."""
     if order is None:
         order = elimination_order(
             [len(cost) for cost in problem.costs], [(i, j) for i, j, _ in problem.pairs]

@@ -60,7 +60,8 @@ class SegmentLoad:
 
 
 def best_ratios(program: Program, choices: StateChoices, pricing: Pricing) -> Segments:
-    """Return the ratios (1) for a program; the program's own ratios if it has nothing to split."""
+    """Return the best ratios for a program (1); the program's own ratios if it has nothing to
+    split."""
     return segment_ratios(
         program, ProgramPlacement(program.graph, choices, pricing, program.segments)
     )[0]
@@ -185,7 +186,7 @@ def solve_ratios(
 
 
 def _closed_ratios(load: SegmentLoad, memory: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Return the solution of (3) if it also solves (1), otherwise None."""
+    """Return the ratios in closed form (3) if they also solve (1), otherwise None."""
     total = load.work.sum(0)
     if not total.all() or not np.allclose(
         load.work * total[0], load.work[:, :1] * total, rtol=1e-9, atol=0.0
@@ -241,7 +242,7 @@ def _programme_ratios(
     memory: Sequence[float] | None,
     floor: float,
 ) -> tuple[tuple[float, ...], ...]:
-    """Return the solution of (1) and (2) by HiGHS."""
+    """Return the ratios that HiGHS finds for (1) and (2)."""
     count = loads[0].work.shape[1]
     programme = _Programme(count, len(loads), floor)
     for segment, load in enumerate(loads):
@@ -287,7 +288,8 @@ class _Programme:
         )
 
     def add_load(self, segment: int, load: SegmentLoad) -> None:
-        """Add (1) without memory; a c_i counts in seconds of its slowest device."""
+        """Add the compute and collectives of a segment (1); a c_i counts in seconds of its slowest
+        device."""
         own = range(segment * self.count, (segment + 1) * self.count)
         for seconds in load.work:
             most = self.variable(float(seconds.max()))
@@ -300,7 +302,7 @@ class _Programme:
         self.row(1.0, 1.0, *((column, 1.0) for column in own))
 
     def add_passing(self, one: int, other: int, seconds: float) -> None:
-        """Add (2)."""
+        """Add the cost of re-sharding between two segments (2)."""
         most = self.variable(seconds)
         passed = [self.variable(0.0) for _ in range(self.count - 1)]
         for end, amount in enumerate(passed):

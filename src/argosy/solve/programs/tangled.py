@@ -151,7 +151,7 @@ def _round(
     order: Sequence[int],
     held: Mapping[int, int],
 ) -> Found:
-    """Return the result of a round (2)."""
+    """Return the optimum of all free variables, with held variables at their choices (2)."""
     part, lighter = _without(problem, weights, held)
     solution = cheapest(part, lighter, places=places, order=order)
     choice = list(solution.choice)
