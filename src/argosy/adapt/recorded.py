@@ -37,7 +37,8 @@ class Seen:
 def seen_in(
     timeline: Timeline, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel
 ) -> Seen:
-    """Return the estimates (1) from a timeline that a run of ``plan`` has measured."""
+    """Return the rates of links and speeds of devices (1) from a timeline that a run of ``plan``
+    has measured."""
     if timeline.clock != "measured":
         raise bad_input("a timeline that a run has measured", timeline.clock)
     strange = [name for name in timeline.devices if name not in cluster.device_index]

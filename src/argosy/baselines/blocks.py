@@ -74,7 +74,7 @@ devices in use before that stage with those it takes."""
 def block_table(
     view: EqualDevices, micro_batch: int, unit: int, *, straight: bool = False
 ) -> dict[Counts, Row]:
-    """Return (1) for all numbers of devices that the policies can reach."""
+    """Return the least largest block (1) for all numbers of devices that the policies can reach."""
     size, is_symmetric = view.num_layers + 1, _are_alike(view)
     empty = (0,) * len(view.sizes)
     chunk = unit if all(size % unit == 0 for size in view.sizes) else 1

@@ -128,7 +128,7 @@ def find_island_plan(
 
 
 def _candidates(cluster: Cluster, options: IslandOptions) -> list[Division]:
-    """Return the divisions of (1)."""
+    """Return the divisions of the cluster into islands that are tried (1)."""
     if options.count is not None:
         return [division_into(cluster, options.count)]
     return [division for division in divisions(cluster) if len(division) <= _MOST_ISLANDS]

@@ -48,7 +48,7 @@ class KeptPlans:
     slopes: FloatArray
 
     def seconds(self, bandwidth: float) -> FloatArray:
-        """Return the seconds (1) of every plan at a bandwidth in bytes/s."""
+        """Return the seconds of an iteration of every plan at a bandwidth in bytes/s (1)."""
         result: FloatArray = (self.intercepts + self.slopes / bandwidth).max(axis=1)
         return result
 

@@ -102,7 +102,7 @@ class SteadyGraph:
     def _run(
         self, network: SteadyNetwork, links: frozenset[int] | None
     ) -> tuple[FloatArray, FloatArray]:
-        """Evaluate (1) with or without the derivative."""
+        """Evaluate the recurrence over the tasks (1), with or without the derivative."""
         width = network.inverse.shape[1]
         zero = np.zeros(width)
         over: list[tuple[FloatArray, FloatArray]] = []

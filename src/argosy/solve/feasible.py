@@ -175,7 +175,8 @@ class _Programme:
         return None
 
     def _low(self, left: int) -> list[Reach]:
-        """Return (1) for every vector, at the ``left``-th stage from the end."""
+        """Return the first layer that fits before each end (1) for every vector, at the ``left``-th
+        stage from the end."""
         depth = usual_depth(self.schedule, left, self.shape.num_micro_batches)
         return [_first_that_fits(most >= depth) for most in self.most]
 

@@ -31,8 +31,9 @@ _MOST_PARTS = 32
 def parts_of(
     prices: Prices, shapes: Sequence[Shape]
 ) -> Iterator[tuple[float, tuple[Pool, ...], list[int]]]:
-    """Yield (1) and the pools of every part, numbered from 0, with their numbers in the cluster;
-    parts of fewest nodes first, because links across many nodes are slow."""
+    """Yield a lower bound in seconds (1) and the pools of every part, numbered from 0, with their
+    numbers in the cluster; parts of fewest nodes first, because links across many nodes are
+    slow."""
     pools = prices.pools
     if sum(pool.count for pool in pools) > _MOST_DEVICES:
         return

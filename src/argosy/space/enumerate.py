@@ -236,11 +236,8 @@ def stage_parts(
 def quick_parts(
     prices: Prices, parts: Mapping[Vector, Sequence[Shared]], most: float
 ) -> dict[Vector, list[Shared]]:
-    """Return all options by vector, without those that pruning rules remove and without vectors
-    that have no option.
-
-    ``parts`` is the result of ``stage_parts``, if the caller has it already.
-    """
+    """Return the parts that compute a micro-batch of the whole chain in less than ``most``
+    seconds."""
     return {
         vector: [shared for shared in ways if whole_seconds(prices, *shared) < most]
         for vector, ways in parts.items()

@@ -341,12 +341,13 @@ class Option:
 
     @cached_property
     def exchange(self) -> Rates:
-        """Return a lower bound on (4) over all algorithms, as rates in seconds."""
+        """Return a lower bound over all algorithms on the seconds of gradient exchange (4), as
+        rates."""
         return self._times_around(self._exchanges_at_the_end)
 
     @cached_property
     def exchanges(self) -> list[Rates]:
-        """Return (4) for each algorithm, as rates in seconds."""
+        """Return the seconds of gradient exchange by each algorithm (4), as rates."""
         return [self._times_around(self._exchanges_at_the_end, way) for way in self._ways_around]
 
     @property
@@ -369,13 +370,15 @@ class Option:
 
     @cached_property
     def stretch(self) -> Rates:
-        """Return a lower bound on (6), as rates in seconds."""
+        """Return a lower bound on the seconds between a backward under ZeRO 3 and the next action
+        (6), as rates."""
         return self._times_around(2 if self.zero == 3 and not self.prefetches else 0)
 
     @cached_property
     def load(self) -> Rates:
-        """Return a lower bound on (5), as rates in seconds: ZeRO 2 scatters gradients after every
-        backward; ZeRO 3 also gathers weights twice."""
+        """Return a lower bound on the seconds per micro-batch that ZeRO keeps the network busy (5),
+        as rates: ZeRO 2 scatters gradients after every backward; ZeRO 3 also gathers weights
+        twice."""
         return self._times_around({2: 1, 3: 3}.get(self.zero, 0))
 
     def _times_around(self, times: int, way: Rates | None = None) -> Rates:

@@ -50,8 +50,7 @@ class Pool:
     node_size: int
     """Devices in each of these nodes, those of other pools included."""
     intra_bandwidth: float
-    """Bytes/s between two devices of a node over the best medium; infinity if a node has only one.
-    """
+    """Bytes/s between two devices of a node over the best medium; infinity for a single device."""
     intra_latency: float
     intra_is_shared: bool
     """Whether that bandwidth is one capacity for the whole node."""
@@ -66,7 +65,7 @@ class Pool:
     host_bandwidth: float = 0.0
     """Bytes/s between a device and the memory of its host, in each direction."""
     host_is_shared: bool = False
-    """Whether that bandwidth is one capacity for the whole node."""
+    """Whether the host's bandwidth is one capacity for the whole node."""
     nvme_bandwidth: float = 0.0
     """Bytes/s of a node's drive; 0 without one."""
     rooms: tuple[tuple[Tier, float], ...] = ()

@@ -349,8 +349,8 @@ class Judge:
         transfer: Sequence[float],
         wiring: Wiring | None,
     ) -> tuple[list[float], float]:
-        """Return the tails (3), and by how much exchanges can be delayed by each other and by
-        transfers."""
+        """Return the gradient exchange and update of each stage (3), and by how much exchanges can
+        be delayed by each other and by transfers."""
         tails = [stage[2] for stage in stages]
         updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in plan]
         closed = self._closed_forms(plan, wiring) if wiring is not None else []

@@ -41,7 +41,7 @@ class _Parts:
 
 
 def _parts(candidate: Candidate, seconds: float) -> _Parts:
-    """Return (1) to (4) of a candidate that takes ``seconds``."""
+    """Return the parts (1) to (4) of an iteration of a candidate that takes ``seconds``."""
     times = [sum(choice.option.seconds(choice.first, choice.end)) for choice in candidate.plan]
     slowest = times.index(max(times))
     pace = candidate.shape.num_micro_batches * times[slowest]

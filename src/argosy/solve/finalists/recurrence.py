@@ -72,7 +72,8 @@ class ScheduleTime(NamedTuple):
 def recurrence_seconds(
     schedule: ScheduleSpec, count: int, plans: Sequence[Columns], *, shared: bool = False
 ) -> list[float]:
-    """Return the seconds (1) of plans of one length; with ``shared`` the seconds (2)."""
+    """Return the seconds of plans of one length if every link is exclusive (1) or, with ``shared``,
+    if transfers share all their links (2)."""
     arrays = {name: np.array([getattr(plan, name) for plan in plans]).T for name in _NAMES}
     if shared:
         arrays["transfer"] = np.array([plan.shared for plan in plans]).T

@@ -64,7 +64,8 @@ class Sums:
         algorithms: tuple[Algorithm, ...],
         num_bytes: float,
     ) -> float:
-        """Return the seconds (1) of the best algorithm, twice around."""
+        """Return the seconds of summing gradients, twice around, by the best of the algorithms
+        (1)."""
         key = (*stages, algorithms)
         if key not in self.rates:
             self.rates[key] = [self._rates(stages, algorithm) for algorithm in algorithms]
@@ -122,7 +123,8 @@ class Sums:
     def _rates(
         self, stages: Sequence[tuple[tuple[PoolPart, ...], Places]], algorithm: Algorithm
     ) -> Rates:
-        """Return (1) for one byte."""
+        """Return for each route the seconds per byte of weights that go once around, and the
+        latency (1)."""
         holders: list[tuple[str, ...]] = []
         for parts, places in stages:
             for part, (begin, end) in zip(parts, places, strict=True):

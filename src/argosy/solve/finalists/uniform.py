@@ -247,7 +247,8 @@ def _least_exchange(prices: Prices, section: Section) -> float:
 def _least_seconds(
     shape: Shape, wholes: FloatArray, sums: FloatArray, covered: tuple[float, float]
 ) -> FloatArray:
-    """Return the larger of (3) and (4) for every row of W and E."""
+    """Return lower bounds in seconds by (3) and (4), the larger of both, for every row of W and
+    E."""
     total, gate, count = np.zeros(len(wholes)), shape.gate, shape.num_micro_batches
     for rate in 1 / wholes.T[::-1]:
         total += np.maximum(0.0, (rate - gate * total) / count)
@@ -259,11 +260,7 @@ def _least_seconds(
 
 
 def _least_shares(prices: Prices, sections: Sequence[Section], size: int) -> tuple[float, float]:
-    """Return c of (3) and of (4).
-
-    The shares are computed with the fewest and the most samples, between which the share of a layer
-    in the time is monotonic; for (4) the smaller of this share and the share in the weights counts.
-    """
+    """Return the least sums of the layers' shares, c of (3) and c of (4)."""
     ways = {(pool, section.width) for section in sections for pool, _ in section.taken}
     layer_shares = []
     for pool, width in sorted(ways):
@@ -401,7 +398,8 @@ def _ends(prices: Prices, row: _Row) -> Iterator[tuple[int, ...]]:
 def _two_stage_seconds(
     prices: Prices, shape: Shape, stages: Sequence[tuple[PoolPart, ...]]
 ) -> FloatArray:
-    """Return the seconds (2) for every cut; infinity at the ends of the chain."""
+    """Return the estimated seconds of two stages (2) for every cut; infinity at the ends of the
+    chain."""
     count, size = shape.num_micro_batches, shape.micro_batch_size
     before, after = (_running(prices, parts) for parts in stages)
     times = before, after[-1] - after

@@ -84,8 +84,8 @@ class Wiring:
     """For each stage, the name of its node; None if it has several."""
 
     def seconds(self, outputs: Sequence[float]) -> tuple[list[float], list[float], float]:
-        """Return (4) and (5) for each boundary, and (6), if ``outputs`` bytes per sample cross the
-        boundaries."""
+        """Return the seconds of a transfer alone (4) and with all others (5) for each boundary, and
+        those of the busiest link (6), if ``outputs`` bytes per sample cross the boundaries."""
         total = [0.0] * self.num_links
         alone = []
         for both, output in zip(self.boundaries, outputs, strict=True):
@@ -306,7 +306,8 @@ def _load(
 
 
 def _share_inside(source: _Bundle, target: _Bundle, per_node: int) -> float:
-    """Return the share (2), device by device: each has its share of every sample of its replica."""
+    """Return the share of samples that stays inside nodes (2), device by device: each has its share
+    of every sample of its replica."""
     width = 1 / math.lcm(source.width, target.width)
     both = 0
     stays = 0.0

@@ -131,7 +131,8 @@ class ProgramPlacement:
         return group.transfer_seconds(step.kind, amount, self.shares(cut))
 
     def delivery_seconds(self, value: int, made: State, delivery: Delivery) -> float:
-        """Return the seconds of (2)."""
+        """Return the seconds of the collective from the state in which a value is made to its
+        delivery (2)."""
         if made is REPLICATED:
             return 0.0
         steps = conversions(made, delivery)
@@ -170,7 +171,8 @@ class ProgramPlacement:
         return moved
 
     def row_seconds(self, index: int, row: ShardingRule) -> float:
-        """Return the seconds of (1)."""
+        """Return the longest compute of any device for an operation done by a row (1), in
+        seconds."""
         flop, moved = self.row_work(index)
         if flop == 0 and moved == 0:
             return 0.0
@@ -179,7 +181,8 @@ class ProgramPlacement:
         )
 
     def parameter_seconds(self, value: int, delivery: Delivery) -> float:
-        """Return the seconds of (3)."""
+        """Return the seconds of the all-gather of a value that is stored in shards and used whole
+        (3)."""
         if delivery.stored is None or delivery.stored in delivery.states:
             return 0.0
         step = Conversion(GroupCollective.ALL_GATHER, delivery.stored, REPLICATED)
@@ -224,7 +227,8 @@ class ProgramPlacement:
         return self._intern(key, lambda: np.array([self.row_seconds(index, row) for row in rows]))
 
     def _pair_costs(self, index: int) -> list[tuple[int, Table]]:
-        """Return the tables (2) and (4) of a node and the values at its ends."""
+        """Return tables over a node and the values at its ends: collectives (2) and forbidden pairs
+        (4)."""
         node = self.graph.nodes[index]
         made = enumerate(node.outputs, len(node.inputs))
         tables = [
@@ -250,7 +254,8 @@ class ProgramPlacement:
         )
 
     def _made(self, index: int, place: int, value: int) -> Table:
-        """Return the table (2)."""
+        """Return the table of collectives from the results of a node's rows to the deliveries of a
+        value (2)."""
         rows, options = self.rows[index], self.deliveries[value]
         how = (id(options), self.moved_bytes(value))
 
@@ -266,7 +271,8 @@ class ProgramPlacement:
         return self._intern(key, lambda: np.array([line(row.outputs[place]) for row in rows]))
 
     def _taken(self, index: int, places: tuple[int, ...], value: int) -> Table:
-        """Return the table (4)."""
+        """Return the table that forbids rows of a node which a delivery of its operand does not
+        serve (4)."""
         rows, options = self.rows[index], self.deliveries[value]
 
         def barred() -> Table:
@@ -280,7 +286,8 @@ class ProgramPlacement:
         return self._intern(("taken", id(rows), places, id(options)), barred)
 
     def _trained(self, parameter: int, gradient: int) -> Table:
-        """Return the table (5)."""
+        """Return the table that forbids deliveries of a gradient other than the parameter's storage
+        (5)."""
         ours, theirs = self.deliveries[parameter], self.deliveries[gradient]
 
         def fits(held: Delivery, given: Delivery) -> bool:

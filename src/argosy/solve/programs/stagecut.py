@@ -86,7 +86,8 @@ class StageCut:
 
 
 def cut_pieces(pieces: Pieces, shares: Sequence[float]) -> StageCut:
-    """Return the solution of (1) at the smallest tolerance of ``TOLERANCES`` that can be met."""
+    """Return the stages that the fewest bytes cross (1), at the smallest tolerance of
+    ``TOLERANCES`` that can be met."""
     for tolerance in TOLERANCES:
         stages = _solve(pieces, shares, tolerance)
         if stages is not None:
@@ -176,7 +177,7 @@ class _Programme:
         self.solver.addRow(bound, self.infinite, len(terms), columns, factors)
 
     def add_pieces(self, first: Sequence[int], last: Sequence[int]) -> None:
-        """Add variables y within their windows, and (2)."""
+        """Add variables y within their windows; each piece has one stage (2)."""
         for v, row in enumerate(self.later):
             for s, column in enumerate(row, start=1):
                 self.solver.addVar(float(s <= first[v]), float(s <= last[v]))
@@ -186,7 +187,8 @@ class _Programme:
                 self.at_least(0.0, (earlier, 1.0), (later, -1.0))
 
     def add_tensors(self) -> None:
-        """Add variables w, (1), (3) and (4)."""
+        """Add variables w with their costs (1), and the order of makers and readers, (3) and
+        (4)."""
         column = len(self.later) * self.boundaries
         scale = max((tensor.num_bytes for tensor in self.pieces.tensors), default=1.0)
         for tensor in self.pieces.tensors:
@@ -201,7 +203,7 @@ class _Programme:
                 column += 1
 
     def add_budgets(self) -> None:
-        """Add (5)."""
+        """Add the limits on the FLOP of each stage (5)."""
         total = sum(self.pieces.flop)
         for s, budget in enumerate(self.budgets):
             terms = []

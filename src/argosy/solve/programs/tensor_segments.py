@@ -121,8 +121,8 @@ class _Forward:
         self.few = _FEW_WEIGHTS * chain.parameters
 
     def shares(self, width: int) -> list[_Share | None]:
-        """Return (1) to (3) for groups of this width; None for a segment that they do not
-        divide."""
+        """Return how groups of this width share each segment, (1) to (3); None for a segment that
+        they do not divide."""
         program = self._program(width)
         is_divided, reduced, stream = (
             self._divided(program),
@@ -175,7 +175,8 @@ class _Forward:
         ]
 
     def _reduced(self, program: Program) -> list[float]:
-        """Return the bytes (2), by the segment that makes a value, or first reads it."""
+        """Return the bytes of all-reduces (2), by the segment that makes a value, or first reads
+        it."""
         reduced = [0.0] * len(self.bounds)
         for move in program.moves:
             if move.step.kind is not GroupCollective.SLICE:
@@ -187,7 +188,7 @@ class _Forward:
         return reduced
 
     def _stream(self, program: Program) -> list[float]:
-        """Return the bytes (3) of each segment."""
+        """Return for each segment the kept bytes that every device has whole (3)."""
         stream = [0.0] * len(self.bounds)
         for value in self.kept:
             node = self.graph.producer[value]

@@ -75,7 +75,8 @@ class Bounds:
 def suffix_bounds(
     menu: Menu, counts: Vector, most_stages: int, upper: float, *, only_kind: bool = False
 ) -> Bounds:
-    """Return (0) to (3) for all suffixes, with (4) if plans of later kinds do not count.
+    """Return lower bounds (0) to (3) for all suffixes, with (4) if plans of later kinds do not
+    count.
 
     Values that cannot stay below ``upper`` become infinite.
     """
@@ -186,21 +187,22 @@ class _Least:
     length: int
     """Number of lengths l."""
     passing: FloatArray
-    """p + 2x."""
+    """Way of a micro-batch through the stage and back, with both transfers: p + 2x."""
     warm: FloatArray
-    """(n - 1) f_p + p."""
+    """Forwards before the first backward, and the first way there and back: (n - 1) f_p + p."""
     busy: FloatArray
-    """M g, or what the links need for all micro-batches that are sent on."""
+    """Seconds for all micro-batches: M g, or what the links need to send them on."""
     drained: FloatArray
-    """M g - (n - 1) f + 2x."""
+    """Seconds of work that remain when the first micro-batch is back: M g - (n - 1) f + 2x."""
     after: FloatArray
-    """w + tail."""
+    """Seconds after the last gradient was sent back: w + tail."""
     done: FloatArray
-    """M t + tail."""
+    """Seconds of all micro-batches, exchange and update: M t + tail."""
     ahead: FloatArray
-    """f_p + x."""
+    """Forward and transfer to the next stage: f_p + x."""
     sent: FloatArray | None
-    """(M - 1) s; None if that is 0."""
+    """Seconds in which all other micro-batches are sent before the last: (M - 1) s; None if that is
+    0."""
 
 
 class _Strip:

@@ -274,8 +274,8 @@ def _has_empty(boundaries: Boundaries) -> bool:
 
 
 def _leftmost(chain: _Chain, seconds: float) -> Boundaries:
-    """Return (5) from the right end: no cut within ``seconds`` has a boundary further left. It
-    begins above 0 if no cut exists."""
+    """Return the leftmost boundaries by (5) from the right end: no cut within ``seconds`` has a
+    boundary further left. The first one is above 0 if no cut exists."""
     boundaries = [chain.num_items]
     for device in reversed(range(len(chain.speeds))):
         boundaries.append(_first_start(chain, device, seconds, boundaries[-1]))
@@ -283,7 +283,8 @@ def _leftmost(chain: _Chain, seconds: float) -> Boundaries:
 
 
 def _rightmost(chain: _Chain, seconds: float) -> Boundaries:
-    """Return (5) from the left end: no cut within ``seconds`` has a boundary further right."""
+    """Return the rightmost boundaries by (5) from the left end: no cut within ``seconds`` has a
+    boundary further right."""
     boundaries = [0]
     for device in range(len(chain.speeds)):
         boundaries.append(_last_end(chain, device, seconds, boundaries[-1]))
@@ -373,13 +374,14 @@ def _leftmost_start(
 
 
 def _offered(chain: _Chain, device: int, origin: int, starts: slice) -> FloatArray:
-    """Return the left side of (4), with work counted from ``origin`` to keep the numbers small."""
+    """Return what each start offers: the left side of (4), with work counted from ``origin`` to
+    keep the numbers small."""
     work = chain.work_array[starts] - chain.work[origin]
     return work / chain.speeds[device] - chain.cut[starts]
 
 
 def _needed(chain: _Chain, device: int, seconds: float, origin: int, ends: slice) -> FloatArray:
-    """Return the right side of (4)."""
+    """Return what each end needs: the right side of (4)."""
     return (
         (chain.work_array[ends] - chain.work[origin]) / chain.speeds[device]
         + chain.cut[ends]

@@ -27,16 +27,16 @@ class Fan:
     slow: FloatArray
     gated: FloatArray
     waits: FloatArray
-    """M g - (n - 1) f + 2x."""
+    """Seconds of work that remain when the first micro-batch is back: M g - (n - 1) f + 2x."""
     warm: FloatArray
-    """(n - 1) f_p + p."""
+    """Forwards before the first backward, and the first way there and back: (n - 1) f_p + p."""
     passing: FloatArray
-    """p + 2x."""
+    """Way of a micro-batch through the stage and back, with both transfers: p + 2x."""
     ahead: FloatArray
-    """f_p + x."""
+    """Forward and transfer to the next stage: f_p + x."""
     tail: FloatArray
     late: FloatArray
-    """w + tail."""
+    """Seconds after the last gradient was sent back: w + tail."""
     load: FloatArray
     over: FloatArray
     """[where, row]: x by the place of the next stage (``solve.search.row.Where``)."""
@@ -45,7 +45,8 @@ class Fan:
     leaving: FloatArray
     """[where, row]: what links need for all micro-batches that are sent on."""
     sent: FloatArray
-    """[where, row]: (M - 1) s."""
+    """[where, row]: seconds in which all other micro-batches are sent before the last: (M - 1)
+    s."""
     returning: FloatArray
     """Seconds that NICs need for all gradients that go to a stage in another node."""
     fixed: FloatArray

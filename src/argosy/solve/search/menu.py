@@ -249,8 +249,8 @@ class Menu:
         return [np.array(rows) for rows in groups.values() if len(rows) > 1]
 
     def _hops(self) -> list[FloatArray]:
-        """Return (8) along a thread for each ``Where``: [option, cut], 0 at the ends of the
-        chain."""
+        """Return the seconds of transfers along a thread (8) for each ``Where``: [option, cut], 0
+        at the ends of the chain."""
         common = (
             1
             if self.kind is PlanKind.MIXED
@@ -265,12 +265,13 @@ class Menu:
         return [self._at_cuts(np.array(each)) for each in hops]
 
     def _full_hops(self) -> list[FloatArray]:
-        """Return (8) of even plans."""
+        """Return the seconds of transfers in even plans (8) for each ``Where``: [option, cut]."""
         hops = [even_hops(option, self.ground, self._other_sites) for option in self.options]
         return [self._at_cuts(np.array(each)) for each in zip(*hops, strict=True)]
 
     def _crossings(self) -> list[FloatArray]:
-        """Return (9)."""
+        """Return the seconds that links need for a micro-batch (9) for each ``Where``: [option,
+        cut]."""
         leaving = self.costs.leaving
         each = [np.zeros(len(leaving)), leaving]
         for site in self._other_sites:
@@ -279,7 +280,8 @@ class Menu:
         return [np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in each]
 
     def _sending(self) -> list[FloatArray]:
-        """Return (10); replicas of even plans send at the same moment."""
+        """Return the seconds that links need for one replica's part of a micro-batch (10) for each
+        ``Where``: [option, cut]. Replicas of even plans send at the same moment."""
         if self.kind is PlanKind.EVEN:
             return self.crossing
         each = [

@@ -336,8 +336,8 @@ class PlanSearch:
         return np.asarray(is_inside if node.is_near else ~is_inside)
 
     def _bounds(self, node: _Node, fan: Fan) -> tuple[FloatArray, FloatArray]:
-        """Return (1) for every row, infinite if there are too few devices; and the rest of a plan,
-        for ties."""
+        """Return the lower bound (1) of every row, infinite if there are too few devices; and the
+        rest of a plan, for ties."""
         following = self._next(node.devices)
         longer = np.maximum(self._entering(node, fan) - node.over, 0.0)
         ahead, waiting = node.ahead + longer, node.drained + 2 * longer
@@ -367,7 +367,7 @@ class PlanSearch:
     def _alone(
         self, node: _Node, fan: Fan, ahead: FloatArray, around: FloatArray, waiting: FloatArray
     ) -> tuple[FloatArray, ...]:
-        """Return the terms of (1) that do not depend on what follows."""
+        """Return the terms of the lower bound (1) that do not depend on what follows."""
         following = self._next(node.devices)
         begins, ends = following.begins[fan.vector], following.ends[fan.vector]
         returning = np.where(begins, fan.returning, 0.0)

@@ -49,9 +49,11 @@ class Rest:
     way: float
     """Seconds there and back of any micro-batch (P)."""
     first: float
-    """R, in seconds."""
+    """Seconds from the first forward to the end of the first backward (R of
+    ``solve.search.bounds``)."""
     whole: float
-    """W, in seconds."""
+    """Seconds from the first forward until the last gradient is sent back (W of
+    ``solve.search.bounds``)."""
 
 
 def prefix_seconds(

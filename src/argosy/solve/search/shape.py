@@ -49,13 +49,14 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Return the least of (2) over the schedules."""
+        """Return the least number of backwards in a row over the schedules (2)."""
         count = self.num_micro_batches
         return min(count, *(group_size(schedule, count) for schedule in self.schedules))
 
     @property
     def gate(self) -> float:
-        """Return the least of (3) over the schedules."""
+        """Return the least share of a backward that the stage before waits for, over the schedules
+        (3)."""
         return min(map(gate, self.schedules))
 
     def __repr__(self) -> str:

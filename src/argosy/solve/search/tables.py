@@ -172,14 +172,15 @@ class Costs:
         )
 
     def seconds(self, rows: Indices, first: Indices, end: Indices) -> FloatArray:
-        """Return (1) alone."""
+        """Return the seconds per micro-batch of the slowest replica (1)."""
         at = self.grid.layers(first, end)
         return self._stretched(
             _largest(_ranges(self.slow, rows, at)), rows, self.prices.held_by_kind[:, at[0], at[1]]
         )
 
     def _stretched(self, alone: FloatArray, rows: Indices, held: FloatArray) -> FloatArray:
-        """Return (1), given the seconds of compute alone."""
+        """Return the seconds per micro-batch of the slowest replica (1), given those of compute
+        alone."""
         gathers = self.gathers[rows]
         if self.gate < 1 or not gathers.any():
             return alone
@@ -191,8 +192,12 @@ class Costs:
     def _with_copies(
         self, alone: FloatArray, ahead: FloatArray, rows: Indices, at: _Ranges
     ) -> tuple[FloatArray, FloatArray]:
-        """Return (1) and (3), given the seconds of compute alone, with copies to hosts beside it at
-        their minimum: nothing waits for a first layer, and links are free of others."""
+        """Return the seconds of the slowest replica (1) and of its forward (3) with copies to
+        hosts, given those of compute alone.
+
+        The copies are at their minimum: nothing waits for a first layer, and links are free of
+        others.
+        """
         alone, ahead = alone.copy(), ahead.copy()
         for row in np.nonzero(self.offloads[rows])[0].tolist():
             option = self.options[rows[row]]
@@ -213,7 +218,8 @@ class Costs:
         return alone, ahead
 
     def _tails(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
-        """Return (5), by the best algorithm for each range."""
+        """Return the seconds of gradient exchange and update (5), by the best algorithm for each
+        range."""
         ways = [self.prices.weigh(rates[rows], held) for rates in self.exchanges]
         exchange = ways[0] if len(ways) == 1 else np.minimum(*ways)
         if self.gate < 1:
@@ -225,7 +231,7 @@ class Costs:
         return exchange
 
     def _loads(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
-        """Return (6)."""
+        """Return the seconds per micro-batch that a network is busy (6)."""
         outputs, some = self.prices.outputs, self.loads[rows]
         returned = self.prices.returned
         passing = outputs[at[0]] + outputs[at[1]]
@@ -237,7 +243,7 @@ class Costs:
         return busy
 
     def _fitting(self, rows: Indices, first: Indices, end: Indices, held: FloatArray) -> FloatArray:
-        """Return (7)."""
+        """Return the most micro-batches in flight with which the layers fit (7)."""
         at, kind = self.grid.layers(first, end), self.kind[rows]
         weights = self.prices.weigh(self.state[rows], held)
         whole = self.whole[rows]

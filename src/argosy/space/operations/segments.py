@@ -234,8 +234,8 @@ class _Step:
     def _frozen(
         self, homes: Mapping[int, tuple[int, ...]], of_node: Sequence[int], count: int, samples: int
     ) -> tuple[list[Frozen | None], dict[int, int]]:
-        """Return (7) for each segment, and for segments that read frozen weights of another one the
-        index of that segment."""
+        """Return the frozen parameters of each segment (7), and for segments that read frozen
+        weights of another one the index of that segment."""
         graph = self.graph
         if not any(homes.values()):
             return [None] * count, {}
