@@ -128,8 +128,7 @@ class Trainer(transformers.Trainer):
         args._n_gpu = min(1, args._n_gpu)
 
     def _check(self, keywords: dict[str, Any]) -> None:
-        """Raise an ``InputError`` with every setting under which training would differ from one
-        process."""
+        """Raise an ``InputError`` with all settings that make training differ from one process."""
         args, plan, problems = self.args, self.plan, []
 
         def refuse(path: str, found: object, expected: str) -> None:

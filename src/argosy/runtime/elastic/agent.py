@@ -135,11 +135,8 @@ class Agent:
             await asyncio.sleep(self.spec.interval)
 
     async def _find_leader(self) -> Line | None:
-        """Return a connection to the leader, or None.
-
-        The leader is the host of the newest claim. If that host is silent, any host that can be
-        reached is tried: one that started earlier may lead without having claimed a generation yet.
-        """
+        """Return a connection to the leader: the host of the newest claim, or, if that is silent,
+        any reachable host, since one may lead without having claimed a generation yet."""
         claim, hosts = self.claims.newest(), self.claims.hosts()
         candidates = [claim.leader] if claim is not None else []
         if self._is_vacant():
@@ -314,8 +311,7 @@ class Agent:
             self.upward.send({**message, "device": device, "generation": self.generation})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection: a host that joins, a worker that sends a copy, or one that reads a
-        copy."""
+        """Serve a connection: of a host that joins, or of a worker that sends or reads a copy."""
         line = Line(reader, writer)
         try:
             with self.strangers.among(writer):
