@@ -3,7 +3,7 @@
     positions -> device -> keys, sort -> [ tree -> walk -> pairs and nodes ] + mesh
     -> forces -> host
 
-Several processes with a GPU each divide tree and mesh (``gpu_shared``). If some have none, all
+Several processes with a GPU each divide tree and mesh (``gpu.shared``). If some have none, all
 share a tree that is built on their hosts (``domain``), and those with a GPU sum their pairs there.
 This works on any torch device; kernels in Triton need a GPU.
 """

@@ -1,6 +1,6 @@
 """Choose which device gets which run of the curve and which planes of the mesh.
 
-    price items and planes -> cut the curve (solve.chain) for each choice of mesh holders
+    price items and planes -> cut the curve (solve.search.chain) for each choice of mesh holders
     -> simulate a step (sim) -> best
 
 One step is a task graph: every device walks its tree, those with planes deposit and transform,
