@@ -19,10 +19,29 @@ CASES = (
 
 
 PROOFS = (
-    ("three-kinds-64", "gpt2-xl", 512, (8, 8, 8), "<= 1"),
-    ("four-kinds-1024", "llama-2-70b", 1024, (128, 128, 128, 128), "<= 10"),
+    (
+        "three-kinds-64",
+        "gpt2-xl",
+        512,
+        Settings(level=2, mixed=False, units=(8,) * 3, time_budget=60.0),
+        "<= 1",
+    ),
+    (
+        "three-kinds-64",
+        "gpt2-xl",
+        512,
+        Settings(level=2, mixed=True, units=(8,) * 3, time_budget=20.0),
+        "<= 1",
+    ),
+    (
+        "four-kinds-1024",
+        "llama-2-70b",
+        1024,
+        Settings(level=2, mixed=False, units=(128,) * 4, time_budget=60.0),
+        "<= 10",
+    ),
 )
-"""Level 2 to a gap of 1 %, stages of one kind, in units of so many devices of each pool."""
+"""Level 2 to a gap of 1 %, in units of several devices, with stages of one kind or mixed ones."""
 
 
 def measure() -> list[Row]:
@@ -47,15 +66,12 @@ def measure() -> list[Row]:
     return rows + [row for proof in PROOFS for row in _prove(*proof)]
 
 
-def _prove(
-    cluster_name: str, model: str, batch: int, units: tuple[int, ...], target: str
-) -> list[Row]:
+def _prove(cluster_name: str, model: str, batch: int, settings: Settings, target: str) -> list[Row]:
     cluster = load_cluster(cluster_name)
     chain = load_model(model, sequence_length=1024, dtype="fp16")
-    settings = Settings(level=2, mixed=False, units=units, time_budget=60.0)
     plan = find_plan(chain, cluster, global_batch=batch, settings=settings)
     assert plan.certificate is not None and plan.search is not None
-    label = f"{model} on {cluster_name}, level 2"
+    label = f"{model} on {cluster_name}, level 2{', mixed stages' if settings.mixed else ''}"
     return [
         Row(
             what=f"{label}: certified gap",

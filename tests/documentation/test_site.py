@@ -44,7 +44,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
     ]
     assert all((tmp_path / "html" / page).is_file() for page in pages)
     results = (tmp_path / "html" / "results.html").read_text(encoding="utf-8")
-    assert 'href="reference/notes/2026-11-16-planning.html"' in results
+    assert 'href="reference/notes/2026-11-18-planning.html"' in results
     index = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
     assert (
         "https://" not in index.split("<footer", maxsplit=1)[0] or "fonts.googleapis" not in index

@@ -37,7 +37,9 @@ from argosy.cluster.topology import Cluster
 from argosy.plan.plan import Algorithm
 
 Pairs = Mapping[tuple[str, str], float]
-"""Bytes, or a share of them, by source and target device."""
+"""From a device to another: bytes, or a share of them."""
+Rates = tuple[tuple[float, float], ...]
+"""Per route: seconds per byte that goes once around, and latencies in seconds."""
 
 
 def once_around(
@@ -185,3 +187,23 @@ def seconds_alone(cluster: Cluster, pairs: Pairs, rounds: int) -> float:
         for route in set(routes)
     )
     return max(ends, default=0.0)
+
+
+def rates_alone(cluster: Cluster, pairs: Pairs, rounds: int) -> Rates:
+    """Return the rates of (6) for a collective of which each pair sends a share.
+
+    Every pair uses its first route.
+    """
+    loads: dict[int, float] = defaultdict(float)
+    routes = {pair: cluster.routes(*pair)[0] for pair in pairs}
+    for pair, share in pairs.items():
+        for link in routes[pair].links:
+            loads[link] += share
+    seconds = {
+        link: load / max(cluster.links[link].bandwidth.at(0), 1e-9) for link, load in loads.items()
+    }
+    found = {
+        (max(seconds[link] for link in route.links), rounds * cluster.latency(route))
+        for route in set(routes.values())
+    }
+    return tuple(sorted(found))

@@ -412,6 +412,8 @@ class FoldedLinks:
         """Return the link from a device to others in its node; ``NOWHERE`` if there is none."""
         node, at = self.cluster.node_of[device]
         links = [medium.outward[at] for medium in node.media]
+        if len(links) == 1:
+            return links[0]
         return max(
             links, key=lambda link: self.cluster.links[link].bandwidth.at(0), default=NOWHERE
         )

@@ -76,11 +76,11 @@ only finalists within the factor ``_LIKELY`` of the best."""
 _PARTS = 2
 """Level 1 searches at most this many parts of a cluster by themselves."""
 _REFINED, _FEW_STATES = 32, 160
-"""Level 1 searches finer units on at most ``_REFINED`` devices, if at most ``_FEW_STATES`` vectors
-of units can be left over."""
-_QUICK_ROUNDS, _QUICK_GAP = 28, 0.003
-"""For few devices level 1 spends at most ``_QUICK_ROUNDS`` rounds of ``_STEPS`` steps on a proof
-and stops at the gap ``_QUICK_GAP``."""
+"""Up to so many devices, and so many vectors of units that can be left, level 1 searches finer
+units."""
+_QUICK_ROUNDS, _QUICK_GAP = 36, 0.003
+"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which
+it stops."""
 
 
 class PoolSearch:
@@ -292,16 +292,16 @@ class PoolSearch:
         self.pending = [bound for bound, _ in shapes]
         for bound, shape in shapes:
             self.pending.pop(0)
-            if self.settings.prune and bound >= self._goal:
-                self._leave(bound)
-                continue
-            if self.incumbents.found and self.budget.is_spent:
+            is_late = self.incumbents.found and self.budget.is_spent
+            if is_late or (self.settings.prune and bound >= self._goal):
                 self._leave(bound)
                 continue
             is_alone = self._is_quick and estimated(bound, shape) > _HARDLY * self.incumbents.best
             parts = stage_parts(self.prices, shape.micro_batch_size, scope, self.counters)
             if self.settings.prune:
                 most = min(self._goal, hoped(bound, shape))
+                if is_alone:  # a bound above one that stays open does not raise the certificate
+                    most = min([most, self.left_open, *(branch.bound for branch in self.branches)])
                 bound = reach_bound(self.prices, shape, parts, counts, bound, most)
                 is_closed = bound >= self._goal or (
                     self._is_quick and bound * _CLOSE >= self.incumbents.best
@@ -310,8 +310,9 @@ class PoolSearch:
                     self._leave(bound)
                     continue
             if is_alone:
-                most = self.incumbents.best / shape.num_micro_batches
-                parts = quick_parts(self.prices, parts, most)
+                parts = quick_parts(
+                    self.prices, parts, self.incumbents.best / shape.num_micro_batches
+                )
             options = stage_options(
                 self.prices, shape.micro_batch_size, scope, self.counters, parts
             )
@@ -357,13 +358,16 @@ class PoolSearch:
         for hope in (*hopes, math.inf):
             branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
             if self.incumbents.best <= branch.search.upper:
-                break  # plans that the tables omit cannot win
+                break  # what the tables left out cannot win
+            if self._is_quick and self.incumbents.found:
+                self._leave(branch.search.upper)
+                break
         return branch
 
     def _open(self, menu: Menu, counts: Vector, upper: float, units: Vector) -> Branch:
         most_stages = min(sum(counts), MOST_STAGES)
-        upper = upper if self.settings.prune else math.inf
-        search = PlanSearch(menu, counts, most_stages, upper, slack=None, only_kind=False)
+        most = upper if self.settings.prune else math.inf
+        search = PlanSearch(menu, counts, most_stages, most, slack=None, only_kind=False)
         self.incumbents.settle(
             menu.shape, list(search.descend(self.incumbents.best)), units, menu.grid.bundle
         )
@@ -428,10 +432,7 @@ class PoolSearch:
         found = self.incumbents.found
         tasks = 4 * len(found[0].plan) * found[0].shape.num_micro_batches
         most = max(1, _TASKS // tasks) if self.level == 1 else max(4, 20 * _TASKS // tasks)
-        likely = [
-            one for one in found if not self._is_quick or one.seconds <= _LIKELY * found[0].seconds
-        ]
-        return diverse(likely, min(most, 8))
+        return diverse(self.incumbents.likely(_LIKELY) if self._is_quick else found, min(most, 8))
 
     def _decide(self) -> Verdict:
         return self.incumbents.trial.decide([*self._finalists(), *self.winners])
@@ -439,8 +440,7 @@ class PoolSearch:
     def _play_beside(self) -> None:
         """Simulate the finalists, and the plans that an expert would write by hand
         (``solve.finalists.beside``)."""
-        trial = self.incumbents.trial
-        verdict = trial.decide(self._finalists())
+        verdict = (trial := self.incumbents.trial).decide(self._finalists())
         if self.settings.units is None or self.settings.replicas is not None:
             menus = self.menus if self.num_devices <= _REFINED else {}
             verdict = with_uniform(
@@ -457,8 +457,8 @@ class PoolSearch:
         bound, verdict = self.bound, self._decide()
         if not self.interrupted and bound < self.finished[0]:
             bound, self.units, self.level = self.finished
-        scope, bounds = self.scope(self.units), (bound, self.free_bound)
-        plan = certify(verdict, self.incumbents.found, bounds, self.incumbents.trial, scope)
+        bounds, trial = (bound, self.free_bound), self.incumbents.trial
+        plan = certify(verdict, self.incumbents.found, bounds, trial, self.scope(self.units))
         judged, pruned = self.incumbents.judge.judged, tuple(sorted(self.counters.removed.items()))
         search = Search(cpu_seconds=self.budget.seconds, candidates=judged, pruned=pruned)
         assert plan.predicted is not None and plan.certificate is not None

@@ -266,6 +266,16 @@ class Prices:
         split = experts[None, :] - experts[:, None]
         return np.stack([self.held - split, split]) if experts[-1] else self.held[None]
 
+    @cached_property
+    def lightest(self) -> Rates:
+        """Return a lower bound of the factors that ``weigh_range`` multiplies rates with.
+
+        No range of layers has less than the lightest layer.
+        """
+        at = np.arange(self.num_layers)
+        common, *split = self.held_by_kind[:, at, at + 1].min(axis=1).tolist()
+        return common, split[0] if split else 0.0, 1.0
+
     def weigh(self, rates: FloatArray, held: FloatArray) -> FloatArray:
         """Return [option, range]: rates times weights, for several rates ([option, 3]); ``held`` is
         ``held_by_kind`` of all ranges or of some."""

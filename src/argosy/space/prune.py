@@ -37,17 +37,24 @@ def fits_nowhere(option: Option) -> bool:
 
 
 def without_dominated(options: Sequence[Option], counters: Counters) -> list[Option]:
-    """Drop options that another one dominates (rule *dominance*).
+    """Drop options that another one dominates (the rule *dominance*).
 
-    All ``options`` have the same parts and recomputation and differ in ZeRO only. One is dropped if
-    another is no worse in gradient exchange, network load and memory, both lasting and transient.
+    Of options with the same parts and recomputation, which differ in ZeRO only, one is dropped if
+    another is no worse in gradient exchange with update, in network load, and in memory, both held
+    and temporary.
 
-    This is safe because these are the only numbers in which they differ, and times, memory and
-    bounds of every plan grow with each of them. The first of several equal options stays.
+    Safe because these are the only numbers in which they differ, and times, memory and bounds of
+    every plan grow with each of them: a stage updates its weights as soon as it has exchanged their
+    gradients. Exchange and update of W weights take r W + l seconds, and no stage has fewer than
+    the lightest layer. Of equals, the first stays.
     """
     kept: list[tuple[Option, tuple[float, ...]]] = []
     for option in options:
-        figures = (*option.exchange, *option.load, *option.state, *option.update, option.whole)
+        rates = tuple(map(sum, zip(option.exchange, option.update, strict=True)))
+        lightest = sum(
+            rate * held for rate, held in zip(rates, option.prices.lightest, strict=True)
+        )
+        figures = (*rates[:-1], lightest, *option.load, *option.state, option.whole)
         if any(all(a <= b for a, b in zip(better, figures, strict=True)) for _, better in kept):
             counters.add("dominance")
         else:

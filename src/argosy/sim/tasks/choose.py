@@ -7,20 +7,32 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.collective import seconds_alone
+from argosy.cost.collective import Rates, in_ring_order, rates_alone, seconds_alone, sliced
+from argosy.cost.memory import stage_parameters
 from argosy.plan.check import algorithms
 from argosy.plan.plan import Algorithm, Collective, CollectiveChoice, Plan, Stage
 from argosy.sim.tasks.exchange import StageExchange, reduction, weights
 from argosy.workload.chain import Chain
 
+KnownRates = dict[tuple[tuple[tuple[str, ...], ...], Algorithm], Rates | None]
+"""By the holders of weights and an algorithm, what a sum costs per byte; None if that depends on
+the bytes."""
 
-def with_collectives(plan: Plan, chain: Chain, cluster: Cluster) -> Plan:
-    """Return the plan with an algorithm for every collective of its groups."""
-    return replace(plan, collectives=tuple(_choices(plan, chain, cluster)))
+
+def with_collectives(
+    plan: Plan, chain: Chain, cluster: Cluster, known: KnownRates | None = None
+) -> Plan:
+    """The plan with an algorithm for everything that its groups do together.
+
+    ``known`` has what was found for other plans of the cluster, and is added to.
+    """
+    known = {} if known is None else known
+    return replace(plan, collectives=tuple(_choices(plan, chain, cluster, known)))
 
 
-def _choices(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[CollectiveChoice]:
-    """Yield the fastest algorithm of every collective of a plan."""
+def _choices(
+    plan: Plan, chain: Chain, cluster: Cluster, known: KnownRates
+) -> Iterator[CollectiveChoice]:
     for index, stage in enumerate(plan.stages):
         if max(replica.width for replica in stage.replicas) > stage.context:
             algorithm = min(
@@ -31,7 +43,7 @@ def _choices(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[CollectiveC
         if stage.num_holders > 1:
             algorithm = min(
                 algorithms(Collective.WEIGHTS, stage),
-                key=lambda candidate: _weight_seconds(chain, stage, cluster, candidate),
+                key=lambda one: _weight_seconds(chain, stage, cluster, one, known),
             )
             yield CollectiveChoice(collective=Collective.WEIGHTS, stage=index, algorithm=algorithm)
 
@@ -47,9 +59,32 @@ def _tensor_seconds(chain: Chain, stage: Stage, cluster: Cluster, algorithm: Alg
     return max(_seconds(cluster, exchange, 1) for exchange in exchanges if exchange is not None)
 
 
-def _weight_seconds(chain: Chain, stage: Stage, cluster: Cluster, algorithm: Algorithm) -> float:
-    """Return the seconds of a sum of a stage's gradients."""
-    return _seconds(cluster, weights(chain, [stage], cluster, algorithm), 2)
+def _weight_seconds(
+    chain: Chain, stage: Stage, cluster: Cluster, algorithm: Algorithm, known: KnownRates
+) -> float:
+    rates = None
+    if not chain.powersgd and stage.expert == 1:
+        key = (stage.holders, algorithm)
+        if key not in known:
+            known[key] = _weight_rates(stage, cluster, algorithm)
+        rates = known[key]
+    if rates is None:
+        return _seconds(cluster, weights(chain, [stage], cluster, algorithm), 2)
+    num_bytes = stage_parameters(chain, stage) * chain.exchanged_bytes(stage.zero)
+    return round(max(2 * (per_byte * num_bytes + latency) for per_byte, latency in rates), 12)
+
+
+def _weight_rates(stage: Stage, cluster: Cluster, algorithm: Algorithm) -> Rates | None:
+    """Return None if the fastest route between two devices may depend on the bytes."""
+
+    def node_of(name: str) -> str:
+        return cluster.device(name).node
+
+    order = in_ring_order(stage.devices, node_of)
+    pairs, rounds = sliced(algorithm, stage.holders, order, node_of)
+    if any(len(cluster.routes(*pair)) > 1 for pair in pairs):
+        return None
+    return rates_alone(cluster, pairs, rounds)
 
 
 def _seconds(cluster: Cluster, exchange: StageExchange, times: int) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from argosy.cluster.topology import Cluster
 from argosy.plan.plan import ClusterRef, ModelRef, Plan
 from argosy.schedule import ScheduleSpec
-from argosy.sim.tasks.choose import with_collectives
+from argosy.sim.tasks.choose import KnownRates, with_collectives
 from argosy.solve.search.pipeline import Choice
 from argosy.solve.search.shape import Shape
 from argosy.space.place import place_stages
@@ -20,8 +20,9 @@ def on_devices(
     choices: Sequence[Choice],
     prices: Prices,
     cluster: Cluster,
+    known: KnownRates | None = None,
 ) -> Plan:
-    """Return the plan that runs these choices under a schedule."""
+    """The plan that runs these choices under a schedule; ``known`` as in ``with_collectives``."""
     chain = prices.chain
     replicas = place_stages(prices.pools, [choice.option for choice in choices])
     plan = Plan(
@@ -36,4 +37,4 @@ def on_devices(
             for choice, group in zip(choices, replicas, strict=True)
         ),
     )
-    return with_collectives(plan, chain, cluster)
+    return with_collectives(plan, chain, cluster, known)

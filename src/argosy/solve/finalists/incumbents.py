@@ -9,15 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from argosy.solve.finalists.candidate import Candidate, neighbours, shifted
-from argosy.solve.finalists.judge import Complete, Judge, Key, plan_key
+from argosy.solve.finalists.judge import SAME, Complete, Judge, Key, plan_key
 from argosy.solve.finalists.verdict import ExactTrial
 from argosy.solve.search.shape import Shape
 from argosy.space.option import Option, Vector
 
 _MOST = 32
-"""At most this many incumbents are kept."""
-_SAME = 1e-6
-"""Times that differ by less than this share count as equal."""
 _NEAR = 1.05
 """Neighbours that the judge finds slower than this factor times the best plan are dropped."""
 
@@ -45,6 +42,13 @@ class Incumbents:
     def best(self) -> float:
         return min(self.ceiling, self.found[0].seconds) if self.found else self.ceiling
 
+    def likely(self, most: float) -> list[Candidate]:
+        """Return the plans that were played, and others within ``most`` times the best that the
+        judge tells from it."""
+        ratios = [one.seconds / self.best for one in self.found]
+        is_near = [ratio <= most and abs(ratio - 1) > SAME for ratio in ratios]
+        return [one for one, near in zip(self.found, is_near, strict=True) if one.is_played or near]
+
     def confirm(self, most: float = math.inf) -> None:
         """Simulate the best plan until the best one is a simulated one.
 
@@ -58,7 +62,7 @@ class Incumbents:
             is_tie = (
                 played is not None
                 and most < math.inf
-                and candidate.seconds >= played.seconds * (1 - _SAME)
+                and candidate.seconds >= played.seconds * (1 - SAME)
             )
             if played is None or (plays < most and not is_tie):
                 self.add(candidate)

@@ -32,6 +32,7 @@ from argosy.plan.plan import Algorithm, Recompute
 from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size
 from argosy.sim.folded import FoldedPlan
+from argosy.sim.tasks.choose import KnownRates
 from argosy.solve.finalists.devices import on_devices
 from argosy.solve.finalists.recurrence import (
     Columns,
@@ -47,6 +48,7 @@ from argosy.solve.finalists.sums import Sums
 from argosy.solve.finalists.wiring import Wiring, Wirings
 from argosy.solve.search.pipeline import Choice
 from argosy.solve.search.shape import Shape, held
+from argosy.solve.settings import FEW_DEVICES
 from argosy.space.option import Option, PoolPart
 from argosy.space.place import Places, can_place
 from argosy.space.price import Prices
@@ -61,7 +63,9 @@ another."""
 _CHEAP = 1.03
 """If sharing links costs a plan at most this factor, plans of the same wiring are not simulated."""
 _NEAR = 1.05
-"""Plans within this factor of the best are timed accurately."""
+"""Times the best: plans whose time should be known well."""
+SAME = 1e-6
+"""Judged times that differ by less than this share are the same."""
 _MOST_STEPS = 100_000
 """A judge that guesses simulates at most this many stages times micro-batches in all; further plans
 keep a guess."""
@@ -84,7 +88,9 @@ class Judge:
         self.prices = prices
         self.cluster = cluster
         self.guesses = guesses
-        """Whether plans need not be simulated if others of their wiring were."""
+        """Whether plans need not be played if others of their wiring were."""
+        self.is_frugal = guesses and sum(pool.count for pool in prices.pools) > FEW_DEVICES
+        """Whether none is played that the recurrence finds no faster than the best."""
         self.calm = at_time_zero(cluster)
         self.wirings = Wirings(self.calm, prices.pools)
         self.sums = Sums(self.calm, prices.pools)
@@ -107,13 +113,15 @@ class Judge:
         """Plans that share links and were not simulated."""
         self.judged = 0
         self.played: dict[Key, float] = {}
-        """Seconds of plans that were folded and simulated, by schedule and plan."""
+        """Seconds of plans that were folded and played, by schedule and plan."""
+        self.known: KnownRates = {}
+        """What sums over the devices of a stage cost."""
         self.steps_left = _MOST_STEPS if guesses else math.inf
         """Stages times micro-batches that may still be simulated."""
 
     def stop_guessing(self) -> None:
-        """Simulate from now on every plan that shares links and is near the best."""
-        self.guesses, self.steps_left = False, math.inf
+        """Play whatever shares links and is near the best from now on."""
+        self.guesses, self.is_frugal, self.steps_left = False, False, math.inf
 
     def seconds(
         self,
@@ -193,12 +201,10 @@ class Judge:
     def _shared_time(
         self, shape: Shape, plan: Complete, times: Sequence[ScheduleTime], below: float, best: float
     ) -> tuple[float, ScheduleSpec]:
-        """Return the time of a plan on links that it shares with itself, under the best schedule.
-
-        The plan is simulated if it is near the time to beat; otherwise it is guessed by the cost of
-        sharing in other plans of its wiring. Small costs are not computed twice if there is a time
-        to beat.
-        """
+        """The time of a plan on links that it shares with itself, under the best schedule: played
+        if it may be faster than the best plan and is near what it has to beat; else guessed by what
+        sharing has cost other plans of its wiring. Small costs are not looked at twice if there is
+        something to beat."""
         wiring = self.wirings.of(tuple(choice.option for choice in plan))
         number, count = wiring.number if wiring is not None else -1, shape.num_micro_batches
         keys = [(number, count, time.schedule) for time in times]
@@ -207,7 +213,8 @@ class Judge:
         order = sorted(range(len(times)), key=guesses.__getitem__)
         guess, under = guesses[order[0]], times[order[0]].schedule
         is_cheap = best < math.inf and 1.0 <= costs.get(keys[order[0]], 0.0) <= _CHEAP
-        is_played = guess < min(below, _NEAR * best) and not is_cheap
+        may_win = not self.is_frugal or min(time.least for time in times) < (1 - SAME) * best
+        is_played = may_win and guess < min(below, _NEAR * best) and not is_cheap
         is_played = (
             is_played
             and not self.prices.model.blocking
@@ -235,8 +242,8 @@ class Judge:
         return best, under
 
     def _folded(self, shape: Shape, plan: Complete) -> FoldedPlan | None:
-        """Return the plan on devices, folded, or None if that cannot be simulated."""
-        placed = on_devices(shape, shape.schedules[0], plan, self.prices, self.cluster)
+        """The plan on devices, folded; None if that cannot be played."""
+        placed = on_devices(shape, shape.schedules[0], plan, self.prices, self.cluster, self.known)
         folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
         return folded if folded.is_playable else None
 

@@ -16,18 +16,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.collective import in_ring_order, sliced
+from argosy.cost.collective import Rates, in_ring_order, rates_alone, sliced
 from argosy.plan.plan import Algorithm
 from argosy.space.option import PoolPart
 from argosy.space.place import Places
 from argosy.space.pool import Pool
 
-Rates = tuple[tuple[float, float], ...]
-"""For each route: seconds per byte of weights, and latency in seconds."""
 _FAR = 0.1
 """Links between NICs are negligible if their latency is at most this share of that of the NICs."""
 _AMPLE = 2.0
@@ -135,18 +132,4 @@ class Sums:
             return self.cluster.device(name).node
 
         order = in_ring_order([name for holder in holders for name in holder], node_of)
-        pairs, rounds = sliced(algorithm, holders, order, node_of)
-        loads: dict[int, float] = defaultdict(float)
-        routes = {pair: self.cluster.routes(*pair)[0] for pair in pairs}
-        for pair, share in pairs.items():
-            for link in routes[pair].links:
-                loads[link] += share
-        seconds = {
-            link: load / max(self.cluster.links[link].bandwidth.at(0), 1e-9)
-            for link, load in loads.items()
-        }
-        rates = {
-            (max(seconds[link] for link in route.links), rounds * self.cluster.latency(route))
-            for route in routes.values()
-        }
-        return tuple(sorted(rates))
+        return rates_alone(self.cluster, *sliced(algorithm, holders, order, node_of))

@@ -17,6 +17,7 @@ from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.plan.plan import Certificate, LeftOut, Plan, Predicted, RunnerUp
 from argosy.sim.prediction import Played, play_once, prediction
 from argosy.sim.simulate import iteration_seconds
+from argosy.sim.tasks.choose import KnownRates
 from argosy.solve.finalists.candidate import Candidate, lightened
 from argosy.solve.finalists.devices import on_devices
 from argosy.solve.finalists.judge import Key
@@ -31,10 +32,7 @@ _SMALL = 512
 """A plan is simulated whole if its devices times micro-batches are at most this many; a larger one
 is folded along its symmetries."""
 _TINY = 128
-"""A plan up to this size is simulated whole also for ranking, if folding loses something."""
-_LOST = 1.002
-"""Folding makes no plan slower by more than this factor, and none of equal replicas slower at
-all."""
+"""The same of a plan that is played whole also to rank it, if folding loses something."""
 _SAME = 1e-9
 """Times that differ by less than this share count as equal."""
 # A plan names at most this many runner-ups.
@@ -78,6 +76,8 @@ class ExactTrial:
         """Simulates in parallel, with the same result."""
         self.judged = {} if judged is None else judged
         self.plans: dict[Key, Plan] = {}
+        self.known: KnownRates = {}
+        """What sums over the devices of a stage cost."""
         self.times: dict[Key, float] = {}
         """Seconds of plans folded along their symmetries."""
         self.iterations: dict[Key, Played] = {}
@@ -141,7 +141,7 @@ class ExactTrial:
         times, best = self.seconds(candidates), math.inf
         for index in sorted(range(len(candidates)), key=times.__getitem__):
             candidate = candidates[index]
-            if times[index] < best * (1 - _SAME if candidate.folds_exactly else _LOST):
+            if times[index] < best * (candidate.folding_loss - _SAME):
                 (times[index],) = self.exact_seconds([candidate])
                 best = min(best, times[index])
         return times
@@ -188,12 +188,12 @@ class ExactTrial:
 
     def _placed(self, candidate: Candidate) -> Plan:
         if candidate.key not in self.plans:
-            self.plans[candidate.key] = placed(candidate, self.prices, self.cluster)
+            self.plans[candidate.key] = placed(candidate, self.prices, self.cluster, self.known)
         return self.plans[candidate.key]
 
 
 def _is_tiny(candidate: Candidate) -> bool:
-    return candidate.num_steps <= _TINY and not candidate.folds_exactly
+    return candidate.num_steps <= _TINY and candidate.folding_loss > 1
 
 
 def _runner_ups(played: Sequence[tuple[Candidate, float]]) -> Iterator[RunnerUp]:
@@ -274,9 +274,12 @@ def _why_unable(plan: Plan, device: Device) -> str:
     )
 
 
-def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
-    """Return the candidate on devices, with algorithms for its collectives."""
-    return on_devices(candidate.shape, candidate.schedule, candidate.plan, prices, cluster)
+def placed(
+    candidate: Candidate, prices: Prices, cluster: Cluster, known: KnownRates | None = None
+) -> Plan:
+    """Return the candidate on devices, with algorithms for its collectives (``known`` as in
+    ``with_collectives``)."""
+    return on_devices(candidate.shape, candidate.schedule, candidate.plan, prices, cluster, known)
 
 
 def why_infeasible(prices: Prices, cluster: Cluster, offload: Offload = NO_OFFLOAD) -> str:

@@ -31,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from argosy.solve.search.replica_bound import replica_seconds
 from argosy.solve.search.bounds import suffix_bounds
 from argosy.solve.search.fan import Fan, fan_of
 from argosy.solve.search.menu import Menu
@@ -250,18 +251,19 @@ class PlanSearch:
         """Return the node with the bound of its stages' recurrence; only under a single
         schedule."""
         count = self.shape.num_micro_batches
-        if node.is_played or not node.choices or len(self.shape.schedules) > 1:
-            return node
-        if count * len(node.choices) > _MOST_STEPS:
+        is_long = count * len(node.choices) > _MOST_STEPS
+        if is_long or node.is_played or not node.choices or len(self.shape.schedules) > 1:
             return node
         rest = Rest(0.0, 0.0, 0.0)
         if node.left:
-            state = self.bounds.states.index(node.devices)
-            following = self.bounds.after(has_odd=node.has_odd)[node.left]
-            rest = Rest(*following[0, :3, state, node.first].tolist())
+            following = self.bounds.after(has_odd=node.has_odd)[node.left][0]
+            rest = Rest(*following[:3, self.bounds.states.index(node.devices), node.first].tolist())
         (schedule,) = self.shape.schedules
         stages = node.stages if node.left else self._with_tied(node)
         seconds = prefix_seconds(schedule, len(node.choices) + node.left, count, stages, rest)
+        if not node.left:
+            ranges = [(choice.option, choice.first, choice.end) for choice in node.choices]
+            seconds = max(seconds, replica_seconds(schedule, count, ranges, stages))
         return replace(node, fixed=max(node.fixed, bound, seconds * (1 - 1e-12)), is_played=True)
 
     def _with_tied(self, node: _Node) -> tuple[Fixed, ...]:
@@ -289,10 +291,8 @@ class PlanSearch:
             bound[~self._is_allowed(node, fan)] = np.inf
         at = np.nonzero(bound < upper)[0]
         if most is not None and len(at) > most:
-            near = bound[at] <= bound[at].min() * (1 + 1e-9)
-            at = at[near]
-        order = at[np.lexsort((rest[at], bound[at]))]
-        for row in order[:most].tolist():
+            at = at[bound[at] <= bound[at].min() * (1 + 1e-9)]
+        for row in at[np.lexsort((rest[at], bound[at]))][:most].tolist():
             yield float(bound[row]), self._child(node, fan, row)
 
     def _next(self, devices: Vector) -> _Next:

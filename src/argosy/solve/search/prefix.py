@@ -29,13 +29,11 @@ from argosy.sim.constant import orders_of
 from argosy.sim.steady import MOST_PLAYED
 
 Fixed = tuple[float, float, float, float, float, float, float]
-"""The seconds of a stage: forward, the backward that is waited for, the rest of the backward,
-transfer forward and back, exchange and update, and how long a replica sends a micro-batch to the
-next stage."""
-_FORWARD, _BACKWARD, _LATE = range(3)
-# The index in ``Fixed`` of the seconds that each kind of action takes.
+"""Of a stage: forward, the backward that is waited for, the rest of it, hand-over forward and back,
+exchange and update, and how long a replica sends a micro-batch to the next stage."""
+FORWARD, _BACKWARD, _LATE = range(3)
 _KINDS = {
-    ActionKind.FORWARD: _FORWARD,
+    ActionKind.FORWARD: FORWARD,
     ActionKind.BACKWARD: _BACKWARD,
     ActionKind.INPUT_GRADIENT: _BACKWARD,
     ActionKind.WEIGHT_GRADIENT: _LATE,
@@ -70,7 +68,7 @@ def prefix_seconds(
             num_micro_batches * (forward + backward + late) + end
             for forward, backward, late, _, _, end, _ in fixed
         )
-    program = _program(schedule, num_stages, len(fixed), num_micro_batches)
+    program = program_of(schedule, num_stages, len(fixed), num_micro_batches)
     last = len(fixed) - 1
     free = [0.0] * len(fixed)
     inputs = [[0.0] * num_micro_batches for _ in fixed]
@@ -83,7 +81,7 @@ def prefix_seconds(
     for stage, kind, index, released_by in program:
         forward, backward, late, over, back, _, sending = fixed[stage]
         now = free[stage]
-        if kind == _FORWARD:
+        if kind == FORWARD:
             now = max(now, inputs[stage][index]) + forward
             leaves = max(now, sent[stage])
             sent[stage] = leaves + sending
@@ -119,7 +117,7 @@ def with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, .
 
 
 @lru_cache(maxsize=512)
-def _program(
+def program_of(
     schedule: ScheduleSpec, num_stages: int, num_fixed: int, num_micro_batches: int
 ) -> list[tuple[int, int, int, int]]:
     """Return (stage, kind, micro-batch, last micro-batch of its group), each after what it
