@@ -31,11 +31,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.solve.search.replica_bound import replica_seconds
 from argosy.solve.search.bounds import suffix_bounds
 from argosy.solve.search.fan import Fan, fan_of
 from argosy.solve.search.menu import Menu
 from argosy.solve.search.prefix import Fixed, Rest, prefix_seconds, with_longer_hop
+from argosy.solve.search.replica_bound import replica_seconds
 from argosy.solve.search.row import FollowingPlace, Where, row_steps
 from argosy.solve.search.tied import tied_tails
 from argosy.space.option import Option, Vector
