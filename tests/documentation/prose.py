@@ -121,9 +121,14 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.body[0].lineno, text
 
 
+def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of every docstring of a file."""
+    yield from docstrings(ast.parse(path.read_text(encoding="utf-8")))
+
+
 def findings(path: Path) -> Iterator[Finding]:
     """Yield the docstrings of a file that break (1) or (2)."""
-    for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+    for line, text in docstrings_of(path):
         sentence = first_sentence(text)
         if RIDDLE.match(sentence):
             yield Finding(path, line, sentence, "riddle")

@@ -3,11 +3,12 @@
 For n devices, S bytes in all, a largest share m of them (1/n when even), ring bandwidth B and
 latency L:
 
-    (1)  all-gather, reduce-scatter   padded:  m S (n-1) / B + (n-1) L       every shard grown to the largest
-                                      grouped: S (1 - smallest share) / B + n L   each shard broadcast or reduced alone
-    (2)  all-reduce                   even pieces whatever the shares: 2 S (n-1)/n / B + 2 (n-1) L, or hierarchical
-    (3)  all-to-all                   m S p (n-p)/n / B + (n-1) L         p devices behind one NIC (1 inside a node)
-    (4)  compute                      FLOP x share / speed + bytes x share / memory bandwidth + launch
+    (1)  all-gather, reduce-scatter
+             padded:   m S (n-1) / B + (n-1) L           every shard grown to the largest
+             grouped:  S (1 - smallest share) / B + n L  each shard broadcast or reduced alone
+    (2)  all-reduce   2 S (n-1)/n / B + 2 (n-1) L, in even pieces for any shares, or hierarchical
+    (3)  all-to-all   m S p (n-p)/n / B + (n-1) L        p devices behind one NIC (1 inside a node)
+    (4)  compute      FLOP x share / speed + bytes x share / memory bandwidth + launch
 
 The cheapest method is taken per tensor and its name kept. If collectives were measured, their rates
 replace (1)-(3): bytes (n times the largest shard for padded ones) over bytes per second.

@@ -1,10 +1,10 @@
 """Measure a model's layers one by one: seconds, bytes and FLOP, as a profile to plan with.
 
-    (1)  forward, backward   seconds over repeated runs (``timing``), for each number of samples: the mean on a CPU,
-                             whose time other work may share, the median on a GPU
-    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights, and its input; not
-                             what it hands on, which is the next layer's input
-    (3)  output bytes        of what the layer hands on
+    (1)  forward, backward   seconds over repeated runs (``timing``), for each number of samples:
+                             the mean on a CPU, which other work may share, the median on a GPU
+    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights,
+                             and its input; not its output, which is the next layer's input
+    (3)  output bytes        of what the layer sends on
     (4)  FLOP                of its matrix products and attention, counted by torch
     (5)  working bytes       the most that its backward holds beyond (2) and the gradient of its
                              output, with the gradients of its weights already allocated
@@ -140,7 +140,9 @@ def profile_model(
         [
             LayerStage(
                 model, layers, loss_fn, first=index, end=index + width, recompute=Recompute.NONE,
-                autocast=autocast_for(dtype, model.parameters()), device=device, is_compiled=compiles,
+                autocast=autocast_for(dtype, model.parameters()),
+                device=device,
+                is_compiled=compiles,
             )
             for index, width in enumerate(counts)
         ]
@@ -240,7 +242,7 @@ def _row(
     device: torch.device,
     seconds: float,
 ) -> ProfileRow:
-    """Measure one of a stage's equal layers by (1), and the memory of all if the device counts it."""
+    """Measure one of a stage's equal layers by (1), and the memory of all if it is counted."""
     run = functools.partial(_forward_and_backward, stage, carry, part)
     for _ in range(3 if stage.is_compiled else 1):  # the first is eager, the second compiles
         run(lambda: None)

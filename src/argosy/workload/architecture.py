@@ -3,8 +3,8 @@
 h hidden width, a heads, g key-value heads, d head dim, f inner width, E experts, v vocabulary, e
 table width:
 
-    (1) Attention        h a d + 2 h g d + a d h; biases (a + 2 g) d and h; query and key norms 2 d or
-                         (a + g) d; a table of relative positions, buckets x a; sinks a.
+    (1) Attention        h a d + 2 h g d + a d h; biases (a + 2 g) d and h; query and key norms 2 d
+                         or (a + g) d; a table of relative positions, buckets x a; sinks a.
         latent, with widths q and c of compressed queries and of compressed keys and values,
         r rotary elements, u elements of a value: h q + q a d, h (c + r) + c a (d - r + u), a u h;
         norms q + c; biases q + c + r and h
@@ -43,7 +43,7 @@ class NormKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """Multi-head latent attention (MLA) computes queries, keys and values from compressed vectors."""
+    """Multi-head latent attention (MLA), whose inputs are projected from compressed vectors."""
 
     query_rank: int | None
     """Width of the compressed queries; None: queries are projected from the hidden state."""

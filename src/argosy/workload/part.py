@@ -1,4 +1,4 @@
-"""Assign the operations of a backward to the parts of a step that follow one another in the forward.
+"""Assign the operations of a backward to the parts of the forward of a step.
 
 The caller assigns each forward operation to a part. The backward mirrors the forward:
 

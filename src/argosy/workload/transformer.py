@@ -18,12 +18,17 @@ nothing of size s x s is kept. With f = 4 h, g = a, a d = h, b = 2 and dropout t
 bytes, as in Korthikanti et al., "Reducing activation recomputation in large transformer models",
 without their 5 a s^2:
 
-    (5) residual stream     s h per norm (its input) and per part (what its projections read); parallel: - s h
-    (6) attention           s (2 a d + 2 g d): queries, keys, values, result; with norms s (a + g) d more;
-                            latent: s (2 a d + 2 a u), and 2 s (q + c) around the norms of compressed vectors
-    (7) feed-forward        m s f, m = 3 gated, 2 not: every up projection, and what the down projection reads
-    (8) experts             k times (7); 2 k s h routed inputs and results; s E router; shared: (7) + s h
-    (9) cross attention     (6) and the encoder's output s h, in every decoder block although blocks share it
+    (5) residual stream     s h per norm (its input) and per part (what its projections read);
+                            parallel: - s h
+    (6) attention           s (2 a d + 2 g d): queries, keys, values, result; with norms s (a + g) d
+                            more; latent: s (2 a d + 2 a u), and 2 s (q + c) around the norms of
+                            compressed vectors
+    (7) feed-forward        m s f, m = 3 gated, 2 not: every up projection, and what the down
+                            projection reads
+    (8) experts             k times (7); 2 k s h routed inputs and results; s E router; shared:
+                            (7) + s h
+    (9) cross attention     (6) and the encoder's output s h, in every decoder block although blocks
+                            share it
    (10) dropout             s h bytes of mask per part
    (11) unfused attention   a s^2 weights; with dropout a s^2 more, and a s^2 bytes of mask
 

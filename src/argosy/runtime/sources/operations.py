@@ -129,7 +129,8 @@ class GraphSource:
         if len(set(others)) > 1:
             odd = next(rank for rank, other in enumerate(others) if other != others[0])
             raise RunError(
-                f"ranks 0 and {odd} found different programs for the same stages; are their packages alike?"
+                f"ranks 0 and {odd} found different programs for the same stages; "
+                "are their packages alike?"
             )
 
     def stored(self, weight: Weight, stage: int, replica: int = 0) -> State:
@@ -215,7 +216,10 @@ def _refuse_experts(plan: Plan) -> None:
     for index, stage in enumerate(plan.stages):
         if stage.expert > 1:
             path, found = f"stages[{index}].expert", str(stage.expert)
-            expected = "1 in stages of operations; experts are shared out in stages of layers, one device each"
+            expected = (
+                "1 in stages of operations; experts are shared out in stages of layers, "
+                "one device each"
+            )
             raise InputError([Problem(path=path, found=found, expected=expected)])
 
 

@@ -69,8 +69,10 @@ class ProgramPlacement:
         self.deliveries = [self._deliveries(value) for value in self._values]
 
     def _deliveries(self, value: int) -> tuple[Delivery, ...]:
-        """Return the deliveries of a value; values of one kind share one tuple, so that their tables are
-        shared too."""
+        """Return the deliveries of a value.
+
+        Values of one kind share one tuple, so that their tables are shared too.
+        """
         described, cuts = self.graph.values[value], self.choices.cut_sets[value]
         several = len(self.graph.consumers[value]) > 1
         bounds = (

@@ -1,7 +1,8 @@
 """Find the cheapest distributed program of a captured step: which device holds what, and which
 collectives run between.
 
-    (1)  program for given ratios    elimination over rows and deliveries (``placement``), exact for its costs
+    (1)  program for given ratios    elimination over rows and deliveries (``placement``), exact
+                                     for its costs
     (2)  ratios for a given program  a linear programme (``ratios``)
     (3)  (1) and (2) alternate until a round gains nothing; the first round starts from even ratios
          and from ratios by speed, whichever is better
@@ -156,7 +157,7 @@ def described(placement: ProgramPlacement, found: Found) -> Program:
 def steps_of_value(
     graph: Graph, rows: Sequence[ShardingRule], value: int, delivery: Delivery
 ) -> tuple[Conversion, ...] | None:
-    """Return the conversions of a value under a program; None if no one collective delivers it so."""
+    """Return the conversions of a value under a program; None if no single collective does."""
     if graph.values[value].role is Role.PARAMETER:
         assert delivery.stored is not None
         made = delivery.stored

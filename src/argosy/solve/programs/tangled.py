@@ -4,12 +4,14 @@ others are solved exactly.
 If every layer reads one value and adds to its gradient (T5: the encoder's output, the position
 bias), the tables of an elimination grow with the number of layers. Then:
 
-    (1)  order    greedy as ever; where the next table would be too large, the variable that most hangs on is *held*
+    (1)  order    greedy as before; if the next table would be too large, the most connected
+                  variable is *held*
     (2)  round    held variables keep their choices; everything else is the optimum for them
-    (3)  rounds   what was held before is held last, so that in turn everything is free; none loses, and the first that
-                  gains nothing is the last
-    (4)  bound    each table that names a held variable gives way to its least entry per choice of the other: a problem
-                  in which it ties nothing, and which costs no more, whatever it chooses
+    (3)  rounds   variables that were held before are held last, so that in turn everything is free;
+                  no round loses, and the first that gains nothing is the last
+    (4)  bound    each table that names a held variable is replaced by its least entry per choice of
+                  the other: a problem in which it connects nothing, and which costs no more for any
+                  choice
 
 The first round begins with held variables at choices that are compatible with any other (whole), or
 often (cut by samples). The result is no proven optimum; (4) states how far from one it may be, over

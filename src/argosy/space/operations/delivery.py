@@ -4,8 +4,8 @@ A value is *delivered* in a set of states: consumers take whichever of them they
 all-gather serves all. From a replicated tensor any shard is a slice and a partial sum is "one
 device keeps it", both free. An operation leaves a value in one state; a delivery takes
 
-    (1)  partial -> whole          all-reduce             (2)  partial -> sharded      reduce-scatter
-    (3)  sharded -> whole          all-gather             (4)  sharded -> other dim    all-to-all
+    (1)  partial -> whole          all-reduce            (2)  partial -> sharded      reduce-scatter
+    (3)  sharded -> whole          all-gather            (4)  sharded -> other dim    all-to-all
     (5)  whole -> anything         a slice
 
 A parameter is *stored* in one state, its gradient must be delivered in that state, and it is used

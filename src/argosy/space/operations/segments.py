@@ -16,20 +16,25 @@ again.
 
 A segment has, per sample:
 
-    (2)  FLOP       matrix products, convolutions and attention, in the forward and in the backward; the backward of
-                    attention counts as twice its forward, as in the layers that the cost model was fitted with
-    (3)  kept       storage that its forward makes and a backward reads; views of one tensor count once
+    (2)  FLOP       matrix products, convolutions and attention, in the forward and in the backward;
+                    the backward of attention counts as twice its forward, as in the layers that the
+                    cost model was fitted with
+    (3)  kept       storage that its forward makes and a backward reads; views of one tensor count
+                    once
     (4)  output     c_p at its end
-    (5)  launches   its forward operations that start a kernel and read something learned, over those of a transformer's
-                    block; masks and angles are made while a device is still busy, and have no backward
-    (6)  dropped    by selective recomputation: what it keeps and neither hands on nor makes by products with weights;
-                    the FLOP of what it then computes again are those of attention
-    (7)  frozen     parameters without a gradient, in their own format; a segment has a backward if it or one before it
-                    trains something
-    (8)  moved      memory traffic, which the cost model measures by what fused kernels would keep if all were trained:
-                    what products and attention read and make in the forward, a copy or an expanded
-                    tensor as what it repeats. A segment without products moves what it keeps, and
-                    no segment more than that, unless weights are frozen
+    (5)  launches   its forward operations that start a kernel and read a weight or an activation,
+                    over those of a transformer's block; masks and angles are computed while the
+                    device is still busy, and have no backward
+    (6)  dropped    by selective recomputation: storage that it keeps and neither passes on nor
+                    makes by products with weights; the FLOP of recomputing it are those of
+                    attention
+    (7)  frozen     parameters without a gradient, in their own format; a segment has a backward if
+                    it or one before it trains something
+    (8)  moved      memory traffic. The cost model measures it by what fused kernels would keep if
+                    all weights were trained: what products and attention read and make in the
+                    forward; a copy or an expanded tensor counts as what it repeats. A segment
+                    without products moves what it keeps, and no segment moves more than it keeps,
+                    unless weights are frozen
 
 Weights belong to the first segment that reads them; other segments that read them are tied to it.
 """

@@ -108,7 +108,8 @@ _CUT = re.compile(r"dim (\d+) / (?:(\d+)x)?(\d+)")
 def parse_state(text: str) -> State:
     """Return the state with this text; raise Mismatch for any other text.
 
-    >>> [parse_state(str(state)) is state for state in (REPLICATED, PARTIAL, sharded(0, 12, outer=3))]
+    >>> states = (REPLICATED, PARTIAL, sharded(0, 12, outer=3))
+    >>> [parse_state(str(state)) is state for state in states]
     [True, True, True]
     """
     if text in ("whole", "partial"):
