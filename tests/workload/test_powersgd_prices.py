@@ -10,6 +10,7 @@ import pytest
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import state_bytes
+from argosy.cost.planned import planned_memory
 from argosy.document import parse_json, parse_toml
 from argosy.errors import InputError
 from argosy.plan.check import check_plan
@@ -82,3 +83,13 @@ def test_a_plan_file_says_how_gradients_are_summed() -> None:
     broken = replace(plan, stages=tuple(replace(stage, zero=1) for stage in plan.stages))
     with pytest.raises(InputError, match="zero 0 with PowerSGD"):
         check_plan(broken, chain, sites())
+
+
+def test_planned_memory_contains_the_errors() -> None:
+    """Each of two devices keeps an error of 4 bytes for every element of a compressed matrix."""
+    chain, whole = (load_model("gpt2", dtype="bf16", powersgd=rank) for rank in (RANK, None))
+    plan = find_plan(chain, sites(), global_batch=64, settings=Settings(replicas=2))
+    more = planned_memory(plan, chain)
+    for device, held in planned_memory(plan, whole).items():
+        assert more[device] - held == pytest.approx(state_bytes(chain, plan.stages[0], 1.0).errors)
+        assert more[device] - held > 4 * 0.9 * whole.parameters

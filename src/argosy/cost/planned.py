@@ -22,8 +22,8 @@ def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
 
 
 def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
-    """Return the terms of (1) for every device in use, in bytes: weights, gradients, optimizer,
-    activations, buffers."""
+    """Return the terms of (1) for every device in use, in bytes: weights, gradients (with the
+    errors that PowerSGD keeps of them), optimizer, activations, buffers."""
     depths = most_in_flight(plan.schedule, len(plan.stages), plan.num_micro_batches)
     held: dict[str, tuple[float, ...]] = {}
     for index, stage in enumerate(plan.stages):
@@ -38,7 +38,7 @@ def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
                     more = _passing(chain, stage, replica.samples, share, arriving, returning)
                     parts[replica.samples, share] = (
                         state.weights,
-                        state.gradients,
+                        state.gradients + state.errors,
                         state.optimizer,
                         kept,
                         more,
