@@ -5,7 +5,8 @@ A block is measured in a stack of several, because neighbours hide each other's 
 figures are per layer, except the peak, which is the stack's:
 
     (1)  forward, backward   seconds as they come, one step queued after the other (``timing``)
-    (2)  on the device       the same with the device kept waiting until the host has launched everything; on a CPU (1)
+    (2)  on the device       seconds if the device waits until the host has launched everything; on
+                             a CPU (1)
     (3)  kept                bytes that the forward leaves for the backward
     (4)  peak                highest memory of the stack in a step that adds to existing gradients:
                              weights, gradients, (3), and temporary memory
@@ -28,7 +29,7 @@ from argosy.runtime.stages.compiling import compiled
 from argosy.workload.architecture import Architecture, TokenEmbedding
 
 BLOCKS = 4
-"""Blocks in a stack; embeddings and heads stand alone."""
+"""The number of blocks in a stack; embeddings and heads are measured alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

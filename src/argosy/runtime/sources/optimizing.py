@@ -97,7 +97,10 @@ def check_takes_parts(optimizer: Optimizer | None, parts: Iterable[str]) -> None
     part = next(iter(parts), None)
     if part is not None and not names.isdisjoint(_WHOLE_WEIGHTS):
         found = f"{type(optimizer).__name__}, which reads whole weights, for a part of {part}"
-        expected = "an optimizer that treats every element alone, or a plan without ZeRO and tensor parallelism"
+        expected = (
+            "an optimizer that treats every element alone, "
+            "or a plan without ZeRO and tensor parallelism"
+        )
         raise InputError([Problem(path="optimizer", found=found, expected=expected)])
 
 
