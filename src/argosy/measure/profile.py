@@ -1,7 +1,11 @@
 """Measure a model's layers one by one: seconds, bytes and FLOP, as a profile to plan with.
 
     (1)  forward, backward   seconds over repeated runs (``timing``), for each number of samples:
+<<<<<<< HEAD
                              the mean on a CPU, which other work may share, the median on a GPU
+=======
+                             the mean on a CPU, whose time other work may share, the median on a GPU
+>>>>>>> words2
     (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights,
                              and its input; not its output, which is the next layer's input
     (3)  output bytes        of what the layer sends on
@@ -9,12 +13,12 @@
     (5)  working bytes       the most that its backward holds beyond (2) and the gradient of its
                              output, with the gradients of its weights already allocated
 
-Each layer runs as a stage of its own (``stage.LayerStage``), on what the layer before it returned,
-so that loss, labels and whatever else a model does around its layers is in the figures. Layers of
-one class with the same weights and position (first, last, between) are measured once. On a GPU up
-to ``BLOCKS`` neighbours of one kind are one stage for (1), because they hide each other's launches.
-Of compiled layers (1) is measured; (2) to (5) are those of the eager ones, of which compiled stages
-keep no more.
+Each layer runs as a stage of its own (``stage.LayerStage``), on the output of the previous layer,
+so that the figures include loss, labels and everything else that a model computes around its
+layers. Layers of one class with the same weights and position (first, last, between) are measured
+once. On a GPU up to ``BLOCKS`` neighbours of one kind are one stage for (1), because they hide each
+other's launches. Of compiled layers (1) is measured; (2) to (5) are those of the eager ones, of
+which compiled stages keep no more.
 """
 
 from __future__ import annotations
@@ -139,7 +143,16 @@ def profile_model(
     stages, timed = (
         [
             LayerStage(
+<<<<<<< HEAD
                 model, layers, loss_fn, first=index, end=index + width, recompute=Recompute.NONE,
+=======
+                model,
+                layers,
+                loss_fn,
+                first=index,
+                end=index + width,
+                recompute=Recompute.NONE,
+>>>>>>> words2
                 autocast=autocast_for(dtype, model.parameters()),
                 device=device,
                 is_compiled=compiles,
@@ -147,7 +160,7 @@ def profile_model(
             for index, width in enumerate(counts)
         ]
         for compiles, counts in ((False, [1] * len(layers)), (is_compiled, widths))
-    )  # fmt: skip
+    )
     rows = {(row.layer, row.micro_batch): row for row in known if row.dtype is dtype}
     total = len(set(kinds)) * len(set(samples))
 

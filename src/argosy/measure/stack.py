@@ -29,7 +29,7 @@ from argosy.runtime.stages.compiling import compiled
 from argosy.workload.architecture import Architecture, TokenEmbedding
 
 BLOCKS = 4
-"""Blocks in a stack; embeddings and heads stand alone."""
+"""The number of blocks in a stack; embeddings and heads are measured alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

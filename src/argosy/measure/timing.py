@@ -1,8 +1,8 @@
-"""Time a forward and its backward, again and again, as they come in training.
+"""Time repeated forwards and backwards, as they run in training.
 
 On a GPU the host queues one repeat after the other and waits for none, as it does for the layers of
 a stage: launches are hidden behind the kernels before them unless the host is the slower of the
-two. Events on the stream tell when each part ended. Gradients add up, as they do over the
+two. Events on the stream record when each part ended. Gradients add up, as they do over the
 micro-batches of a step.
 """
 
@@ -19,14 +19,14 @@ import torch
 Between = Callable[[], None]
 """A function that is called between a forward and its backward."""
 Run = Callable[[Between], None]
-"""A forward and its backward."""
+"""A function that runs a forward and its backward."""
 Times = list[tuple[float, float]]
 """Seconds of forward and backward, repeat by repeat."""
 
 FEWEST, MOST = 4, 100
-"""Repeats of a measurement."""
+"""The least and most repeats of a measurement."""
 _CYCLES_PER_SECOND = 2e9
-"""About a GPU's clock: how long to keep it waiting for the host."""
+"""Cycles per second of a GPU's clock, approximately, to set how long it waits for the host."""
 
 
 def typical_seconds(

@@ -65,6 +65,6 @@ class LocalCall:
 
     @cached_property
     def rows(self) -> tuple[int, int]:
-        """First row and number of rows that this device holds."""
+        """Return the first row and the number of rows that this device holds."""
         counts = unit_counts(self.row.inputs[0].units, self.ratios)
         return sum(counts[: self.rank]), counts[self.rank]

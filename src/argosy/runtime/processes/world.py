@@ -23,10 +23,12 @@ from argosy.runtime.processes.ranks import devices_by_rank
 PATIENCE = datetime.timedelta(minutes=10)
 """The time that a rank waits for another that sends nothing and has not ended."""
 _SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Before CUDA starts: a queue of the GPU for each stream. A receive of NCCL that waits holds up all
-streams of its queue, which may be what the sender waits for."""
+"""Settings that must be in the environment before CUDA starts. They give each stream a GPU queue of
+its own: a waiting receive of NCCL blocks all streams of its queue, and the sender may wait for one
+of these."""
 _SHARED_SETTINGS = {"NCCL_MAX_CTAS": "4"}
-"""If ranks share a GPU: kernels of NCCL that wait keep multiprocessors from those that compute."""
+"""Further settings if ranks share a GPU: waiting kernels of NCCL must leave processors to those
+that compute."""
 _WATCHDOG = 1.5
 """torch ends a process of NCCL without a message after this multiple of the run's timeout, that is,
 later than ``await_device`` raises an error."""

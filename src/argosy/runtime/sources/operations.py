@@ -56,7 +56,7 @@ from argosy.workload.capture.trace import Build, capture_fake, num_samples
 from argosy.workload.graph import Graph
 
 _DTYPES = {"float16": Dtype.FP16, "bfloat16": Dtype.BF16}
-"""Of torch's names; any other counts as fp32."""
+"""Dtypes of a plan by torch's names; any other dtype counts as fp32."""
 
 
 class Captured(NamedTuple):
@@ -134,7 +134,7 @@ class GraphSource:
             )
 
     def stored(self, weight: Weight, stage: int, replica: int = 0) -> State:
-        """How the group of a stage's replica shares a weight."""
+        """Return how the group of a stage's replica shares a weight."""
         sharing = self.shared.get((stage, replica))
         if sharing is None:
             return REPLICATED
@@ -217,8 +217,13 @@ def _refuse_experts(plan: Plan) -> None:
         if stage.expert > 1:
             path, found = f"stages[{index}].expert", str(stage.expert)
             expected = (
+<<<<<<< HEAD
                 "1 in stages of operations; experts are shared out in stages of layers, "
                 "one device each"
+=======
+                "1 in stages of operations; "
+                "experts are shared out in stages of layers, one device each"
+>>>>>>> words2
             )
             raise InputError([Problem(path=path, found=found, expected=expected)])
 

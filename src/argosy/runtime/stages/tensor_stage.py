@@ -3,10 +3,10 @@ differentiates.
 
 The forward of the stage is a graph of its own, for whose operations ``solve`` chooses rows and
 deliveries among the cuts of weights (``Kind.TENSOR``), at the ratios that the plan gives the group.
-What the stage receives and hands on is whole on every member, so are its buffers and its loss. The
-choice is made once for the places of weights, and anew for every number of samples with these
-places kept. A plan for a captured program has the choices with it (``plan.group_program``), and
-these are executed, whichever cuts they make.
+What the stage receives and sends on is replicated on every member; so are its buffers and its loss.
+The states of weights are chosen once; everything else is chosen again for every number of samples,
+with these states fixed. A plan for a captured program contains the choices
+(``plan.group_program``), which are then executed, no matter which cuts they make.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Sharing:
     samples: int
     """The samples of the micro-batch for which the states of weights are chosen."""
     total: int
-    """Of the global batch."""
+    """The samples of the global batch."""
     first: int
-    """Layer of the stage."""
+    """The first layer of the stage."""
     whole: frozenset[int]
     """Weights that every member holds whole."""
     records: Mapping[int, GroupProgram] = field(default_factory=dict)

@@ -210,8 +210,8 @@ def take_state(
 
 
 def _place_beside_weights(trainer: Trainer, shape: tuple[int, ...]) -> torch.device:
-    """Where an optimizer keeps state that has not the shape of its weight: counts in host memory,
-    unless its kernels read them, and anything else on the device."""
+    """Return where an optimizer keeps state that does not have its weight's shape: counts in host
+    memory, unless its kernels read them, and anything else on the device."""
     groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
     reads_counts = any(group.get("fused") or group.get("capturable") for group in groups)
     return trainer.device if shape or reads_counts else torch.device("cpu")

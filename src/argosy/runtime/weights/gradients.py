@@ -119,7 +119,7 @@ class Gradients:
         return norm.double().square().to(device)
 
     def scale(self, factor: Tensor | float) -> None:
-        """Multiply all gradients by a factor: to clip them (3), or to undo the loss scale."""
+        """Multiply all gradients by a factor, to clip them (3) or to undo the scale of the loss."""
         gradients = [
             parameter.grad for parameter in self.parameters() if parameter.grad is not None
         ]
