@@ -16,8 +16,10 @@ from run_cases import written_plan
 from torch import nn
 from training_cases import Case
 
+import argosy
 from argosy.adapt.controller import AdaptationLevel
 from argosy.plan.file import load_plan
+from argosy.runtime.job import agreement
 from argosy.runtime.job.agreement import batch_digest, differences, given_facts, loaded_facts
 from argosy.runtime.processes.run_spec import RunSpec
 from argosy.workload.capture.digest import initial_digest
@@ -239,3 +241,8 @@ def test_nodes_with_different_things_refuse_to_train(
         assert [node.returncode for node in nodes] == [2, 2], said
         assert all(sentence in text for text in said), said
         assert not (tmp_path / "run" / "progress.jsonl").exists()
+
+
+def test_the_source_that_ranks_compare_is_all_of_the_package() -> None:
+    assert (agreement._PACKAGE / "cost" / "compute.py").is_file()
+    assert Path(argosy.__file__).parent == agreement._PACKAGE

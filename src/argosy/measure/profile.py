@@ -1,11 +1,7 @@
 """Measure a model's layers one by one: seconds, bytes and FLOP, as a profile to plan with.
 
     (1)  forward, backward   seconds over repeated runs (``timing``), for each number of samples:
-<<<<<<< HEAD
-                             the mean on a CPU, which other work may share, the median on a GPU
-=======
                              the mean on a CPU, whose time other work may share, the median on a GPU
->>>>>>> words2
     (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights,
                              and its input; not its output, which is the next layer's input
     (3)  output bytes        of what the layer sends on
@@ -143,16 +139,12 @@ def profile_model(
     stages, timed = (
         [
             LayerStage(
-<<<<<<< HEAD
-                model, layers, loss_fn, first=index, end=index + width, recompute=Recompute.NONE,
-=======
                 model,
                 layers,
                 loss_fn,
                 first=index,
                 end=index + width,
                 recompute=Recompute.NONE,
->>>>>>> words2
                 autocast=autocast_for(dtype, model.parameters()),
                 device=device,
                 is_compiled=compiles,

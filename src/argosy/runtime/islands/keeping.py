@@ -13,19 +13,19 @@ from argosy.runtime.islands.outer import OuterState
 from argosy.runtime.islands.training import IslandTrainer
 from argosy.runtime.state import checkpoint
 from argosy.runtime.state.reading import load_tensors
-from argosy.runtime.state.state import trainer_state
+from argosy.runtime.state.state import merged, trainer_state
 
 
 def save_island(training: IslandTrainer, folder: Path) -> Path:
     """Write a checkpoint; every rank of the island calls this while no exchange is in flight."""
     assert not training.is_waiting, "an exchange that is under way is not in a checkpoint"
-    state: dict[str, Any] = dict(trainer_state(training.trainer))
+    state: dict[str, Any] = merged(trainer_state(training.trainer))
     about = checkpoint.facts(training.trainer)
     if training.lead is not None:
         outer = training.lead.outer
         state |= _entries(outer)
         about["outer"] = {**outer.counters(), "shared_since": list(training.shared_since)}
-    return checkpoint.write(state, about, folder)
+    return checkpoint.write(state, about, folder, device=training.trainer.device)
 
 
 def load_island(training: IslandTrainer, outer: OuterState | None, path: Path) -> None:

@@ -13,8 +13,6 @@ import sys
 import threading
 from pathlib import Path
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from argosy.runtime.processes.meeting import listening_store
 from argosy.runtime.processes.orphan import end_with_parent
 
@@ -26,12 +24,7 @@ def main(values: list[str]) -> None:
     end_with_parent()
     place, file = values
     host, _, port = place.rpartition(":")
-    if host in ("127.0.0.1", "localhost"):
-        store = listening_store(int(port), _PATIENCE)
-    else:
-        store = TCPStore(
-            "0.0.0.0", int(port), is_master=True, wait_for_workers=False, timeout=_PATIENCE
-        )
+    store = listening_store(int(port), _PATIENCE, address=host)
     draft = Path(f"{file}.partial")
     draft.write_text(str(store.port))
     draft.replace(file)

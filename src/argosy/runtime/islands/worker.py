@@ -154,7 +154,7 @@ def work(spec: RunSpec, plan: IslandPlan, place: _Place, interface: str | None) 
     check_supported(own)
     if not spec.any_device:
         check_hardware(own, place.rank)
-    program = load_program(spec.program)
+    program = load_program(spec.program, trains=True)
     join(own, patience=datetime.timedelta(seconds=spec.patience))
     facts = given_facts(spec, own)
     compare(facts, own)

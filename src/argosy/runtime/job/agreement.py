@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import argosy.errors
 from argosy.errors import InputError, Problem
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 Facts = Mapping[str, str]
 """Facts by name: values, or hashes of contents."""
 
+_PACKAGE = Path(argosy.errors.__file__).parent
+"""The folder of Argosy's own source, all of which ranks must share."""
 _OPTIONS = ("save_every", "clip", "seed", "adapt", "horizon", "min_gain")
 """Options of a run that must be equal on all ranks."""
 _OF_PLAIN_RUNS, _OF_ELASTIC_RUNS = ("steps", "resume"), ("copy_every",)
@@ -63,8 +66,7 @@ def _files(path: Path) -> list[Path]:
 
 @cache
 def _own_source() -> str:
-    root = Path(__file__).parents[1]
-    return _hash(path.read_bytes() for path in sorted(root.rglob("*.py")))
+    return _hash(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
 
 
 def loaded_facts(program: str) -> dict[str, str]:

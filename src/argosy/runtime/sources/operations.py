@@ -217,13 +217,8 @@ def _refuse_experts(plan: Plan) -> None:
         if stage.expert > 1:
             path, found = f"stages[{index}].expert", str(stage.expert)
             expected = (
-<<<<<<< HEAD
-                "1 in stages of operations; experts are shared out in stages of layers, "
-                "one device each"
-=======
                 "1 in stages of operations; "
                 "experts are shared out in stages of layers, one device each"
->>>>>>> words2
             )
             raise InputError([Problem(path=path, found=found, expected=expected)])
 
