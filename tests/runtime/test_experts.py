@@ -31,10 +31,12 @@ def case(**changes: object) -> Case:
 CASES = [
     case(shares=((1, 2), (2, 1)), experts=UNEVEN, kind=ScheduleKind.ZERO_BUBBLE, clip=True),
     case(shares=((1, 2, 1, 1),), zero=3),
+    case(shares=((1, 1, 2),), experts=THREE, zero=1, clip=True),
 ]
 MORE = [
     case(shares=((2, 2),)),
-    case(shares=((1, 1, 2),), experts=THREE, zero=1, clip=True),
+    case(shares=((1, 1, 2),), experts=THREE, zero=2),
+    case(shares=((1, 1, 2),), experts=THREE, zero=3, clip=True),
     case(shares=((1, 1, 2),), experts=(2, 2, 2), recompute=Recompute.FULL),
     case(shares=((1, 1, 1, 2),), experts=(2, 1, 1, 2), recompute=Recompute.SELECTIVE),
     case(shares=((2, 1, 1, 1),), experts=UNEVEN, zero=2, clip=True),

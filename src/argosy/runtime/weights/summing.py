@@ -76,6 +76,20 @@ class RingSum:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """The sum of one rank, which has nothing to send."""
+
+    def begin(self, vector: Tensor) -> Pending:
+        return Done()
+
+    def scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
+        return vector
+
+    def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        return part
+
+
+@dataclass(frozen=True)
 class Nodes:
     """A sum that runs within and between nodes, by (2) or (3)."""
 
@@ -179,7 +193,7 @@ class Nodes:
             whole[begins[member] : begins[member] + sizes[member]] = piece
 
 
-Way = RingSum | Nodes
+Way = RingSum | Nodes | Alone
 """A way in which ranks sum."""
 
 
