@@ -73,7 +73,7 @@ MORE = [
     case(model="vit", shares=((3, 1),), ratios=(UNEVEN,), zero=1),
     case(model="hf-gpt2", shares=((2,), (2,)), ratios=(EVEN, UNEVEN), tied=True, single=True),
     case(model="hf-llama", shares=((2,), (2,)), ratios=(UNEVEN, ALONE), single=True),
-    case(model="hf-vit", shares=((2,),), ratios=(THREE,), single=True),
+    case(model="hf-vit", shares=((2,),), ratios=(UNEVEN,), single=True),
     case(model="gpt", work=(0.5, 0.5), shares=((2,), (2,)), ratios=(UNEVEN, EVEN)),
 ]
 
