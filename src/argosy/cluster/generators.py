@@ -244,7 +244,7 @@ GENERATORS: Mapping[str, Generator] = {
         {
             "on": Parameter(_duration, "20 s", "mean time at full"),
             "off": Parameter(_duration, "10 s", "mean time at low"),
-            "low": Parameter(_share, 0.1, "share that is left at low"),
+            "low": Parameter(_share, 0.1, "remaining share at low"),
             "durations": Parameter(
                 _word("exponential", "fixed"), "exponential", "how times vary: exponential or fixed"
             ),
@@ -255,7 +255,7 @@ GENERATORS: Mapping[str, Generator] = {
         {
             "period": Parameter(_duration, "60 s", "time from one high to the next"),
             "depth": Parameter(_share, 0.5, "share that is missing at the lowest point"),
-            "phase": Parameter(_share, 0.0, "share of a period by which the start is moved on"),
+            "phase": Parameter(_share, 0.0, "phase at time 0, as a share of a period"),
             "shape": Parameter(_word("square", "sine"), "square", "square (two levels) or sine"),
             "samples": Parameter(_samples, 16, "steps in a period of a sine"),
         },
@@ -275,11 +275,13 @@ GENERATORS: Mapping[str, Generator] = {
         markov,
         {
             "levels": Parameter(
-                _levels, [1.0, 0.5, 0.1], "shares to move between, from the first one"
+                _levels, [1.0, 0.5, 0.1], "shares to jump between, starting with the first"
             ),
             "dwell": Parameter(_duration, "10 s", "mean time before a jump"),
             "transitions": Parameter(
-                _transitions, None, "chance of a jump, row by row; else to any other level alike"
+                _transitions,
+                None,
+                "probability of each jump, row by row; default: equal for all other levels",
             ),
         },
     ),
@@ -292,7 +294,7 @@ GENERATORS: Mapping[str, Generator] = {
             "baseline": Parameter(_share, 0.2, "share without credits, and rate of refill"),
             "demand": Parameter(_share, 1.0, "share that is used while busy"),
             "busy": Parameter(_duration, "120 s", "time in use"),
-            "idle": Parameter(_duration, "60 s", "time out of use, after each time in use"),
+            "idle": Parameter(_duration, "60 s", "time without use, after each time in use"),
         },
     ),
     "flap": Generator(
@@ -307,7 +309,7 @@ GENERATORS: Mapping[str, Generator] = {
         {
             "every": Parameter(_duration, "120 s", "mean time at full speed"),
             "duration": Parameter(_duration, "30 s", "mean time at reduced speed"),
-            "slowdown": Parameter(_slowdown, 2.0, "how many times slower"),
+            "slowdown": Parameter(_slowdown, 2.0, "factor by which it is slower"),
         },
     ),
 }
