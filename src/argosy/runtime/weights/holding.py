@@ -32,7 +32,7 @@ from argosy.runtime.stages.stage import StageProgram
 from argosy.runtime.weights.gradients import Gradients
 from argosy.runtime.weights.overlap import Summand, in_buckets
 from argosy.runtime.weights.sharding import Shard, ShardSet, WeightGate
-from argosy.runtime.weights.summing import Alone, Groups, groups_needed, way_of
+from argosy.runtime.weights.summing import Groups, SingleRank, groups_needed, way_of
 from argosy.workload.capture.initial import Recording
 
 Proportions = Callable[[int], Sequence[float]]
@@ -356,7 +356,7 @@ class WeightDivision:
             level = self.keepings[candidates[0].weight.name].level
             way = way_of(ranks, (stage,), self.plan, self.groups, self.rank, self.roster)
             if way is None:  # one rank has this part alone, as it may have some of the experts
-                way = Alone()
+                way = SingleRank()
             shard_set = partial(ShardSet, level=level, way=way, exchanging=self.exchanging)
             if level == 1:
                 shard_sets += [shard_set(bucket) for bucket in in_buckets(candidates, Shard.size)]

@@ -76,7 +76,7 @@ class RingSum:
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleRank:
     """The sum of one rank, which has nothing to send."""
 
     def begin(self, vector: Tensor) -> Pending:
@@ -193,7 +193,7 @@ class Nodes:
             whole[begins[member] : begins[member] + sizes[member]] = piece
 
 
-Way = RingSum | Nodes | Alone
+Way = RingSum | Nodes | SingleRank
 """A way in which ranks sum."""
 
 
