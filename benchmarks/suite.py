@@ -98,6 +98,12 @@ SUITE = (
         command="python -m benchmarks.h200",
     ),
     Entry(
+        name="readability",
+        shows="how dense the source reads, beside other packages",
+        note="2026-11-18-readability.md",
+        command="python -m benchmarks.readability src/argosy",
+    ),
+    Entry(
         name="lab",
         shows="plans on real processes over shaped links, predicted and measured",
         note="2026-11-15-lab.md",
