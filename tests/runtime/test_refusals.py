@@ -166,7 +166,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: world.check_supported(
             replace(plan_of(Case()), stages=(replace(plan_of(Case()).stages[0], context=2),))
         ),
-        "plan: found ",
+        "plan: Stage 0 asks for context parallelism",
     ),
     (
         lambda: world.check_world_size(("a", "b"), 1),

@@ -123,7 +123,7 @@ def test_a_folder_is_held_by_one_run_for_each_node(tmp_path: Path) -> None:
         "Try another --out, or wait for the end of that run."
     )
     try:
-        with pytest.raises(InputError, match="a run that is going on"), held(tmp_path, "0"):
+        with pytest.raises(InputError, match="a run is still writing into it"), held(tmp_path, "0"):
             pass
     finally:
         child.kill()

@@ -71,8 +71,8 @@ class Kinds:
         if len(choices) == 1:
             return choices[0]
         if not card:
-            example = "--kind with the kind of the devices, such as A100-80GB,"
-            raise refused(f"{example} is needed: the file does not contain it")
+            missing = "the file does not contain the kind of the devices"
+            raise refused(f"--kind is needed, such as --kind A100-80GB: {missing}")
         known = f"; {card} may be {', '.join(choices[:4])}" if choices else ""
         example = choices[0] if choices else "A100-80GB"
         expected = f"--kind {card}={example}, or another kind of the catalogue{known}"
