@@ -267,7 +267,7 @@ def test_json_that_is_no_object_is_refused():
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match="expected an existing file"):
+    with pytest.raises(InputError, match="there is no such file"):
         read_toml(tmp_path / "none.toml")
     with pytest.raises(InputError, match="found a folder, expected a file"):
         read_toml(tmp_path)
@@ -276,7 +276,9 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b'a = "\xe9"')
     with pytest.raises(InputError, match="expected UTF-8 text"):
         read_toml(tmp_path / "latin.toml")
-    with pytest.raises(InputError, match="found file name too long, expected a readable file"):
+    with pytest.raises(
+        InputError, match=r'^Cannot read .* because the system reports "File name too long"'
+    ):
         read_toml(tmp_path / (300 * "a" + ".toml"))
     (tmp_path / "fine.json").write_text('{"a": 1}', encoding="utf-8")
     assert read_json(str(tmp_path / "fine.json")).data == {"a": 1}

@@ -68,9 +68,9 @@ def test_a_plan_is_exported_from_python_as_by_the_command(
     ("to", "options", "message"),
     [
         ("megatorn", {}, 'to: .*did you mean "megatron"'),
-        ("megatron", {"steps": 7}, "--steps: found 7, expected no such option for megatron"),
-        ("torchrun", {"zone": "z"}, '--zone: found "z", expected no such option for torchrun'),
-        ("jobset", {}, "--image: .*expected a container image"),
+        ("megatron", {"steps": 7}, "--steps does not apply to megatron"),
+        ("torchrun", {"zone": "z"}, "--zone does not apply to torchrun"),
+        ("jobset", {}, "--to jobset needs --image, a container"),
     ],
 )
 def test_what_a_system_does_not_take_is_refused(
@@ -100,7 +100,7 @@ def test_what_a_system_does_not_take_is_refused(
             lambda: argosy.find_plan(
                 argosy.load_model("gpt2"), "two-cards", global_batch=8, dtype="fp16"
             ),
-            "dtype: .*expected nothing for a Chain, which has its own",
+            "dtype cannot be combined with a Chain, which has its own",
         ),
     ],
 )

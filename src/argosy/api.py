@@ -28,7 +28,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.remembered import remembered, with_what_holds
 from argosy.dtype import Dtype
-from argosy.errors import bad_input
+from argosy.errors import bad_input, excluded
 from argosy.plan import check
 from argosy.plan.file import dumps_plan, load_plan
 from argosy.plan.model import planned_chain
@@ -92,7 +92,7 @@ def _chain(model: Chain | str | Path, **sizes: Any) -> Chain:
     if not isinstance(model, Chain):
         return load_model(_named(model, "a Chain, a model's file or name", "model"), **sizes)
     if given:
-        raise bad_input("nothing for a Chain, which has its own", sizes[given[0]], where=given[0])
+        raise excluded(given[0], "a Chain, which has its own")
     return model
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from argosy.errors import MOST_PROBLEMS, InputError, Mismatch, Problem, closest, show
+from argosy.errors import MOST_PROBLEMS, InputError, Mismatch, Problem, closest, impossible, show
 from argosy.lines import LazyLines, json_lines, toml_lines
 from argosy.lines import Location as Location
 
@@ -162,10 +162,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        found = str(error.strerror).lower()
-        raise InputError(
-            [Problem(file=str(path), expected="a folder that can be made", found=found)]
-        ) from None
+        raise impossible(f"create the folder {path}", error, "another folder") from None
 
 
 def check_readable(path: Path) -> None:
@@ -189,21 +186,19 @@ def read_text(path: Path | str) -> str:
         check_readable(path)
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputError([Problem(file=str(path), expected="an existing file")]) from None
+        raise InputError([Problem(file=str(path), message="there is no such file")]) from None
     except UnicodeDecodeError:
         raise InputError(
             [Problem(file=str(path), expected="UTF-8 text", found="other bytes")]
         ) from None
     except ValueError:  # such as a name with a null character in it
         raise InputError(
-            [Problem(file=repr(str(path)), expected="a name that a file can have")]
+            [Problem(file=repr(str(path)), message="no file can have this name")]
         ) from None
     except IsADirectoryError:
         raise InputError([Problem(file=str(path), expected="a file", found="a folder")]) from None
     except OSError as error:
-        raise InputError(
-            [Problem(file=str(path), expected="a readable file", found=str(error.strerror).lower())]
-        ) from None
+        raise impossible(f"read {path}", error, "another file") from None
 
 
 def read_toml(path: Path | str) -> Document:
@@ -291,8 +286,9 @@ def _repeated(text: str, file: str) -> Problem:
 
 def _unreadable(file: str, error: Exception) -> InputError:
     """Return the error for a text that is valid but exceeds the limits of Python's parsers."""
-    found = "too many nested tables" if isinstance(error, RecursionError) else "a number too long"
-    return InputError([Problem(file=file, expected="a document of reasonable size", found=found)])
+    is_nested = isinstance(error, RecursionError)
+    reason = "its tables are nested too deeply" if is_nested else "a number in it is too long"
+    return impossible(f"read {file}", reason, "a simpler document")
 
 
 def validate(document: Document, schema: type[SchemaT]) -> SchemaT:

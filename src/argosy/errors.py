@@ -26,27 +26,36 @@ class ArgosyError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A problem that was found in an input: its place, the value found, the value expected, and a
-    suggestion."""
+    """A problem that was found in an input: its place, what is wrong, and a suggestion.
 
-    expected: str
+    A bad value has ``found`` and ``expected``. Any other problem has a ``message``, which replaces
+    them: options that exclude each other (``excluded``), or something that cannot be done
+    (``impossible``).
+    """
+
+    expected: str = ""
     found: str | None = None
+    message: str | None = None
     file: str | None = None
     line: int | None = None
     path: str | None = None
     """Place inside the document, such as ``nodes[0].nic.bandwidth``."""
     suggestion: str | None = None
 
+    def __post_init__(self) -> None:
+        assert self.message is None or not self.expected, "a message replaces found and expected"
+
     def __str__(self) -> str:
         place = self.file or ""
         if self.file and self.line is not None:
             place += f":{self.line}"
         head = ": ".join(part for part in (place, self.path) if part)
-        body = (
-            f"expected {self.expected}"
-            if self.found is None
-            else f"found {self.found}, expected {self.expected}"
-        )
+        if self.message is not None:
+            body = self.message
+        elif self.found is None:
+            body = f"expected {self.expected}"
+        else:
+            body = f"found {self.found}, expected {self.expected}"
         text = f"{head}: {body}" if head else body
         return f"{text}; {self.suggestion}" if self.suggestion else text
 
@@ -69,9 +78,7 @@ class InputError(ArgosyError):
         rest = max(0, len(given) - MOST_PROBLEMS) + more
         self.problems = given[:MOST_PROBLEMS]
         if rest:
-            self.problems += (
-                Problem(file=given[0].file, found=f"{rest} more problems", expected="none"),
-            )
+            self.problems += (Problem(file=given[0].file, message=f"{rest} more problems"),)
         assert self.problems, "an InputError names at least one problem"
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
@@ -113,6 +120,31 @@ def bad_input(
     """
     shown = None if found is None else show(found)
     return InputError([Problem(expected=expected, found=shown, path=where, suggestion=suggestion)])
+
+
+def refused(message: str) -> InputError:
+    """Return an ``InputError`` with a single problem that is stated in words of its own."""
+    return InputError([Problem(message=message)])
+
+
+def excluded(option: str, other: str) -> InputError:
+    """Return the error for options that exclude each other.
+
+    >>> str(excluded("--schedule", "--program"))
+    '--schedule cannot be combined with --program'
+    """
+    return refused(f"{option} cannot be combined with {other}")
+
+
+def impossible(action: str, reason: object, remedy: str) -> InputError:
+    """Return the error for something that cannot be done; an ``OSError`` is a reason, too.
+
+    >>> str(impossible("write a/plan.json", "the folder a does not exist", "creating it"))
+    'Cannot write a/plan.json because the folder a does not exist. Try creating it.'
+    """
+    if isinstance(reason, OSError):
+        reason = f'the system reports "{reason.strerror or reason}"'
+    return refused(f"Cannot {action} because {reason}. Try {remedy}.")
 
 
 def show(value: object) -> str:

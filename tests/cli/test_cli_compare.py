@@ -130,10 +130,10 @@ def test_scenarios_are_played_and_counted_as_asked(run: Run) -> None:
             ("--robust", "median"),
             '--robust: found "median", expected one of the objectives mean, p95, worst',
         ),
-        (("--trace", "none", "--scenario", "none"), "expected --trace or --scenario, not both"),
+        (("--trace", "none", "--scenario", "none"), "--trace cannot be combined with --scenario"),
         (("--only", "megatrn"), '--only: found "megatrn", expected one of megatron'),
         (("-b", "0"), "--global-batch: found 0, expected a whole number of at least 1"),
-        (("-c", "nowhere.toml"), "nowhere.toml: expected an existing file"),
+        (("-c", "nowhere.toml"), "nowhere.toml: there is no such file"),
     ],
 )
 def test_bad_input_is_refused(run: Run, options: tuple[str, ...], message: str) -> None:

@@ -22,7 +22,7 @@ FILES = {
 }
 
 CASES = {
-    ("simulate", "missing.json"): "missing.json: expected an existing file",
+    ("simulate", "missing.json"): "missing.json: there is no such file",
     ("simulate", "list.json"): "list.json:1: found a list of 1, expected a JSON object",
     (
         "simulate",
@@ -49,7 +49,7 @@ CASES = {
         "2",
         "--schedule",
         "1f1b",
-    ): "--k: found 2, expected no --k with a schedule other than kfkb",
+    ): "--k cannot be combined with --schedule 1f1b; it applies to kfkb",
     (
         "simulate",
         PLAN,
@@ -85,7 +85,7 @@ CASES = {
         "v9.nic=ok.csv",
     ): '--trace: found "v9.nic", expected a link or device of '
     'mixed-16, such as a0.nic or a0.0; did you mean "v1.nic"?',
-    ("simulate", PLAN, "--trace", "v0.nic=no.csv"): "no.csv: expected an existing file",
+    ("simulate", PLAN, "--trace", "v0.nic=no.csv"): "no.csv: there is no such file",
     (
         "simulate",
         PLAN,
@@ -113,9 +113,10 @@ CASES = {
         PLAN,
         "-o",
         "plain.txt/x.json",
-    ): "plain.txt/x.json: found Not a directory, expected a writable file",
-    ("trace", "missing.json"): "missing.json: expected an existing file",
-    ("cluster", "check", "nowhere.toml"): "nowhere.toml: expected an existing file",
+    ): 'Cannot write plain.txt/x.json because the system reports "Not a directory". '
+    "Try another file.",
+    ("trace", "missing.json"): "missing.json: there is no such file",
+    ("cluster", "check", "nowhere.toml"): "nowhere.toml: there is no such file",
     (
         "cluster",
         "show",

@@ -108,7 +108,7 @@ def test_a_plan_that_never_ends_is_infeasible(run: Run) -> None:
 
 def test_missing_plan(run: Run) -> None:
     result = run("explain", "missing.json")
-    assert result.err == "error: missing.json: expected an existing file\n"
+    assert result.err == "error: missing.json: there is no such file\n"
     assert result.code == 2
 
 

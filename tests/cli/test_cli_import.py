@@ -57,4 +57,4 @@ def test_what_the_file_does_not_say_must_be_given(run: Run, option: str) -> None
         *(word for pair in given.items() for word in pair),
     )
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(f"error: {option}: expected {option} with the ")
+    assert done.err.startswith(f"error: {option} is needed")

@@ -70,7 +70,7 @@ def test_no_result_takes_the_place_of_what_is_read(run: Run, files: Path, what: 
     before = {path.name: path.read_bytes() for path in files.iterdir() if path.is_file()}
     result = run(*ONTO_ITSELF[what])
     assert result.code == 2
-    assert result.err.endswith(": found a file that is read, expected another file to write\n")
+    assert result.err.endswith(" because this command reads it. Try another file.\n")
     assert {path.name: path.read_bytes() for path in files.iterdir() if path.is_file()} == before
 
 
@@ -88,15 +88,17 @@ def test_a_missing_folder_is_told_before_anything_is_played(
 ) -> None:
     result = run(*arguments, "-o", "missing/result")
     assert result.code == 2
-    assert (
-        result.err == "error: missing/result: expected an existing folder missing to write into\n"
-    )
+    reason = "because the folder missing does not exist. Try creating it."
+    assert result.err == f"error: Cannot write missing/result {reason}\n"
 
 
 def test_a_demonstration_that_cannot_be_kept_does_not_begin(run: Run, files: Path) -> None:
     result = run("demo", "--out", "hosts")
     assert (result.code, result.out) == (2, "")
-    assert result.err == "error: hosts: found file exists, expected a folder that can be made\n"
+    assert result.err == (
+        'error: Cannot create the folder hosts because the system reports "File exists". '
+        "Try another folder.\n"
+    )
 
 
 def test_a_file_of_another_sort_is_one_line(run: Run, files: Path) -> None:
@@ -198,8 +200,9 @@ def test_more_than_the_memory_holds_is_one_clear_line(
     monkeypatch.setattr("argosy.cluster.catalogue.catalogue", fail)
     result = run("devices")
     assert result.code == 2
-    expected = "a task that this machine has room for"
-    assert result.err == f"error: memory: found Unable to allocate 7 PiB, expected {expected}\n"
+    reason = "this machine has too little memory (Unable to allocate 7 PiB)"
+    told = f"error: Cannot finish this command because {reason}. Try a smaller task.\n"
+    assert result.err == told
 
 
 def test_commands_to_go_on_with_can_be_pasted(run: Run) -> None:
@@ -218,11 +221,9 @@ def test_what_may_not_be_used_is_one_clear_line(
     monkeypatch.setattr("argosy.cluster.catalogue.catalogue", fail)
     result = run("devices")
     assert result.code == 2
-    told = os.strerror(number).lower()
-    assert (
-        result.err
-        == f"error: locked/plan.json: found {told}, expected a file or folder that this user may use\n"
-    )
+    reason = f'the system reports "{os.strerror(number)}"'
+    told = f"error: Cannot open locked/plan.json because {reason}. "
+    assert result.err == f"{told}Try a file or folder that you may use.\n"
 
 
 WITHOUT_TORCH = {

@@ -51,9 +51,9 @@ def test_a_captured_program_counts_its_own_matrices(run: Run, tmp_path: Path) ->
         (("--max-width", "2"), "with --powersgd"),
         (("--for", "megatron"), "with --powersgd"),
         (("--offload", "optimizer"), "with --powersgd"),
-        (("--lora", "rank=4"), "training of all weights"),
+        (("--lora", "rank=4"), "--powersgd cannot be combined with --train lora --lora"),
         (("--powersgd", "-1"), "-1"),
-        (("--dtype", "fp16"), "bf16 or fp32 with PowerSGD"),
+        (("--dtype", "fp16"), "fp16 cannot be combined with PowerSGD"),
     ],
 )
 def test_what_powersgd_cannot_do_is_refused(

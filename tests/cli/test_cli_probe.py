@@ -96,7 +96,7 @@ def test_what_is_no_run_of_the_plan_is_refused(run: Run, tmp_path: Path) -> None
     timeline = write_run(tmp_path / "run")
     file = tmp_path / "run" / "timeline.json"
     arguments = ("probe", "--run", "run", "--plan", "plan.json")
-    assert "expected --run and --plan together" in run("probe", "--run", "run").err
+    assert "--run needs --plan" in run("probe", "--run", "run").err
     file.write_text(dumps_timeline(replace(timeline, clock="simulated", contacts=())))
     assert 'found "simulated", expected a timeline that a run has measured' in run(*arguments).err
     file.write_text(dumps_timeline(timeline).replace("box0.0", "x0.0"))

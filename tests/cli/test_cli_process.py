@@ -88,7 +88,7 @@ def test_questions_to_nobody_are_one_clear_line(tmp_path: Path) -> None:
         asked, shell=True, check=False, capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 2
-    assert done.stderr.endswith("expected an answer, or --node and --name\n")
+    assert done.stderr.endswith("Try --node and --name in place of answers.\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -101,7 +101,8 @@ def test_output_that_has_no_room_is_one_clear_line(form: tuple[str, ...]) -> Non
     assert done.returncode == 2
     assert (
         done.stderr
-        == 'error: output: found "No space left on device", expected room for what is written\n'
+        == 'error: Cannot write the output because the system reports "No space left on device". '
+        "Try freeing space, or another disk.\n"
     )
 
 
@@ -125,7 +126,10 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> 
         env=environment,
     )
     assert done.returncode == 2
-    assert done.stderr == "error: timeline.json: found File too large, expected a writable file\n"
+    assert done.stderr == (
+        'error: Cannot write timeline.json because the system reports "File too large". '
+        "Try another file.\n"
+    )
     assert kept.read_text() == "what was there"
     assert [path.name for path in tmp_path.iterdir()] == ["timeline.json"]
 

@@ -116,9 +116,7 @@ def test_what_is_missing_is_said(run: Run) -> None:
     assert run("plan", "-c", "two-cards").code == 2
     ignored = run("plan", "--program", "train.py:build", "-c", "two-cards", "-b", "64")
     assert ignored.code == 2
-    assert (
-        ignored.err == 'error: --global-batch: found "64", expected no such option with --program\n'
-    )
+    assert ignored.err == "error: --global-batch cannot be combined with --program\n"
     missing = run("plan", "--program", "absent.py:build", "-c", "two-cards")
     assert missing.code == 2 and "no such file" in missing.err
     Path("train.py").write_text("def build(:\n", encoding="utf-8")

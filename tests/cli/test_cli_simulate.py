@@ -115,4 +115,4 @@ def test_policies_are_told_in_json(run: Run) -> None:
     assert all(policy in shown for policy in policies)
     endless = run("simulate", "gpt2-xl-on-two-cards", "--adapt", "k")
     assert (endless.code, endless.out) == (2, "")
-    assert '--until: expected a time such as --until "10 min" with --adapt' in endless.err
+    assert '--adapt needs --until with a time, such as --until "10 min"' in endless.err

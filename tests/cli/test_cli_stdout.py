@@ -30,14 +30,19 @@ IMPORT = (
     "1 GB/s",
 )
 REFUSED = {
-    (*SEARCH, "-o", "-", "--json"): "--output: the name of a file: --json has stdout to itself",
+    (
+        *SEARCH,
+        "-o",
+        "-",
+        "--json",
+    ): "--output - cannot be combined with --json, which prints to stdout",
     (
         "simulate",
         SMALL,
         "-o",
         "-",
         "--json",
-    ): "--output: the name of a file: --json has stdout to itself",
+    ): "--output - cannot be combined with --json, which prints to stdout",
     (
         "export",
         SMALL,
@@ -46,43 +51,48 @@ REFUSED = {
         "-o",
         "-",
         "--json",
-    ): "--output: the name of a file: --json has stdout to itself",
+    ): "--output - cannot be combined with --json, which prints to stdout",
     (
         "run",
         PLAN,
         "train.py",
         "--out",
         "-",
-    ): "--out: the name of a folder, which cannot go to stdout",
-    ("demo", "--out", "-"): "--out: the name of a folder, which cannot go to stdout",
+    ): "Cannot write a folder to stdout because --out is -. Try a name.",
+    ("demo", "--out", "-"): "Cannot write a folder to stdout because --out is -. Try a name.",
     (
         "trace",
         SMALL,
         "--per-rank",
         "-",
-    ): "--per-rank: the name of a folder, which cannot go to stdout",
+    ): "Cannot write a folder to stdout because --per-rank is -. Try a name.",
     (
         "profile",
         "train.py:build",
         "-o",
         "-",
         "--resume",
-    ): "--output: the name of a file to go on from, which cannot go to stdout",
-    ("nbody", "ic", "-o", "-"): "--output: the name of an HDF5 file, which cannot go to stdout",
+    ): "Cannot write a profile to resume to stdout because --output is -. Try a name.",
+    (
+        "nbody",
+        "ic",
+        "-o",
+        "-",
+    ): "Cannot write an HDF5 file to stdout because --output is -. Try a name.",
     (
         "nbody",
         "picture",
         "x.hdf5",
         "-o",
         "-",
-    ): "--output: the name of a PNG file, which cannot go to stdout",
+    ): "Cannot write a PNG file to stdout because --output is -. Try a name.",
     (
         "nbody",
         "run",
         "x.hdf5",
         "-o",
         "-",
-    ): "--output: the name of a folder, which cannot go to stdout",
+    ): "Cannot write a folder to stdout because --output is -. Try a name.",
 }
 
 
@@ -91,8 +101,7 @@ def test_what_stdout_cannot_take_is_refused(
     run: Run, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     result = run(*arguments)
-    option, _, expected = REFUSED[arguments].partition(": ")
-    assert result.err == f'error: {option}: found "-", expected {expected}\n'
+    assert result.err == f"error: {REFUSED[arguments]}\n"
     assert result.code == 2
     assert not list(tmp_path.iterdir())
 
@@ -125,8 +134,7 @@ def test_pages_traces_clusters_and_scripts(run: Run, tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_not_made_for_a_snapshot(run: Run, tmp_path: Path) -> None:
     result = run("nbody", "ic", "--per-side", "4", "-o", "missing/ic.hdf5")
-    assert (
-        result.err == "error: missing/ic.hdf5: expected an existing folder missing to write into\n"
-    )
+    reason = "because the folder missing does not exist. Try creating it."
+    assert result.err == f"error: Cannot write missing/ic.hdf5 {reason}\n"
     assert result.code == 2
     assert not list(tmp_path.iterdir())

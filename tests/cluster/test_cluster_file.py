@@ -889,7 +889,7 @@ def test_a_folder_is_no_cluster(folder: Path) -> None:
 def test_a_file_that_is_missing() -> None:
     with pytest.raises(InputError) as caught:
         load_cluster("nowhere.toml")
-    assert str(caught.value) == "nowhere.toml: expected an existing file"
+    assert str(caught.value) == "nowhere.toml: there is no such file"
 
 
 def test_a_bundled_cluster_that_is_misspelt() -> None:
@@ -908,13 +908,13 @@ def test_the_text_of_a_file_is_not_its_name() -> None:
 
 def test_tables_within_tables_without_end() -> None:
     assert message("name = " + "[" * 5000 + "]" * 5000) == (
-        "cluster.toml: found too many nested tables, expected a document of reasonable size"
+        "Cannot read cluster.toml because its tables are nested too deeply. Try a simpler document."
     )
 
 
 def test_a_number_without_end() -> None:
     assert message("version = " + "1" * 5000) == (
-        "cluster.toml: found a number too long, expected a document of reasonable size"
+        "Cannot read cluster.toml because a number in it is too long. Try a simpler document."
     )
 
 

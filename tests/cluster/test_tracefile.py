@@ -152,12 +152,12 @@ def test_a_speed_is_a_plain_number(written, speed):
 def test_a_long_list_of_problems_is_cut_and_says_so(written):
     found = problems(read_trace, written("seconds,speed", *(f"{row},fast" for row in range(57))))
     assert len(found) == 21
-    assert found[-1].found == "37 more problems like these"
+    assert found[-1].message == "37 more problems like these"
 
 
 def test_a_file_that_is_not_there(tmp_path):
     (problem,) = problems(read_trace, tmp_path / "none.csv")
-    assert problem.expected == "an existing file"
+    assert problem.message == "there is no such file"
 
 
 def test_oboe(written):

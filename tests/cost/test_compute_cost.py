@@ -300,7 +300,8 @@ def test_a_model_without_flop_needs_a_profile() -> None:
     with pytest.raises(InputError) as caught:
         layer_seconds(MODEL, silent, silent.layers[1], ONE)
     assert str(caught.value) == (
-        "layer block0: expected a measured profile of toy for plain, because the model states no FLOP"
+        "Cannot predict the time of layer block0 on plain because toy states no FLOP. "
+        "Try a measured profile."
     )
 
 

@@ -150,7 +150,7 @@ REFUSED = {
     "a name": (["-m", "gpt2", "--for", "megatrn"], 'did you mean "megatron"?'),
     "islands": (
         ["-m", "gpt2", "--islands", "auto", "--for", "torch"],
-        "no such option with --islands",
+        "--for cannot be combined with --islands",
     ),
     "another restriction": (
         ["-m", "gpt2", "--runnable", "--for", "torch"],

@@ -160,7 +160,7 @@ def test_two_labs_of_one_cluster_do_not_collide(tmp_path: Path) -> None:
     cluster = cluster_of(tmp_path, host("a", "50 Mbit/s"), host("b", "50 Mbit/s"))
     with Lab(cluster, name="test-one") as one, Lab(cluster, name="test-one-2") as two:
         built = traces_left(two)
-        with pytest.raises(InputError, match="a name that no lab has"):
+        with pytest.raises(InputError, match="because it is already running"):
             Lab(cluster, name="test-one").up()
         labs.down("test-one")
         assert traces_left(one) == []

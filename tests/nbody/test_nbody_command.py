@@ -95,7 +95,7 @@ def test_a_run_is_gone_on_with_from_its_own_particles_only(
     assert argosy("run", str(initial), *run) == 0
     assert argosy("run", str(initial), *run, "--resume") == 0
     assert argosy("run", str(other), *run, "--resume") == 2
-    assert "found a run with another initial, expected the same run" in capsys.readouterr().err
+    assert "because the run there has another initial." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_made_is_named(
     assert (
         argosy("run", str(initial), "-o", str(tmp_path / "file" / "run"), "--steps", "1", "-q") == 2
     )
-    assert "expected a folder that can be made" in capsys.readouterr().err
+    assert "Cannot create the folder" in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten(
@@ -235,12 +235,12 @@ def test_nothing_is_overwritten(
     before = (folder / "snapshot_000.hdf5").read_bytes()
     assert argosy(*run, "--steps", "2") == 2
     assert (
-        "found a run, expected a folder without one; --resume goes on with it"
+        "because the folder contains a run. Try another folder, or --resume"
         in capsys.readouterr().err
     )
     assert argosy(*run, "--steps", "3", "--resume") == 2
     assert (
-        "found a run with another steps, expected the same run, or a new folder"
+        "the run there has another steps. Try the same options, or a new folder"
         in capsys.readouterr().err
     )
     assert argosy("ic", "-o", str(initial), "--quiet") == 2

@@ -65,9 +65,7 @@ def test_a_snapshot_is_gadgets(tmp_path: Path) -> None:
 def test_an_existing_snapshot_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "box.hdf5"
     path.write_text("precious")
-    with pytest.raises(
-        InputError, match=r"box.hdf5: found one that exists, expected no file of this name"
-    ):
+    with pytest.raises(InputError, match=r"box.hdf5 because a file of this name exists"):
         write_snapshot(path, small_box())
     assert path.read_text() == "precious"
 
@@ -85,7 +83,7 @@ def test_a_truncated_snapshot_is_told(tmp_path: Path) -> None:
         InputError, match=r"text.hdf5: found .*, expected a complete GADGET HDF5 file"
     ):
         read_snapshot(tmp_path / "text.hdf5")
-    with pytest.raises(InputError, match=r"none.hdf5: expected a file that exists"):
+    with pytest.raises(InputError, match=r"none.hdf5: there is no such file"):
         read_snapshot(tmp_path / "none.hdf5")
 
 

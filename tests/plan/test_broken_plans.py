@@ -480,11 +480,11 @@ TEXTS = {
     ),
     "nested without end": (
         '{"version": ' + "[" * 100_000,
-        "plan.json: found too many nested tables, expected a document of reasonable size",
+        "Cannot read plan.json because its tables are nested too deeply. Try a simpler document.",
     ),
     "number without end": (
         '{"version": ' + "1" * 5000 + "}",
-        "plan.json: found a number too long, expected a document of reasonable size",
+        "Cannot read plan.json because a number in it is too long. Try a simpler document.",
     ),
 }
 

@@ -195,7 +195,7 @@ def test_the_end_leaves_only_the_outcome(tmp_path: Path) -> None:
     assert [path.name for path in claims.folder.iterdir()] == ["outcome.json"]
     spec = RunSpec(plan="p", program="q", out=str(tmp_path), steps=1)
     with pytest.raises(
-        InputError, match="a run that is over: done, expected another folder, or --resume"
+        InputError, match=r"the run there is over \(done\)\. Try another --out, or --resume"
     ):
         check_folder(spec)
     check_folder(replace(spec, resume=True))

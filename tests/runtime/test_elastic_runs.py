@@ -56,10 +56,7 @@ def test_the_command_goes_on_after_a_member_of_a_group_was_killed(tmp_path: Path
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert again.returncode == 2
-    assert (
-        "--out: found a run that is over: 6 steps done, expected another folder, or --resume"
-        in again.stderr
-    )
+    assert "the run there is over (6 steps done). Try another --out, or --resume" in again.stderr
     assert not run.processes()
     command[command.index("6")] = "7"
     more = subprocess.run(

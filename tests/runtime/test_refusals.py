@@ -166,7 +166,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: world.check_supported(
             replace(plan_of(Case()), stages=(replace(plan_of(Case()).stages[0], context=2),))
         ),
-        "plan: found ",
+        "plan: Stage 0 asks for context parallelism",
     ),
     (
         lambda: world.check_world_size(("a", "b"), 1),
@@ -208,7 +208,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     try:
         with pytest.raises(
             InputError,
-            match=r"--metrics-port: found \d+ \(Address already in use\), expected a free",
+            match=r'Cannot use port \d+ because .*"Address already in use".*another --metrics-port',
         ):
             serve(Metrics(), server.server_port)
     finally:
@@ -233,7 +233,7 @@ def test_who_cannot_join_the_others_says_where_they_are(
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(
         InputError,
-        match=r"found no RANK in the environment, expected a process started by torchrun",
+        match=r"RANK is not set in the environment. Try starting it by torchrun",
     ):
         world.join(plan_of(Case()))
     monkeypatch.setattr(world, "meet", meet)
@@ -264,9 +264,7 @@ def test_a_shape_of_which_nothing_fits_into_memory_is_told(monkeypatch: pytest.M
     shapes = profile_shape.Shapes(samples=(1,), widths=(1,), dtypes=(Dtype.FP32,), tokens=8)
     heard: list[str] = []
     small = read_preset("gpt2-xl").config.architecture
-    with pytest.raises(
-        InputError, match="--samples: expected at least one size that fits into memory"
-    ):
+    with pytest.raises(InputError, match="Cannot measure because no batch size fits into memory"):
         profile_shape.profile_shape("gpt2-xl", small, shapes, kind="x", report=heard.append)
     assert "block with 1 x 8 tokens, width 1, fp32: does not fit into memory, skipped" in heard
 
@@ -279,6 +277,6 @@ def test_numbers_of_samples_that_a_batch_does_not_have_are_told(samples: tuple[i
 
 
 def test_a_folder_that_is_not_there_cannot_be_held(tmp_path: Path) -> None:
-    says = r"none: found no such file or directory, expected a folder that can be written into"
+    says = r'Cannot write into .*none because the system reports "No such file or directory"'
     with pytest.raises(InputError, match=says), held(tmp_path / "none", "n0"):
         pass

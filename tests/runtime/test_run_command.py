@@ -74,8 +74,7 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     assert first.returncode == 0, first.stderr
     anew = run(plan, "--steps", "2")
     assert (
-        anew.returncode == 2
-        and "expected --resume to go on from there, or another --out" in anew.stderr
+        anew.returncode == 2 and "of an earlier run. Try another --out, or --resume" in anew.stderr
     )
     log = tmp_path / "run" / "torchrun.log"
     log.write_text("what the first run printed\n")
@@ -183,15 +182,17 @@ def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = run(written_plan(tmp_path), "--port", str(port))
     assert done.returncode == 2
-    assert f"--port: found {port} (Address already in use), expected a free port" in done.stderr
+    assert (
+        f'Cannot use port {port} because the system reports "Address already in use"' in done.stderr
+    )
 
 
 def test_weights_that_are_not_there_are_missed_at_once(tmp_path: Path) -> None:
     for options in ((), ("--elastic", "--here")):
         done = run(written_plan(tmp_path), "--init", "missing.pt", *options)
         assert done.returncode == 2
-        expected = "an existing file of weights, or the folder of a checkpoint"
-        assert done.stderr == f"error: missing.pt: --init: expected {expected}\n"
+        told = "error: Cannot read --init missing.pt because it does not exist. "
+        assert done.stderr == f"{told}Try a file of weights, or the folder of a checkpoint.\n"
         assert not (tmp_path / "run").exists(), "nothing was started"
 
 
@@ -218,7 +219,8 @@ def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
             second = run(plan, *options)
             assert second.returncode == 2
             assert (
-                f"{tmp_path / 'run'}: found a run that is going on there (node 0)" in second.stderr
+                f"in {tmp_path / 'run'} because a run is still writing into it (node 0)"
+                in second.stderr
             )
     finally:
         started.send_signal(signal.SIGKILL)

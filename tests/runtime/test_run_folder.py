@@ -119,10 +119,11 @@ def test_a_folder_is_held_by_one_run_for_each_node(tmp_path: Path) -> None:
             pass
         child = subprocess.Popen(waiting, stdin=subprocess.PIPE, pass_fds=(lock,))
     assert str(refused.value) == (
-        f"{tmp_path}: found a run that is going on there (node 0), expected another --out, or the end of that run"
+        f"Cannot start a run in {tmp_path} because a run is still writing into it (node 0). "
+        "Try another --out, or wait for the end of that run."
     )
     try:
-        with pytest.raises(InputError, match="a run that is going on"), held(tmp_path, "0"):
+        with pytest.raises(InputError, match="a run is still writing into it"), held(tmp_path, "0"):
             pass
     finally:
         child.kill()
@@ -138,9 +139,11 @@ def test_an_elastic_run_and_another_refuse_each_other(tmp_path: Path) -> None:
         return str(caught.value)
 
     with held(tmp_path, "v0", elastic=True), held(tmp_path, "v1", elastic=True):
-        assert "found an elastic run that is going on there (node v" in refused("0", elastic=False)
+        assert "because an elastic run is still writing into it (node v" in refused(
+            "0", elastic=False
+        )
     with held(tmp_path, "0"), held(tmp_path, "1"):
-        assert "found a run that is going on there (node " in refused("v0", elastic=True)
+        assert "because a run is still writing into it (node " in refused("v0", elastic=True)
     with held(tmp_path, "v0", elastic=True):
         pass
 

@@ -87,7 +87,7 @@ def test_a_worker_without_its_file_says_so(
 ) -> None:
     missing = tmp_path / "run.json"
     assert main([str(missing)]) == 2
-    assert capsys.readouterr().err == f"{missing}: expected an existing file\n"
+    assert capsys.readouterr().err == f"{missing}: there is no such file\n"
     missing.write_text(json.dumps(GOOD))
     assert read_run_spec(missing).steps == 3
 

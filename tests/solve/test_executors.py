@@ -62,7 +62,7 @@ def test_without_ray_the_message_has_the_line_to_type(monkeypatch: pytest.Monkey
         pass
     assert (
         str(error.value)
-        == '--executor: found "ray", expected an installed ray: pip install "argosy[ray]"'
+        == 'Cannot use --executor ray because ray is not installed. Try pip install "argosy[ray]".'
     )
 
 

@@ -158,9 +158,9 @@ def test_json_that_is_no_model(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
-    assert message(tmp_path / "model") == "model: expected an existing file or folder"
+    assert message(tmp_path / "model") == "model: there is no such file or folder"
     (tmp_path / "model").mkdir()
-    assert message(tmp_path / "model") == "model/config.json: expected an existing file"
+    assert message(tmp_path / "model") == "model/config.json: there is no such file"
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:

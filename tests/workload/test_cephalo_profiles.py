@@ -276,7 +276,7 @@ def test_broken_statistics(tmp_path: Path) -> None:
         InputError, match="sequence_length: found 0, expected a whole number of tokens, at least 1"
     ):
         read_cephalo(tmp_path, "toy", sequence_length=0)
-    assert message(tmp_path / "nowhere") == "model_stats.json: expected an existing file"
+    assert message(tmp_path / "nowhere") == "model_stats.json: there is no such file"
 
 
 def message(path: Path, model: str = "toy") -> str:

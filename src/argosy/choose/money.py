@@ -23,7 +23,7 @@ from itertools import product
 from argosy.cluster.lasting import with_only
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.errors import InfeasibleError, NothingFitsError, bad_input
+from argosy.errors import InfeasibleError, NothingFitsError, impossible
 from argosy.plan.plan import LeftOut, Plan, Search
 from argosy.planner import Settings, find_plan
 from argosy.sim.tasks.compile import compile_plan
@@ -114,7 +114,8 @@ def find_front(
     """Return the front between time and cost among plans within the price per hour, fastest
     first."""
     if not any(device.price_per_hour for device in cluster.devices):
-        raise bad_input("devices with a price_per_hour in the cluster file", "none", where="price")
+        reason = f"no device of {cluster.name} has a price_per_hour"
+        raise impossible("compute costs", reason, "adding prices to the cluster file")
     limits = limits or MoneyLimits()
     search = _FrontSearch(
         chain, cluster, global_batch, limits, settings or Settings(), model or ComputeModel()

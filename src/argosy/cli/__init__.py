@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from argosy.errors import ArgosyError, InputError, Problem, bad_input
+from argosy.errors import ArgosyError, InputError, impossible
 
 COMPLETING = "_ARGOSY_COMPLETE"
 """The environment variable that a shell sets to request completions."""
@@ -76,34 +76,21 @@ def _run(arguments: Sequence[str] | None) -> int:
         _drop_output()
         return BROKEN_PIPE
     except MemoryError as error:
-        found = str(error) or "not enough of it"
-        return _tell(
-            InputError(
-                [
-                    Problem(
-                        path="memory", found=found, expected="a task that this machine has room for"
-                    )
-                ]
-            )
-        )
+        details = f" ({error})" if str(error) else ""
+        reason = f"this machine has too little memory{details}"
+        return _tell(impossible("finish this command", reason, "a smaller task"))
     except OSError as error:
         if error.errno in NO_ROOM:
             _drop_output()
-            return _tell(bad_input("room for what is written", str(error.strerror), where="output"))
+            return _tell(impossible("write the output", error, "freeing space, or another disk"))
         if error.errno in FORBIDDEN and error.filename:
-            found = str(error.strerror).lower()
-            expected = "a file or folder that this user may use"
-            return _tell(
-                InputError([Problem(file=str(error.filename), found=found, expected=expected)])
-            )
+            remedy = "a file or folder that you may use"
+            return _tell(impossible(f"open {error.filename}", error, remedy))
         if error.errno != errno.ENAMETOOLONG:
             raise
         name = str(error.filename)
-        return _tell(
-            bad_input(
-                "a name that a file can have", f"{len(name)} characters that begin with {name[:40]}"
-            )
-        )
+        reason = f"its name has {len(name)} characters"
+        return _tell(impossible(f"open the file {name[:40]}...", reason, "a shorter name"))
     return code if isinstance(code, int) else 0
 
 

@@ -23,7 +23,7 @@ from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
 from argosy.cost.remembered import CostModel, cost_model_ref, cost_model_words, remembered
 from argosy.document import Document, Location, Schema, is_there, read_toml, validate
-from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
+from argosy.errors import InputError, Mismatch, Problem, bad_input, closest, excluded, refused
 from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document
 from argosy.plan.model import planned_chain
@@ -282,20 +282,14 @@ def _parse(quantity: Quantity, where: str, text: str) -> float:
 
 
 def refuse_options(given: Mapping[str, object], why: str) -> None:
-    """Raise ``InputError`` for the first option that was given and has no meaning here.
+    """Raise ``InputError`` for the first option that was given and cannot be used here.
 
+    ``why`` is the rest of the sentence about the option, such as "cannot be combined with --plan".
     None and False mean that an option was not given.
     """
     for option, value in given.items():
         if value is not None and value is not False:
-            found = (
-                None
-                if value is True
-                else ", ".join(map(str, value))
-                if isinstance(value, list)
-                else str(value)
-            )
-            raise bad_input(f"no such option {why}", found, where=option)
+            raise refused(f"{option} {why}")
 
 
 def whole_number(text: str) -> int | None:
@@ -341,7 +335,7 @@ def _schedule(planned: ScheduleSpec, name: str | None, k: int | None) -> Schedul
     else:
         kind = ScheduleKind(known_name("--schedule", name, ScheduleKind, "schedules"))
     if k is not None and kind is not ScheduleKind.KFKB:
-        raise bad_input("no --k with a schedule other than kfkb", k, where="--k")
+        raise excluded("--k", f"--schedule {kind}; it applies to kfkb")
     wanted = planned.k if k is None else check_at_least("--k", k, 1)
     chunks = planned.chunks if kind is ScheduleKind.INTERLEAVED else 1
     return ScheduleSpec(kind=kind, k=wanted, chunks=chunks)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from argosy.errors import InputError, Problem, RunError, bad_input
+from argosy.errors import RunError, excluded, impossible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,7 +118,7 @@ def no_stdout(path: Path, what: str, *, option: str = "--output") -> None:
     """Raise ``InputError`` if something that stdout cannot take, such as a folder, is to go
     there."""
     if path == STDOUT:
-        raise bad_input(f"the name of {what}, which cannot go to stdout", "-", where=option)
+        raise impossible(f"write {what} to stdout", f"{option} is -", "a name")
 
 
 def check_output(
@@ -133,22 +133,17 @@ def check_output(
 
     if path == STDOUT:
         if json:
-            raise bad_input("the name of a file: --json has stdout to itself", "-", where=option)
+            raise excluded(f"{option} -", "--json, which prints to stdout")
         return
     if path.is_dir():
-        raise InputError(
-            [Problem(file=str(path), expected="the name of a file to write", found="a folder")]
-        )
+        raise impossible(f"write {path}", "it is a folder", "the name of a file")
     if path.is_file() and any(
         source and is_there(source) and path.samefile(source) for source in sources
     ):
-        raise InputError(
-            [Problem(file=str(path), expected="another file to write", found="a file that is read")]
-        )
+        raise impossible(f"write {path}", "this command reads it", "another file")
     if not path.parent.exists():
-        raise InputError(
-            [Problem(file=str(path), expected=f"an existing folder {path.parent} to write into")]
-        )
+        reason = f"the folder {path.parent} does not exist"
+        raise impossible(f"write {path}", reason, "creating it")
 
 
 def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None:
@@ -166,9 +161,7 @@ def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None
             path.parent.mkdir(parents=True)
         _replace(path, content)
     except OSError as error:
-        raise InputError(
-            [Problem(file=str(path), expected="a writable file", found=error.strerror)]
-        ) from None
+        raise impossible(f"write {path}", error, "another file") from None
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -196,10 +189,8 @@ def _feed(pipe: Path, content: bytes) -> None:
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
-        found = "a named pipe that nobody reads" if error.errno == errno.ENXIO else error.strerror
-        raise InputError(
-            [Problem(file=str(pipe), expected="a writable file", found=found)]
-        ) from None
+        reason = "nobody reads this named pipe" if error.errno == errno.ENXIO else error
+        raise impossible(f"write {pipe}", reason, "another file") from None
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

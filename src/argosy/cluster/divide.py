@@ -11,7 +11,7 @@ import itertools
 import math
 
 from argosy.cluster.topology import Cluster, Node
-from argosy.errors import InfeasibleError, bad_input
+from argosy.errors import InfeasibleError, bad_input, impossible
 
 Division = tuple[tuple[str, ...], ...]
 """Devices by part, in the cluster's order."""
@@ -47,11 +47,8 @@ def division_into(cluster: Cluster, count: int) -> Division:
     slowest parts joined."""
     most = len(_live(cluster))
     if most < 2:
-        raise bad_input(
-            f"off, because {cluster.name} has one node, and an island has at least one",
-            count,
-            where=_OPTION,
-        )
+        reason = f"{cluster.name} has one node"
+        raise impossible(f"form {count} islands", reason, f"{_OPTION} off")
     if not 2 <= count <= most:
         expected = "2, for its two nodes" if most == 2 else f"2 to {most}, the number of its nodes"
         raise bad_input(f"for {cluster.name} {expected}", count, where=_OPTION)

@@ -234,7 +234,7 @@ def _capped(path: Path | str, problems: list[Problem]) -> Iterator[Problem]:
     yield from problems[:_MOST_PROBLEMS]
     if len(problems) > _MOST_PROBLEMS:
         more = f"{len(problems) - _MOST_PROBLEMS} more problems like these"
-        yield Problem(file=str(path), found=more, expected="none")
+        yield Problem(file=str(path), message=more)
 
 
 def _plain_number(text: str) -> float:

@@ -68,7 +68,7 @@ from typing import NamedTuple
 from argosy.cluster.device import Device
 from argosy.cost.memory import state_bytes
 from argosy.dtype import Dtype
-from argosy.errors import bad_input
+from argosy.errors import bad_input, impossible
 from argosy.plan.plan import Recompute, Stage
 from argosy.workload.chain import Chain, Frozen, Layer
 from argosy.workload.optimizer import OPTIMIZERS
@@ -225,9 +225,9 @@ def layer_seconds(
     if profile is not None:
         return _measured_seconds(model, profile, chain, layer, portion)
     if not chain.forward_flop:
-        subject = f"{chain.name} for {device.kind.name}"
-        expected = f"a measured profile of {subject}, because the model states no FLOP"
-        raise bad_input(expected, where=f"layer {layer.name}")
+        action = f"predict the time of layer {layer.name} on {device.kind.name}"
+        reason = f"{chain.name} states no FLOP"
+        raise impossible(action, reason, "a measured profile")
     rates = rates_of(model, chain, layer, device)
     weights = read_weights(chain, layer, portion) * chain.dtype.bytes
     held = 1.0 if portion.context > 1 and portion.tensor_width == 1 else share * portion.context

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from argosy.cluster.file import cluster_from_content
+from argosy.errors import Problem
 from argosy.exporters.form import Limit, limit
 from argosy.plan.runnable import unsupported
 from argosy.runtime.job.launch import DEFAULT_PORT, Launch
@@ -61,7 +62,7 @@ def nodes_have_one_kind(launch: Launch, target: str) -> Iterable[Limit]:
     """Yield limits for nodes with several device kinds, and for a plan that the runtime does not
     execute."""
     for sentence in unsupported(launch.plan):
-        yield limit("plan", sentence, "a plan that the runtime executes", final=True)
+        yield Limit(problem=Problem(path="plan", message=sentence.removesuffix(".")), final=True)
     devices = {
         device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices
     }

@@ -15,7 +15,7 @@ from argosy.runtime.job.launch_script import dry_run
 
 def export_torchrun(launch: Launch) -> Export:
     """Return ``torchrun.sh``, which is run on every host."""
-    expected = "a plan that the runtime executes"
-    problems = (Problem(expected=expected, found=sentence) for sentence in unsupported(launch.plan))
+    sentences = unsupported(launch.plan)
+    problems = (Problem(message=sentence.removesuffix(".")) for sentence in sentences)
     settle((Limit(problem=problem, final=True) for problem in problems), lossy=False)
     return Export(files=(("torchrun.sh", dry_run(launch) + "\n"),))

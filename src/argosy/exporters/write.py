@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from argosy.errors import bad_input
+from argosy.errors import bad_input, refused
 from argosy.exporters.form import Export
 from argosy.exporters.systems import System
 from argosy.plan.check import check_devices
@@ -62,14 +62,14 @@ def export_plan(plan: Plan, cluster: Cluster, to: System, options: ExportOptions
 
 def _check_options(to: System, options: ExportOptions) -> None:
     """Raise ``InputError`` for an option that does not apply to the system."""
-    refused: dict[str, object] = {} if to is System.SAILOR else {"--zone": options.zone}
+    unused: dict[str, object] = {} if to is System.SAILOR else {"--zone": options.zone}
     if to is not System.JOBSET:
-        refused["--image"] = options.image
+        unused["--image"] = options.image
     if not to.starts_argosy:
-        refused |= {"--program": options.program, "--steps": options.steps}
-    for option, value in refused.items():
+        unused |= {"--program": options.program, "--steps": options.steps}
+    for option, value in unused.items():
         if value is not None:
-            raise bad_input(f"no such option for {to}", value, where=option)
+            raise refused(f"{option} does not apply to {to}")
 
 
 def _check_known_model(plan: Plan) -> None:
@@ -139,5 +139,5 @@ def _for_argosy(plan: Plan, to: System, options: ExportOptions) -> Export:
     if to is System.SKYPILOT:
         return export_skypilot(launch)
     if options.image is None:
-        raise bad_input("a container image with Argosy, torch and the program", where="--image")
+        raise refused("--to jobset needs --image, a container with Argosy, torch and the program")
     return export_jobset(launch, image=options.image)

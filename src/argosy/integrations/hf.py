@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, RunError, bad_input
+from argosy.errors import InputError, Problem, RunError, bad_input, excluded, impossible
 from argosy.integrations.predictions import Part, assembled, kept
 from argosy.integrations.processes import hidden_variables, visible
 from argosy.plan.file import load_plan
@@ -106,9 +106,7 @@ class Trainer(transformers.Trainer):
             raise bad_input(expected, f"arguments for {args.world_size} processes", where="args")
         for name in ("fsdp", "deepspeed"):
             if getattr(args, name, None):
-                raise bad_input(
-                    "none: the plan divides the model", str(getattr(args, name)), where=name
-                )
+                raise excluded(name, "a plan, which divides the model itself")
         leave_at_exit()
         with visible(_VARIABLES):
             join(self.plan, self.roster)
@@ -333,7 +331,8 @@ class Trainer(transformers.Trainer):
         if prediction_loss_only:
             return self._on_device(engine.evaluate(batch)) if has_labels else None, None, None
         if self.is_captured:
-            raise bad_input(_NO_LOGITS, "predictions", where="predict")
+            reason = "the program of a captured model computes only the loss"
+            raise impossible("predict", reason, "evaluate, which returns eval_loss")
         if ignore_keys is None:
             ignore_keys = getattr(
                 getattr(self.model, "config", None), "keys_to_ignore_at_inference", []

@@ -31,7 +31,7 @@ from typing import IO
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import Cluster
-from argosy.errors import RunError, bad_input, closest
+from argosy.errors import RunError, bad_input, closest, impossible
 from argosy.lab import system
 from argosy.lab.job import LabJob, WorkerCommand, free_port
 from argosy.lab.layout import INTERFACE, LabLayout, Port, lay_out
@@ -94,8 +94,8 @@ class Lab:
             raise RunError(f"no lab here: {reason}")
         sweep()
         if any(record.name == self.name for record in records()):
-            taken, suggestion = "a name that no lab has", f"argosy lab down {self.name}"
-            raise bad_input(taken, self.name, where="lab name", suggestion=suggestion)
+            remedy = f"another name, or argosy lab down {self.name}"
+            raise impossible(f"start the lab {self.name}", "it is already running", remedy)
         names = (
             tuple(f"{self.prefix}{device.name}" for device in self.cluster.devices)
             if self.with_shares
@@ -166,9 +166,8 @@ class Lab:
         to its full one)."""
         if what in self.cluster.device_index:
             if value > 0 and not self.with_shares:
-                raise bad_input(
-                    "0 (lost): a lab without shares of cores has no other speeds", value, where=what
-                )
+                reason = "the lab was started without shares of cores"
+                raise impossible(f"change the speed of {what}", reason, "0, for a lost device")
             self._set_speed(what, value)
             return
         edges = sorted({link.edge for link in self.cluster.links if link.name in self._ports})

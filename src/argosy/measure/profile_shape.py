@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from argosy.dtype import Dtype
-from argosy.errors import InputError, bad_input
+from argosy.errors import InputError, impossible
 from argosy.measure.profile import Report, Save, own_kind, software
 from argosy.measure.slices import check_sliceable
 from argosy.measure.stack import Stack, measure_stack
@@ -101,7 +101,7 @@ def profile_shape(
         )
         save(so_far())
     if not rows:
-        raise bad_input("at least one size that fits into memory", where="--samples")
+        raise impossible("measure", "no batch size fits into memory", "smaller --samples")
     return so_far()
 
 

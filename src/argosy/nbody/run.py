@@ -19,7 +19,7 @@ import numpy as np
 
 from argosy.cluster.topology import Cluster
 from argosy.document import make_folder, read_json
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import bad_input, excluded, impossible
 from argosy.nbody.files.lightcone import LightCone, LightConeSettings
 from argosy.nbody.files.restart import last_restart, read_restart, write_restart
 from argosy.nbody.files.snapshot import write_snapshot
@@ -76,17 +76,9 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if self.integrator is Integrator.BULLFROG and self.light_cone is not None:
-            raise bad_input(
-                "no light cone with bullfrog, whose drifts are not timed",
-                "one",
-                where="--light-cone",
-            )
+            raise excluded("a light cone", "the bullfrog integrator, whose drifts are not timed")
         if self.integrator is Integrator.BULLFROG and self.blocks is not None:
-            raise bad_input(
-                "no block steps with bullfrog, which has none",
-                self.blocks.most_levels,
-                where="blocks",
-            )
+            raise excluded("block steps", "the bullfrog integrator, which has none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,12 +321,8 @@ def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ran
         differs = ", ".join(
             sorted(key for key in {*known, *requested} if known.get(key) != requested.get(key))
         )
-        problem = Problem(
-            file=str(mark),
-            found=f"a run with another {differs}",
-            expected="the same run, or a new folder",
-        )
-        raise InputError([problem])
+        reason = f"the run there has another {differs}"
+        raise impossible(f"continue in {folder}", reason, "the same options, or a new folder")
     ranks.barrier()
     if known is None and ranks.rank == 0:
         make_folder(folder)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
-from argosy.errors import InputError, Problem
+from argosy.errors import impossible
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -51,7 +51,5 @@ def _import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        problem = Problem(
-            path="--executor", found='"ray"', expected='an installed ray: pip install "argosy[ray]"'
-        )
-        raise InputError([problem]) from None
+        remedy = 'pip install "argosy[ray]"'
+        raise impossible("use --executor ray", "ray is not installed", remedy) from None

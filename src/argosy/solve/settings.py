@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
-from argosy.errors import bad_input
+from argosy.errors import bad_input, excluded
 from argosy.plan.offload import NO_OFFLOAD, Offload, parse_offload
 from argosy.plan.plan import Recompute
 from argosy.plan.runnable import OFFLOAD
@@ -189,15 +189,14 @@ def for_powersgd(settings: Settings, chain: Chain) -> Settings:
     if not chain.powersgd:
         return settings
     if chain.dtype is Dtype.FP16:
-        expected = "bf16 or fp32 with PowerSGD, whose errors cannot follow the loss scale of fp16"
-        raise bad_input(expected, chain.dtype, where="dtype")
+        reason = "whose errors cannot follow the loss scale"
+        raise excluded("fp16", f"PowerSGD, {reason}; use bf16 or fp32")
     splits = {settings.width, settings.context, settings.expert} - {None, 1}
     if splits or settings.zero not in (None, (0,)) or settings.offload:
-        found = "ZeRO, offload, tensor, context or expert parallelism"
-        raise bad_input("whole gradients of whole matrices on the device", found, where="powersgd")
+        others = "ZeRO, offload, tensor, context or expert parallelism"
+        raise excluded("PowerSGD", f"{others}, which divide gradients")
     if settings.target is not None:
-        expected = f"sums of whole gradients, which {settings.target.full_name} is written for"
-        raise bad_input(expected, chain.powersgd, where="powersgd")
+        raise excluded("PowerSGD", f"a plan for {settings.target.full_name}, which lacks it")
     return replace(settings, zero=(0,), max_width=1, max_context=1, max_expert=1)
 
 
@@ -232,9 +231,7 @@ def with_offload(settings: Settings, text: str) -> Settings:
         runs = ", ".join(str(value) for value in OFFLOAD.runs[1:-1])
         raise bad_input(f"{runs} or both with --runnable", text, where="--offload")
     if offload.activations is not None and any(spec.kind.is_split for spec in settings.schedules):
-        raise bad_input(
-            "no activations with a schedule that splits backwards", text, where="--offload"
-        )
+        raise excluded(f"--offload {text}", "a schedule that splits backwards")
     return replace(settings, offload=offload)
 
 

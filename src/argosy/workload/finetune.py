@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from argosy.errors import bad_input
+from argosy.errors import bad_input, impossible, refused
 from argosy.workload.architecture import Architecture, Attention, Block, Experts, FeedForward
 from argosy.workload.chain import Chain, Frozen, Layer
 from argosy.workload.transformer import TransformerLayers
@@ -75,8 +75,8 @@ def tuned_chain(
     if tuning.is_full:
         return chain
     if any(block.attention.latent is not None for block in architecture.blocks):
-        expected = "all weights to be trained: frozen latent attention is not modelled"
-        raise bad_input(expected, tuning.options, where="--train, --freeze")
+        reason = "frozen latent attention is not modelled"
+        raise impossible(f"use {tuning.options}", reason, "training all weights")
     frozen_names = _frozen_names(chain, tuning)
     layers = TransformerLayers(architecture, chain.sequence_length, chain.dtype, fused_attention)
     blocks = iter((*architecture.encoder, *architecture.blocks))
@@ -101,7 +101,7 @@ def tuned_chain(
         needed = needed or tuned[-1].parameters > 0 or tuned[-1].tied_parameters > 0
     if not needed:
         where = "--freeze" if tuning.freeze else "--lora targets"
-        raise bad_input("something that is left to train", tuning.options, where=where)
+        raise refused(f"{where}: {tuning.options} leaves no weight to train")
     return replace(chain, layers=tuple(tuned), tuning=tuning)
 
 

@@ -125,7 +125,7 @@ def _unknown(name: str) -> InputError:
             suggestion=f'"{near}" is the same shape' if near else None,
         )
     if Path(name).suffix in (".toml", ".txt", ".json") or "/" in name:
-        return InputError([Problem(file=name, expected="an existing file or folder")])
+        return InputError([Problem(file=name, message="there is no such file or folder")])
     expected = "a file, a folder or one of the presets " + ", ".join(names)
     return bad_input(expected, name, where="model", suggestion=closest(name, names))
 

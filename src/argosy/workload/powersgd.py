@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from argosy.errors import bad_input
+from argosy.errors import excluded
 from argosy.workload.architecture import Architecture, Head, PatchEmbedding, TokenEmbedding
 from argosy.workload.chain import Chain
 from argosy.workload.finetune import block_matrices
@@ -49,11 +49,7 @@ def summed_elements(shape: Sequence[int], rank: int) -> int:
 def factored_chain(chain: Chain, architecture: Architecture, rank: int) -> Chain:
     """Return the chain of an architecture whose gradients are summed by PowerSGD."""
     if not chain.tuning.is_full:
-        expected = (
-            "training of all weights; "
-            "adapters and what is left beside frozen weights are small as they are"
-        )
-        raise bad_input(expected, chain.tuning.options, where="--powersgd")
+        raise excluded("--powersgd", f"{chain.tuning.options}: all weights must be trained")
     layers = tuple(
         replace(
             layer,

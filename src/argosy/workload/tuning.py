@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from argosy.errors import bad_input, closest
+from argosy.errors import bad_input, closest, excluded, refused
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 """Matrices of a block that can have adapters: projections of attention and of the feed-forward."""
@@ -109,7 +109,7 @@ def parse_tuning(
     if train is not None:
         chosen = Train(_known("--train", train, [str(choice) for choice in Train]))
     if lora is not None and chosen is not Train.LORA:
-        raise bad_input("--train lora with this option", lora, where="--lora")
+        raise excluded("--lora", f"--train {chosen}")
     settings = _lora_settings(lora or "")
     rank, targets = _rank(settings.get("rank")), _targets(settings.get("targets"))
     patterns = tuple(freeze)
@@ -121,11 +121,8 @@ def parse_tuning(
         else BaseFormat(_known("--base-weights", base, [str(choice) for choice in BaseFormat]))
     )
     if packed is not None and chosen is Train.FULL and not patterns:
-        raise bad_input(
-            "--train lora or --freeze with it: trained weights keep their format",
-            base,
-            where="--base-weights",
-        )
+        needed = "--train lora or --freeze, because trained weights keep their format"
+        raise refused(f"--base-weights needs {needed}")
     return Tuning(train=chosen, rank=rank, targets=targets, freeze=patterns, base=packed)
 
 

@@ -115,7 +115,7 @@ def _imported(
     source_note, given_kinds = f"{source} ({Path(file).name})", Kinds.parse(kinds)
     if source in (ImportSource.NCCL, ImportSource.SMI):
         if given_kinds.by_name:
-            raise bad_input("one kind: the file has one node", kinds[0], where="--kind")
+            raise bad_input("KIND without a name: the file has one node", kinds[0], where="--kind")
         reader = read_nccl if source is ImportSource.NCCL else read_nvidia_smi
         return cluster_text(
             name,
@@ -135,8 +135,8 @@ def _imported(
 
 def _needed(option: str, value: _Value | None, what: str) -> _Value:
     """Return the value of an option that a format needs; raise ``InputError`` if it is missing."""
-    from argosy.errors import bad_input
+    from argosy.errors import refused
 
     if value is None:
-        raise bad_input(f"{option} with the {what}: the file does not say", where=option)
+        raise refused(f"{option} is needed: the file does not contain the {what}")
     return value

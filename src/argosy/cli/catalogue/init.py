@@ -64,14 +64,14 @@ def init(
     from argosy.cli.terminal import STDOUT, check_output, print_json, say_written, write_file
     from argosy.cluster.file import build_cluster
     from argosy.document import parse_toml
-    from argosy.errors import InputError, Problem
+    from argosy.errors import impossible
 
     if output == STDOUT:
         check_output(output, json=json)
     elif output.exists() and not force:
-        expected = "a file that is not there yet, or --force"
         check_output(output)
-        raise InputError([Problem(file=str(output), found="a file", expected=expected)])
+        remedy = "another name, or --force to overwrite it"
+        raise impossible(f"write {output}", "a file of this name exists", remedy)
     if node:
         answers = [parse_node(text) for text in node]
         title = name or "mine"
@@ -163,14 +163,15 @@ def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answ
     """Return the answer to a question; report an invalid answer and ask again."""
     import sys
 
-    from argosy.errors import InputError, bad_input
+    from argosy.errors import InputError, impossible
 
     while True:
         sys.stderr.write(f"{question} [{default}] ")
         sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:
-            raise bad_input("an answer, or --node and --name", where=question)
+            remedy = "--node and --name in place of answers"
+            raise impossible("describe the cluster", "the input ended", remedy)
         try:
             return read(line.strip() or default)
         except InputError as error:

@@ -120,13 +120,13 @@ def _amplitude(
     """Return the cosmology with its sigma8, and the table, scaled to sigma8 if that was given."""
     from dataclasses import replace
 
-    from argosy.errors import InputError, Problem
+    from argosy.errors import excluded
     from argosy.nbody.initial.spectrum import sigma8_of
     from argosy.nbody.initial.spectrum_table import read_spectrum
 
     if amplitude is not None and (sigma8 is not None or file is not None):
         option = "--sigma8" if sigma8 is not None else "--spectrum"
-        raise InputError([Problem(expected=f"--as cannot be combined with {option}")])
+        raise excluded("--as", option)
     if amplitude is not None:
         return replace(cosmology, sigma8=sigma8_of(cosmology, amplitude)), None
     if file is None:
@@ -333,13 +333,11 @@ def movie(
 def _check_new(output: Path, what: str) -> None:
     """Raise ``InputError``, before anything is computed, if a file exists or cannot be written."""
     from argosy.cli.terminal import check_output, no_stdout
-    from argosy.errors import InputError, Problem
+    from argosy.errors import impossible
 
     no_stdout(output, what)
     if output.exists():
-        raise InputError(
-            [Problem(file=str(output), expected="no file of this name", found="one that exists")]
-        )
+        raise impossible(f"write {output}", "a file of this name exists", "another name")
     check_output(output)
 
 

@@ -149,15 +149,12 @@ def run(
         argosy nbody run ic.hdf5 -o run --plan gravity.json
     """
     from argosy.cli.terminal import no_stdout
-    from argosy.errors import InputError, Problem
+    from argosy.errors import excluded, impossible
 
     no_stdout(output, "a folder")
     if (output / "run.json").exists() and not resume:
-        suggestion = "--resume goes on with it"
-        problem = Problem(
-            file=str(output), found="a run", expected="a folder without one", suggestion=suggestion
-        )
-        raise InputError([problem])
+        remedy = "another folder, or --resume to continue that run"
+        raise impossible(f"start a run in {output}", "the folder contains a run", remedy)
     choice = _Choice(
         steps=steps,
         integrator=integrator,
@@ -178,9 +175,7 @@ def run(
         device=device,
     )
     if cluster is not None and plan is not None:
-        raise InputError(
-            [Problem(expected="--cluster cannot be combined with --plan, which has its own")]
-        )
+        raise excluded("--cluster", "--plan, which has its own")
     count = _count_processes(processes, choice.devices())
     if count > 1 and "RANK" not in os.environ:
         _start_processes(count, snapshot, output, choice, json=json, quiet=quiet)
@@ -240,18 +235,12 @@ class _Choice:
         """Return, per process or once for all, whether it computes on a GPU."""
         if self.device != "auto":
             return [self.device != "cpu"]
-        from argosy.errors import InputError, Problem
+        from argosy.errors import refused
         from argosy.nbody.planning.pricing import CPU, architecture
 
         where = self.devices()
         if where is None:
-            raise InputError(
-                [
-                    Problem(
-                        expected="--device auto needs --cluster or --plan, which name the devices"
-                    )
-                ]
-            )
+            raise refused("--device auto needs --cluster or --plan, which name the devices")
         return [architecture(device.kind) is not CPU for device in where.devices]
 
     def cone(self) -> LightConeSettings | None:

@@ -16,7 +16,7 @@ from argosy.cli.inputs import (
     too_long,
 )
 from argosy.cli.names import known_name
-from argosy.errors import bad_input
+from argosy.errors import refused
 
 if TYPE_CHECKING:
     from argosy.adapt.controller import AdaptationLevel
@@ -47,7 +47,7 @@ def show_courses(
     check_reach(adapt)
     end = parse_time("--until", until)
     if math.isinf(end):
-        raise bad_input('a time such as --until "10 min" with --adapt', where="--until")
+        raise refused('--adapt needs --until with a time, such as --until "10 min"')
     limits = ControllerLimits(reach=AdaptationLevel(adapt), horizon=horizon, min_gain=min_gain)
     with progress(f"playing policies on {scenario.plan!r}", quiet=quiet):
         courses = _courses(scenario, limits, end)

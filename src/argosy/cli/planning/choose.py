@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from argosy.cli.names import known_name
-from argosy.errors import bad_input
+from argosy.errors import bad_input, refused
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,17 +70,25 @@ def check_what_counts(
         given = {
             "--scenario": list(scenarios) if scenarios else None,
             "--output": has_output,
-            "--objective": cost,
+            "--objective cost": cost,
             "--max-price-per-hour": limits[0],
             "--max-cost-per-step": limits[1],
         }
-        refuse_options(given, "with --for-trace, which compares plans and chooses none")
-    if scenarios and (cost is not None or limits != (None, None)):
-        raise bad_input("either scenarios or prices, not both", where="--scenario")
-    if robust == MODEL and (scenarios or for_trace or cost is not None or limits != (None, None)):
-        raise bad_input("no --scenario, --for-trace or prices with it", robust, where="--robust")
+        refuse_options(
+            given, "cannot be combined with --for-trace, which compares plans and chooses none"
+        )
+    prices: dict[str, object] = {
+        "--objective cost": cost,
+        "--max-price-per-hour": limits[0],
+        "--max-cost-per-step": limits[1],
+    }
+    if scenarios:
+        refuse_options(prices, "cannot be combined with --scenario")
+    if robust == MODEL:
+        others = {"--scenario": scenarios or None, "--for-trace": for_trace or None, **prices}
+        refuse_options(others, f"cannot be combined with --robust {MODEL}")
     if not scenarios and robust not in (Robust.MEAN, MODEL):
-        raise bad_input("a --scenario over which it counts", robust, where="--robust")
+        raise refused(f"--robust {robust} needs --scenario")
 
 
 def plan_for_scenarios(task: PlanningTask, names: Sequence[str], robust: str) -> ChosenPlan:

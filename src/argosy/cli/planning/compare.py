@@ -107,7 +107,7 @@ def compare(
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.cluster.file import load_cluster
     from argosy.cost.remembered import cost_model_ref
-    from argosy.errors import bad_input
+    from argosy.errors import excluded
     from argosy.explain.contest import moments
     from argosy.planner import Settings
     from argosy.report.contest import OURS, contest_table, counted_over, rows_to_dict
@@ -117,7 +117,7 @@ def compare(
     wanted_islands = island_options(islands, sync_every)
     where = load_cluster(cluster)
     if trace and scenario:
-        raise bad_input("--trace or --scenario, not both", where="argosy compare")
+        raise excluded("--trace", "--scenario")
     where = with_traces(where, trace) if trace else where
     if model.startswith(PREFIX):
         given = {
@@ -128,7 +128,7 @@ def compare(
         }
         given |= {"--optimizer": optimizer, "--profile": profile, "--scenario": scenario}
         given |= {"--islands": None if islands == "off" else islands}
-        refuse_options(given, "for gravity")
+        refuse_options(given, "does not apply to gravity")
         compare_gravity(model, where, width=width, json=json, quiet=quiet)
         return
     wanted = Robust(known_name("--robust", robust, Robust, "objectives"))

@@ -54,15 +54,15 @@ def explain(
     if plan.partition(":")[0].endswith(".py"):
         from argosy.cli.planning.program import scenario_of_program
 
-        refuse_options({"--trace": trace, "--profile": profile}, "for a program")
+        refuse_options({"--trace": trace, "--profile": profile}, "does not apply to a program")
         scenario = scenario_of_program(plan, cluster, dtype=dtype, quiet=quiet)
     else:
-        refuse_options({"--dtype": dtype}, "for a plan, which has its own")
+        refuse_options({"--dtype": dtype}, "cannot be combined with a plan, which has its own")
         document = read_plan(plan)
         if document.data.get("kind") == "gravity":
             from argosy.cli.planning.gravity_plans import explain_gravity
 
-            refuse_options({"--profile": profile}, "for a gravity plan")
+            refuse_options({"--profile": profile}, "does not apply to a gravity plan")
             explain_gravity(
                 document, cluster=cluster, traces=trace or (), width=width, json=json, quiet=quiet
             )

@@ -51,12 +51,11 @@ def with_optimizer(chain: Chain, **changes: str) -> Chain:
 
     Raises ``InputError`` for other changes, because the program itself decides them.
     """
-    from argosy.errors import bad_input
+    from argosy.errors import impossible
 
     if set(changes) != {"optimizer"}:
-        raise bad_input(
-            "a change that a program does not make itself", ", ".join(changes), where=chain.name
-        )
+        names = ", ".join(changes)
+        raise impossible(f"change {names}", f"{chain.name} sets it", "editing the program")
     return replace(chain, optimizer=changes["optimizer"])
 
 

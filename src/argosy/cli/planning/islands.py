@@ -62,7 +62,7 @@ def island_options(
             "--max-sync-every": None if limit == 100 else limit,
             "--outer": None if outer == "0.7,0.9" else outer,
         }
-        refuse_options(given, "without --islands")
+        refuse_options(given, "needs --islands")
         return None
     count = None if islands == "auto" else whole_number(islands)
     if count is None and islands != "auto":

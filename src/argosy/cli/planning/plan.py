@@ -169,7 +169,7 @@ def plan(
         write_file,
     )
     from argosy.cluster.file import load_cluster
-    from argosy.errors import NothingFitsError, bad_input
+    from argosy.errors import NothingFitsError, excluded, refused
     from argosy.plan.file import dumps_plan
     from argosy.planner import Settings
     from argosy.solve.settings import with_offload
@@ -191,16 +191,14 @@ def plan(
             "--lora": lora,
         }
         given |= {"--base-weights": base_weights, "--max-expert": max_expert, "--for": for_system}
-        refuse_options({**given, "--freeze": freeze}, "with --program")
+        refuse_options({**given, "--freeze": freeze}, "cannot be combined with --program")
         known_optimizer = parse_settings(optimizer=optimizer).optimizer
         if output is not None:
             check_output(output, cluster, program.partition(":")[0], json=json)
         captured = capture_program(program, dtype=dtype, quiet=quiet, powersgd=powersgd)
         model, global_batch = captured.chain.name, captured.samples
     if model is None or global_batch is None:
-        raise bad_input(
-            "--model and --global-batch, or --program FILE.py:build", where="argosy plan"
-        )
+        raise refused("argosy plan needs --model and --global-batch, or --program FILE.py:build")
     check_at_least("--global-batch", global_batch, 1)
     sync = (sync_every, max_sync_every, fragments, overlap, compress, outer)
     wanted = island_options(islands, *sync)
@@ -225,7 +223,8 @@ def plan(
         }
         conflicting |= {"--robust": robust if robust != "mean" else None}
         mixes = captured is not None and captured.mixes is not None
-        refuse_options({**conflicting, "--program": program if mixes else None}, "with --islands")
+        conflicting |= {"--program of a step that mixes samples": mixes}
+        refuse_options(conflicting, "cannot be combined with --islands")
     if output is not None:
         check_output(output, cluster, model, calibration, *(profile or ()), json=json)
     budget = parse_time("--time-budget", time_budget)
@@ -239,7 +238,8 @@ def plan(
             "--max-expert": max_expert,
         }
         refuse_options(
-            {**split, "--max-context": max_context, "--offload": offload}, "with --powersgd"
+            {**split, "--max-context": max_context, "--offload": offload},
+            "cannot be combined with --powersgd",
         )
     most = parse_size("--memory-budget", memory_budget)
     settings = replace(
@@ -283,11 +283,7 @@ def plan(
             task = replace(task, settings=replace(settings, executor=pool))
             if for_trace is not None:
                 if captured is not None and captured.mixes is not None:
-                    raise bad_input(
-                        "no such option for a program that mixes samples",
-                        for_trace,
-                        where="--for-trace",
-                    )
+                    raise excluded("--for-trace", "a program that mixes samples")
                 with progress(f"planning {chain.name} for every state of {where!r}", quiet=quiet):
                     courses = courses_over(task, for_trace)
                 show_courses(courses, json=json, width=width)

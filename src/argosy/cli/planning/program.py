@@ -45,13 +45,11 @@ def scenario_of_program(
     from argosy.cli.terminal import progress
     from argosy.cluster.file import load_cluster
     from argosy.cost.compute import ComputeModel
-    from argosy.errors import bad_input
+    from argosy.errors import refused
     from argosy.planner import find_plan
 
     if cluster is None:
-        raise bad_input(
-            "a cluster file or a bundled name, because a program names none", where="--cluster"
-        )
+        raise refused("a program needs --cluster with a cluster file or a bundled name")
     where = load_cluster(cluster)
     program = capture_program(text, dtype=dtype, quiet=quiet).on(where)
     with progress(f"planning {program.chain.name} for {where!r}", quiet=quiet):

@@ -85,7 +85,7 @@ def report(
             "--decisions": decisions,
             "--scenario": under,
         }
-        refuse_options(unused, "for a gravity plan")
+        refuse_options(unused, "does not apply to a gravity plan")
         traces = trace or ()
         size = report_gravity(
             document, output, cluster=cluster, traces=traces, measured=measured, quiet=quiet
@@ -100,7 +100,7 @@ def report(
             "--decisions": decisions,
             "--scenario": under,
         }
-        refuse_options({"TIMELINE": timeline or None, **others}, "for an island plan")
+        refuse_options({"TIMELINE": timeline or None, **others}, "does not apply to an island plan")
         size = report_islands(
             document,
             output,

@@ -114,7 +114,7 @@ def simulate(
             "--calibration": calibration,
         }
         given |= {"--iteration": iteration or None, "--transfers": transfers}
-        refuse_options(given, "for a gravity plan")
+        refuse_options(given, "does not apply to a gravity plan")
         simulate_gravity(
             document,
             cluster=cluster,
@@ -140,7 +140,7 @@ def simulate(
         }
         refuse_options(
             {**given, "--iteration": iteration or None, "--transfers": transfers},
-            "for an island plan",
+            "does not apply to an island plan",
         )
         simulate_islands(
             document,
@@ -173,7 +173,8 @@ def simulate(
             "--transfers": transfers,
         }
         refuse_options(
-            {**unused, "--output": output}, "with --adapt, which plays whole courses until --until"
+            {**unused, "--output": output},
+            "cannot be combined with --adapt, which simulates everything until --until",
         )
         show_courses(
             scenario,

@@ -20,14 +20,14 @@ def with_target(
 
     ``named`` is set if the user named the schedules.
     """
-    from argosy.errors import bad_input
+    from argosy.errors import bad_input, excluded
     from argosy.plan.targets import TARGETS, TargetName
 
     target = TARGETS[TargetName(known_name("--for", name, TargetName, "systems"))]
     if settings.runnable:
-        raise bad_input("--runnable cannot be combined with --for", where="--for")
+        raise excluded("--runnable", "--for")
     if settings.offload:
-        raise bad_input("--offload cannot be combined with --for", where="--for")
+        raise excluded("--offload", "--for")
     for spec in settings.schedules if named else ():
         if spec.kind not in target.schedules:
             names = " or ".join(target.schedules)

@@ -85,13 +85,14 @@ def trace(
         }
         refuse_options(
             {**given, "--schedule": schedule, "--k": k},
-            "for a timeline, which is not simulated again",
+            "does not apply to a timeline, which is not simulated again",
         )
         timeline = timeline_from_document(document)
     elif document.data.get("kind") == "islands":
         from argosy.cli.planning.islands import island_timeline
 
-        refuse_options({"--schedule": schedule, "--k": k, "--until": until}, "for an island plan")
+        given = {"--schedule": schedule, "--k": k, "--until": until}
+        refuse_options(given, "does not apply to an island plan")
         timeline = island_timeline(
             document, cluster=cluster, traces=trace or (), iterations=iterations, quiet=quiet
         )

@@ -57,14 +57,14 @@ def _stated_address(launch: Launch, node: str) -> str | None:
 
 def _own_address() -> str:
     """Return the address to which this host's name resolves."""
-    from argosy.errors import bad_input
+    from argosy.errors import impossible
 
     name = socket.gethostname()
     try:
         return socket.gethostbyname(name)
     except OSError as error:
-        expected = f"where others reach this host, whose name {name} leads nowhere ({error})"
-        raise bad_input(expected, where="--address") from None
+        reason = f"the name {name} cannot be resolved ({error})"
+        raise impossible("find the address of this host", reason, "--address") from None
 
 
 def follow_elastic(

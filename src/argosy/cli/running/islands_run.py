@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from argosy.errors import RunError, bad_input
+from argosy.errors import RunError, bad_input, excluded, refused
 
 if TYPE_CHECKING:
     from argosy.document import Document
@@ -97,18 +97,17 @@ def _numbers(plan: IslandPlan, spec: RunSpec, island: int | None, lab: str | Non
     """Return the numbers of the islands to start."""
     if island is None:
         if spec.meeting is not None:
-            raise bad_input("--island with --meeting", spec.meeting, where="--meeting")
+            raise refused("--meeting needs --island")
         return list(range(len(plan.islands)))
     if island >= len(plan.islands):
         raise bad_input(
             f"at most {len(plan.islands) - 1}, the last island", island, where="--island"
         )
     host, _, port = (spec.meeting or "").rpartition(":")
-    if lab is not None or not host or not port.isdecimal():
-        expected = (
-            "--island with --meeting HOST:PORT, where island 0 can be reached, and without --lab"
-        )
-        raise bad_input(expected, spec.meeting, where="--meeting")
+    if lab is not None:
+        raise excluded("--island", "--lab")
+    if not host or not port.isdecimal():
+        raise refused("--island needs --meeting HOST:PORT, the address of island 0")
     return [island]
 
 

@@ -65,25 +65,25 @@ def probe(
     from argosy.cli.terminal import STDOUT, check_output, print_json, progress, write_file
     from argosy.cluster.probe_notes import ProbeNotes, read_notes
     from argosy.document import read_text
-    from argosy.errors import bad_input
+    from argosy.errors import excluded, refused
 
     if (run is None) != (plan is None):
-        raise bad_input("--run and --plan together", where="--plan" if plan is None else "--run")
+        raise refused("--run needs --plan" if plan is None else "--plan needs --run")
     if run is not None and plan is not None:
         refuse_options(
             {"--output": output, "--lab": lab, "--resume": resume},
-            "with --run, which measures nothing anew",
+            "cannot be combined with --run, which repeats no measurement",
         )
         _of_run(run, plan, profile or [], json=json, quiet=quiet)
         return
-    refuse_options({"--profile": profile}, "without --run")
+    refuse_options({"--profile": profile}, "needs --run")
     if output == STDOUT:
         check_output(output, json=json)
         output = None
-    if resume and (output is None or lab is not None):
-        raise bad_input(
-            "-o with the file of the probe that was cut, and no --lab", where="--resume"
-        )
+    if resume and lab is not None:
+        raise excluded("--resume", "--lab")
+    if resume and output is None:
+        raise refused("--resume needs --output with the file of the interrupted probe")
     if output is not None:
         check_output(output)
     kept = None if output is None else output.with_name(output.name + ".partial.json")

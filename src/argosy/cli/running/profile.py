@@ -89,17 +89,17 @@ def profile(
         tell,
         write_file,
     )
-    from argosy.errors import bad_input
+    from argosy.errors import bad_input, refused
     from argosy.workload.profile_file import dump_profile, read_profile
 
     counts, dtypes = _counts("--samples", samples), _dtypes(dtype)
     if (program is None) == (model is None):
-        raise bad_input("FILE.py:build, or --model with a preset or config", where="argosy profile")
+        raise refused("argosy profile needs either FILE.py:build or --model")
     if program is not None and len(dtypes) > 1:
         raise bad_input("one of fp32, bf16 and fp16 for a program", dtype, where="--dtype")
     check_output(output, model, (program or "").partition(":")[0], json=json)
     if resume:
-        no_stdout(output, "a file to go on from")
+        no_stdout(output, "a profile to resume")
     earlier = read_profile(output) if resume and output.exists() else None
     with needs("measuring needs torch", "torch"):
         from argosy.measure.profile import own_kind, profile_program

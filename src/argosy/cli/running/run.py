@@ -213,7 +213,7 @@ def run(
         stdout_console,
         write_file,
     )
-    from argosy.errors import bad_input
+    from argosy.errors import excluded
     from argosy.plan.file import plan_from_document, read_plan
     from argosy.runtime.job.launch import Launch, commands
     from argosy.runtime.job.launch_script import dry_run as dry_run_text
@@ -239,7 +239,7 @@ def run(
             "--model": model,
             "--copy-every": None if copy_every == 1 else copy_every,
         }
-        refuse_options(unused, "for an island plan")
+        refuse_options(unused, "does not apply to an island plan")
         known_name("--adapt", adapt, ("off", "full"), "ways for an island plan to adapt")
         spec = RunSpec(
             plan=plan,
@@ -272,7 +272,8 @@ def run(
             quiet=quiet,
         )
         return
-    refuse_options({"--island": island, "--meeting": meeting}, "for a plan without islands")
+    for_islands = {"--island": island, "--meeting": meeting}
+    refuse_options(for_islands, "does not apply to a plan without islands")
     planned = plan_from_document(document)
     spec = RunSpec(
         plan=plan,
@@ -303,13 +304,10 @@ def run(
     if not quiet:
         warn_of_other_compilation(planned, spec)
     if slurm is not None and dry_run:
-        raise bad_input("--dry-run or --slurm, not both", where="argosy run")
-    if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):
-        raise bad_input(
-            "no --metrics-port, --lab, --slurm or --dry-run with --elastic",
-            "--elastic",
-            where="run",
-        )
+        raise excluded("--dry-run", "--slurm")
+    if elastic:
+        others = {"--metrics-port": metrics_port, "--lab": lab, "--slurm": slurm}
+        refuse_options({**others, "--dry-run": dry_run}, "cannot be combined with --elastic")
     if slurm is not None:
         check_output(slurm, plan, program.partition(":")[0], json=json, option="--slurm")
         write_file(slurm, slurm_script(launch).encode())

@@ -27,14 +27,10 @@ def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
     check_devices(launch.plan, cluster_from_content(launch.plan.cluster.content))
     sentences = unsupported(launch.plan)
     if sentences:
-        hint = "argosy plan --runnable keeps to what runs"
+        hint = "argosy plan --runnable finds a plan that can be run"
         raise InputError(
-            [
-                Problem(
-                    path="plan", found=text, expected="what the runtime executes", suggestion=hint
-                )
-                for text in sentences
-            ]
+            Problem(path="plan", message=sentence.removesuffix("."), suggestion=hint)
+            for sentence in sentences
         )
     check_adapting(launch.plan, launch.spec, quiet=quiet)
     if node_rank >= len(launch.nodes()):
@@ -50,11 +46,11 @@ def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
 
 def check_init(spec: RunSpec) -> None:
     """Raise ``InputError`` if the initial weights do not exist on the node that reads them."""
-    from argosy.errors import InputError, Problem
+    from argosy.errors import impossible
 
     if spec.init is not None and not Path(spec.init).exists():
-        expected = "an existing file of weights, or the folder of a checkpoint"
-        raise InputError([Problem(file=spec.init, path="--init", expected=expected)])
+        remedy = "a file of weights, or the folder of a checkpoint"
+        raise impossible(f"read --init {spec.init}", "it does not exist", remedy)
 
 
 def check_steps(spec: RunSpec) -> None:
@@ -116,19 +112,14 @@ def check_folder_is_new(spec: RunSpec) -> None:
 
     Only the newest two checkpoints of a folder are kept, so the runs would delete each other's.
     """
-    from argosy.errors import InputError, Problem
+    from argosy.errors import impossible
     from argosy.runtime.processes.run_folder import CHECKPOINTS, checkpoints
 
     saved = checkpoints(spec.folder / CHECKPOINTS)
     if saved:
-        expected = "--resume to go on from there, or another --out"
-        raise InputError(
-            [
-                Problem(
-                    file=str(saved[-1]), found="a checkpoint of an earlier run", expected=expected
-                )
-            ]
-        )
+        reason = f"it contains {saved[-1].name} of an earlier run"
+        remedy = "another --out, or --resume to continue that run"
+        raise impossible(f"start a run in {spec.folder}", reason, remedy)
 
 
 def warning_line(event: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from argosy.cluster.imports.found import FoundMedium, FoundNode, FoundSwitch
 from argosy.cluster.imports.kinds import Kinds
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import InputError, Problem, refused
 
 HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 """Pattern of a host's name."""
@@ -54,9 +54,7 @@ class HostFacts:
         media: tuple[FoundMedium, ...] = ()
         if sum(count for _, count in devices) > 1:
             if self.intra is None:
-                raise bad_input(
-                    "--intra with the bandwidth: the file does not say", where="--intra"
-                )
+                raise refused("--intra is needed: the file does not contain the bandwidth")
             media = (FoundMedium(name="intra", bandwidth=self.intra),)
         return FoundNode(
             hosts=hosts, devices=devices, intra=media, nic=(self.nic, 1), is_named=True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from argosy.cluster.catalogue import catalogue, device_kind
-from argosy.errors import Mismatch, bad_input
+from argosy.errors import Mismatch, bad_input, refused
 
 # A slice of a card (MIG) is called a100_3g.40gb: three sevenths of its processors.
 _SLICE = r"(?:^|[_-])[0-9]g\.[0-9]+gb"
@@ -71,8 +71,8 @@ class Kinds:
         if len(choices) == 1:
             return choices[0]
         if not card:
-            expected = "--kind with the kind of the devices, such as A100-80GB"
-            raise bad_input(f"{expected}: the file does not say", where="--kind")
+            missing = "the file does not contain the kind of the devices"
+            raise refused(f"--kind is needed, such as --kind A100-80GB: {missing}")
         known = f"; {card} may be {', '.join(choices[:4])}" if choices else ""
         example = choices[0] if choices else "A100-80GB"
         expected = f"--kind {card}={example}, or another kind of the catalogue{known}"

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from argosy.document import check_readable
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, impossible
 from argosy.nbody.files.header import CM_PER_KM, CM_PER_KPC, GRAMS, KPC, check_ids, read_header
 from argosy.nbody.particles import Box, Floats, Names, Particles, check_finite, wrapped
 
@@ -30,9 +30,7 @@ about 1000."""
 def write_snapshot(path: Path, box: Box, *, overwrite: bool = False) -> None:
     """Write a complete snapshot or nothing."""
     if path.exists() and not overwrite:
-        raise InputError(
-            [Problem(file=str(path), expected="no file of this name", found="one that exists")]
-        )
+        raise impossible(f"write {path}", "a file of this name exists", "another name")
     with writing(path) as file:
         write_header(file, box, rows=len(box.particles), particles=len(box.particles))
         group = file.create_group("PartType1")
@@ -60,9 +58,7 @@ def writing(path: Path) -> Iterator[Any]:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(
-            [Problem(file=str(path), expected="a writable file", found=str(error))]
-        ) from None
+        raise impossible(f"write {path}", error, "another file") from None
 
 
 def write_header(file: Any, box: Box, *, rows: int, particles: int) -> None:
@@ -155,7 +151,7 @@ def reading(path: Path) -> Iterator[Any]:
         with h5py.File(path, "r") as file:
             yield file
     except FileNotFoundError:
-        raise InputError([Problem(file=str(path), expected="a file that exists")]) from None
+        raise InputError([Problem(file=str(path), message="there is no such file")]) from None
     except IsADirectoryError:
         raise InputError([Problem(file=str(path), expected="a file", found="a folder")]) from None
     except (

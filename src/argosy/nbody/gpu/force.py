@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from argosy.errors import bad_input
+from argosy.errors import bad_input, impossible
 from argosy.nbody.force.gravity import (
     Package,
     TreeForce,
@@ -246,9 +246,7 @@ def usable_device(name: str, place: int) -> str:
     except RuntimeError:
         raise bad_input("cpu, cuda, or cuda and a number", name, where="--device") from None
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise bad_input(
-            "a device that torch finds here (it finds no CUDA card)", name, where="--device"
-        )
+        raise impossible(f"use --device {name}", "torch finds no CUDA card", "--device cpu")
     if where.type == "cuda" and where.index is None:
         return f"cuda:{place % torch.cuda.device_count()}"
     return name

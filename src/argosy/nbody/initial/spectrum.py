@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from argosy.errors import bad_input
+from argosy.errors import bad_input, impossible
 from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.force.tree import Floats
 
@@ -36,7 +36,8 @@ def linear_power(cosmology: Cosmology, k: Floats, shape: float | None = None) ->
     If ``shape`` is given, it is Gamma; else the fit of Eisenstein and Hu is used.
     """
     if cosmology.sigma8 is None:
-        raise bad_input("an amplitude, to know the linear spectrum", "none", where="sigma8")
+        reason = "the cosmology has no sigma8"
+        raise impossible("compute the linear spectrum", reason, "adding sigma8")
     waves = np.geomspace(1e-4, 1e2, 4096)
     density = (
         waves**3 * _shape_of(cosmology, waves, shape) * _sphere(8 * waves) ** 2 / (2 * np.pi**2)

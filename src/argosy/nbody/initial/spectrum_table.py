@@ -60,7 +60,7 @@ def read_spectrum(path: Path) -> SpectrumTable:
     try:
         rows = np.loadtxt(path, comments="#", ndmin=2)
     except FileNotFoundError:
-        raise InputError([Problem(file=str(path), expected="a file that exists")]) from None
+        raise InputError([Problem(file=str(path), message="there is no such file")]) from None
     except (ValueError, OSError, UnicodeError) as error:
         raise InputError(
             [Problem(file=str(path), expected="columns of numbers", found=str(error)[:80])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argosy.errors import InputError, Problem
+from argosy.errors import impossible
 from argosy.runtime.elastic.claims import Claims
 from argosy.runtime.processes.run_folder import CHECKPOINTS, checkpoints, forget_after, steps_saved
 from argosy.runtime.processes.run_spec import RunSpec
@@ -17,13 +17,10 @@ def check_folder(spec: RunSpec) -> None:
         if claims.newest() is None:  # before any process reads lines that are added
             forget_after(spec.folder, steps_saved(spec.folder))
     elif outcome is not None:
-        found, expected = (
-            f"a run that is over: {outcome.message}",
-            "another folder, or --resume to train more steps",
-        )
-        raise InputError([Problem(path="--out", found=found, expected=expected)])
+        reason = f"the run there is over ({outcome.message})"
+        remedy = "another --out, or --resume to train more steps"
+        raise impossible(f"start a run in {spec.folder}", reason, remedy)
     elif claims.newest() is None and checkpoints(spec.folder / CHECKPOINTS):
-        expected = "another folder, or --resume to continue from them"
-        raise InputError(
-            [Problem(path="--out", found="checkpoints of an earlier run", expected=expected)]
-        )
+        reason = "it contains checkpoints of an earlier run"
+        remedy = "another --out, or --resume to continue that run"
+        raise impossible(f"start a run in {spec.folder}", reason, remedy)

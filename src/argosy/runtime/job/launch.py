@@ -16,7 +16,7 @@ from pathlib import Path
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import Machine
 from argosy.cluster.topology import Node as ClusterNode
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import bad_input, impossible
 from argosy.plan.plan import Plan
 from argosy.runtime.processes.ranks import NodeRanks, devices_by_rank, nodes_of
 from argosy.runtime.processes.run_spec import RUN, RunSpec
@@ -176,7 +176,4 @@ def check_port(launch: Launch, node_rank: int) -> None:
         try:
             probe.bind(("", launch.port))
         except OSError as error:
-            problem = Problem(
-                path="--port", found=f"{launch.port} ({error.strerror})", expected="a free port"
-            )
-            raise InputError([problem]) from None
+            raise impossible(f"use port {launch.port}", error, "another --port") from None

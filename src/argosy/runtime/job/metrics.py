@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from argosy.errors import InputError, Problem
+from argosy.errors import impossible
 
 _HELP = {
     "argosy_steps_total": "Steps that were done.",
@@ -89,9 +89,6 @@ def serve(metrics: Metrics, port: int) -> ThreadingHTTPServer:
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Page)
     except OSError as error:
-        problem = Problem(
-            path="--metrics-port", found=f"{port} ({error.strerror})", expected="a free port"
-        )
-        raise InputError([problem]) from None
+        raise impossible(f"use port {port}", error, "another --metrics-port") from None
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from argosy.errors import InputError, Problem
+from argosy.errors import impossible
 from argosy.runtime.processes.manifest import tear_in
 
 PROGRESS, DECISIONS, EVENTS = "progress.jsonl", "decisions.jsonl", "events.jsonl"
@@ -63,25 +63,19 @@ def _locked(path: Path, how: int, opened: contextlib.ExitStack) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise _refused(
-            path.parent, str(error.strerror).lower(), "a folder that can be written into"
-        ) from None
+        raise impossible(f"write into {path.parent}", error, "another --out") from None
     opened.callback(os.close, descriptor)
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         kind, _, node = path.stem.removeprefix(".").partition("-")
-        found = (
-            f"{'an elastic' if kind == 'elastic' else 'a'} run that is going on there (node {node})"
-        )
-        raise _refused(path.parent, found, "another --out, or the end of that run") from None
+        running = "an elastic run" if kind == "elastic" else "a run"
+        reason = f"{running} is still writing into it (node {node})"
+        remedy = "another --out, or wait for the end of that run"
+        raise impossible(f"start a run in {path.parent}", reason, remedy) from None
     except OSError:
         pass
     return descriptor
-
-
-def _refused(folder: Path, found: str, expected: str) -> InputError:
-    return InputError([Problem(file=str(folder), found=found, expected=expected)])
 
 
 def forget_after(folder: Path, done: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from argosy.errors import InputError, Problem, RunError
+from argosy.errors import InputError, Problem, RunError, impossible
 from argosy.plan.plan import Plan
 from argosy.plan.runnable import unsupported
 from argosy.runtime.processes.failure import ElsewhereError
@@ -46,10 +46,7 @@ def check_supported(plan: Plan) -> None:
     sentences = unsupported(plan)
     if sentences:
         raise InputError(
-            [
-                Problem(path="plan", expected="what the runtime executes", found=text)
-                for text in sentences
-            ]
+            Problem(path="plan", message=sentence.removesuffix(".")) for sentence in sentences
         )
 
 
@@ -75,12 +72,9 @@ def join(
             if name not in os.environ
         ]
         if missing:
-            expected = (
-                "a process started by torchrun or `argosy run`, or an initialised process group"
-            )
-            raise InputError(
-                [Problem(found=f"no {missing[0]} in the environment", expected=expected)]
-            )
+            reason = f"{missing[0]} is not set in the environment"
+            remedy = "starting it by torchrun or `argosy run`, or initialising a process group"
+            raise impossible("train in this process", reason, remedy)
         check_world_size(roster, int(os.environ["WORLD_SIZE"]))
         try:
             backend = _backend(roster)

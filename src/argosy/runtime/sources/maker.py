@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, impossible
 from argosy.plan.plan import Plan
 from argosy.runtime.sources.operations import Captured, GraphSource
 from argosy.runtime.sources.recipe import Recipe, autocast_for
@@ -58,15 +58,8 @@ class StageMaker:
                 ]
             )
         if self.has_own_cut:
-            raise InputError(
-                [
-                    Problem(
-                        path="trainer",
-                        found="a cut that is not the plan's",
-                        expected="a plan with its own cut",
-                    )
-                ]
-            )
+            reason = "the trainer was made with a cut that is not the plan's"
+            raise impossible("move to another plan", reason, "the cut of the plan")
         return self.source(plan, plan.cut)
 
     def source(self, plan: Plan, cut: Sequence[int] | None) -> StageSource:

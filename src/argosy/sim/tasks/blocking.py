@@ -22,7 +22,7 @@ from collections import defaultdict
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
-from argosy.errors import bad_input
+from argosy.errors import impossible
 from argosy.sim.engine.graph import Task, TaskGraph
 from argosy.timeline import SpanKind
 
@@ -126,8 +126,8 @@ def _in_order(graph: TaskGraph, waits: list[set[int]]) -> tuple[TaskGraph, dict[
     try:
         order = list(TopologicalSorter(dict(enumerate(waits))).static_order())
     except CycleError:
-        expected = "a schedule that blocking transfers cannot lock up, such as 1f1b"
-        raise bad_input(expected, where="schedule") from None
+        reason = "its blocking transfers deadlock"
+        raise impossible("simulate this schedule", reason, "another one, such as 1f1b") from None
     place = {old: new for new, old in enumerate(order)}
     tasks = []
     for old in order:
