@@ -104,6 +104,16 @@ def test_what_is_at_fault_is_named(worse: dict[str, Any], cause: Cause) -> None:
     assert (test.missing > 0) == (cause is Cause.MEMORY)
 
 
+def test_the_narrowest_link_to_the_device_is_named() -> None:
+    sentence = put_to_use(cluster_with(nic=0.0001)).sentence
+    assert "it is held back by the links to it, of which b0.nic is the narrowest: with" in sentence
+
+
+def test_a_slow_device_is_called_slow() -> None:
+    sentence = put_to_use(cluster_with(flops=0.01)).sentence
+    assert "it is held back by its speed: with 100 times that, " in sentence
+
+
 def test_the_gain_is_that_of_a_plan_that_anybody_can_simulate() -> None:
     cluster = cluster_with()
     plan = plan_without(cluster)
@@ -175,5 +185,5 @@ def test_an_interleaved_plan_is_not_said_to_lack_a_route() -> None:
     assert test.cause is Cause.UNUSABLE
     assert (
         test.sentence
-        == "no stage can take it: the workers of the plan's schedule have several stages"
+        == "no stage can take b0.0: the workers of the plan's schedule have several stages"
     )

@@ -47,8 +47,8 @@ def test_a_slow_device_is_left_out_for_its_pace() -> None:
     plan = planned(cluster_with(flops=0.01))
     (left,) = plan.left_out
     assert left.device == "b0.0"
-    assert "slower; it takes" in left.reason or "among the best" in left.reason
-    assert "times as long as a kind-a" in left.reason
+    assert "slower; it takes" in left.reason or "among the" in left.reason
+    assert "times as long as on kind-a" in left.reason
 
 
 def test_a_small_device_is_left_out_for_its_memory() -> None:
@@ -59,7 +59,7 @@ def test_a_small_device_is_left_out_for_its_memory() -> None:
 def test_a_device_behind_a_slow_link_is_not_called_slow() -> None:
     (left,) = planned(cluster_with(nic=0.0001)).left_out
     assert "times as long" not in left.reason
-    assert "slower" in left.reason or "among the best" in left.reason
+    assert "slower" in left.reason or "among the" in left.reason
 
 
 def test_runner_ups_differ_and_say_in_what_they_are_worse() -> None:

@@ -210,7 +210,9 @@ TimeBudget = Annotated[
 MemoryBudget = Annotated[
     str,
     typer.Option(
-        "--memory-budget", help="Memory at which the search ends with the best plan so far."
+        "--memory-budget",
+        help="Memory of the search itself, not of devices, at which it ends with the best plan "
+        "so far.",
     ),
 ]
 Schedules = Annotated[

@@ -4,8 +4,12 @@ One device of each kind that a plan leaves out is tried in every way that change
 further replica of each stage, and as a stage of its own between any two with some of their layers.
 
     (1)  best use  = the way of least iteration time that fits in memory
-    (2)  cause     = the change that would improve (1) most: a link 100 times as wide, or a device
-                     100 times as fast; memory, if a way that would pay does not fit
+    (2)  cause     = the change that would improve (1) most: on each link to the device 100 times
+                     the bandwidth of the widest of them more, or a device 100 times as fast;
+                     memory, if a way that would pay does not fit
+
+The search omitted the device because no plan with it was better (``solve.finalists.reasons`` states
+that in one line); this test is made afterwards, by ``argosy explain``.
 """
 
 from __future__ import annotations
@@ -27,13 +31,15 @@ from argosy.explain.whatif import with_faster_devices, with_replica, with_wider_
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.sim.simulate import iteration_seconds
-from argosy.units import SIZE
+from argosy.units import RATE, SIZE
 from argosy.workload.chain import Chain
 
 # The factor by which (2) improves a link or a device.
 _MORE = 100.0
 _PAYS = 5e-4
 """A relative gain below this counts as none."""
+# Slower plans than this many times are described by the factor, others in percent.
+_TIMES = 10.0
 # The reason that is given if no use of a device passes the checker.
 _OUT_OF_REACH = "there is no route to it, or no sample for it"
 
@@ -104,7 +110,9 @@ class LeftOutQuestions:
         if device.speed.at(0) == 0 or not self.model.can_run(self.chain, device):
             lost = device.speed.at(0) == 0
             sentence = (
-                "it is lost at time 0" if lost else f"{device.kind.name} has no {self.chain.dtype}"
+                f"{device.name} is lost at time 0"
+                if lost
+                else f"{device.name} has no {self.chain.dtype}, because it is a {device.kind.name}"
             )
             cause = Cause.LOST if lost else Cause.DTYPE
             return LeftOutTest(
@@ -117,7 +125,7 @@ class LeftOutQuestions:
             has_chunks = self.plan.schedule.kind.is_chunked
             several = "the workers of the plan's schedule have several stages"
             why = several if has_chunks else _OUT_OF_REACH
-            sentence = f"no stage can take it: {why}"
+            sentence = f"no stage can take {device.name}: {why}"
             return LeftOutTest(
                 devices=names,
                 tried=None,
@@ -135,7 +143,7 @@ class LeftOutQuestions:
             gain=gain,
             missing=chosen.missing,
             cause=cause,
-            sentence=f"{device.name} as {chosen.what} would be {_faster(gain)}{why}",
+            sentence=f"with {device.name} as {chosen.what} the plan would be {_faster(gain)}{why}",
         )
 
     def _gain(self, seconds: float) -> float:
@@ -155,18 +163,19 @@ class LeftOutQuestions:
             for route in self.cluster.routes(source, target)
             for link in route.links
         }
-        widest = max(
-            (link.bandwidth.at(0) for link in self.cluster.links if link.edge in edges), default=0.0
-        )
-        wider = self._gain(
-            self._play(best.plan, with_wider_edges(self.cluster, edges, _MORE * widest))
-        )
+        links = [link for link in self.cluster.links if link.edge in edges]
+        more = _MORE * max((link.bandwidth.at(0) for link in links), default=0.0)
+        wider = self._gain(self._play(best.plan, with_wider_edges(self.cluster, edges, more)))
         faster = self._gain(
             self._play(best.plan, with_faster_devices(self.cluster, [device.name], _MORE))
         )
-        if wider > faster:
-            return Cause.LINK, f"; with {_MORE:.0f} times the bandwidth to it, {_faster(wider)}"
-        return Cause.SPEED, f"; with {_MORE:.0f} times its speed, {_faster(faster)}"
+        if links and wider > faster:
+            narrowest = min(links, key=lambda link: (link.bandwidth.at(0), link.edge)).edge
+            rate = RATE.format(more, digits=3)
+            why = f"held back by the links to it, of which {narrowest} is the narrowest"
+            return Cause.LINK, f"; it is {why}: with {rate} more on each, {_faster(wider)}"
+        why = f"held back by its speed: with {_MORE:.0f} times that, {_faster(faster)}"
+        return Cause.SPEED, f"; it is {why}"
 
     def _ways(self, device: Device) -> Iterator[_Way]:
         """Simulate every way to use a device that passes the checker."""
@@ -241,11 +250,14 @@ def _powers(most: int) -> Iterator[int]:
 def _faster(gain: float) -> str:
     """Return a relative gain as text.
 
-    >>> _faster(0.02), _faster(-0.5), _faster(0.0)
-    ('2 % faster', '100 % slower', 'as fast')
+    >>> _faster(0.02), _faster(-0.5), _faster(-0.98), _faster(0.0)
+    ('2 % faster', '100 % slower', '50 times as slow', 'as fast')
     """
     if abs(gain) < _PAYS:
         return "as fast"
-    return (
-        f"{100 * gain:.3g} % faster" if gain > 0 else f"{100 * (1 / (1 + gain) - 1):.3g} % slower"
-    )
+    if gain > 0:
+        return f"{100 * gain:.3g} % faster"
+    times = 1 / (1 + gain)
+    if times > _TIMES:
+        return f"{times:,.0f} times as slow"
+    return f"{100 * (times - 1):.3g} % slower"

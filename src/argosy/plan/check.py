@@ -360,7 +360,7 @@ def _schedule_problems(plan: Plan, spec: ScheduleSpec, path: str) -> Iterator[Pr
     elif spec.chunks > 1 and spec.kind is not ScheduleKind.INTERLEAVED:
         expected = "1, because only an interleaved schedule has more"
         yield Problem(path=f"{path}.chunks", found=str(spec.chunks), expected=expected)
-    elif spec.depth is not None and (spec.kind.is_chunked or spec.kind.is_split):
+    elif spec.depth is not None and not spec.kind.is_family:
         expected = f"no depth with {spec.kind}, which has its own"
         yield Problem(path=f"{path}.depth", found=f"{len(spec.depth)} depths", expected=expected)
     elif spec.depth is not None and len(spec.depth) != num_stages:

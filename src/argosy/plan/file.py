@@ -98,23 +98,14 @@ class CostModelSchema(Schema):
 
 
 class ScheduleSchema(Schema):
-    kind: Literal[
-        "gpipe",
-        "1f1b",
-        "eager-1f1b",
-        "kfkb",
-        "interleaved",
-        "zero-bubble",
-        "zero-bubble-v",
-        "dualpipe-v",
-    ]
+    kind: Annotated[ScheduleKind, Field(strict=False)]
     k: Count = 1
     depth: list[Count] | None = None
     chunks: Count = 1
 
     def value(self) -> ScheduleSpec:
         depth = None if self.depth is None else tuple(self.depth)
-        return ScheduleSpec(kind=ScheduleKind(self.kind), k=self.k, depth=depth, chunks=self.chunks)
+        return ScheduleSpec(kind=self.kind, k=self.k, depth=depth, chunks=self.chunks)
 
 
 class ReplicaSchema(Schema):

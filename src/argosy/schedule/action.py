@@ -82,7 +82,7 @@ class Action:
 
 
 class ScheduleKind(StrEnum):
-    """A family of schedules. The first four are special cases of one rule (``generate.family``)."""
+    """A kind of schedule, by the name that commands and plan files use."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -92,6 +92,17 @@ class ScheduleKind(StrEnum):
     ZERO_BUBBLE = "zero-bubble"
     ZERO_BUBBLE_V = "zero-bubble-v"
     DUALPIPE_V = "dualpipe-v"
+
+    @property
+    def is_family(self) -> bool:
+        """Return whether the kind is a special case of the rule ``generate.family``, which a depth
+        per stage and a group size determine."""
+        return self in (
+            ScheduleKind.GPIPE,
+            ScheduleKind.ONE_F_ONE_B,
+            ScheduleKind.EAGER,
+            ScheduleKind.KFKB,
+        )
 
     @property
     def is_v(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 
 from argosy.errors import InputError, Problem
-from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
+from argosy.schedule.action import Action, ActionKind, Schedule
 from argosy.schedule.generate import ScheduleSpec, build_schedule, depth_of
 
 # Micro-batches per stage after which the peak in flight of a schedule has been reached.
@@ -80,7 +80,7 @@ def most_in_flight(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) 
     Stages of the family (``generate.family``) hold their depth. Under the other schedules a stage
     reaches its peak while the pipeline fills, so a few rounds are enough to find it.
     """
-    if spec.kind not in (ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE):
+    if spec.kind.is_family:
         return depth_of(spec, num_stages, num_micro_batches)
     few = min(num_micro_batches, _ROUNDS * num_stages)
     return in_flight(build_schedule(spec, num_stages, few))

@@ -92,8 +92,10 @@ def group_size(spec: ScheduleSpec, num_micro_batches: int) -> int:
 
 
 def usual_depth(spec: ScheduleSpec, from_end: int, num_micro_batches: int) -> int:
-    """Return d of (1) to (4) for the stage at position ``from_end`` (1 for the last stage);
-    zero-bubble schedules have the depth of 1f1b."""
+    """Return d of (1) to (4) for the stage at position ``from_end`` (1 for the last stage).
+
+    Kinds outside the family get the depth of 1f1b, which is right for zero-bubble schedules.
+    """
     ahead = (
         2 * from_end - 1
         if spec.kind is ScheduleKind.EAGER

@@ -122,7 +122,7 @@ def orders_of(
     schedule: ScheduleSpec, num_stages: int, num_micro_batches: int
 ) -> list[list[tuple[int, ActionKind, int]]]:
     """Return, for each worker, the stage, kind and micro-batch of its actions in order."""
-    if schedule.kind.is_split or schedule.kind.is_chunked:
+    if not schedule.kind.is_family:
         rows = build_schedule(schedule, num_stages, num_micro_batches).rows
         return [[_plain(action) for action in row] for row in rows]
     depths = depth_of(schedule, num_stages, num_micro_batches)

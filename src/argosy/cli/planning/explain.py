@@ -115,7 +115,7 @@ def explanation_parts(explanation: Explanation, cluster: Cluster) -> Iterator[Re
         yield runner_up_table(plan)
     yield from left_out_lines(plan, cluster)
     for test in explanation.left_out:
-        yield f"put to the test: {test.sentence}"
+        yield f"tested: {test.sentence}"
 
 
 def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableType]:

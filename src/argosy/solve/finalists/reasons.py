@@ -45,7 +45,8 @@ def _parts(candidate: Candidate, seconds: float) -> _Parts:
     times = [sum(choice.option.seconds(choice.first, choice.end)) for choice in candidate.plan]
     slowest = times.index(max(times))
     pace = candidate.shape.num_micro_batches * times[slowest]
-    ending = max(choice.option.tail(choice.first, choice.end) for choice in candidate.plan)
+    tails = [choice.option.tail(choice.first, choice.end) for choice in candidate.plan]
+    ending = max(0.0, *tails)  # below 0 under ZeRO 3, whose tail corrects the pace
     rest = max(0.0, seconds - pace - ending)
     filling = min(rest, sum(times) - times[slowest])
     return _Parts(
@@ -106,7 +107,7 @@ def why_left_out(
     """Return why a plan uses fewer devices of a pool than there are."""
     if not _holds_a_layer(pool, prices):
         room = SIZE.format(USABLE * pool.device.kind.memory, digits=3)
-        return f"no layer fits into the {room} that a plan may use of a {pool.name}"
+        return f"no layer fits into the {room} that a plan may use of each {pool.name}"
     used = _taken(winner, pool)
     unit = scope.units[pool.index]
     if pool.count - used < unit:
@@ -114,7 +115,7 @@ def why_left_out(
     pace = _relative_pace(pool, prices, winner)
     richer = [candidate for candidate in others if _taken(candidate, pool) > used]
     if not richer:
-        return f"no plan with it was among the best {len(others)}{pace}"
+        return f"no plan with it was among the {len(others)} best{pace}"
     gap = min(richer).seconds / winner.seconds - 1
     if gap <= _EQUAL:
         return f"plans with it are no faster{pace}"
@@ -162,7 +163,7 @@ def _relative_pace(pool: Pool, prices: Prices, winner: Candidate) -> str:
     fastest = min(known, key=lambda index: known[index])
     times = own / known[fastest]
     return (
-        f"; it takes {times:.2g} times as long as a {prices.pools[fastest].name}"
+        f"; it takes {times:.2g} times as long as on {prices.pools[fastest].name}"
         if times > 1.05
         else ""
     )

@@ -10,6 +10,8 @@ micro-batches:
                   where the gradients of weights come later
     (4)  held_q   micro-batches whose activations are kept at once: n_q; the number of stages under
                   zero-bubble
+
+A kind of schedule without a case here has the facts of 1f1b; bounds do not read lists of actions.
 """
 
 from __future__ import annotations
