@@ -246,6 +246,8 @@ def test_without_torch_it_is_said_what_to_install(
     )
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "argosy.workload.capture.initial", None)
+    monkeypatch.setitem(sys.modules, "argosy.runtime.sources.operations", None)
+    monkeypatch.delattr("argosy.runtime.sources.operations", raising=False)
     result = run(*WITHOUT_TORCH[what])
     assert result.code == 4
     assert "needs torch" in result.err

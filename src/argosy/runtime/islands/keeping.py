@@ -19,7 +19,7 @@ from argosy.runtime.state.state import merged, trainer_state
 def save_island(training: IslandTrainer, folder: Path) -> Path:
     """Write a checkpoint; every rank of the island calls this while no exchange is in flight."""
     assert not training.is_waiting, "an exchange that is under way is not in a checkpoint"
-    state: dict[str, Any] = merged(trainer_state(training.trainer))
+    state: dict[str, Any] = merged(trainer_state(training.trainer, is_written=True))
     about = checkpoint.facts(training.trainer)
     if training.lead is not None:
         outer = training.lead.outer

@@ -59,7 +59,12 @@ class UnsavedError(RunError):
 
 def save(trainer: Trainer, folder: Path) -> Path:
     """Write a checkpoint of every rank's part."""
-    return write(merged(trainer_state(trainer)), facts(trainer), folder, device=trainer.device)
+    return write(
+        merged(trainer_state(trainer, is_written=True)),
+        facts(trainer),
+        folder,
+        device=trainer.device,
+    )
 
 
 def facts(trainer: Trainer) -> dict[str, Any]:

@@ -60,7 +60,9 @@ class Saver:
         step."""
         self.wait()
         self.unsaved = None
-        state = merged((name, _on_host(value)) for name, value in trainer_state(trainer))
+        state = merged(
+            (name, _on_host(value)) for name, value in trainer_state(trainer, is_written=True)
+        )
         arguments = (state, facts(trainer))
         self.thread = threading.Thread(
             target=self._write, args=arguments, name="checkpoint", daemon=True

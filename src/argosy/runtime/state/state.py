@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from argosy.cost.regions import Region, overlap
 from argosy.runtime.communication.boxes import HeldPart, TensorBox, rows
 
 if TYPE_CHECKING:
@@ -129,17 +131,50 @@ class Stored(NamedTuple):
     dtype: torch.dtype
 
 
-def trainer_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+def trainer_state(trainer: Trainer, *, is_written: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Yield what this rank holds: ``model.NAME``, ``optimizer.NAME.WHAT`` and
-    ``powersgd.WHAT.NAME``, part by part (``merged``)."""
+    ``powersgd.WHAT.NAME``, part by part (``merged``).
+
+    With ``is_written``, leave out regions that an earlier rank writes into a checkpoint.
+    """
     for name, buffer in trainer.buffers.items():
         yield f"model.{name}", buffer
     for held in trainer.held():
+        if is_written:
+            held = held._replace(boxes=_written_boxes(trainer, held))
         yield f"model.{held.name}", Rows.of(held.parameter, held.boxes, held.shape)
         for what, value in _optimizer_state(trainer, held).items():
             yield f"optimizer.{held.name}.{what}", _like(held, value)
     for gradient_sum in trainer.gradients.factored:
         yield from gradient_sum.state()
+
+
+def _written_boxes(trainer: Trainer, held: HeldWeight) -> tuple[TensorBox, ...]:
+    """Return the boxes that this rank writes.
+
+    Parts of ranks are equal or disjoint, except for a tied weight that two stages cut at different
+    ratios: the chunks of a checkpoint may not overlap, so the first holder of a region writes it.
+    """
+    assert trainer.making is not None, "a trainer that saves was made by parallelize"
+    keep = trainer.making.keepings[held.name]
+    overlaps = any(ranks != keep.sharers(ranks[0]) for ranks in keep.sums)
+    if keep.level or not overlaps:
+        return held.boxes
+    rank = dist.get_rank()
+    regions = [region for ranks in keep.sums if ranks[0] == rank for region in keep.sums[ranks]]
+    pairs = ((box, overlap(box.region, region)) for box in held.boxes for region in regions)
+    return tuple(_inside(box, common) for box, common in pairs if common is not None)
+
+
+def _inside(box: TensorBox, region: Region) -> TensorBox:
+    """Return the box of a region that lies in another box."""
+    begins = [int(begin) for begin, _ in region]
+    shifts = [begin - place for begin, place in zip(begins, box.whole, strict=True)]
+    return TensorBox(
+        whole=tuple(begins),
+        local=tuple(place + shift for place, shift in zip(box.local, shifts, strict=True)),
+        sizes=tuple(int(end - begin) for begin, end in region),
+    )
 
 
 def _optimizer_state(trainer: Trainer, held: HeldWeight) -> Mapping[str, Tensor]:

@@ -375,7 +375,7 @@ class Trainer:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return this rank's part as torch.distributed.checkpoint saves it: ``model.NAME`` and
         ``optimizer.NAME.WHAT``."""
-        return merged(trainer_state(self))
+        return merged(trainer_state(self, is_written=True))
 
     def save(self, folder: Path | str) -> Path:
         """Write a checkpoint that loads under any plan, or on one device; every rank calls this."""
