@@ -82,7 +82,7 @@ class Action:
 
 
 class ScheduleKind(StrEnum):
-    """A kind of schedule, by the name that commands and plan files use."""
+    """A kind of schedule, which has its name in commands and plan files."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
