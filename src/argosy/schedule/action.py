@@ -82,7 +82,7 @@ class Action:
 
 
 class ScheduleKind(StrEnum):
-    """A kind of schedule, which commands and plan files call by this name."""
+    """A kind of schedule, which has its name in commands and plan files."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"

@@ -438,7 +438,6 @@ def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
     from argosy.planner import SCHEDULES
     from argosy.schedule import ScheduleKind, ScheduleSpec
 
-    # A kind may be listed here once ``solve.search.shape`` knows it: bounds depend on that.
     searched_on_request = [
         ScheduleSpec(kind=kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE)
     ]
