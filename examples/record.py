@@ -11,13 +11,13 @@ EXAMPLES = sorted(HERE.glob("[0-9][0-9]_*.py"))
 
 
 def printed(example: Path, *arguments: str) -> str:
-    """What an example prints on stdout, without seconds that depend on the machine's mood."""
+    """Return what an example prints on stdout, without times that depend on the machine."""
     done = subprocess.run(
         [sys.executable, str(example), *arguments], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{example.name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    text = re.sub(r"in [\d.]+ s(, momentum drift \S+)?:\s+\S*/", "in ... s: ", done.stdout)
+    text = re.sub(r"in [\d.]+ s(, drift[^:]*)?:\s+\S*/", "in ... s: ", done.stdout)
     text = re.sub(r"in [\d.]+ m?s of CPU time", "in ... of CPU time", text)
     return "\n".join(line.rstrip() for line in text.split("\n"))
 
