@@ -227,7 +227,7 @@ def test_bytes_with_a_price_are_counted() -> None:
 
 def test_without_prices_there_is_nothing_to_choose_by() -> None:
     case = random_case(1, SMALL)
-    with pytest.raises(InputError, match="expected devices with a price_per_hour"):
+    with pytest.raises(InputError, match="no device of drawn has a price_per_hour"):
         find_front(case.chain, case.cluster, global_batch=2)
 
 

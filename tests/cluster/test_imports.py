@@ -202,7 +202,7 @@ def test_sinfo_with_gres_tells_hosts_and_devices(text: str) -> None:
             "NodeName=a Gres=gpu:v100:1\n",
             "--kind v100=V100-16GB, or another .*v100 may be V100-16GB, V100-32GB",
         ),
-        ("NodeName=a Gres=gpu:2\n", "--kind with the kind"),
+        ("NodeName=a Gres=gpu:2\n", "--kind is needed"),
         (
             '{"nodes": [{"name": "a", "gres": "gpu:t4:1"}]}',
             "sinfo.txt: found JSON, expected text without --json",

@@ -22,7 +22,7 @@ from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.runtime.state.migrate import Moved
-from argosy.runtime.state.state import Rows
+from argosy.runtime.state.state import Rows, merged, trainer_state
 from argosy.runtime.step.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.capture.initial import Recording
@@ -212,7 +212,7 @@ def holding(trainer: Trainer, model: nn.Module) -> Held:
     """Which elements are in this rank's memory: weights as modules have them, state as the
     optimizer has it."""
     found: Held = {}
-    for name, value in trainer.state_dict().items():
+    for name, value in merged(trainer_state(trainer)).items():
         kind, _, rest = name.partition(".")
         if not isinstance(value, Rows) or not value.whole:
             continue

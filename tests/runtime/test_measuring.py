@@ -110,7 +110,7 @@ def test_a_probe_under_torchrun_goes_on_from_its_notes(tmp_path: Path) -> None:
 def test_resuming_needs_to_know_from_what(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = command(capsys, "probe", "--resume")
     assert code == 2
-    assert "-o with the file of the probe that was cut" in err
+    assert "--resume needs --output with the file of the interrupted probe" in err
 
 
 @pytest.fixture(autouse=True)
@@ -205,7 +205,7 @@ def test_a_program_s_profile_goes_on(tiny: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("profile",), "FILE.py:build, or --model"),
+        (("profile",), "needs either FILE.py:build or --model"),
         (
             ("profile", "train.py:build", "--dtype", "fp32,bf16"),
             "one of fp32, bf16 and fp16 for a program",
