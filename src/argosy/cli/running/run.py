@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -225,6 +226,21 @@ def run(
     check_program(program)
     check_reach(adapt)
     document = read_plan(plan)
+    common = RunSpec(
+        plan=plan,
+        program=program,
+        out=str(out),
+        steps=steps,
+        save_every=save_every,
+        resume=resume,
+        init=None if init is None else str(init),
+        clip=clip,
+        seed=seed,
+        patience=patience,
+        any_device=any_device,
+        adapt=AdaptationLevel(adapt),
+        lost_after=lost_after,
+    )
     if document.data.get("kind") == "islands":
         from argosy.cli.running.islands_run import run_islands
 
@@ -241,23 +257,7 @@ def run(
         }
         refuse_options(unused, "does not apply to an island plan")
         known_name("--adapt", adapt, ("off", "full"), "ways for an island plan to adapt")
-        spec = RunSpec(
-            plan=plan,
-            program=program,
-            out=str(out),
-            steps=steps,
-            save_every=save_every,
-            resume=resume,
-            init=None if init is None else str(init),
-            clip=clip,
-            seed=seed,
-            patience=patience,
-            any_device=any_device,
-            adapt=AdaptationLevel(adapt),
-            lost_after=lost_after,
-            meeting=meeting,
-            max_sync_every=max_sync_every,
-        )
+        spec = replace(common, meeting=meeting, max_sync_every=max_sync_every)
         here_or = (lab, address, port)
         run_islands(
             document,
@@ -275,27 +275,15 @@ def run(
     for_islands = {"--island": island, "--meeting": meeting}
     refuse_options(for_islands, "does not apply to a plan without islands")
     planned = plan_from_document(document)
-    spec = RunSpec(
-        plan=plan,
-        program=program,
-        out=str(out),
-        steps=steps,
-        save_every=save_every,
-        resume=resume,
-        init=None if init is None else str(init),
-        clip=clip,
-        seed=seed,
+    spec = replace(
+        common,
         compile_stages=compile_stages,
-        patience=patience,
-        any_device=any_device,
-        adapt=AdaptationLevel(adapt),
         model=costs_of_run(planned, document, model, needed=adapt != "off"),
         horizon=horizon,
         min_gain=min_gain,
         profiles=tuple(profile or ()),
         metrics_port=metrics_port,
         copy_every=copy_every,
-        lost_after=lost_after,
     )
     launch = Launch(plan=planned, spec=spec, here=here, lab=lab, address=address, port=port)
     if node_rank is None:
