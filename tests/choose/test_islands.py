@@ -292,3 +292,38 @@ def test_a_table_has_island_plans_beside_the_synchronous_one(pair: IslandPlan) -
     console.print(side_by_side([pair], 1.0))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "synchronous" in shown and "train apart for 10 steps" in shown
+
+
+@pytest.mark.parametrize(("size", "fits"), [("2 GiB", True), ("1.7 GiB", False)])
+def test_the_outer_state_must_fit_the_stated_memory_of_hosts(
+    chain: Chain, size: str, fits: bool
+) -> None:
+    """The lead of one fragment keeps 12 bytes per parameter, in 80 % of the host's memory."""
+    needed, gibibyte = 12 * chain.parameters, 2**30
+    assert 0.8 * 1.7 * gibibyte < needed < 0.8 * 2 * gibibyte
+    nodes = "".join(
+        NODE.format(name=name, kind="A100-80GB", count=2, nic="1 Gbit/s")
+        + f'host_memory = {{ size = "{size}" }}\n'
+        for name in "xy"
+    )
+    where = build_cluster(parse_toml(f'name = "sites"\n{nodes}', file="s.toml"), folder=Path())
+    if fits:
+        plan = find_island_plan(chain, where, global_batch=64, options=IslandOptions())
+        assert plan.predicted is not None and plan.predicted.outer_bytes == needed
+        return
+    with pytest.raises(InfeasibleError, match="needs 1.39 GiB of host memory"):
+        find_island_plan(chain, where, global_batch=64, options=IslandOptions())
+
+
+def test_an_island_that_holds_the_others_up_is_left_out_unless_it_is_requested(
+    chain: Chain,
+) -> None:
+    where = sites(*PAIR, ("far", "A100-80GB", 1, "5 Mbit/s"))
+    pair = find_island_plan(chain, sites(*PAIR), global_batch=96, options=IslandOptions())
+    plan = find_island_plan(chain, where, global_batch=96, options=IslandOptions())
+    assert plan.predicted is not None and pair.predicted is not None
+    assert plan.predicted.step_seconds <= pair.predicted.step_seconds
+    assert {device[0] for island in plan.islands for device in island.devices} == {"x", "y"}
+    three = find_island_plan(chain, where, global_batch=96, options=IslandOptions(count=3))
+    assert len(three.islands) == 3 and three.predicted is not None
+    assert three.predicted.step_seconds > 2 * plan.predicted.step_seconds

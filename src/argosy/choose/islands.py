@@ -4,11 +4,16 @@
                    (``cluster.divide``), without those on which the model does not fit or run
     (2)  samples   b[i] proportional to b[i] / T[i], with T[i] the time of island i's plan for b[i]
                    samples (``planner.find_plan`` on the island's devices), until the slowest island
-                   gets no faster
+                   gets no faster; then the slowest gives 8, 4, 2 and 1 units to the fastest where
+                   that helps, because T[i] jumps with the divisors of b[i]
     (3)  H         the least number of steps with which the exchange e adds at most
                    ``EXCHANGE_SHARE`` of the time: e <= share H max T[i]; at most the limit.
                    Overlapped by tau steps: the least H with e <= tau max T[i] and
                    tau < H / fragments
+    (4)  memory    outer state and offloaded data <= usable host memory, on the host of each lead,
+                   if the cluster file states the memory of that host
+    (5)  estimate  B / sum of b[i] / T[i] + fragments max(0, e - tau T) / H, with B the global
+                   batch; islands that raise it are left out
 
 Larger H is faster and changes training more, so H is no larger than (3) needs. The certificate
 holds for the algorithm with these islands, samples and H: no step takes less than the slowest
@@ -21,16 +26,18 @@ import math
 from dataclasses import dataclass, field, replace
 
 from argosy.cluster.divide import Division, division_into, divisions
+from argosy.cluster.host import Tier, tier_size
 from argosy.cluster.lasting import at_time_zero, with_only
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.offload import host_uses
 from argosy.errors import InfeasibleError, bad_input
-from argosy.plan.islands import Compression, IslandPlan, IslandPrediction, OuterOptimizer
+from argosy.plan.islands import Compression, IslandPlan, IslandPrediction, OuterOptimizer, lead
 from argosy.plan.islands_file import check_island_plan
 from argosy.plan.plan import Certificate, Plan
 from argosy.planner import Settings, find_plan
 from argosy.sim.islands import exchange_seconds, play_islands
-from argosy.units import counted
+from argosy.units import SIZE, counted
 from argosy.workload.chain import Chain
 
 EXCHANGE_SHARE = 0.05
@@ -114,12 +121,13 @@ def find_island_plan(
         reason, hint = "it has one node, and an island has at least one", "Try --islands off."
     for division in _candidates(still, options):
         try:
-            plans.append(_planned(division, task, options))
+            plan = _planned(division, task, options)
+            plans.append(_without_brakes(plan, division, task, options))
         except InfeasibleError as error:
             reason, hint = str(error).splitlines()[0], "Try --islands off."
     if not plans:
         raise InfeasibleError(f"Cannot divide {cluster.name} into islands because {reason}. {hint}")
-    best = min(plans, key=lambda plan: plan.predicted.step_seconds if plan.predicted else math.inf)
+    best = min(plans, key=_step_seconds)
     assert best.predicted is not None
     if synchronous is None or synchronous.predicted is None:
         return best
@@ -150,11 +158,78 @@ def _planned(division: Division, task: _Task, options: IslandOptions) -> IslandP
     seconds = exchange_seconds(plan, task.chain, task.cluster)
     if math.isinf(seconds):
         raise InfeasibleError("a link between its parts is down")
-    slowest = max(_seconds(island) for island in islands)
+    slowest = _slowest(islands)
     every, late = _timing(seconds, slowest, options)
     plan = replace(plan, sync_every=every, overlap=late)
     check_island_plan(plan)
-    return certified(plan, task.chain, task.cluster, task.model)
+    plan = certified(plan, task.chain, task.cluster, task.model)
+    _check_host_memory(plan, task)
+    return plan
+
+
+def _without_brakes(
+    plan: IslandPlan, division: Division, task: _Task, options: IslandOptions
+) -> IslandPlan:
+    """Return the plan without the islands that make it slower, unless the user requests a number of
+    islands.
+
+    An island behind a slow link makes all others wait at exchanges. While the estimate (5) is lower
+    without some island, the plan without the island of the lowest estimate is made and compared.
+    """
+    while options.count is None and len(plan.islands) > 2:
+        smaller = min(
+            (
+                replace(plan, islands=plan.islands[:at] + plan.islands[at + 1 :])
+                for at in range(len(plan.islands))
+            ),
+            key=lambda rest: _estimate(rest, task, options),
+        )
+        if _estimate(smaller, task, options) >= _step_seconds(plan):
+            break
+        used = {name for island in smaller.islands for name in island.devices}
+        division = tuple(part for part in division if used.intersection(part))
+        changed = _planned(division, task, options)
+        if _step_seconds(changed) >= _step_seconds(plan):
+            break
+        plan = changed
+    return plan
+
+
+def _estimate(plan: IslandPlan, task: _Task, options: IslandOptions) -> float:
+    """Return the seconds of a step if these islands shared the batch by their speeds (5)."""
+    rates = [island.global_batch / _seconds(island) for island in plan.islands]
+    step = task.global_batch / math.fsum(rates)
+    exchange = exchange_seconds(plan, task.chain, task.cluster)
+    if math.isinf(exchange):
+        return math.inf
+    every, late = _timing(exchange, step, options)
+    return step + plan.fragments * max(0.0, exchange - late * step) / every
+
+
+def _step_seconds(plan: IslandPlan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.step_seconds
+
+
+def _check_host_memory(plan: IslandPlan, task: _Task) -> None:
+    """Raise InfeasibleError if a host whose memory the cluster file states has too little of it for
+    the outer state and for what its island offloads (4)."""
+    assert plan.predicted is not None
+    for island in plan.islands:
+        node, _ = task.cluster.node_of[lead(island)]
+        if node.host_memory.size is None:
+            continue
+        uses = host_uses(island, task.chain, task.cluster)
+        offloaded = sum(
+            use.total for use in uses if use.node == node.name and use.tier is Tier.HOST
+        )
+        needed = plan.predicted.outer_bytes + offloaded
+        usable = tier_size(task.cluster, node, Tier.HOST)
+        if needed > usable:
+            raise InfeasibleError(
+                f"the lead on {node.name} needs {SIZE.format(needed, digits=3)} of host memory,"
+                f" and a plan may use {SIZE.format(usable, digits=3)} there"
+            )
 
 
 def _able(division: Division, task: _Task) -> tuple[Division, list[float]]:
@@ -187,6 +262,13 @@ def _shared_out(division: Division, rates: list[float], task: _Task) -> tuple[Pl
     per second."""
     unit = 2 ** int(math.log2(max(1.0, task.global_batch / _PARTS_OF_BATCH)))
     known: dict[tuple[int, int], Plan] = {}
+
+    def planned(shares: tuple[int, ...]) -> tuple[Plan, ...]:
+        for at, share in enumerate(shares):
+            if (at, share) not in known:
+                known[at, share] = _find(division[at], share, task)
+        return tuple(known[at, share] for at, share in enumerate(shares))
+
     best: tuple[Plan, ...] = ()
     tried: set[tuple[int, ...]] = set()
     for _ in range(_MOST_ROUNDS):
@@ -194,14 +276,30 @@ def _shared_out(division: Division, rates: list[float], task: _Task) -> tuple[Pl
         if shares in tried:
             break
         tried.add(shares)
-        for at, share in enumerate(shares):
-            if (at, share) not in known:
-                known[at, share] = _find(division[at], share, task)
-        plans = tuple(known[at, share] for at, share in enumerate(shares))
-        if not best or max(map(_seconds, plans)) < max(map(_seconds, best)):
+        plans = planned(shares)
+        if not best or _slowest(plans) < _slowest(best):
             best = plans
         rates = [plan.global_batch / _seconds(plan) for plan in plans]
+    for amount in (8 * unit, 4 * unit, 2 * unit, unit):
+        shares = _evened(best, amount)
+        if min(shares) >= 1 and shares not in tried:
+            tried.add(shares)
+            best = min(best, planned(shares), key=_slowest)
     return best
+
+
+def _evened(plans: tuple[Plan, ...], amount: int) -> tuple[int, ...]:
+    """Return the samples of islands after the slowest gives ``amount`` of its own to the
+    fastest."""
+    order = sorted(range(len(plans)), key=lambda at: _seconds(plans[at]))
+    shares = [plan.global_batch for plan in plans]
+    shares[order[-1]] -= amount
+    shares[order[0]] += amount
+    return tuple(shares)
+
+
+def _slowest(plans: tuple[Plan, ...]) -> float:
+    return max(map(_seconds, plans))
 
 
 def proportional(total: int, rates: list[float], unit: int) -> tuple[int, ...]:
