@@ -311,7 +311,7 @@ def test_the_outer_state_must_fit_the_stated_memory_of_hosts(
         plan = find_island_plan(chain, where, global_batch=64, options=IslandOptions())
         assert plan.predicted is not None and plan.predicted.outer_bytes == needed
         return
-    with pytest.raises(InfeasibleError, match="needs 1.39 GiB of host memory"):
+    with pytest.raises(InfeasibleError, match=r"needs 1\.39 GiB of host memory"):
         find_island_plan(chain, where, global_batch=64, options=IslandOptions())
 
 

@@ -312,12 +312,12 @@ def train_alone(case: IslandCase) -> tuple[dict[str, torch.Tensor], list[list[fl
     return shared, losses
 
 
-def written_islands(folder: Path, case: IslandCase) -> Path:
+def written_islands(folder: Path, case: IslandCase, kind: str = "CPU-core") -> Path:
     """An island plan on disk whose nodes are CPU cores, one node for each island."""
     nodes = [
         {
             "name": f"i{at}n",
-            "devices": {"kind": "CPU-core", "count": one.num_ranks},
+            "devices": {"kind": kind, "count": one.num_ranks},
             "intra": [{"medium": "pcie", "bandwidth": "10 GB/s", "latency": "5 us"}],
             "nic": {"bandwidth": "1 Gbit/s", "latency": "1 ms"},
         }

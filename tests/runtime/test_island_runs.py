@@ -74,6 +74,14 @@ def test_an_island_that_is_killed_comes_back_and_nothing_is_counted_twice(tmp_pa
     assert [island["steps"] for island in figures["islands"]] == [steps, len(trained)]
 
 
+def test_an_island_whose_input_is_refused_is_not_started_again(tmp_path: Path) -> None:
+    plan, out = written_islands(tmp_path, CASE, kind="T4"), tmp_path / "run"
+    done = argosy("run", plan, PROGRAM, "--steps", 2, "--out", out, folder=out)
+    assert done.returncode == 2, done.stderr
+    assert "--any-device runs it anyway" in done.stderr
+    assert "started again" not in done.stderr
+
+
 def _check_counts(exchanges: Sequence[dict[str, Any]], steps: int) -> None:
     """Every island that takes part in an exchange counts its share of the steps since the last one,
     once."""

@@ -42,13 +42,18 @@ def island_table(plan: IslandPlan, cluster: Cluster) -> Table:
     return table
 
 
-def island_figures(plan: IslandPlan) -> Table:
+def island_figures(plan: IslandPlan, cluster: Cluster) -> Table:
     """Return the predicted figures of an island plan, one per line."""
-    return named_lines(_figures(plan))
+    return named_lines(_figures(plan, cluster))
 
 
-def _figures(plan: IslandPlan) -> Iterator[tuple[str, str]]:
+def _figures(plan: IslandPlan, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every line of ``island_figures``."""
+    used = {name for island in plan.islands for name in island.devices}
+    omitted = [device.name for device in cluster.devices if device.name not in used]
+    if omitted:
+        names = devices_in_short(omitted, cluster)
+        yield "left out", f"{names}: no plan with more devices was faster and fitted"
     predicted = plan.predicted
     if predicted is not None:
         yield "step", f"{TIME.format(predicted.step_seconds)} predicted, exchanges included"

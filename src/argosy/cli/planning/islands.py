@@ -182,7 +182,7 @@ def show_island_plan(console: Console, plan: IslandPlan, cluster: Cluster) -> No
     console.print(f"{island_title(plan)}\n", soft_wrap=True)
     console.print(island_table(plan, cluster))
     console.print()
-    console.print(island_figures(plan))
+    console.print(island_figures(plan, cluster))
 
 
 def load_island_scenario(

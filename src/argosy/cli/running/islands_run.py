@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from argosy.errors import RunError, bad_input, excluded, refused
+from argosy.errors import InputError, RunError, bad_input, excluded, refused
 
 if TYPE_CHECKING:
     from argosy.document import Document
@@ -252,7 +252,7 @@ def _run_here(
             signal.signal(signal.SIGTERM, previous_handler)
     failed = [island for island, _ in islands if island.lost > restarts]
     if failed and len(failed) == len(islands):
-        _fail(failed[0])
+        raise _error(failed[0])
     for island in failed:
         sys.stderr.write(
             f"warning: island {island.number} was lost {island.lost} times and left out\n"
@@ -273,7 +273,7 @@ def _start(island: _Island, node_rank: int, lock: int) -> None:
 
 
 def _look_after(island: _Island, node_rank: int, lock: int, restarts: int, *, quiet: bool) -> None:
-    """Restart an island whose processes failed.
+    """Restart an island whose processes failed, unless its input was refused.
 
     It continues from its checkpoint and catches up with the others.
     """
@@ -284,6 +284,9 @@ def _look_after(island: _Island, node_rank: int, lock: int, restarts: int, *, qu
     if process.returncode == 0:
         _tell(island, quiet=quiet)
         return
+    error = _error(island)
+    if error.exit_code == InputError.exit_code:
+        raise error
     island.lost += 1
     if island.lost > restarts:
         return
@@ -293,8 +296,8 @@ def _look_after(island: _Island, node_rank: int, lock: int, restarts: int, *, qu
     _start(island, node_rank, lock)
 
 
-def _fail(island: _Island) -> None:
-    """Raise the error of a failed island."""
+def _error(island: _Island) -> RunError:
+    """Return the error of a failed island."""
     from argosy.runtime.processes.failure import verdict
     from argosy.runtime.processes.ranks import devices_by_rank
 
@@ -303,7 +306,7 @@ def _fail(island: _Island) -> None:
     sentence, exit_code = verdict(spec.folder, printed, devices_by_rank(island.launch.plan))
     error = RunError(f"island {island.number}: {sentence}\nall output is in {island.log}")
     error.exit_code = exit_code
-    raise error
+    return error
 
 
 def _tell(island: _Island, *, quiet: bool) -> None:
