@@ -31,6 +31,9 @@ STEP = 0.15
 """Seconds of a step, at least."""
 SOAK_STEP = 2.0
 """Seconds of a step of a soak, at least: its losses are computed by one process, too."""
+SOAK_RATE = 0.001
+"""The learning rate of a soak. At the 0.01 of short runs, training multiplies a rounding error by
+1e9 in 900 steps; at this rate it stays below 1e-14, and a lost step still shows as 1e-3."""
 LONGEST = 600.0
 """Seconds in which something must happen: well above patience and the silences after which hosts
 are lost."""
@@ -70,6 +73,7 @@ class Schedule:
     is_captured: bool = False
     is_grouped: bool = False
     step_seconds: float = STEP
+    rate: float = 0.01
 
     @property
     def steps(self) -> int:
@@ -95,22 +99,49 @@ def draw(seed: int, *, cuts: bool) -> Schedule:
     return Schedule(seed, *about, found, adapt, is_captured, is_grouped)
 
 
-def soak(seed: int, minutes: float, *, captured: bool) -> Schedule:
-    """One run for so long on three hosts, with a misfortune every 11 s on average; none that slows
-    it for good."""
+def soak(seed: int, minutes: float, *, cuts: bool) -> Schedule:
+    """Draw one run of ``minutes`` on three hosts, with a misfortune every 11 s on average.
+
+    Odd seeds train a captured program. No misfortune slows a host, which would last. One host never
+    goes, so that its agent lives as long as the run and a leak in it adds up.
+    """
     found = _misfortunes(
-        random.Random(seed), 3, round(60 * minutes / 11), 21.7, cuts=False, slow=False
+        random.Random(seed),
+        3,
+        round(60 * minutes / 11),
+        21.7,
+        cuts=cuts,
+        slow=False,
+        staying=seed % 3,
     )
     return Schedule(
-        seed, 3, 1, "10 Gbit/s", 1, 20, found, is_captured=captured, step_seconds=SOAK_STEP
+        seed,
+        3,
+        1,
+        "300 Mbit/s" if cuts else "10 Gbit/s",
+        1,
+        20,
+        found,
+        is_captured=seed % 2 == 1,
+        step_seconds=SOAK_STEP,
+        rate=SOAK_RATE,
     )
 
 
 def _misfortunes(
-    chance: random.Random, hosts: int, count: int, longest: float, *, cuts: bool, slow: bool = True
+    chance: random.Random,
+    hosts: int,
+    count: int,
+    longest: float,
+    *,
+    cuts: bool,
+    slow: bool = True,
+    staying: int | None = None,
 ) -> tuple[Misfortune, ...]:
-    """What befalls hosts, each up to so many seconds after the one before; one of them at least is
-    up at any time."""
+    """Draw what befalls hosts, each up to ``longest`` seconds after the one before.
+
+    At least one host is up at any time, and ``staying`` is neither killed nor told to go.
+    """
     found: list[Misfortune] = []
     away: set[int] = set()
     cut: set[int] = set()
@@ -123,6 +154,8 @@ def _misfortunes(
         choices += ["mend"] * 3 if cut else []
         what = chance.choice(choices)
         pool = {"return": sorted(away), "mend": sorted(cut)}.get(what, free)
+        if what in ("kill-host", "tell-to-go"):
+            pool = [host for host in free if host != staying]
         host = chance.choice(pool)
         away |= {host} if what in ("kill-host", "tell-to-go") else set()
         away -= {host} if what == "return" else set()
@@ -195,7 +228,10 @@ def play(schedule: Schedule, folder: Path, *, cuts: bool) -> dict[str, object]:
         adapt=schedule.adapt,
         grace=10.0,
         is_grouped=schedule.is_grouped,
-        environment={"CAPTURED": "1"} if schedule.is_captured else None,
+        environment={
+            "RATE": str(schedule.rate),
+            **({"CAPTURED": "1"} if schedule.is_captured else {}),
+        },
     )
     begin = time.monotonic()
     with _lab(run) if cuts else contextlib.nullcontext() as lab, run:

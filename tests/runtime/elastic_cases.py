@@ -40,8 +40,8 @@ next to nothing."""
 
 
 @cache
-def losses_alone(steps: int, captured: str = "") -> list[float]:
-    environment = {**os.environ, "CAPTURED": captured}
+def losses_alone(steps: int, captured: str = "", rate: str = "0.01") -> list[float]:
+    environment = {**os.environ, "CAPTURED": captured, "RATE": rate}
     done = subprocess.run(
         [sys.executable, PROGRAM, str(steps)],
         env=environment,
@@ -311,7 +311,9 @@ class ElasticRun:
             assert line["step"] == expected, f"a step was skipped\n{self.told()}"
             position = line["step"] + 1
             final[line["step"]] = line["loss"]
-        alone = losses_alone(self.steps, self.environment.get("CAPTURED", ""))
+        alone = losses_alone(
+            self.steps, self.environment.get("CAPTURED", ""), self.environment.get("RATE", "0.01")
+        )
         assert sorted(final) == list(range(self.steps)), self.told()
         for step, loss in final.items():
             assert abs(loss - alone[step]) <= 1e-7 * abs(alone[step]), (

@@ -29,6 +29,8 @@ DEATH = os.environ.get("DEATH", "")
 CAPTURED = bool(os.environ.get("CAPTURED"))
 """Whether it is a model without layers, which runs in stages of operations that were captured."""
 FAULT = os.environ.get("FAULT", "")
+RATE = float(os.environ.get("RATE", "0.01"))
+"""The learning rate; at 0.001 training does not amplify rounding errors."""
 REACHED = os.environ.get("REACHED", "")
 """A file into which rank 0 writes the step whose data it needs next, also when the run's own folder
 is full."""
@@ -40,7 +42,7 @@ def build() -> Any:
 
 
 def optimizer(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.01)
+    return torch.optim.AdamW(parameters, lr=RATE)
 
 
 def batch_of(step: int) -> Any:
