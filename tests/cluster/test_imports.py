@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from argosy.cluster.file import build_cluster
+from argosy.cluster.imports import kinds
 from argosy.cluster.imports.found import catalogue_kind, cluster_text
 from argosy.cluster.imports.hosts import HostFacts, expand_hosts, read_hostfile, read_topology
 from argosy.cluster.imports.kinds import Kinds
@@ -123,6 +124,21 @@ def test_slurm_writes_many_hosts_as_one() -> None:
     for text in ("gpu[1-2", "gpu]1[", "gpu[1[2]]"):
         with pytest.raises(InputError, match='a "]" after every "\\["'):
             expand_hosts(text)
+
+
+def test_a_type_is_looked_up_once_for_many_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of 60,000 hosts took 4 s when the catalogue was searched for each."""
+    searched: list[str] = []
+
+    def words_of(name: str) -> set[str]:
+        searched.append(name)
+        return {name}
+
+    monkeypatch.setattr(kinds, "words_of", words_of)
+    kinds.kinds_called.cache_clear()
+    read_slurm("gpu[1-500]", "hosts", GIVEN)
+    kinds.kinds_called.cache_clear()
+    assert searched.count("A100-80GB") < 10
 
 
 SCONTROL = """NodeName=gpu01 Arch=x86_64 CoresPerSocket=32

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from argosy.cluster.catalogue import catalogue, device_kind
 from argosy.errors import Mismatch, bad_input, refused
@@ -91,6 +92,7 @@ def _check_known(kind: str) -> None:
         raise bad_input(error.expected, kind, where="--kind", suggestion=error.suggestion) from None
 
 
+@lru_cache(maxsize=1024)
 def kinds_called(name: str) -> tuple[str, ...]:
     """Return the kinds of the catalogue that a name may mean.
 
