@@ -121,12 +121,21 @@ def without_unit_and_mass(file: Any) -> None:
             without_unit_and_mass,
             r"found no UnitLength_in_cm, and masses that fit neither Mpc/h nor kpc/h",
         ),
-        (headers(UnitLength_in_cm=-1.0), r"UnitLength_in_cm: found -1, expected above 0"),
+        (
+            headers(UnitLength_in_cm=-1.0),
+            r"UnitLength_in_cm: found -1, expected from 1 to 1e\+33",
+        ),
+        (
+            headers(UnitLength_in_cm=1e40),
+            r"UnitLength_in_cm: found 1e\+40, expected from 1 to 1e\+33",
+        ),
+        (headers(BoxSize=1e-200), r"Header: found BoxSize 1e-200, .*expected a size from 1e-30"),
+        (headers(BoxSize=1e200), r"Header: found BoxSize 1e\+200, .*expected a size from 1e-30"),
         (
             headers(Redshift=0.0),
             r"Header: found Redshift 0, Time 0.0909.*, expected Time as the expansion factor",
         ),
-        (headers(Time=0.0), r"Header: found BoxSize 30000, Time 0, expected a size above 0"),
+        (headers(Time=0.0), r"Header: found BoxSize 30000, Time 0, expected a size from"),
         (headers(OmegaLambda=50.0), r"vacuum: found 50.0, expected a number from -10 to 10"),
         (
             headers(OmegaLambda=3.0),

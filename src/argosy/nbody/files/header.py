@@ -30,6 +30,8 @@ KPC = 1000.0
 Mpc/h."""
 _LATEST = 1e3
 """Expansion factors beyond this are taken for input errors."""
+# Largest BoxSize in any unit, and largest unit of length in cm. Floats hold their cubes.
+_LARGEST, _LONGEST_UNIT = 1e30, 1e33
 _SAME_MASS = 1e-2
 """The accepted relative difference between the matter in a file and that of its cosmology; units
 and constants differ by 0.1 %."""
@@ -65,10 +67,11 @@ def read_header(path: Path, file: Any, count: int) -> SnapshotHeader:
         )
     _check_types(path, file, header, count)
     size, a = number(path, header, "BoxSize"), number(path, header, "Time")
-    if not (size > 0 and 0 < a <= _LATEST):
+    if not (1 / _LARGEST <= size <= _LARGEST and 0 < a <= _LATEST):
         found, expected = (
             f"BoxSize {size:g}, Time {a:g}",
-            f"a size above 0, an expansion factor from 0 to {_LATEST:g}",
+            f"a size from {1 / _LARGEST:g} to {_LARGEST:g}, "
+            f"an expansion factor from 0 to {_LATEST:g}",
         )
         raise InputError([Problem(file=str(path), path="Header", found=found, expected=expected)])
     if "Redshift" in header and abs((1 + number(path, header, "Redshift")) * a - 1) > _SAME_TIME:
@@ -206,16 +209,10 @@ def _length_unit(
 
     if "UnitLength_in_cm" in known:
         unit = number(path, known, "UnitLength_in_cm")
-        if not unit > 0:
+        if not 1 <= unit <= _LONGEST_UNIT:
+            found, expected = f"{unit:g}", f"from 1 to {_LONGEST_UNIT:g}"
             raise InputError(
-                [
-                    Problem(
-                        file=str(path),
-                        path="UnitLength_in_cm",
-                        found=f"{unit:g}",
-                        expected="above 0",
-                    )
-                ]
+                [Problem(file=str(path), path="UnitLength_in_cm", found=found, expected=expected)]
             )
         choices = [round(CM_PER_MPC / unit, 9)]
     else:
