@@ -24,8 +24,9 @@ from fuzz_targets import Target
 
 from argosy.errors import ArgosyError
 
-SECONDS = 20.0
-"""Of processor time for one input; a hundred thousand times what most take."""
+SECONDS = 10.0
+"""Of processor time for one input, which has a few megabytes at most; ten thousand times what most
+take."""
 BYTES = 2 * 2**30
 
 

@@ -362,7 +362,7 @@ TARGETS = (
     ),
     Target("snapshot", _snapshot, changing(snapshot_files), weight=0.4, may_crash=True),
     Target("restart", _restart, changing(restart_files), weight=0.4, may_crash=True),
-    Target("commands", run_command, command_files, weight=0.01),
+    Target("commands", run_command, command_files, weight=0.2),
     Target("weights", _weights, changing(weight_files), weight=0.2, may_crash=True),
     Target("checkpoint", _checkpoint, changing(checkpoint_files), weight=0.1, may_crash=True),
 )

@@ -80,7 +80,7 @@ TEXTS = (
 )
 
 
-LONG = 100_000
+LONG = 1_000_000
 REPEATED = (
     "[",
     "]",
@@ -103,12 +103,15 @@ REPEATED = (
     "--",
     ":",
 )
-"""Repeated ``LONG`` times in a row, they show a reader whose time grows faster than its input."""
+"""Repeated up to ``LONG`` characters, they show a reader whose time grows faster than its input."""
 
 
 def odd_text(random: Random) -> str:
-    """A text that few expect; one in a hundred is long."""
-    return random.choice(REPEATED) * LONG if random.random() < 0.01 else random.choice(TEXTS)
+    """A text that few expect; one in a hundred is a megabyte long."""
+    if random.random() < 0.01:
+        part = random.choice(REPEATED)
+        return part * (LONG // len(part))
+    return random.choice(TEXTS)
 
 
 def slots(tree: Any) -> Iterator[Slot]:
