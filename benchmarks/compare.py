@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from argosy.baselines import BASELINES
+from argosy.cli.planning.choose import PlanningTask
 from argosy.cli.planning.compare import compared
 from argosy.cost.compute import ComputeModel
+from argosy.planner import Settings
 from argosy.report.contest import OURS
 from benchmarks.compare_cases import GRID, Case
 from benchmarks.registry import Benchmark, Row
@@ -22,9 +24,14 @@ Times = dict[str, float]
 
 @cache
 def times_of(case: Case) -> Times:
-    rows = compared(
-        case.chain(), case.load(), case.batch, ComputeModel(), names=tuple(BASELINES), quiet=True
+    task = PlanningTask(
+        chain=case.chain(),
+        cluster=case.load(),
+        global_batch=case.batch,
+        settings=Settings(),
+        model=ComputeModel(),
     )
+    rows = compared(task, names=tuple(BASELINES), quiet=True)
     return {row.name: row.entry.seconds if row.entry is not None else math.inf for row in rows}
 
 

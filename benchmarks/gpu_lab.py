@@ -43,7 +43,7 @@ from argosy.dtype import Dtype  # noqa: E402
 from argosy.explain import with_prediction  # noqa: E402
 from argosy.lab.card import SharedCard  # noqa: E402
 from argosy.measure.probe import probe_links  # noqa: E402
-from argosy.measure.profile import profile_model  # noqa: E402
+from argosy.measure.profile import ProfileSettings, profile_model  # noqa: E402
 from argosy.plan.file import dumps_plan, load_plan  # noqa: E402
 from argosy.plan.plan import Plan  # noqa: E402
 from argosy.planner import Settings, find_plan  # noqa: E402
@@ -129,9 +129,8 @@ def measure_parts(num_layers: int, folder: Path) -> None:
     wait_for_all()
     name = f"card-{SHARES[os.environ['ARGOSY_DEVICE']]}"
     profile = profile_model(
-        model, loss_of, tokens(32), name="gpt", kind=name, samples=(1, 2, 4, 8, 16, 32), dtype=Dtype.FP32,
-        device=device, seconds=0.5, sequence_length=SEQUENCE, report=lambda what: wait_for_all(),
-    )  # fmt: skip
+        model, loss_of, tokens(32), ProfileSettings(name="gpt", kind=name, samples=(1, 2, 4, 8, 16, 32), dtype=Dtype.FP32,
+        device=device, seconds=0.5, sequence_length=SEQUENCE, report=lambda what: wait_for_all()))  # fmt: skip
     (folder / f"profile-{rank}.json").write_text(dump_profile(profile), encoding="utf-8")
     while not all((folder / f"profile-{other}.json").exists() for other in range(len(SHARES))):
         loss_of(

@@ -32,7 +32,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.document import Document
 from argosy.dtype import Dtype
 from argosy.lab.job import free_port
-from argosy.measure.profile import profile_model
+from argosy.measure.profile import ProfileSettings, profile_model
 from argosy.plan.offload import NO_OFFLOAD, parse_offload
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.runtime.communication.ledger import peak_bytes
@@ -200,9 +200,8 @@ def row_of(
     plan = plan_of(case, options, cluster)
     model = built(case, options, device)
     profile = profile_model(
-        model, loss_fn, batch, name="gpt", kind="H200", samples=(options.micro_batch,), dtype=case.dtype, device=device,
-        seconds=options.seconds, sequence_length=LENGTH,
-    )  # fmt: skip
+        model, loss_fn, batch, ProfileSettings(name="gpt", kind="H200", samples=(options.micro_batch,), dtype=case.dtype, device=device,
+        seconds=options.seconds, sequence_length=LENGTH))  # fmt: skip
     del model
     chain = profile.chain(optimizer=case.optimizer)
     timeline = simulate(plan, chain, cluster, model=ComputeModel(profiles={"H200": profile}))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.dtype import Dtype
-from argosy.measure.profile import profile_model
+from argosy.measure.profile import ProfileSettings, profile_model
 from argosy.runtime.processes.emulated import join_device
 from argosy.workload.profile_file import write_profile
 from benchmarks.lab.emulated import Job, loss_of
@@ -48,9 +48,8 @@ def main(job_file: str, most_samples: str, folder: str) -> None:
     kind = os.environ["ARGOSY_KIND_" + os.environ["ARGOSY_DEVICE"].replace(".", "_")]
     most = int(most_samples)
     profile = profile_model(
-        build_model(job), loss_of, torch.zeros(most, job.values), name="real", kind=kind,
-        samples=sorted({1, most}), dtype=Dtype.FP32, seconds=_SECONDS,
-    )  # fmt: skip
+        build_model(job), loss_of, torch.zeros(most, job.values), ProfileSettings(name="real", kind=kind,
+        samples=sorted({1, most}), dtype=Dtype.FP32, seconds=_SECONDS))  # fmt: skip
     write_profile(profile, Path(folder) / f"{kind}.json")
 
 

@@ -256,6 +256,7 @@ def compare(
     """
     from argosy.baselines import BASELINES
     from argosy.cli.names import known_name
+    from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.compare import compared
     from argosy.report.contest import contest_table
 
@@ -263,9 +264,14 @@ def compare(
     loaded = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     names = tuple(known_name("only", name, BASELINES) for name in only or BASELINES)
     batch = _SAMPLES_PER_DEVICE * len(where.devices) if global_batch is None else global_batch
-    rows = compared(
-        loaded, where, batch, model or ComputeModel(), names=names, level=level, quiet=True
+    task = PlanningTask(
+        chain=loaded,
+        cluster=where,
+        global_batch=batch,
+        settings=Settings(level=level),
+        model=model or ComputeModel(),
     )
+    rows = compared(task, names=names, quiet=True)
     return Shown(rows, _text(contest_table(rows, with_shape=True)))
 
 

@@ -9,7 +9,7 @@ import pytest
 from bundled_plans import PLANS
 
 import argosy
-from argosy.cli.inputs import load_scenario
+from argosy.cli.inputs import ScenarioInputs, load_scenario
 from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.plan.file import bundled_plans, dumps_plan, read_plan
 from argosy.report.summary import Summary, summarise
@@ -58,7 +58,7 @@ def test_larger_groups_hide_the_preempted_link_and_cost_memory() -> None:
 def figures(
     name: str, *, k: int | None = None, traces: list[str] | None = None, until: float | None = None
 ) -> Summary:
-    scenario = load_scenario(read_plan(name), k=k, traces=traces or ())
+    scenario = load_scenario(read_plan(name), ScenarioInputs(k=k, traces=traces or ()))
     plan, chain, cluster = scenario.plan, scenario.chain, scenario.cluster
     if until is None:
         timeline = simulate(plan, chain, cluster)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command_result import Run
 
-from argosy.cli.planning.plan import parse_schedules
+from argosy.cli.planning.plan_request import parse_schedules
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError

@@ -10,7 +10,7 @@ from rank_pool import RankPool
 from training_cases import Case, differences, train_in_parallel
 
 from argosy.cost.memory import state_bytes
-from argosy.measure.profile import profile_model
+from argosy.measure.profile import ProfileSettings, profile_model
 from argosy.plan.plan import Recompute
 from argosy.runtime.communication.ledger import peak_bytes
 from argosy.schedule import ScheduleKind
@@ -72,7 +72,10 @@ def test_ranks_hold_what_is_predicted(ranks: RankPool, case: Tuned) -> None:
     """Optimizer state, and the peak of a step by torch's own count of allocations."""
     model, loss_fn, batch = case.built()
     profile = profile_model(
-        model, loss_fn, batch, name="tuned", kind="CPU-core", samples=(2,), seconds=0.0
+        model,
+        loss_fn,
+        batch,
+        ProfileSettings(name="tuned", kind="CPU-core", samples=(2,), seconds=0.0),
     )
     chain, plan = profile.chain(optimizer=case.optimizer), case.plan()
     predicted = peak_bytes(plan, chain)

@@ -16,7 +16,7 @@ from training_cases import Case, differences, train_in_parallel
 
 from argosy.cost.memory import state_bytes
 from argosy.errors import InputError
-from argosy.measure.profile import profile_model
+from argosy.measure.profile import ProfileSettings, profile_model
 from argosy.plan.plan import Recompute
 from argosy.runtime.communication.ledger import peak_bytes
 from argosy.runtime.stages.compiling import check_compilable
@@ -152,7 +152,10 @@ def test_ranks_that_offload_hold_what_is_predicted(ranks: RankPool, case: Tuned)
     """The peak of a step by torch's own count of allocations; host memory is not among them."""
     model, loss_fn, batch = case.built()
     profile = profile_model(
-        model, loss_fn, batch, name="tuned", kind="CPU-core", samples=(2,), seconds=0.0
+        model,
+        loss_fn,
+        batch,
+        ProfileSettings(name="tuned", kind="CPU-core", samples=(2,), seconds=0.0),
     )
     chain, plan = profile.chain(optimizer=case.optimizer), case.plan()
     predicted = peak_bytes(plan, chain)

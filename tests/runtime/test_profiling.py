@@ -13,7 +13,7 @@ from argosy.cluster.file import build_cluster
 from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
-from argosy.measure.profile import profile_model
+from argosy.measure.profile import ProfileSettings, profile_model
 from argosy.measure.timing import FEWEST, Between, typical_seconds
 from argosy.planner import find_plan
 from argosy.runtime.stages import compiling
@@ -63,11 +63,9 @@ def measured() -> str:
         model(),
         loss,
         batch,
-        name="small",
-        kind="CPU-core",
-        samples=(1, 2, 4),
-        seconds=0.005,
-        sequence_length=8,
+        ProfileSettings(
+            name="small", kind="CPU-core", samples=(1, 2, 4), seconds=0.005, sequence_length=8
+        ),
     )
     return dump_profile(profile)
 
@@ -103,11 +101,9 @@ def test_compiled_layers_are_measured_and_said_to_be_compiled(
         model(),
         loss,
         batch,
-        name="small",
-        kind="CPU-core",
-        samples=(2,),
-        seconds=0.001,
-        is_compiled=True,
+        ProfileSettings(
+            name="small", kind="CPU-core", samples=(2,), seconds=0.001, is_compiled=True
+        ),
     )
     assert profile.compiled and len(profile.rows) == 3
     assert parse_profile(dump_profile(profile), file="profile.json") == profile
@@ -132,10 +128,7 @@ def test_what_is_handed_on_counts_once_and_what_a_backward_holds_is_measured() -
         nn.Sequential(nn.Tanh(), nn.Tanh(), nn.Tanh()),
         lambda model, batch: model(batch).mean(),
         torch.zeros(4, 100, requires_grad=True),
-        name="chain",
-        kind="CPU-core",
-        samples=(4,),
-        seconds=0.001,
+        ProfileSettings(name="chain", kind="CPU-core", samples=(4,), seconds=0.001),
     )
     assert [layer.activation_bytes for layer in found.layers] == [0, 400, 800]
     assert found.layers[1].working_bytes == 400
@@ -151,11 +144,7 @@ def test_layers_of_16_bit_weights_are_measured_as_a_run_computes_them() -> None:
             model,
             lambda model, batch: model(batch).mean(),
             torch.zeros(2, 64, dtype=torch.bfloat16, requires_grad=True),
-            name="norms",
-            kind="CPU-core",
-            samples=(2,),
-            dtype=dtype,
-            seconds=0.0,
+            ProfileSettings(name="norms", kind="CPU-core", samples=(2,), dtype=dtype, seconds=0.0),
         )
         for dtype in (Dtype.BF16, Dtype.FP32)
     ]

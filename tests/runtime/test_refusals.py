@@ -19,7 +19,7 @@ from training_cases import Case, plan_of
 from argosy.dtype import Dtype
 from argosy.errors import InputError, RunError
 from argosy.measure import profile_shape
-from argosy.measure.profile import _check_samples
+from argosy.measure.profile import ProfileSettings, _check_samples
 from argosy.plan.plan import Recompute
 from argosy.runtime.job.metrics import Metrics, serve
 from argosy.runtime.job.program import load_program
@@ -265,7 +265,8 @@ def test_a_shape_of_which_nothing_fits_into_memory_is_told(monkeypatch: pytest.M
     heard: list[str] = []
     small = read_preset("gpt2-xl").config.architecture
     with pytest.raises(InputError, match="Cannot measure because no batch size fits into memory"):
-        profile_shape.profile_shape("gpt2-xl", small, shapes, kind="x", report=heard.append)
+        settings = ProfileSettings(name="gpt2-xl", kind="x", report=heard.append)
+        profile_shape.profile_shape(small, shapes, settings)
     assert "block with 1 x 8 tokens, width 1, fp32: does not fit into memory, skipped" in heard
 
 

@@ -53,33 +53,44 @@ class Scenario:
     model: ComputeModel = field(default_factory=ComputeModel)
 
 
-def load_scenario(
-    document: Document,
-    *,
-    cluster: str | None = None,
-    traces: Sequence[str] = (),
-    schedule: str | None = None,
-    k: int | None = None,
-    profiles: Sequence[str] = (),
-    calibration: str | None = None,
-    quiet: bool = False,
-) -> Scenario:
+@dataclass(frozen=True, kw_only=True)
+class ScenarioInputs:
+    """The inputs that replace those of a plan when it is simulated: cluster, changes, schedule,
+    costs."""
+
+    cluster: str | None = None
+    traces: Sequence[str] = ()
+    schedule: str | None = None
+    k: int | None = None
+    profiles: Sequence[str] = ()
+    calibration: str | None = None
+    quiet: bool = False
+
+
+def load_scenario(document: Document, given: ScenarioInputs | None = None) -> Scenario:
     """Load the plan in a document, on its own cluster or another, with other changes or
     schedule."""
+    given = given or ScenarioInputs()
     plan = plan_from_document(document)
-    plan = replace(plan, schedule=_schedule(plan.schedule, schedule, k))
-    where = cluster_from_content(plan.cluster.content) if cluster is None else load_cluster(cluster)
-    where = with_traces(where, traces) if traces else where
+    plan = replace(plan, schedule=_schedule(plan.schedule, given.schedule, given.k))
+    where = (
+        cluster_from_content(plan.cluster.content)
+        if given.cluster is None
+        else load_cluster(given.cluster)
+    )
+    where = with_traces(where, given.traces) if given.traces else where
     chain = planned_chain(plan.model, model_of(plan, document))
-    plan = _shortened(plan, where, quiet=quiet)
+    plan = _shortened(plan, where, quiet=given.quiet)
     check_plan(plan, chain, where, document=document)
-    if not traces:
+    if not given.traces:
         _warn_of_another_cluster(plan, where)
-    costs = cost_model_for(plan, document, chain, profiles=profiles, calibration=calibration)
+    costs = cost_model_for(
+        plan, document, chain, profiles=given.profiles, calibration=given.calibration
+    )
     scenario = Scenario(
         plan=plan, chain=costs.chain(chain), cluster=costs.cluster(where), model=costs.compute_model
     )
-    if profiles and not quiet:
+    if given.profiles and not given.quiet:
         note_of_other_kinds(costs.profiles, where)
     return replace(scenario, plan=_with_what_holds(scenario))
 

@@ -22,8 +22,8 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from argosy.measure.allocated import Allocations
 from argosy.measure.stack import BLOCKS
 from argosy.measure.timing import Between, typical_seconds
 from argosy.plan.plan import Recompute
-from argosy.runtime.job.program import load_program, split_name
+from argosy.runtime.job.program import load_program
 from argosy.runtime.sources.recipe import autocast_for
 from argosy.runtime.stages.layers import find_layers
 from argosy.runtime.stages.moment import Moment
@@ -64,39 +64,43 @@ class _Amounts:
     """Bytes held for a moment in a forward that keeps nothing, including its input and output."""
 
 
-def profile_program(
-    program: str,
-    *,
-    kind: str | None,
-    samples: Sequence[int],
-    dtype: Dtype,
-    seconds: float,
-    sequence_length: int,
-    report: Report,
-    save: Save = lambda profile: None,
-    known: Sequence[ProfileRow] = (),
-    is_compiled: bool = False,
-) -> Profile:
-    """Return the profile of a user's ``file.py:build`` on this process's card, or its CPU; rows in
-    ``known`` are not measured again."""
-    path, _ = split_name(program)
+@dataclass(frozen=True, kw_only=True)
+class ProfileSettings:
+    """The settings that a measurement has, and the functions that follow it."""
+
+    name: str
+    """The name of the model in the profile."""
+    kind: str
+    """The name of this process's device in the profile."""
+    samples: Sequence[int] = (1, 2, 4, 8)
+    dtype: Dtype = Dtype.FP32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seconds: float = 0.3
+    """Seconds of repeated runs per measurement."""
+    sequence_length: int = 1
+    known: Sequence[ProfileRow] = ()
+    """Rows that are not measured again."""
+    is_compiled: bool = False
+    report: Report = lambda what: None
+    save: Save = lambda profile: None
+
+    def profile(self, rows: Iterable[ProfileRow]) -> Profile:
+        """Return a profile of rows."""
+        return Profile(
+            device=self.kind,
+            model=self.name,
+            rows=tuple(rows),
+            sequence_length=self.sequence_length,
+            measured=software(),
+            compiled=self.is_compiled,
+        )
+
+
+def profile_program(program: str, settings: ProfileSettings) -> Profile:
+    """Return the profile of a user's ``file.py:build`` on this process's card, or its CPU."""
     model, loss_fn, batch = load_program(program).build()
-    return profile_model(
-        model,
-        loss_fn,
-        batch,
-        name=path.stem,
-        kind=kind or own_kind(),
-        samples=samples,
-        dtype=dtype,
-        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-        seconds=seconds,
-        sequence_length=sequence_length,
-        report=report,
-        save=save,
-        known=known,
-        is_compiled=is_compiled,
-    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return profile_model(model, loss_fn, batch, replace(settings, device=device))
 
 
 def own_kind() -> str:
@@ -111,61 +115,23 @@ def software() -> str:
 
 
 def profile_model(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    batch: Any,
-    *,
-    name: str,
-    kind: str,
-    samples: Sequence[int] = (1, 2, 4, 8),
-    dtype: Dtype = Dtype.FP32,
-    device: torch.device | None = None,
-    seconds: float = 0.3,
-    sequence_length: int = 1,
-    report: Report = lambda what: None,
-    save: Save = lambda profile: None,
-    known: Sequence[ProfileRow] = (),
-    is_compiled: bool = False,
+    model: nn.Module, loss_fn: LossFunction, batch: Any, settings: ProfileSettings
 ) -> Profile:
-    """Measure (1) to (5) of every layer on this process's device, which the profile calls
-    ``kind``."""
-    device = device or torch.device("cpu")
+    """Measure (1) to (5) of every layer on this process's device."""
+    device, samples = settings.device, settings.samples
     layers = find_layers(model.to(device))
     _check_samples(samples, batch)
     kinds = _kinds(layers)
     widths = [
         _run_length(kinds, index) if device.type == "cuda" else 1 for index in range(len(layers))
     ]
-    stages, timed = (
-        [
-            LayerStage(
-                model,
-                layers,
-                loss_fn,
-                first=index,
-                end=index + width,
-                recompute=Recompute.NONE,
-                autocast=autocast_for(dtype, model.parameters()),
-                device=device,
-                is_compiled=compiles,
-            )
-            for index, width in enumerate(counts)
-        ]
-        for compiles, counts in ((False, [1] * len(layers)), (is_compiled, widths))
-    )
-    rows = {(row.layer, row.micro_batch): row for row in known if row.dtype is dtype}
+    eager = replace(settings, is_compiled=False)
+    stages = _stages(model, layers, loss_fn, [1] * len(layers), eager)
+    timed = _stages(model, layers, loss_fn, widths, settings)
+    rows = {
+        (row.layer, row.micro_batch): row for row in settings.known if row.dtype is settings.dtype
+    }
     total = len(set(kinds)) * len(set(samples))
-
-    def so_far() -> Profile:
-        return Profile(
-            device=kind,
-            model=name,
-            rows=tuple(rows.values()),
-            sequence_length=sequence_length,
-            measured=software(),
-            compiled=is_compiled,
-        )
-
     amounts: list[_Amounts] = []
     working: dict[str, float] = {}
     for count in sorted(set(samples)):
@@ -173,18 +139,44 @@ def profile_model(
         carry: Any = None
         last = count == max(samples)
         for index, stage in enumerate(stages):
-            if (kinds[index], count) not in rows:
-                report(f"layer{index} with {counted(count, 'sample')}, {len(rows) + 1} of {total}")
-                rows[kinds[index], count] = _row(
-                    timed[index], carry, part, kinds[index], count, dtype, device, seconds
+            kind = kinds[index]
+            if (kind, count) not in rows:
+                settings.report(
+                    f"layer{index} with {counted(count, 'sample')}, {len(rows) + 1} of {total}"
                 )
-                save(so_far())
+                rows[kind, count] = _row(kind, timed[index], carry, part, count, settings)
+                settings.save(settings.profile(rows.values()))
             if last:
-                if kinds[index] not in working:
-                    working[kinds[index]] = _working(stage, carry, part, device) / count
-                amounts.append(_amounts(stage, carry, part, count, working[kinds[index]]))
+                if kind not in working:
+                    working[kind] = _working(stage, carry, part, device) / count
+                amounts.append(_amounts(stage, carry, part, count, working[kind]))
             carry = _detached(_run(stage, _detached(carry), part))
-    return replace(so_far(), layers=tuple(_layers(layers, kinds, amounts)))
+    layer_sizes = tuple(_layers(layers, kinds, amounts))
+    return replace(settings.profile(rows.values()), layers=layer_sizes)
+
+
+def _stages(
+    model: nn.Module,
+    layers: Sequence[nn.Module],
+    loss_fn: LossFunction,
+    widths: Sequence[int],
+    settings: ProfileSettings,
+) -> list[LayerStage]:
+    """Return the stage that begins at each layer, with as many layers as ``widths`` gives."""
+    return [
+        LayerStage(
+            model,
+            layers,
+            loss_fn,
+            first=index,
+            end=index + width,
+            recompute=Recompute.NONE,
+            autocast=autocast_for(settings.dtype, model.parameters()),
+            device=settings.device,
+            is_compiled=settings.is_compiled,
+        )
+        for index, width in enumerate(widths)
+    ]
 
 
 def _check_samples(samples: Sequence[int], batch: Any) -> None:
@@ -238,22 +230,16 @@ def _trains_all(layers: Sequence[nn.Module]) -> bool:
 
 
 def _row(
-    stage: LayerStage,
-    carry: Any,
-    part: Any,
-    kind: str,
-    count: int,
-    dtype: Dtype,
-    device: torch.device,
-    seconds: float,
+    kind: str, stage: LayerStage, carry: Any, part: Any, count: int, settings: ProfileSettings
 ) -> ProfileRow:
     """Measure one of a stage's equal layers by (1), and the memory of all if it is counted."""
+    device = settings.device
     run = functools.partial(_forward_and_backward, stage, carry, part)
     for _ in range(3 if stage.is_compiled else 1):  # the first is eager, the second compiles
         run(lambda: None)
     before = _memory(device, reset=True)
     forward, backward = (
-        taken / stage.num_layers for taken in typical_seconds(run, device, seconds)
+        taken / stage.num_layers for taken in typical_seconds(run, device, settings.seconds)
     )
     peak = _memory(device, reset=False)
     for module in stage.layers:
@@ -262,7 +248,7 @@ def _row(
         layer=kind,
         micro_batch=count,
         tensor_width=1,
-        dtype=dtype,
+        dtype=settings.dtype,
         forward_seconds=forward,
         backward_seconds=backward,
         peak_bytes=None if peak is None or before is None else peak - before,

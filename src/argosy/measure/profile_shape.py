@@ -8,14 +8,14 @@ downloaded, and no data is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError, impossible
-from argosy.measure.profile import Report, Save, own_kind, software
+from argosy.measure.profile import ProfileSettings, Report
 from argosy.measure.slices import check_sliceable
 from argosy.measure.stack import Stack, measure_stack
 from argosy.workload.architecture import Architecture
@@ -38,41 +38,21 @@ class Shapes:
     """Tokens per sample."""
 
 
-def profile_shape(
-    name: str,
-    architecture: Architecture,
-    shapes: Shapes,
-    *,
-    kind: str | None = None,
-    seconds: float = 0.3,
-    report: Report = lambda what: None,
-    save: Save = lambda profile: None,
-    known: Sequence[ProfileRow] = (),
-    is_compiled: bool = False,
-) -> Profile:
+def profile_shape(architecture: Architecture, shapes: Shapes, settings: ProfileSettings) -> Profile:
     """Return the profile of a model on this process's card, or its CPU.
 
-    Rows in ``known`` are not measured again. Widths that do not divide the model, and sizes that do
-    not fit into memory, are reported and skipped.
+    Known rows are not measured again. Widths that do not divide the model, and sizes that do not
+    fit into memory, are reported and skipped.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = list(known)
+    settings = replace(settings, sequence_length=shapes.tokens)
+    report, rows = settings.report, list(settings.known)
     done = {(row.layer, row.micro_batch, row.tensor_width, row.dtype) for row in rows}
-    todo = [case for case in _cases(name, architecture, shapes, report) if case not in done]
-
-    def so_far() -> Profile:
-        return Profile(
-            device=kind or own_kind(),
-            model=name,
-            rows=tuple(rows),
-            sequence_length=shapes.tokens,
-            measured=software(),
-            compiled=is_compiled,
-        )
-
+    cases = _cases(settings.name, architecture, shapes, report)
+    todo = [case for case in cases if case not in done]
     for number, (layer, samples, width, dtype) in enumerate(todo, 1):
-        what = f"{layer} with {samples} x {shapes.tokens} tokens, width {width}, {dtype}"
-        report(f"{what}, {number} of {len(todo)}")
+        title = f"{layer} with {samples} x {shapes.tokens} tokens, width {width}, {dtype}"
+        report(f"{title}, {number} of {len(todo)}")
         try:
             stack = Stack(
                 architecture=architecture,
@@ -82,27 +62,26 @@ def profile_shape(
                 width=width,
                 dtype=_DTYPES[dtype],
                 device=device,
-                is_compiled=is_compiled,
+                is_compiled=settings.is_compiled,
             )
-            row = measure_stack(stack, seconds=seconds)
+            times = measure_stack(stack, seconds=settings.seconds)
         except torch.OutOfMemoryError:
-            report(f"{what}: does not fit into memory, skipped")
+            report(f"{title}: does not fit into memory, skipped")
             continue
-        rows.append(
-            ProfileRow(
-                layer=layer,
-                micro_batch=samples,
-                tensor_width=width,
-                dtype=dtype,
-                forward_seconds=row.forward_seconds,
-                backward_seconds=row.backward_seconds,
-                peak_bytes=row.peak_bytes,
-            )
+        row = ProfileRow(
+            layer=layer,
+            micro_batch=samples,
+            tensor_width=width,
+            dtype=dtype,
+            forward_seconds=times.forward_seconds,
+            backward_seconds=times.backward_seconds,
+            peak_bytes=times.peak_bytes,
         )
-        save(so_far())
+        rows.append(row)
+        settings.save(settings.profile(rows))
     if not rows:
         raise impossible("measure", "no batch size fits into memory", "smaller --samples")
-    return so_far()
+    return settings.profile(rows)
 
 
 def _cases(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import Json
 
 # The type of an option's value.
@@ -24,39 +26,45 @@ class ImportSource(StrEnum):
     SMI = "nvidia-smi"
 
 
-def import_cluster(
-    file: Annotated[Path, typer.Argument(help="The file to read.", show_default=False)],
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """The options that ``argosy import`` takes."""
+
+    file: Annotated[Path, typer.Argument(help="The file to read.", show_default=False)]
     source: Annotated[
         ImportSource, typer.Option("--from", help="What the file is.", show_default=False)
-    ],
+    ]
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The cluster file to write, instead of stdout (-)."),
-    ] = None,
+    ] = None
     name: Annotated[
         str, typer.Option("--name", help="What the cluster, or the node, is called.")
-    ] = "imported",
+    ] = "imported"
     kind: Annotated[
         list[str] | None,
         typer.Option(
             "--kind",
             help="Kind of all devices (argosy devices), or TYPE=KIND, or HOSTS=KIND; repeatable.",
         ),
-    ] = None,
+    ] = None
     per_host: Annotated[
         int, typer.Option("--per-host", min=1, max=10_000, help="Devices of a host.")
-    ] = 8,
+    ] = 8
     intra: Annotated[
         str | None, typer.Option("--intra", help='Between devices of a host, such as "300 GB/s".')
-    ] = None,
-    nic: Annotated[
-        str | None, typer.Option("--nic", help='Of a host, such as "100 Gbit/s".')
-    ] = None,
+    ] = None
+    nic: Annotated[str | None, typer.Option("--nic", help='Of a host, such as "100 Gbit/s".')] = (
+        None
+    )
     uplink: Annotated[
         str | None, typer.Option("--uplink", help="Of a switch, with slurm-topology.")
-    ] = None,
-    json: Json = False,
-) -> None:
+    ] = None
+    json: Json = False
+
+
+@takes_options
+def import_cluster(options: ImportOptions) -> None:
     """Write a cluster file from hosts, Slurm, NCCL or nvidia-smi.
 
     \b
@@ -68,51 +76,43 @@ def import_cluster(
             --intra "300 GB/s" --nic "100 Gbit/s" -o cluster.toml
         argosy import topo.xml --from nccl-xml -o cluster.toml
     """
-    from argosy.cli.inputs import parse_rate
     from argosy.cli.terminal import STDOUT, check_output, print_json, write_file
     from argosy.cluster.file import build_cluster
-    from argosy.document import parse_toml, read_text
+    from argosy.document import parse_toml
 
-    if output is not None:
-        check_output(output, file, json=json)
-        output = None if output == STDOUT else output
-    given = (("--intra", intra), ("--nic", nic), ("--uplink", uplink))
-    rates = [None if text is None else parse_rate(option, text) for option, text in given]
-    text = _imported(source, read_text(file), str(file), name, kind or [], per_host, *rates)
+    if options.output is not None:
+        check_output(options.output, options.file, json=options.json)
+    output = None if options.output == STDOUT else options.output
+    text = _imported(options)
     cluster = build_cluster(parse_toml(text, file=str(output or "cluster.toml")), folder=Path())
     if output is not None:
         write_file(output, text.encode())
-    if json:
+    if options.json:
         counts = {"nodes": len(cluster.nodes), "devices": len(cluster.devices)}
-        print_json(
-            "import", {"file": None if output is None else str(output), "cluster": text, **counts}
-        )
+        file = None if output is None else str(output)
+        print_json("import", {"file": file, "cluster": text, **counts})
     elif output is None:
         typer.echo(text, nl=False)
     else:
         typer.echo(f"wrote {output}: {cluster!r}")
 
 
-def _imported(
-    source: ImportSource,
-    text: str,
-    file: str,
-    name: str,
-    kinds: list[str],
-    per_host: int,
-    intra: float | None,
-    nic: float | None,
-    uplink: float | None,
-) -> str:
-    """Return the cluster file of an imported text."""
+def _imported(options: ImportOptions) -> str:
+    """Return the text of the cluster file."""
     from argosy.cluster.imports.found import cluster_text
     from argosy.cluster.imports.hosts import HostFacts, read_hostfile, read_topology
     from argosy.cluster.imports.kinds import Kinds
     from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
     from argosy.cluster.imports.slurm import read_slurm
+    from argosy.document import read_text
     from argosy.errors import bad_input
 
-    source_note, given_kinds = f"{source} ({Path(file).name})", Kinds.parse(kinds)
+    intra, nic = _rate("--intra", options.intra), _rate("--nic", options.nic)
+    uplink = _rate("--uplink", options.uplink)
+    source, name, file = options.source, options.name, str(options.file)
+    text = read_text(options.file)
+    kinds = options.kind or []
+    source_note, given_kinds = f"{source} ({options.file.name})", Kinds.parse(kinds)
     if source in (ImportSource.NCCL, ImportSource.SMI):
         if given_kinds.by_name:
             raise bad_input("KIND without a name: the file has one node", kinds[0], where="--kind")
@@ -123,7 +123,10 @@ def _imported(
             source=source_note,
         )
     facts = HostFacts(
-        kinds=given_kinds, per_host=per_host, intra=intra, nic=_needed("--nic", nic, "bandwidth")
+        kinds=given_kinds,
+        per_host=options.per_host,
+        intra=intra,
+        nic=_needed("--nic", nic, "bandwidth"),
     )
     if source is ImportSource.HOSTFILE:
         return cluster_text(name, read_hostfile(text, file, facts), source=source_note)
@@ -131,6 +134,13 @@ def _imported(
         return cluster_text(name, read_slurm(text, file, facts), source=source_note)
     nodes, switches = read_topology(text, file, facts, _needed("--uplink", uplink, "bandwidth"))
     return cluster_text(name, nodes, switches, source=source_note)
+
+
+def _rate(option: str, text: str | None) -> float | None:
+    """Return the bytes per second of an option; None if it is not given."""
+    from argosy.cli.inputs import parse_rate
+
+    return None if text is None else parse_rate(option, text)
 
 
 def _needed(option: str, value: _Value | None, what: str) -> _Value:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.gravity.plan import plan
 from argosy.cli.gravity.run import run
 from argosy.cli.names import known_name
 from argosy.cli.options import Json, MeshCells, Quiet, Width
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from argosy.nbody.analysis.power import PowerSpectrum
     from argosy.nbody.cosmology import Cosmology
     from argosy.nbody.initial.spectrum_table import SpectrumTable
     from argosy.nbody.particles import Box
@@ -39,39 +44,43 @@ def needs_extra() -> AbstractContextManager[None]:
     return needs("gravity needs more packages", "nbody")
 
 
-def ic(
-    output: Output,
-    box: Annotated[float, typer.Option("--box", help="Side of the box, Mpc/h.")] = 100.0,
-    per_side: Annotated[
-        int, typer.Option("--per-side", help="Particles per side of the box.")
-    ] = 64,
-    redshift: Annotated[float, typer.Option("--redshift", "-z", help="Where to start.")] = 49.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random field.")] = 1,
-    order: Annotated[str, typer.Option("--order", help="zeldovich or 2lpt.")] = "2lpt",
-    load: Annotated[str, typer.Option("--load", help="What is displaced: grid or glass.")] = "grid",
+@dataclass(frozen=True, kw_only=True)
+class InitialConditionsOptions:
+    """The options that ``argosy nbody ic`` takes."""
+
+    output: Output
+    box: Annotated[float, typer.Option("--box", help="Side of the box, Mpc/h.")] = 100.0
+    per_side: Annotated[int, typer.Option("--per-side", help="Particles per side of the box.")] = 64
+    redshift: Annotated[float, typer.Option("--redshift", "-z", help="Where to start.")] = 49.0
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random field.")] = 1
+    order: Annotated[str, typer.Option("--order", help="zeldovich or 2lpt.")] = "2lpt"
+    load: Annotated[str, typer.Option("--load", help="What is displaced: grid or glass.")] = "grid"
     matter: Annotated[
         float, typer.Option("--matter", help="Density of matter; the vacuum has the rest.")
-    ] = 0.308,
-    baryons: Annotated[float, typer.Option("--baryons", help="Density of baryons.")] = 0.0482,
-    hubble: Annotated[float, typer.Option("--hubble", help="h.")] = 0.678,
+    ] = 0.308
+    baryons: Annotated[float, typer.Option("--baryons", help="Density of baryons.")] = 0.0482
+    hubble: Annotated[float, typer.Option("--hubble", help="h.")] = 0.678
     sigma8: Annotated[
         float | None,
         typer.Option("--sigma8", help="Amplitude in spheres of 8 Mpc/h today; by default 0.83."),
-    ] = None,
+    ] = None
     amplitude: Annotated[
         float | None,
         typer.Option("--as", help="A_s, in place of --sigma8.", metavar="A_S", show_default=False),
-    ] = None,
+    ] = None
     spectrum: Annotated[
         Path | None,
         typer.Option(
             "--spectrum", help="A table of k (h/Mpc) and P ((Mpc/h)^3) today, from CAMB or CLASS."
         ),
-    ] = None,
-    index: Annotated[float, typer.Option("--index", help="Of the primordial spectrum.")] = 0.96,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = None
+    index: Annotated[float, typer.Option("--index", help="Of the primordial spectrum.")] = 0.96
+    json: Json = False
+    quiet: Quiet = False
+
+
+@takes_options
+def ic(options: InitialConditionsOptions) -> None:
     """Make initial conditions.
 
     A lattice or a glass, displaced after Eisenstein and Hu's spectrum, or one of --spectrum.
@@ -82,36 +91,45 @@ def ic(
     """
     from argosy.cli.terminal import print_json, progress, stdout_console
 
-    _check_new(output, "an HDF5 file")
+    _check_new(options.output, "an HDF5 file")
     with needs_extra():
         from argosy.nbody.cosmology import Cosmology
         from argosy.nbody.files.snapshot import write_snapshot
         from argosy.nbody.initial.conditions import Order, ParticleLoad, initial_conditions
-    chosen = Order(known_name("--order", order, Order))
-    unperturbed = ParticleLoad(known_name("--load", load, ParticleLoad))
+    chosen = Order(known_name("--order", options.order, Order))
+    unperturbed = ParticleLoad(known_name("--load", options.load, ParticleLoad))
     cosmology = Cosmology(
-        matter=matter, vacuum=1 - matter, hubble=hubble, baryons=baryons, index=index
+        matter=options.matter,
+        vacuum=1 - options.matter,
+        hubble=options.hubble,
+        baryons=options.baryons,
+        index=options.index,
     )
-    cosmology, table = _amplitude(cosmology, sigma8, amplitude, spectrum)
-    with progress(f"displacing {per_side}^3 particles", quiet=quiet):
+    cosmology, table = _amplitude(cosmology, options.sigma8, options.amplitude, options.spectrum)
+    with progress(f"displacing {options.per_side}^3 particles", quiet=options.quiet):
         created = initial_conditions(
-            box=box,
-            per_side=per_side,
-            redshift=redshift,
-            seed=seed,
+            box=options.box,
+            per_side=options.per_side,
+            redshift=options.redshift,
+            seed=options.seed,
             cosmology=cosmology,
             order=chosen,
             table=table,
             load=unperturbed,
         )
-        write_snapshot(output, created)
-    if json:
+        write_snapshot(options.output, created)
+    if options.json:
         print_json(
             "nbody ic",
-            {"file": str(output), "particles": per_side**3, "box": box, "redshift": redshift},
+            {
+                "file": str(options.output),
+                "particles": options.per_side**3,
+                "box": options.box,
+                "redshift": options.redshift,
+            },
         )
         return
-    stdout_console().print(f"{output}: {created!r}")
+    stdout_console().print(f"{options.output}: {created!r}")
 
 
 def _amplitude(
@@ -136,17 +154,23 @@ def _amplitude(
     return replace(cosmology, sigma8=scaled.sigma8), scaled
 
 
-def power(
-    snapshot: SnapshotFile,
-    mesh: MeshCells = None,
+@dataclass(frozen=True, kw_only=True)
+class PowerOptions:
+    """The options that ``argosy nbody power`` takes."""
+
+    snapshot: SnapshotFile
+    mesh: MeshCells = None
     keep_shot_noise: Annotated[
         bool,
         typer.Option("--keep-shot-noise", help="For a lattice that has hardly moved: it has none."),
-    ] = False,
-    json: Json = False,
-    width: Width = None,
-    quiet: Quiet = False,
-) -> None:
+    ] = False
+    json: Json = False
+    width: Width = None
+    quiet: Quiet = False
+
+
+@takes_options
+def power(options: PowerOptions) -> None:
     """Measure the power spectrum of a snapshot, beside linear theory.
 
     \b
@@ -154,16 +178,18 @@ def power(
         argosy nbody power run/snapshot_000.hdf5
     """
     from argosy.cli.terminal import print_json, progress, stdout_console
-    from argosy.report.tables import plain_table
 
-    box = _read(snapshot)
+    box = _read(options.snapshot)
     from argosy.nbody.analysis.power import power_spectrum
     from argosy.nbody.initial.spectrum import linear_power
 
-    cells = mesh or 2 * round(len(box.particles) ** (1 / 3))
-    with progress(f"measuring {box!r}", quiet=quiet):
+    cells = options.mesh or 2 * round(len(box.particles) ** (1 / 3))
+    with progress(f"measuring {box!r}", quiet=options.quiet):
         spectrum = power_spectrum(
-            box.particles.positions, box.size, cells, subtract_shot_noise=not keep_shot_noise
+            box.particles.positions,
+            box.size,
+            cells,
+            subtract_shot_noise=not options.keep_shot_noise,
         )
     known = box.cosmology.sigma8 is not None
     linear = (
@@ -171,20 +197,24 @@ def power(
         if known
         else None
     )
-    if json:
-        figures = {
-            "k": spectrum.k,
-            "power": spectrum.power,
-            "modes": spectrum.modes,
-            "linear": linear,
+    if options.json:
+        content = {
+            "redshift": box.redshift,
+            "shot_noise": spectrum.shot_noise,
+            "k": spectrum.k.tolist(),
+            "power": spectrum.power.tolist(),
+            "modes": spectrum.modes.tolist(),
+            "linear": None if linear is None else linear.tolist(),
         }
-        rows = {
-            name: None if values is None else values.tolist() for name, values in figures.items()
-        }
-        print_json(
-            "nbody power", {"redshift": box.redshift, "shot_noise": spectrum.shot_noise, **rows}
-        )
+        print_json("nbody power", content)
         return
+    stdout_console(options.width).print(_power_table(spectrum, linear))
+
+
+def _power_table(spectrum: PowerSpectrum, linear: Any) -> Table:
+    """Return a measured power spectrum beside the linear one, which may be unknown."""
+    from argosy.report.tables import plain_table
+
     table = plain_table(
         "k, h/Mpc",
         "P, (Mpc/h)^3",
@@ -199,20 +229,26 @@ def power(
         spectrum.k, spectrum.power, lines, spectrum.modes, strict=True
     ):
         table.add_row(f"{k:.4f}", f"{value:.4g}", line, f"{modes:.0f}")
-    stdout_console(width).print(table)
+    return table
 
 
-def halos(
-    snapshot: SnapshotFile,
-    linking: Annotated[float, typer.Option("--linking", help="Length, in mean separations.")] = 0.2,
+@dataclass(frozen=True, kw_only=True)
+class HaloOptions:
+    """The options that ``argosy nbody halos`` takes."""
+
+    snapshot: SnapshotFile
+    linking: Annotated[float, typer.Option("--linking", help="Length, in mean separations.")] = 0.2
     least: Annotated[
         int, typer.Option("--least", min=1, help="Particles of the smallest halo.")
-    ] = 32,
-    most_shown: Annotated[int, typer.Option("--show", min=0, help="Rows of the table.")] = 20,
-    json: Json = False,
-    width: Width = None,
-    quiet: Quiet = False,
-) -> None:
+    ] = 32
+    most_shown: Annotated[int, typer.Option("--show", min=0, help="Rows of the table.")] = 20
+    json: Json = False
+    width: Width = None
+    quiet: Quiet = False
+
+
+@takes_options
+def halos(options: HaloOptions) -> None:
     """Find the halos of a snapshot, by friends of friends.
 
     \b
@@ -222,22 +258,26 @@ def halos(
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.report.tables import plain_table
 
-    box = _read(snapshot)
+    box = _read(options.snapshot)
     from argosy.nbody.analysis.halos import find_halos
 
-    with progress(f"linking {box!r}", quiet=quiet):
-        groups = find_halos(box.particles.positions, box.size, linking=linking, least=least)
+    with progress(f"linking {box!r}", quiet=options.quiet):
+        groups = find_halos(
+            box.particles.positions, box.size, linking=options.linking, least=options.least
+        )
     mass = box.cosmology.particle_mass(box.size, len(box.particles))
-    if json:
+    if options.json:
         rows = {"sizes": groups.sizes.tolist(), "centres": groups.centres.tolist()}
         print_json("nbody halos", {"redshift": box.redshift, "particle_mass_1e10": mass, **rows})
         return
-    console = stdout_console(width)
-    console.print(f"{len(groups)} halos of at least {least} particles at z = {box.redshift:.3g}")
+    console = stdout_console(options.width)
+    console.print(
+        f"{len(groups)} halos of at least {options.least} particles at z = {box.redshift:.3g}"
+    )
     table = plain_table(
         "particles", "mass, Msun/h", "centre, Mpc/h", right=("particles", "mass, Msun/h")
     )
-    for size, centre in list(zip(groups.sizes, groups.centres, strict=True))[:most_shown]:
+    for size, centre in list(zip(groups.sizes, groups.centres, strict=True))[: options.most_shown]:
         table.add_row(
             str(size), f"{size * mass * 1e10:.3g}", " ".join(f"{value:8.3f}" for value in centre)
         )
@@ -253,16 +293,22 @@ SliceBegin = Annotated[
 SliceDepth = Annotated[float, typer.Option("--depth", help="How deep it is, as a part of the box.")]
 
 
-def picture(
-    snapshot: SnapshotFile,
-    output: Output,
-    pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 1000,
-    axis: SliceAxis = 2,
-    begin: SliceBegin = 0.0,
-    depth: SliceDepth = 0.2,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions:
+    """The options that ``argosy nbody picture`` takes."""
+
+    snapshot: SnapshotFile
+    output: Output
+    pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 1000
+    axis: SliceAxis = 2
+    begin: SliceBegin = 0.0
+    depth: SliceDepth = 0.2
+    json: Json = False
+    quiet: Quiet = False
+
+
+@takes_options
+def picture(options: PictureOptions) -> None:
     """Draw the density in a slice of a snapshot as a PNG.
 
     \b
@@ -271,38 +317,47 @@ def picture(
     """
     from argosy.cli.terminal import print_json, progress, stdout_console, write_file
 
-    _check_new(output, "a PNG file")
-    box = _read(snapshot)
+    _check_new(options.output, "a PNG file")
+    box = _read(options.snapshot)
     from argosy.nbody.analysis.picture import Slice, density_picture, png
 
-    with progress(f"drawing {box!r}", quiet=quiet):
-        part = Slice(axis=axis, begin=begin, depth=depth)
-        image = density_picture(box.particles.positions, box.size, pixels=pixels, part=part)
-        write_file(output, png(image))
-    if json:
+    with progress(f"drawing {box!r}", quiet=options.quiet):
+        part = Slice(axis=options.axis, begin=options.begin, depth=options.depth)
+        image = density_picture(box.particles.positions, box.size, pixels=options.pixels, part=part)
+        write_file(options.output, png(image))
+    if options.json:
         print_json(
-            "nbody picture", {"file": str(output), "pixels": pixels, "redshift": box.redshift}
+            "nbody picture",
+            {"file": str(options.output), "pixels": options.pixels, "redshift": box.redshift},
         )
         return
-    stdout_console().print(f"{output}: {pixels} x {pixels} pixels, z = {box.redshift:.3g}")
+    stdout_console().print(
+        f"{options.output}: {options.pixels} x {options.pixels} pixels, z = {box.redshift:.3g}"
+    )
 
 
-def movie(
+@dataclass(frozen=True, kw_only=True)
+class MovieOptions:
+    """The options that ``argosy nbody movie`` takes."""
+
     snapshots: Annotated[
         list[Path], typer.Argument(metavar="SNAPSHOT...", help="Of one run.", show_default=False)
-    ],
-    output: Output,
+    ]
+    output: Output
     frames: Annotated[
         int, typer.Option("--frames", help="Those between snapshots are interpolated.")
-    ] = 48,
-    seconds: Annotated[float, typer.Option("--seconds", help="How long it plays.")] = 6.0,
-    pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 400,
-    axis: SliceAxis = 2,
-    begin: SliceBegin = 0.0,
-    depth: SliceDepth = 0.2,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = 48
+    seconds: Annotated[float, typer.Option("--seconds", help="How long it plays.")] = 6.0
+    pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 400
+    axis: SliceAxis = 2
+    begin: SliceBegin = 0.0
+    depth: SliceDepth = 0.2
+    json: Json = False
+    quiet: Quiet = False
+
+
+@takes_options
+def movie(options: MovieOptions) -> None:
     """Draw the density in a slice through time as an animated PNG.
 
     \b
@@ -311,23 +366,37 @@ def movie(
     """
     from argosy.cli.terminal import print_json, progress, stdout_console, write_file
 
-    _check_new(output, "a PNG file")
-    boxes = [_read(path) for path in snapshots]
+    _check_new(options.output, "a PNG file")
+    boxes = [_read(path) for path in options.snapshots]
     from argosy.nbody.analysis.movie import movie as animated
     from argosy.nbody.analysis.picture import Slice
 
-    with progress(f"drawing {frames} frames", quiet=quiet):
-        part = Slice(axis=axis, begin=begin, depth=depth)
+    with progress(f"drawing {options.frames} frames", quiet=options.quiet):
+        part = Slice(axis=options.axis, begin=options.begin, depth=options.depth)
         write_file(
-            output, animated(boxes, frames=frames, pixels=pixels, seconds=seconds, part=part)
+            options.output,
+            animated(
+                boxes,
+                frames=options.frames,
+                pixels=options.pixels,
+                seconds=options.seconds,
+                part=part,
+            ),
         )
-    if json:
+    if options.json:
         print_json(
             "nbody movie",
-            {"file": str(output), "pixels": pixels, "frames": frames, "seconds": seconds},
+            {
+                "file": str(options.output),
+                "pixels": options.pixels,
+                "frames": options.frames,
+                "seconds": options.seconds,
+            },
         )
         return
-    stdout_console().print(f"{output}: {frames} frames of {pixels} x {pixels} pixels")
+    stdout_console().print(
+        f"{options.output}: {options.frames} frames of {options.pixels} x {options.pixels} pixels"
+    )
 
 
 def _check_new(output: Path, what: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import Json, MeshCells, Quiet, TargetCluster, Traces, Width
 
 if TYPE_CHECKING:
@@ -17,29 +19,35 @@ if TYPE_CHECKING:
     from argosy.nbody.planning.play import PlayedRun
 
 
-def plan(
-    cluster: TargetCluster,
+@dataclass(frozen=True, kw_only=True)
+class GravityPlanOptions:
+    """The options that ``argosy nbody plan`` takes."""
+
+    cluster: TargetCluster
     particles: Annotated[
         str, typer.Option("--particles", "-n", help="How many: 512^3, or a number.")
-    ] = "512^3",
-    mesh: MeshCells = None,
-    trace: Traces = None,
+    ] = "512^3"
+    mesh: MeshCells = None
+    trace: Traces = None
     steps: Annotated[
         int, typer.Option("--steps", min=1, help="How many to play under the cluster's changes.")
-    ] = 20,
+    ] = 20
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Of the clustering that is assumed.")
-    ] = 1,
+    ] = 1
     output: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", help="Write the plan here, for argosy simulate; - is stdout."
         ),
-    ] = None,
-    json: Json = False,
-    width: Width = None,
-    quiet: Quiet = False,
-) -> None:
+    ] = None
+    json: Json = False
+    width: Width = None
+    quiet: Quiet = False
+
+
+@takes_options
+def plan(options: GravityPlanOptions) -> None:
     """Price, choose and simulate a step of gravity on a cluster.
 
     Shows which device gets which share of the particles and of the mesh, and compares the step with
@@ -58,27 +66,26 @@ def plan(
     from argosy.nbody.planning.play import play_run
     from argosy.nbody.planning.pricing import typical_box
 
-    if output is not None:
-        check_output(output, cluster, json=json)
-    where = load_cluster(cluster)
-    where = with_traces(where, trace) if trace else where
-    box = typical_box(parse_count(particles), mesh_cells=mesh, seed=seed)
-    with progress(f"planning {box.particles} particles on {where!r}", quiet=quiet):
+    if options.output is not None:
+        check_output(options.output, options.cluster, json=options.json)
+    where = load_cluster(options.cluster)
+    where = with_traces(where, options.trace) if options.trace else where
+    box = typical_box(parse_count(options.particles), mesh_cells=options.mesh, seed=options.seed)
+    with progress(f"planning {box.particles} particles on {where!r}", quiet=options.quiet):
         planned = plan_step(where, box)
         choices = (*planned.others, planned.best)
         played = [
-            (choice, play_run(where, box, choice.domains, steps, rebalance=False))
+            (choice, play_run(where, box, choice.domains, options.steps, rebalance=False))
             for choice in choices
         ]
-        played.append(
-            (planned.best, play_run(where, box, planned.best.domains, steps, rebalance=True))
-        )
-    if output is not None:
-        write_file(output, dumps_gravity_plan(planned, seed).encode())
-    if json:
+        balanced = play_run(where, box, planned.best.domains, options.steps, rebalance=True)
+        played.append((planned.best, balanced))
+    if options.output is not None:
+        write_file(options.output, dumps_gravity_plan(planned, options.seed).encode())
+    if options.json:
         print_json("nbody plan", _content(planned, played))
         return
-    _show(stdout_console(width, beside=output), planned, played, steps)
+    _show(stdout_console(options.width, beside=options.output), planned, played, options.steps)
 
 
 def parse_count(text: str, where: str = "--particles") -> int:

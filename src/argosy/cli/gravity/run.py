@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.names import known_name
 from argosy.cli.options import Json, MeshCells, Quiet
 
@@ -28,44 +29,50 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_LINES = 5.0
 # The largest default number of measurements of energy.
 _ENERGY_SAMPLES = 32
+# The largest number of times that the criterion of block steps may halve a step.
 _MOST_LEVELS = 8
-"""The largest number of times that the criterion of block steps may halve a step."""
+# Options that the first process keeps, and those of several values, which are passed on as such.
+_NOT_PASSED_ON = {"snapshot", "output", "resume", "processes", "json", "quiet"}
+_NOT_PASSED_ON |= {"snapshots", "observer"}
 
 
-def run(
+@dataclass(frozen=True, kw_only=True)
+class GravityRunOptions:
+    """The options that ``argosy nbody run`` takes."""
+
     snapshot: Annotated[
         Path, typer.Argument(metavar="SNAPSHOT", help="Where to start.", show_default=False)
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the run.")],
+    ]
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the run.")]
     steps: Annotated[
         int | None,
         typer.Option(
             "--steps",
             help="Uniform in the root of the expansion factor; by default an error criterion's.",
         ),
-    ] = None,
-    integrator: Annotated[
-        str, typer.Option("--integrator", help="leapfrog or bullfrog.")
-    ] = "leapfrog",
-    until: Annotated[float, typer.Option("--until", help="Redshift of the end.")] = 0.0,
+    ] = None
+    integrator: Annotated[str, typer.Option("--integrator", help="leapfrog or bullfrog.")] = (
+        "leapfrog"
+    )
+    until: Annotated[float, typer.Option("--until", help="Redshift of the end.")] = 0.0
     snapshots: Annotated[
         list[float] | None,
         typer.Option("--snapshot", help="Redshift of one more snapshot. Repeatable.", metavar="Z"),
-    ] = None,
-    mesh: MeshCells = None,
+    ] = None
+    mesh: MeshCells = None
     softening: Annotated[
         float | None,
         typer.Option("--softening", help="Mpc/h; by default 1/30 of the mean separation."),
-    ] = None,
+    ] = None
     force_error: Annotated[
         float,
         typer.Option(
             "--force-error", help="Relative error of 99 % of the forces, in the worst box."
         ),
-    ] = 0.003,
+    ] = 0.003
     cloud: Annotated[
         str, typer.Option("--cloud", help="A particle on the mesh: cic, tsc or pcs.")
-    ] = "pcs",
+    ] = "pcs"
     block_levels: Annotated[
         int | None,
         typer.Option(
@@ -74,7 +81,7 @@ def run(
             max=10,
             help="How often a step may be halved; by default 8, with --steps 0.",
         ),
-    ] = None,
+    ] = None
     energy_samples: Annotated[
         int | None,
         typer.Option(
@@ -82,28 +89,28 @@ def run(
             min=0,
             help="Moments at which energy is measured; by default up to 32, on a GPU none.",
         ),
-    ] = None,
+    ] = None
     light_cone: Annotated[
         float | None,
         typer.Option(
             "--light-cone",
             help="Keep particles as they cross the past light cone, from this redshift on.",
         ),
-    ] = None,
+    ] = None
     observer: Annotated[
         tuple[float, float, float],
         typer.Option("--observer", help="Of the light cone: parts of the box along each axis."),
-    ] = (0.0, 0.0, 0.0),
+    ] = (0.0, 0.0, 0.0)
     restart_every: Annotated[
         int, typer.Option("--restart-every", min=1, help="Steps between restart files.")
-    ] = 16,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder.")
-    ] = False,
+    ] = 16
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = (
+        False
+    )
     threads: Annotated[
         int | None,
         typer.Option("--threads", min=1, max=4096, help="Per process; by default all cores."),
-    ] = None,
+    ] = None
     processes: Annotated[
         int | None,
         typer.Option(
@@ -112,98 +119,27 @@ def run(
             max=4096,
             help="Start so many on this machine; by default one for each device of -c.",
         ),
-    ] = None,
+    ] = None
     cluster: Annotated[
         str | None,
         typer.Option(
             "--cluster", "-c", help="Devices of the processes: memory, speeds to begin with."
         ),
-    ] = None,
+    ] = None
     plan: Annotated[
         Path | None,
         typer.Option(
             "--plan", help="What argosy nbody plan -o wrote: its cluster's devices, cut as it says."
         ),
-    ] = None,
+    ] = None
     device: Annotated[
         str,
         typer.Option(
             "--device", help="cpu, cuda, or auto: for each process what its device in --cluster is."
         ),
-    ] = "cpu",
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Simulate a box of particles to a later time.
-
-    Runs on one process, on several of this machine (--processes), or on many machines under
-    torchrun. A run that was killed continues with --resume, to the same bits. With --cluster,
-    process i is the cluster's device i: none gets more than fits into its memory; the work is first
-    divided by the devices' speeds, then by measured ones. Forces are computed on the --device; if
-    only some processes have a GPU, these sum pairs there, and all build their tree on CPUs.
-
-    \b
-    Examples:
-        argosy nbody run ic.hdf5 -o run --steps 128 --snapshot 2 --snapshot 1
-        argosy nbody run ic.hdf5 -o run --cluster two-cards
-        argosy nbody run ic.hdf5 -o run --plan gravity.json
-    """
-    from argosy.cli.terminal import no_stdout
-    from argosy.errors import excluded, impossible
-
-    no_stdout(output, "a folder")
-    if (output / "run.json").exists() and not resume:
-        remedy = "another folder, or --resume to continue that run"
-        raise impossible(f"start a run in {output}", "the folder contains a run", remedy)
-    choice = _Choice(
-        steps=steps,
-        integrator=integrator,
-        until=until,
-        snapshots=tuple(snapshots or ()),
-        mesh=mesh,
-        softening=softening,
-        force_error=force_error,
-        cloud=cloud,
-        block_levels=block_levels,
-        energy_samples=energy_samples,
-        light_cone=light_cone,
-        observer=observer,
-        restart_every=restart_every,
-        threads=threads,
-        cluster=cluster,
-        plan=plan,
-        device=device,
-    )
-    if cluster is not None and plan is not None:
-        raise excluded("--cluster", "--plan, which has its own")
-    count = _count_processes(processes, choice.devices())
-    if count > 1 and "RANK" not in os.environ:
-        _start_processes(count, snapshot, output, choice, json=json, quiet=quiet)
-    else:
-        _evolve(snapshot, output, choice, json=json, quiet=quiet)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Choice:
-    """The options of a run that are passed on to its processes."""
-
-    steps: int | None
-    integrator: str
-    until: float
-    snapshots: tuple[float, ...]
-    mesh: int | None
-    softening: float | None
-    force_error: float
-    cloud: str
-    block_levels: int | None
-    energy_samples: int | None
-    light_cone: float | None
-    observer: tuple[float, float, float]
-    restart_every: int
-    threads: int | None
-    cluster: str | None
-    plan: Path | None
-    device: str
+    ] = "cpu"
+    json: Json = False
+    quiet: Quiet = False
 
     def devices(self) -> Cluster | None:
         """Return the cluster whose devices the processes are; None if none is named."""
@@ -252,20 +188,19 @@ class _Choice:
         return LightConeSettings(redshift=self.light_cone, observer=self.observer)
 
     def arguments(self) -> list[str]:
-        """Return the options as a command line."""
-        several = ("snapshots", "observer")
+        """Return the options that are passed on to other processes, as a command line."""
         given = {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name not in several
+            if field.name not in _NOT_PASSED_ON
         }
-        options = [
+        named = [
             (f"--{name.replace('_', '-')}", value)
             for name, value in given.items()
             if value is not None
         ]
-        options += [("--snapshot", redshift) for redshift in self.snapshots]
-        words = [text for name, value in options for text in (name, str(value))]
+        named += [("--snapshot", redshift) for redshift in self.snapshots or ()]
+        words = [text for name, value in named for text in (name, str(value))]
         return [*words, "--observer", *(str(part) for part in self.observer)]
 
     def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
@@ -294,6 +229,38 @@ class _Choice:
         return for_gpu(settings)
 
 
+@takes_options
+def run(options: GravityRunOptions) -> None:
+    """Simulate a box of particles to a later time.
+
+    Runs on one process, on several of this machine (--processes), or on many machines under
+    torchrun. A run that was killed continues with --resume, to the same bits. With --cluster,
+    process i is the cluster's device i: none gets more than fits into its memory; the work is first
+    divided by the devices' speeds, then by measured ones. Forces are computed on the --device; if
+    only some processes have a GPU, these sum pairs there, and all build their tree on CPUs.
+
+    \b
+    Examples:
+        argosy nbody run ic.hdf5 -o run --steps 128 --snapshot 2 --snapshot 1
+        argosy nbody run ic.hdf5 -o run --cluster two-cards
+        argosy nbody run ic.hdf5 -o run --plan gravity.json
+    """
+    from argosy.cli.terminal import no_stdout
+    from argosy.errors import excluded, impossible
+
+    no_stdout(options.output, "a folder")
+    if (options.output / "run.json").exists() and not options.resume:
+        remedy = "another folder, or --resume to continue that run"
+        raise impossible(f"start a run in {options.output}", "the folder contains a run", remedy)
+    if options.cluster is not None and options.plan is not None:
+        raise excluded("--cluster", "--plan, which has its own")
+    count = _count_processes(options.processes, options.devices())
+    if count > 1 and "RANK" not in os.environ:
+        _start_processes(count, options)
+    else:
+        _evolve(options)
+
+
 def _count_processes(requested: int | None, where: Cluster | None) -> int:
     """Return the number of processes; raise ``InputError`` unless each device of the cluster has
     one."""
@@ -312,7 +279,7 @@ def _count_processes(requested: int | None, where: Cluster | None) -> int:
     return started
 
 
-def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:
+def _evolve(options: GravityRunOptions) -> None:
     """Evolve the box in this process, or as one of the processes that torchrun started."""
     from argosy.cli.gravity.commands import needs_extra
 
@@ -320,25 +287,27 @@ def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet:
         from argosy.nbody.files.snapshot import num_particles, read_snapshot
         from argosy.nbody.ranks import leave_processes
         from argosy.nbody.run import run_box
-    count = num_particles(snapshot)
-    device = _device(choice)
-    group = _processes(choice)
+    count = num_particles(options.snapshot)
+    device = _device(options)
+    group = _processes(options)
     rank, size = (group.ranks.rank, group.ranks.size) if group else (0, 1)
     try:
-        box = read_snapshot(snapshot, rank=rank, processes=size)
-        settings = _settings(choice, choice.gravity(box.size, count, size), box.expansion)
+        box = read_snapshot(options.snapshot, rank=rank, processes=size)
+        settings = _settings(options, options.gravity(box.size, count, size), box.expansion)
         begin = time.monotonic()
-        report = _reporter(quiet=quiet or rank > 0)
-        final = run_box(box, output, settings, processes=group, device=device, report=report)
+        report = _reporter(quiet=options.quiet or rank > 0)
+        final = run_box(
+            box, options.output, settings, processes=group, device=device, report=report
+        )
         seconds = time.monotonic() - begin
     finally:
         if group is not None:
             leave_processes()
     if rank == 0:
-        _conclude(output, final, seconds, json=json)
+        _conclude(options.output, final, seconds, json=options.json)
 
 
-def _settings(choice: _Choice, gravity: GravitySettings, start: float) -> RunSettings:
+def _settings(options: GravityRunOptions, gravity: GravitySettings, start: float) -> RunSettings:
     """Return the settings of the run.
 
     Without ``--steps``, the expansion determines the steps and the acceleration of each particle
@@ -348,22 +317,24 @@ def _settings(choice: _Choice, gravity: GravitySettings, start: float) -> RunSet
     from argosy.nbody.motion.evolve import BlockSteps, chosen_steps
     from argosy.nbody.run import Integrator, RunSettings
 
-    integrator = Integrator(known_name("--integrator", choice.integrator, Integrator))
-    plain = choice.steps is not None or integrator is Integrator.BULLFROG or gravity.softening == 0
-    levels = (0 if plain else _MOST_LEVELS) if choice.block_levels is None else choice.block_levels
-    for redshift in (choice.until, *choice.snapshots):
+    integrator = Integrator(known_name("--integrator", options.integrator, Integrator))
+    plain = options.steps is not None or integrator is Integrator.BULLFROG or gravity.softening == 0
+    levels = (
+        (0 if plain else _MOST_LEVELS) if options.block_levels is None else options.block_levels
+    )
+    for redshift in (options.until, *(options.snapshots or ())):
         if redshift < 0:
             raise bad_input("a redshift of at least 0", redshift, where="--until or --snapshot")
-    steps = chosen_steps(start, 1 / (1 + choice.until)) if choice.steps is None else choice.steps
+    steps = chosen_steps(start, 1 / (1 + options.until)) if options.steps is None else options.steps
     return RunSettings(
         gravity=gravity,
         steps=steps,
         integrator=integrator,
-        end=1 / (1 + choice.until),
-        snapshots=tuple(1 / (1 + redshift) for redshift in choice.snapshots),
-        restart_every=choice.restart_every,
-        energy_samples=choice.measured_energies(steps),
-        light_cone=choice.cone(),
+        end=1 / (1 + options.until),
+        snapshots=tuple(1 / (1 + redshift) for redshift in options.snapshots or ()),
+        restart_every=options.restart_every,
+        energy_samples=options.measured_energies(steps),
+        light_cone=options.cone(),
         blocks=BlockSteps(most_levels=levels) if levels else None,
     )
 
@@ -384,9 +355,7 @@ def _conclude(output: Path, result: RunResult, seconds: float, *, json: bool) ->
     stdout_console().print(f"{done}, {drifts}: {', '.join(files)}")
 
 
-def _start_processes(
-    count: int, snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool
-) -> None:
+def _start_processes(count: int, options: GravityRunOptions) -> None:
     """Start this command under torchrun on this machine."""
     from argosy.errors import RunError
 
@@ -398,27 +367,30 @@ def _start_processes(
         "-m",
         "argosy",
     ]
-    flags = ["--resume", *(["--json"] if json else []), *(["--quiet"] if quiet else [])]
-    command = ["nbody", "run", str(snapshot), "--output", str(output), *choice.arguments(), *flags]
+    flags = ["--resume"]
+    flags += ["--json"] if options.json else []
+    flags += ["--quiet"] if options.quiet else []
+    command = ["nbody", "run", str(options.snapshot), "--output", str(options.output)]
+    command += [*options.arguments(), *flags]
     done = subprocess.run([sys.executable, *launch, *command], check=False)
     if done.returncode:
         raise RunError(f"one of {count} processes failed; their messages are above")
 
 
-def _device(choice: _Choice) -> str:
+def _device(options: GravityRunOptions) -> str:
     """Return the torch device of this process."""
-    on_gpus, rank = choice.on_gpus(), int(os.environ.get("RANK", "0"))
+    on_gpus, rank = options.on_gpus(), int(os.environ.get("RANK", "0"))
     if not on_gpus[rank % len(on_gpus)]:
         return "cpu"
     from argosy.nbody.gpu.force import usable_device
 
-    name = "cuda" if choice.device == "auto" else choice.device
+    name = "cuda" if options.device == "auto" else options.device
     return usable_device(name, int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def _processes(choice: _Choice) -> Processes | None:
+def _processes(options: GravityRunOptions) -> Processes | None:
     """Join the processes that torchrun started; return None if there is only one and no cluster."""
-    where, planned = choice.devices(), choice.planned()
+    where, planned = options.devices(), options.planned()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and where is None:
         return None
     from argosy.nbody.ranks import Alone, join_processes

@@ -21,6 +21,7 @@ from argosy.errors import refused
 if TYPE_CHECKING:
     from argosy.adapt.controller import AdaptationLevel
     from argosy.adapt.play import PolicyRun
+    from argosy.cli.planning.simulate import SimulateOptions
     from argosy.plan.plan import Plan
     from argosy.runtime.processes.run_spec import RunSpec
 
@@ -28,38 +29,30 @@ if TYPE_CHECKING:
 _MOST_DECISIONS = 12
 
 
-def show_courses(
-    scenario: Scenario,
-    adapt: str,
-    *,
-    until: str | None,
-    horizon: int,
-    min_gain: float,
-    width: int | None,
-    json: bool,
-    quiet: bool,
-) -> None:
+def show_courses(scenario: Scenario, adapt: str, options: SimulateOptions) -> None:
     """Simulate every policy up to the requested one, and the oracle; print their throughput."""
     from argosy.adapt.controller import AdaptationLevel, ControllerLimits
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.report.plan import plan_title
 
     check_reach(adapt)
-    end = parse_time("--until", until)
+    end = parse_time("--until", options.until)
     if math.isinf(end):
         raise refused('--adapt needs --until with a time, such as --until "10 min"')
-    limits = ControllerLimits(reach=AdaptationLevel(adapt), horizon=horizon, min_gain=min_gain)
-    with progress(f"playing policies on {scenario.plan!r}", quiet=quiet):
+    limits = ControllerLimits(
+        reach=AdaptationLevel(adapt), horizon=options.horizon, min_gain=options.min_gain
+    )
+    with progress(f"playing policies on {scenario.plan!r}", quiet=options.quiet):
         courses = _courses(scenario, limits, end)
     if courses is None:
-        raise too_long(until)
-    if json:
+        raise too_long(options.until)
+    if options.json:
         print_json(
             "simulate",
             {"adapt": adapt, "courses": [_to_dict(name, course) for name, course in courses]},
         )
         return
-    console = stdout_console(width)
+    console = stdout_console(options.width)
     console.print(f"{plan_title(scenario.plan)}\n")
     console.print(_table(courses))
     requested = next(course for name, course in courses if name == _name(AdaptationLevel(adapt)))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from argosy.choose.replan import Courses
+    from argosy.cli.planning.plan import PlanOptions
     from argosy.cluster.topology import Cluster
     from argosy.cost.compute import ComputeModel
     from argosy.plan.plan import Plan
@@ -47,15 +48,7 @@ class ChosenPlan:
     """Texts and tables for people, after the plan."""
 
 
-def check_what_counts(
-    scenarios: Sequence[str] | None,
-    robust: str,
-    for_trace: str | None,
-    objective: str,
-    limits: tuple[float | None, float | None],
-    *,
-    has_output: bool,
-) -> None:
+def check_what_counts(options: PlanOptions) -> None:
     """Raise ``InputError`` if options contradict each other, because one of them would be ignored.
 
     The check comes before any search.
@@ -63,25 +56,19 @@ def check_what_counts(
     from argosy.choose.scenario import Robust
     from argosy.cli.inputs import refuse_options
 
-    known_name("--objective", objective, ("throughput", "cost"), "objectives")
+    scenarios, robust, for_trace = options.scenario, options.robust, options.for_trace
+    known_name("--objective", options.objective, ("throughput", "cost"), "objectives")
     known_name("--robust", robust, (*Robust, MODEL), "objectives")
-    cost = objective if objective == "cost" else None
-    if for_trace is not None:
-        given = {
-            "--scenario": list(scenarios) if scenarios else None,
-            "--output": has_output,
-            "--objective cost": cost,
-            "--max-price-per-hour": limits[0],
-            "--max-cost-per-step": limits[1],
-        }
-        refuse_options(
-            given, "cannot be combined with --for-trace, which compares plans and chooses none"
-        )
     prices: dict[str, object] = {
-        "--objective cost": cost,
-        "--max-price-per-hour": limits[0],
-        "--max-cost-per-step": limits[1],
+        "--objective cost": "cost" if options.objective == "cost" else None,
+        "--max-price-per-hour": options.max_price_per_hour,
+        "--max-cost-per-step": options.max_cost_per_step,
     }
+    if for_trace is not None:
+        refuse_options(
+            {"--scenario": scenarios or None, "--output": options.output, **prices},
+            "cannot be combined with --for-trace, which compares plans and chooses none",
+        )
     if scenarios:
         refuse_options(prices, "cannot be combined with --scenario")
     if robust == MODEL:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.names import known_name
 from argosy.cli.options import (
     DtypeName,
@@ -31,12 +33,11 @@ from argosy.cli.options import (
 if TYPE_CHECKING:
     from argosy.baselines import NoPlan, PlanningJob
     from argosy.choose.scenario import Robust
+    from argosy.cli.planning.choose import PlanningTask
     from argosy.cluster.topology import Cluster
-    from argosy.cost.compute import ComputeModel
     from argosy.plan.islands import IslandPlan
     from argosy.plan.plan import Plan
     from argosy.report.contest import ContestRow
-    from argosy.workload.chain import Chain
 
 Batch = Annotated[
     int | None,
@@ -62,25 +63,41 @@ class Changes:
     robust: Robust
 
 
-def compare(
-    model: ModelSource,
-    cluster: TargetCluster,
-    global_batch: Batch = None,
-    trace: Traces = None,
-    scenario: Scenarios = None,
-    robust: RobustName = "mean",
-    only: Only = None,
-    sequence_length: SequenceLength = None,
-    dtype: DtypeName = None,
-    optimizer: OptimizerName = None,
-    profile: Profiles = None,
-    level: Level = 1,
-    islands: Islands = "off",
-    sync_every: SyncEvery = "auto",
-    width: Width = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The result of a comparison, and what was compared."""
+
+    task: PlanningTask
+    changes: Changes
+    rows: list[ContestRow]
+    islands: list[IslandPlan]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """The options that ``argosy compare`` takes."""
+
+    model: ModelSource
+    cluster: TargetCluster
+    global_batch: Batch = None
+    trace: Traces = None
+    scenario: Scenarios = None
+    robust: RobustName = "mean"
+    only: Only = None
+    sequence_length: SequenceLength = None
+    dtype: DtypeName = None
+    optimizer: OptimizerName = None
+    profile: Profiles = None
+    level: Level = 1
+    islands: Islands = "off"
+    sync_every: SyncEvery = "auto"
+    width: Width = None
+    json: Json = False
+    quiet: Quiet = False
+
+
+@takes_options
+def compare(options: CompareOptions) -> None:
     """Compare every planner's plan with ours in one simulator.
 
     Prints how long an iteration takes with the plan of each, how that compares with ours, and why
@@ -99,91 +116,125 @@ def compare(
         argosy compare -m gpt2-xl -c geo-8 -b 256 --islands auto
     """
     from argosy.choose.scenario import Robust
-    from argosy.cli.inputs import check_at_least, compute_model, refuse_options, with_traces
-    from argosy.cli.planning.choose import PlanningTask
-    from argosy.cli.planning.gravity_plans import PREFIX, compare_gravity
-    from argosy.cli.planning.islands import compared_islands, island_options
+    from argosy.cli.inputs import with_traces
+    from argosy.cli.planning.gravity_plans import PREFIX
+    from argosy.cli.planning.islands import IslandRequest, compared_islands
     from argosy.cli.planning.scenarios import load_scenarios
-    from argosy.cli.terminal import print_json, stdout_console
     from argosy.cluster.file import load_cluster
-    from argosy.cost.remembered import cost_model_ref
     from argosy.errors import excluded
-    from argosy.explain.contest import moments
+
+    islands = IslandRequest(islands=options.islands, sync_every=options.sync_every).options()
+    where = load_cluster(options.cluster)
+    if options.trace and options.scenario:
+        raise excluded("--trace", "--scenario")
+    where = with_traces(where, options.trace) if options.trace else where
+    if options.model.startswith(PREFIX):
+        _compare_gravity(where, options)
+        return
+    wanted = Robust(known_name("--robust", options.robust, Robust, "objectives"))
+    scenarios = load_scenarios(where, options.scenario) if options.scenario else (where,)
+    changes = Changes(scenarios=tuple(scenarios), robust=wanted)
+    task = _task(where, options)
+    rows = compared(task, names=_chosen(options.only), quiet=options.quiet, changes=changes)
+    island_plans: list[IslandPlan] = []
+    if islands is not None:
+        island_plans = compared_islands(task, _our_seconds(rows), islands, quiet=options.quiet)
+    _show(Comparison(task=task, changes=changes, rows=rows, islands=island_plans), options)
+
+
+def _task(cluster: Cluster, options: CompareOptions) -> PlanningTask:
+    """Return the inputs that all planners are given."""
+    from argosy.cli.inputs import check_at_least, compute_model
+    from argosy.cli.planning.choose import PlanningTask
     from argosy.planner import Settings
-    from argosy.report.contest import OURS, contest_table, counted_over, rows_to_dict
-    from argosy.report.islands import compared_to_dict, side_by_side
     from argosy.workload.load import load_model
 
-    wanted_islands = island_options(islands, sync_every)
-    where = load_cluster(cluster)
-    if trace and scenario:
-        raise excluded("--trace", "--scenario")
-    where = with_traces(where, trace) if trace else where
-    if model.startswith(PREFIX):
-        given = {
-            "--global-batch": global_batch,
-            "--only": only,
-            "--sequence-length": sequence_length,
-            "--dtype": dtype,
-        }
-        given |= {"--optimizer": optimizer, "--profile": profile, "--scenario": scenario}
-        given |= {"--islands": None if islands == "off" else islands}
-        refuse_options(given, "does not apply to gravity")
-        compare_gravity(model, where, width=width, json=json, quiet=quiet)
-        return
-    wanted = Robust(known_name("--robust", robust, Robust, "objectives"))
-    changes = Changes(
-        scenarios=tuple(load_scenarios(where, scenario) if scenario else (where,)), robust=wanted
-    )
-    batch = _PER_DEVICE * len(where.devices) if global_batch is None else global_batch
+    batch = options.global_batch
+    batch = _PER_DEVICE * len(cluster.devices) if batch is None else batch
     check_at_least("--global-batch", batch, 1)
-    chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
-    costs = compute_model(profile or (), chain=chain, cluster=where, quiet=quiet)
-    rows = compared(
-        chain, where, batch, costs, names=_chosen(only), level=level, quiet=quiet, changes=changes
+    chain = load_model(
+        options.model,
+        sequence_length=options.sequence_length,
+        dtype=options.dtype,
+        optimizer=options.optimizer,
     )
-    island_plans: list[IslandPlan] = []
-    ours = next(
-        (row.entry.seconds for row in rows if row.name == OURS and row.entry is not None), math.inf
+    costs = compute_model(options.profile or (), chain=chain, cluster=cluster, quiet=options.quiet)
+    settings = Settings(level=options.level)
+    return PlanningTask(
+        chain=chain, cluster=cluster, global_batch=batch, settings=settings, model=costs
     )
-    if wanted_islands is not None:
-        task = PlanningTask(
-            chain=chain,
-            cluster=where,
-            global_batch=batch,
-            settings=Settings(level=level),
-            model=costs,
-        )
-        island_plans = compared_islands(task, ours, wanted_islands, quiet=quiet)
-    if json:
-        ref = cost_model_ref(chain, where, costs)
-        names = {
-            "model": model,
-            "cluster": {"name": where.name, "hash": where.hash},
-            "global_batch": batch,
-        }
-        names["cost_model"] = "default" if ref is None else ref.hash
-        begun = max(len(moments(cluster)) for cluster in changes.scenarios)
-        counted = {"scenarios": scenario or [], "robust": robust, "moments": begun}
-        print_json(
-            "compare",
-            {
-                **names,
-                **counted,
-                "rows": rows_to_dict(rows),
-                "islands": compared_to_dict(island_plans),
-            },
-        )
+
+
+def _compare_gravity(cluster: Cluster, options: CompareOptions) -> None:
+    """Compare plans of gravity; reject options that do not apply to it."""
+    from argosy.cli.inputs import refuse_options
+    from argosy.cli.planning.gravity_plans import compare_gravity
+
+    unused = {
+        "--global-batch": options.global_batch,
+        "--only": options.only,
+        "--sequence-length": options.sequence_length,
+        "--dtype": options.dtype,
+        "--optimizer": options.optimizer,
+        "--profile": options.profile,
+        "--scenario": options.scenario,
+        "--islands": None if options.islands == "off" else options.islands,
+    }
+    refuse_options(unused, "does not apply to gravity")
+    compare_gravity(
+        options.model, cluster, width=options.width, json=options.json, quiet=options.quiet
+    )
+
+
+def _our_seconds(rows: Sequence[ContestRow]) -> float:
+    """Return the seconds of our plan; infinite if there is none."""
+    from argosy.report.contest import OURS
+
+    ours = (row.entry.seconds for row in rows if row.name == OURS and row.entry is not None)
+    return next(ours, math.inf)
+
+
+def _show(comparison: Comparison, options: CompareOptions) -> None:
+    """Print the table, or everything as JSON."""
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.report.contest import contest_table, counted_over
+    from argosy.report.islands import side_by_side
+
+    if options.json:
+        print_json("compare", _to_dict(comparison, options))
         return
-    console = stdout_console(width)
-    console.print(f"{chain!r}; {where!r}; {batch} samples an iteration\n")
-    console.print(contest_table(rows, with_shape=console.width >= _WIDE))
-    if island_plans:
+    task = comparison.task
+    console = stdout_console(options.width)
+    console.print(f"{task.chain!r}; {task.cluster!r}; {task.global_batch} samples an iteration\n")
+    console.print(contest_table(comparison.rows, with_shape=console.width >= _WIDE))
+    if comparison.islands:
         console.print()
-        console.print(side_by_side(island_plans, ours))
-    note = counted_over(changes.scenarios, robust)
+        console.print(side_by_side(comparison.islands, _our_seconds(comparison.rows)))
+    note = counted_over(comparison.changes.scenarios, options.robust)
     if note is not None:
         console.print(f"\n{note}")
+
+
+def _to_dict(comparison: Comparison, options: CompareOptions) -> dict[str, Any]:
+    """Return a comparison as a dict for JSON."""
+    from argosy.cost.remembered import cost_model_ref
+    from argosy.explain.contest import moments
+    from argosy.report.contest import rows_to_dict
+    from argosy.report.islands import compared_to_dict
+
+    task = comparison.task
+    ref = cost_model_ref(task.chain, task.cluster, task.model)
+    return {
+        "model": options.model,
+        "cluster": {"name": task.cluster.name, "hash": task.cluster.hash},
+        "global_batch": task.global_batch,
+        "cost_model": "default" if ref is None else ref.hash,
+        "scenarios": options.scenario or [],
+        "robust": options.robust,
+        "moments": max(len(moments(cluster)) for cluster in comparison.changes.scenarios),
+        "rows": rows_to_dict(comparison.rows),
+        "islands": compared_to_dict(comparison.islands),
+    }
 
 
 def _chosen(only: list[str] | None) -> tuple[str, ...]:
@@ -207,42 +258,36 @@ def _answer(name: str, job: PlanningJob) -> Plan | NoPlan:
         return NoPlan(reason=str(error).splitlines()[0])
 
 
-def _ours(
-    chain: Chain,
-    cluster: Cluster,
-    global_batch: int,
-    model: ComputeModel,
-    level: int,
-    changes: Changes,
-) -> Plan:
+def _ours(task: PlanningTask, changes: Changes) -> Plan:
     """Find our plan for the cluster as it is, or for the objective over its changes."""
     from argosy.choose.robust import find_robust_plan
     from argosy.cluster.lasting import last_change
-    from argosy.planner import Settings, find_plan
+    from argosy.planner import find_plan
 
-    settings = Settings(level=level)
     if last_change(changes.scenarios) == 0:
-        return find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
+        return find_plan(
+            task.chain,
+            task.cluster,
+            global_batch=task.global_batch,
+            settings=task.settings,
+            model=task.model,
+        )
     choice = find_robust_plan(
-        chain,
-        cluster,
+        task.chain,
+        task.cluster,
         changes.scenarios,
-        global_batch=global_batch,
+        global_batch=task.global_batch,
         robust=changes.robust,
-        settings=settings,
-        model=model,
+        settings=task.settings,
+        model=task.model,
     )
     return choice.plan
 
 
 def compared(
-    chain: Chain,
-    cluster: Cluster,
-    global_batch: int,
-    model: ComputeModel,
+    task: PlanningTask,
     *,
     names: tuple[str, ...],
-    level: int = 1,
     quiet: bool,
     ours: Plan | None = None,
     changes: Changes | None = None,
@@ -259,15 +304,16 @@ def compared(
     from argosy.report.contest import OURS, rows_of
     from argosy.sim.tasks.choose import with_collectives
 
+    chain, cluster = task.chain, task.cluster
     changes = changes or Changes(scenarios=(cluster,), robust=Robust.MEAN)
     if ours is None:
         with progress(f"planning {chain.name} for {cluster!r}", quiet=quiet):
-            ours = _ours(chain, cluster, global_batch, model, level, changes)
+            ours = _ours(task, changes)
     job = PlanningJob(
         chain=chain,
         cluster=within_reach(at_time_zero(cluster)),
-        global_batch=global_batch,
-        model=model,
+        global_batch=task.global_batch,
+        model=task.model,
     )
     plans, refused = [(OURS, ours)], []
     for name in names:
@@ -279,4 +325,5 @@ def compared(
             plans.append((name, with_collectives(answer, chain, job.cluster)))
     with progress(f"simulating {len(plans)} plans", quiet=quiet):
         counts = partial(objective, robust=changes.robust)
-        return rows_of(contest(plans, chain, changes.scenarios, model, counts), refused, cluster)
+        entries = contest(plans, chain, changes.scenarios, task.model, counts)
+        return rows_of(entries, refused, cluster)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import (
     ClusterSource,
     DtypeName,
@@ -19,20 +21,38 @@ from argosy.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from argosy.cli.inputs import Scenario, ScenarioInputs
     from argosy.cluster.topology import Cluster
     from argosy.explain import Explanation
 
 
-def explain(
-    plan: PlanSource,
-    cluster: ClusterSource = None,
-    trace: Traces = None,
-    profile: Profiles = None,
-    dtype: DtypeName = None,
-    width: Width = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions:
+    """The options that ``argosy explain`` takes."""
+
+    plan: PlanSource
+    cluster: ClusterSource = None
+    trace: Traces = None
+    profile: Profiles = None
+    dtype: DtypeName = None
+    width: Width = None
+    json: Json = False
+    quiet: Quiet = False
+
+    def inputs(self) -> ScenarioInputs:
+        """Return the inputs that replace those of the plan."""
+        from argosy.cli.inputs import ScenarioInputs
+
+        return ScenarioInputs(
+            cluster=self.cluster,
+            traces=self.trace or (),
+            profiles=self.profile or (),
+            quiet=self.quiet,
+        )
+
+
+@takes_options
+def explain(options: ExplainOptions) -> None:
     """Explain why a plan takes so long, and what would help.
 
     Prints what fills the memory of each device, which stage and link are the bottleneck, what
@@ -45,49 +65,19 @@ def explain(
         argosy explain train.py:build --cluster two-cards
         argosy explain gravity.json
     """
-    from argosy.cli.inputs import load_scenario, refuse_options
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.explain import explain_plan
-    from argosy.plan.file import read_plan, schedule_to_dict
+    from argosy.plan.file import schedule_to_dict
     from argosy.report.explain import explanation_to_dict
 
-    if plan.partition(":")[0].endswith(".py"):
-        from argosy.cli.planning.program import scenario_of_program
-
-        refuse_options({"--trace": trace, "--profile": profile}, "does not apply to a program")
-        scenario = scenario_of_program(plan, cluster, dtype=dtype, quiet=quiet)
-    else:
-        refuse_options({"--dtype": dtype}, "cannot be combined with a plan, which has its own")
-        document = read_plan(plan)
-        if document.data.get("kind") == "gravity":
-            from argosy.cli.planning.gravity_plans import explain_gravity
-
-            refuse_options({"--profile": profile}, "does not apply to a gravity plan")
-            explain_gravity(
-                document, cluster=cluster, traces=trace or (), width=width, json=json, quiet=quiet
-            )
-            return
-        if document.data.get("kind") == "islands":
-            from argosy.cli.planning.islands import explain_islands
-
-            explain_islands(
-                document,
-                cluster=cluster,
-                traces=trace or (),
-                profiles=profile or (),
-                width=width,
-                json=json,
-                quiet=quiet,
-            )
-            return
-        scenario = load_scenario(
-            document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet
-        )
-    with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
+    scenario = _scenario(options)
+    if scenario is None:
+        return
+    with progress(f"simulating {scenario.plan!r} and changes to it", quiet=options.quiet):
         explanation = explain_plan(
             scenario.plan, scenario.chain, scenario.cluster, model=scenario.model
         )
-    if json:
+    if options.json:
         names = {
             "model": scenario.plan.model.name,
             "cluster": {"name": scenario.cluster.name, "hash": scenario.cluster.hash},
@@ -95,9 +85,43 @@ def explain(
         }
         print_json("explain", {**names, **explanation_to_dict(explanation)})
         return
-    console = stdout_console(width)
+    console = stdout_console(options.width)
     for part in explanation_parts(explanation, scenario.cluster):
         console.print(part)
+
+
+def _scenario(options: ExplainOptions) -> Scenario | None:
+    """Return the plan to explain; None if it is of another kind, which is explained at once."""
+    from argosy.cli.inputs import load_scenario, refuse_options
+    from argosy.cli.planning.gravity_plans import explain_gravity
+    from argosy.cli.planning.islands import explain_islands
+    from argosy.cli.planning.program import scenario_of_program
+    from argosy.plan.file import read_plan
+
+    if options.plan.partition(":")[0].endswith(".py"):
+        unused = {"--trace": options.trace, "--profile": options.profile}
+        refuse_options(unused, "does not apply to a program")
+        return scenario_of_program(
+            options.plan, options.cluster, dtype=options.dtype, quiet=options.quiet
+        )
+    refuse_options({"--dtype": options.dtype}, "cannot be combined with a plan, which has its own")
+    document = read_plan(options.plan)
+    kind = document.data.get("kind")
+    if kind == "gravity":
+        refuse_options({"--profile": options.profile}, "does not apply to a gravity plan")
+        explain_gravity(
+            document,
+            cluster=options.cluster,
+            traces=options.trace or (),
+            width=options.width,
+            json=options.json,
+            quiet=options.quiet,
+        )
+        return None
+    if kind == "islands":
+        explain_islands(document, options)
+        return None
+    return load_scenario(document, options.inputs())
 
 
 def explanation_parts(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableType]:

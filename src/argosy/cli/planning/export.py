@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import ClusterSource, Json, PlanSource
 from argosy.exporters.systems import System
 
+if TYPE_CHECKING:
+    from argosy.exporters.form import Export
 
-def export(
-    plan: PlanSource,
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """The options that ``argosy export`` takes."""
+
+    plan: PlanSource
     to: Annotated[
         System,
         typer.Option(
             "--to", metavar="SYSTEM", help="The system that the plan is for.", show_default=False
         ),
-    ],
-    cluster: ClusterSource = None,
+    ]
+    cluster: ClusterSource = None
     lossy: Annotated[
         bool,
         typer.Option("--lossy", help="Write what can be said, and list on stderr what is lost."),
-    ] = False,
+    ] = False
     zone: Annotated[
         str | None, typer.Option("--zone", help="Sailor: the zone that all devices are in.")
-    ] = None,
+    ] = None
     program: Annotated[
         str | None,
         typer.Option(
             "--program", metavar="FILE.py:build", help="torchrun, jobset, skypilot: what to start."
         ),
-    ] = None,
+    ] = None
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="The same: steps to train (100).")
-    ] = None,
+    ] = None
     image: Annotated[
         str | None,
         typer.Option(
             "--image", help="jobset: a container image with Argosy, torch and the program."
         ),
-    ] = None,
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option(
@@ -49,9 +58,12 @@ def export(
             "-o",
             help="A file, or a folder where there are several, instead of stdout (-).",
         ),
-    ] = None,
-    json: Json = False,
-) -> None:
+    ] = None
+    json: Json = False
+
+
+@takes_options
+def export(options: ExportRequest) -> None:
     """Write a plan for another system.
 
     Writes the plan in the form of the target: torchtitan (a recipe module, schedule CSV), megatron
@@ -67,54 +79,68 @@ def export(
         argosy export plan.json --to megatron -o megatron.sh
         argosy export plan.json --to torchtitan -o job/
     """
-    import sys
+    from argosy.cli.terminal import STDOUT, check_output, print_json
 
-    from argosy.cli.inputs import model_of
-    from argosy.cli.terminal import STDOUT, check_output, print_json, write_file
-    from argosy.cluster.file import cluster_from_content, load_cluster
-    from argosy.exporters.write import ExportOptions, export_plan
-    from argosy.plan.file import plan_from_document, read_plan
-
-    if output == STDOUT:
-        check_output(output, json=json)
-        output = None
-    document = read_plan(plan)
-    loaded_plan = plan_from_document(document)
-    where = (
-        cluster_from_content(loaded_plan.cluster.content)
-        if cluster is None
-        else load_cluster(cluster)
-    )
-    named = None if to.starts_argosy or to is System.SAILOR else model_of(loaded_plan, document)
-    options = ExportOptions(
-        lossy=lossy,
-        model=named,
-        zone=zone,
-        plan_file=plan,
-        program=program,
-        steps=steps,
-        image=image,
-    )
-    exported = export_plan(loaded_plan, where, to, options)
+    to_stdout = options.output is None or options.output == STDOUT
+    if options.output == STDOUT:
+        check_output(options.output, json=options.json)
+    exported = _exported(options)
     for problem in exported.lost:
         sys.stderr.write(f"lost: {problem}\n")
-    if output is not None:
-        folder = len(exported.files) > 1
-        if not folder:
-            check_output(output, plan, cluster)
-        for name, text in exported.files:
-            write_file(output / name if folder else output, text.encode(), make_folder=folder)
-    if json:
+    if not to_stdout:
+        _write(exported, options)
+    if options.json:
         lost = [
             {"path": problem.path, "found": problem.found, "expected": problem.expected}
             for problem in exported.lost
         ]
-        print_json("export", {"target": str(to), "files": dict(exported.files), "lost": lost})
-    elif output is not None:
-        typer.echo(
-            f"wrote {output}"
-            + (f": {', '.join(name for name, _ in exported.files)}" if folder else "")
+        print_json(
+            "export", {"target": str(options.to), "files": dict(exported.files), "lost": lost}
         )
-    else:
+    elif to_stdout:
         for name, text in exported.files:
             typer.echo(f"# ---- {name}\n{text}" if len(exported.files) > 1 else text, nl=False)
+    else:
+        names = ", ".join(name for name, _ in exported.files)
+        typer.echo(f"wrote {options.output}" + (f": {names}" if len(exported.files) > 1 else ""))
+
+
+def _exported(options: ExportRequest) -> Export:
+    """Return the files of the target system."""
+    from argosy.cli.inputs import model_of
+    from argosy.cluster.file import cluster_from_content, load_cluster
+    from argosy.exporters.write import ExportOptions, export_plan
+    from argosy.plan.file import plan_from_document, read_plan
+
+    document = read_plan(options.plan)
+    plan = plan_from_document(document)
+    cluster = (
+        cluster_from_content(plan.cluster.content)
+        if options.cluster is None
+        else load_cluster(options.cluster)
+    )
+    needs_model = not options.to.starts_argosy and options.to is not System.SAILOR
+    export_options = ExportOptions(
+        lossy=options.lossy,
+        model=model_of(plan, document) if needs_model else None,
+        zone=options.zone,
+        plan_file=options.plan,
+        program=options.program,
+        steps=options.steps,
+        image=options.image,
+    )
+    return export_plan(plan, cluster, options.to, export_options)
+
+
+def _write(exported: Export, options: ExportRequest) -> None:
+    """Write one file, or several into a folder."""
+    from argosy.cli.terminal import check_output, write_file
+
+    assert options.output is not None
+    if len(exported.files) > 1:
+        for name, text in exported.files:
+            write_file(options.output / name, text.encode(), make_folder=True)
+        return
+    check_output(options.output, options.plan, options.cluster)
+    for _, text in exported.files:
+        write_file(options.output, text.encode())

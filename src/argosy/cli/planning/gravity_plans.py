@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from argosy.errors import bad_input
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from argosy.cli.planning.simulate import SimulateOptions
     from argosy.cluster.topology import Cluster
     from argosy.document import Document
     from argosy.nbody.planning.plan import PricedDomains, StepPlan
@@ -26,30 +29,44 @@ _STEPS = 20
 """The number of steps that are simulated to compare plans."""
 
 
-def simulate_gravity(
-    document: Document,
-    *,
-    cluster: str | None,
-    traces: Sequence[str],
-    iterations: int | None,
-    until: str | None,
-    adapt: str | None,
-    output: Path | None,
-    width: int | None,
-    json: bool,
-    quiet: bool,
-) -> None:
-    """Simulate a gravity plan step by step, with ``adapt`` also re-balanced."""
-    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long
+def simulate_gravity(document: Document, options: SimulateOptions) -> None:
+    """Simulate a gravity plan step by step, with ``--adapt`` also re-balanced."""
     from argosy.cli.planning.adapting import check_reach
-    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
-    from argosy.nbody.planning.play import play_run, step_timeline
-    from argosy.report.tables import plain_table
+    from argosy.cli.terminal import print_json, stdout_console, write_file
+    from argosy.nbody.planning.play import step_timeline
     from argosy.timeline.file import dumps_timeline
-    from argosy.units import TIME
 
-    check_reach(adapt or "off")
-    plan, where = _plan_on(document, cluster, traces)
+    check_reach(options.adapt or "off")
+    plan, where = _plan_on(document, options.cluster, options.trace or ())
+    runs = _played(plan, where, options)
+    if options.output is not None:
+        done = max(len(runs[0][1].ends), 1)
+        timeline = step_timeline(where, plan.box, plan.plan, min(done, _MOST_RECORDED))
+        write_file(options.output, dumps_timeline(timeline).encode())
+    if options.json:
+        names = {
+            "cluster": {"name": where.name, "hash": where.hash},
+            "particles": plan.box.particles,
+        }
+        print_json(
+            "simulate",
+            {**names, "workload": "gravity", "runs": [_run(name, run) for name, run in runs]},
+        )
+        return
+    console = stdout_console(options.width, beside=options.output)
+    console.print(f"{plan.box.particles:.3g} particles on {where!r}\n", soft_wrap=True)
+    console.print(_run_table(runs))
+
+
+def _played(
+    plan: GravityPlan, where: Cluster, options: SimulateOptions
+) -> list[tuple[str, PlayedRun]]:
+    """Simulate the planned domains and those that they are compared with; return runs by name."""
+    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long
+    from argosy.cli.terminal import progress
+    from argosy.nbody.planning.play import play_run
+
+    iterations, until = options.iterations, options.until
     steps = (
         (1 if until is None else MOST_ITERATIONS)
         if iterations is None
@@ -57,9 +74,10 @@ def simulate_gravity(
     )
     end = parse_time("--until", until)
     variants = [(domains.name, domains, False) for domains in (plan.plan, *plan.compared)]
-    if adapt not in (None, "off"):
+    if options.adapt not in (None, "off"):
         variants.insert(1, (f"{plan.plan.name}, re-balanced", plan.plan, True))
-    with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
+    title = f"simulating {plan.box.particles:.3g} particles on {where!r}"
+    with progress(title, quiet=options.quiet):
         first = play_run(where, plan.box, plan.plan, 1, rebalance=False).ends
         # This is known without simulating them.
         if iterations is None and first and first[0] * MOST_ITERATIONS <= end < math.inf:
@@ -70,22 +88,14 @@ def simulate_gravity(
         ]
     if iterations is None and any(len(run.ends) == MOST_ITERATIONS for _, run in runs):
         raise too_long(until)
-    if output is not None:
-        done = max(len(runs[0][1].ends), 1)
-        timeline = step_timeline(where, plan.box, plan.plan, min(done, _MOST_RECORDED))
-        write_file(output, dumps_timeline(timeline).encode())
-    if json:
-        names = {
-            "cluster": {"name": where.name, "hash": where.hash},
-            "particles": plan.box.particles,
-        }
-        print_json(
-            "simulate",
-            {**names, "workload": "gravity", "runs": [_run(name, run) for name, run in runs]},
-        )
-        return
-    console = stdout_console(width, beside=output)
-    console.print(f"{plan.box.particles:.3g} particles on {where!r}\n", soft_wrap=True)
+    return runs
+
+
+def _run_table(runs: Sequence[tuple[str, PlayedRun]]) -> Table:
+    """Return a table with a row per simulated run."""
+    from argosy.report.tables import plain_table
+    from argosy.units import TIME
+
     table = plain_table(
         "cut",
         "steps",
@@ -105,7 +115,7 @@ def simulate_gravity(
         shown = [TIME.format(value, digits=4) for value in times] or ["-"] * 3
         steps_done = f"stalled after {len(step_seconds)}" if run.stalled else str(len(step_seconds))
         table.add_row(name, steps_done, *shown, str(run.moves))
-    console.print(table)
+    return table
 
 
 def explain_gravity(

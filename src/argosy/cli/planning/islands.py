@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from argosy.choose.islands import IslandOptions
+    from argosy.cli.inputs import ScenarioInputs
     from argosy.cli.planning.choose import PlanningTask
+    from argosy.cli.planning.explain import ExplainOptions
+    from argosy.cli.planning.plan import PlanOptions
+    from argosy.cli.planning.simulate import SimulateOptions
     from argosy.cluster.topology import Cluster
     from argosy.cost.compute import ComputeModel
     from argosy.document import Document
@@ -37,48 +40,52 @@ class IslandScenario:
     model: ComputeModel
 
 
-def island_options(
-    islands: str,
-    sync_every: str = "auto",
-    limit: int = 100,
-    fragments: int = 1,
-    overlap: bool = False,
-    compress: str = "none",
-    outer: str = "0.7,0.9",
-) -> IslandOptions | None:
-    """Return the options of islands; None for ``--islands off``.
+@dataclass(frozen=True, kw_only=True)
+class IslandRequest:
+    """The options of a command that are about islands, as the user gave them."""
 
-    Raises ``InputError`` if other options of islands are given with ``--islands off``.
-    """
-    from argosy.choose.islands import IslandOptions
-    from argosy.cli.inputs import refuse_options, whole_number
-    from argosy.plan.islands import Compression
+    islands: str = "off"
+    sync_every: str = "auto"
+    fragments: int = 1
+    overlap: bool = False
+    compress: str = "none"
+    max_sync_every: int = 100
+    outer: str = "0.7,0.9"
 
-    if islands == "off":
-        given: dict[str, object] = {"--sync-every": None if sync_every == "auto" else sync_every}
-        given |= {"--fragments": None if fragments == 1 else fragments, "--overlap": overlap}
-        given |= {"--compress": None if compress == "none" else compress}
-        given |= {
-            "--max-sync-every": None if limit == 100 else limit,
-            "--outer": None if outer == "0.7,0.9" else outer,
-        }
-        refuse_options(given, "needs --islands")
-        return None
-    count = None if islands == "auto" else whole_number(islands)
-    if count is None and islands != "auto":
-        raise bad_input("auto, off or a whole number", islands, where="--islands")
-    every = None if sync_every == "auto" else whole_number(sync_every)
-    if sync_every != "auto" and not every:
-        raise bad_input("auto or a whole number of at least 1", sync_every, where="--sync-every")
-    return IslandOptions(
-        count=count,
-        sync_every=every,
-        limit=limit,
-        fragments=fragments,
-        overlaps=overlap,
-        outer=_outer(outer),
-        compression=Compression(known_name("--compress", compress, Compression, "compressions")),
-    )
+    def options(self) -> IslandOptions | None:
+        """Return the options of islands; None for ``--islands off``.
+
+        Raises ``InputError`` if other options of islands are given with ``--islands off``.
+        """
+        from argosy.choose.islands import IslandOptions
+        from argosy.cli.inputs import refuse_options, whole_number
+        from argosy.plan.islands import Compression
+
+        if self.islands == "off":
+            changed = {
+                f"--{option.name.replace('_', '-')}": getattr(self, option.name)
+                for option in fields(self)
+                if getattr(self, option.name) != option.default
+            }
+            refuse_options(changed, "needs --islands")
+            return None
+        count = None if self.islands == "auto" else whole_number(self.islands)
+        if count is None and self.islands != "auto":
+            raise bad_input("auto, off or a whole number", self.islands, where="--islands")
+        every = None if self.sync_every == "auto" else whole_number(self.sync_every)
+        if self.sync_every != "auto" and not every:
+            expected = "auto or a whole number of at least 1"
+            raise bad_input(expected, self.sync_every, where="--sync-every")
+        compression = known_name("--compress", self.compress, Compression, "compressions")
+        return IslandOptions(
+            count=count,
+            sync_every=every,
+            limit=self.max_sync_every,
+            fragments=self.fragments,
+            overlaps=self.overlap,
+            outer=_outer(self.outer),
+            compression=Compression(compression),
+        )
 
 
 def _outer(text: str) -> OuterOptimizer:
@@ -108,34 +115,26 @@ def check_divisible(options: IslandOptions | None, cluster: Cluster) -> None:
 
 
 def plan_islands(
-    options: IslandOptions,
-    task: PlanningTask,
-    synchronous: Plan,
-    *,
-    auto: bool,
-    output: Path | None,
-    json: bool,
-    width: int | None,
-    quiet: bool,
+    islands: IslandOptions, task: PlanningTask, synchronous: Plan, options: PlanOptions
 ) -> bool:
     """Plan, write and show islands.
 
-    Returns False, with a line on stderr, if ``auto`` finds that the synchronous plan is faster.
+    Returns False, with a line on stderr, if ``--islands auto`` finds that the synchronous plan is
+    faster.
     """
     from argosy.choose.islands import find_island_plan
-    from argosy.cli.terminal import STDOUT, print_json, progress, stdout_console, write_file
+    from argosy.cli.terminal import progress
     from argosy.errors import InfeasibleError
-    from argosy.plan.islands_file import dumps_island_plan, island_plan_to_dict
     from argosy.units import TIME
 
-    why = None
+    why, auto = None, options.islands == "auto"
     try:
-        with progress(f"planning islands of {task.cluster!r}", quiet=quiet):
+        with progress(f"planning islands of {task.cluster!r}", quiet=options.quiet):
             best = find_island_plan(
                 task.chain,
                 task.cluster,
                 global_batch=task.global_batch,
-                options=options,
+                options=islands,
                 settings=task.settings,
                 model=task.model,
                 synchronous=synchronous,
@@ -156,23 +155,32 @@ def plan_islands(
         return False
     named = replace(best.model, name=synchronous.model.name)
     best = replace(best, islands=tuple(replace(island, model=named) for island in best.islands))
+    _write_and_show(best, task.cluster, options)
+    return True
+
+
+def _write_and_show(plan: IslandPlan, cluster: Cluster, options: PlanOptions) -> None:
+    """Write an island plan to ``--output``, and print it."""
+    from argosy.cli.terminal import STDOUT, print_json, stdout_console, write_file
+    from argosy.plan.islands_file import dumps_island_plan, island_plan_to_dict
+
+    output = options.output
     if output is not None:
-        write_file(output, dumps_island_plan(best).encode())
-    if json:
-        content = island_plan_to_dict(best)
+        write_file(output, dumps_island_plan(plan).encode())
+    if options.json:
+        content = island_plan_to_dict(plan)
         print_json(
             "plan",
-            {"plan": content, "predicted": content.get("predicted"), "algorithm": best.algorithm},
+            {"plan": content, "predicted": content.get("predicted"), "algorithm": plan.algorithm},
         )
-        return True
-    console = stdout_console(width, beside=output)
-    show_island_plan(console, best, task.cluster)
+        return
+    console = stdout_console(options.width, beside=output)
+    show_island_plan(console, plan, cluster)
     if output is not None and output != STDOUT:
         file = shlex.quote(str(output))
         console.print(
             f"\nwrote {output}; next: argosy simulate {file}, argosy explain {file}", soft_wrap=True
         )
-    return True
 
 
 def show_island_plan(console: Console, plan: IslandPlan, cluster: Cluster) -> None:
@@ -185,27 +193,14 @@ def show_island_plan(console: Console, plan: IslandPlan, cluster: Cluster) -> No
     console.print(island_figures(plan, cluster))
 
 
-def load_island_scenario(
-    document: Document,
-    *,
-    cluster: str | None,
-    traces: Sequence[str],
-    profiles: Sequence[str] = (),
-    quiet: bool,
-) -> IslandScenario:
+def load_island_scenario(document: Document, given: ScenarioInputs) -> IslandScenario:
     """Load the island plan in a document, on its own cluster or another, under other changes."""
     from argosy.cli.inputs import load_scenario
     from argosy.plan.islands_file import island_plan_from_document
 
     plan = island_plan_from_document(document)
     parts = [
-        load_scenario(
-            document.inside("islands", at),
-            cluster=cluster,
-            traces=traces,
-            profiles=profiles,
-            quiet=quiet or at > 0,
-        )
+        load_scenario(document.inside("islands", at), replace(given, quiet=given.quiet or at > 0))
         for at in range(len(plan.islands))
     ]
     first = parts[0]
@@ -218,18 +213,7 @@ def load_island_scenario(
     )
 
 
-def simulate_islands(
-    document: Document,
-    *,
-    cluster: str | None,
-    traces: Sequence[str],
-    profiles: Sequence[str],
-    iterations: int | None,
-    until: str | None,
-    width: int | None,
-    json: bool,
-    quiet: bool,
-) -> None:
+def simulate_islands(document: Document, options: SimulateOptions) -> None:
     """Simulate an island plan; without a number of steps, four exchanges of every fragment."""
     from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time
     from argosy.cli.terminal import print_json, progress, stdout_console
@@ -238,53 +222,41 @@ def simulate_islands(
     from argosy.report.islands import course_lines, course_to_dict, island_table, island_title
     from argosy.sim.islands import play_islands
 
-    scenario = load_island_scenario(
-        document, cluster=cluster, traces=traces, profiles=profiles, quiet=quiet
-    )
+    scenario = load_island_scenario(document, options.inputs())
     plan = scenario.plan
-    steps = 4 * plan.sync_every if until is None else MOST_ITERATIONS
-    steps = steps if iterations is None else check_iterations(iterations)
-    with progress(f"simulating {plan!r}", quiet=quiet):
+    steps = 4 * plan.sync_every if options.until is None else MOST_ITERATIONS
+    steps = steps if options.iterations is None else check_iterations(options.iterations)
+    with progress(f"simulating {plan!r}", quiet=options.quiet):
         course = play_islands(
             plan,
             scenario.chain,
             scenario.cluster,
             scenario.model,
             steps=steps,
-            until=parse_time("--until", until),
+            until=parse_time("--until", options.until),
         )
         between = None
         if last_change([scenario.cluster]) and course.steps:
             between = step_range(
                 plan, scenario.chain, scenario.cluster, scenario.model, steps=course.steps
             )
-    if json:
+    if options.json:
         print_json("simulate", {**_names(scenario), **course_to_dict(plan, course, between)})
         return
-    console = stdout_console(width)
+    console = stdout_console(options.width)
     console.print(f"{island_title(plan)}\n", soft_wrap=True)
     console.print(island_table(plan, scenario.cluster))
     console.print()
     console.print(course_lines(plan, course, between))
 
 
-def report_islands(
-    document: Document,
-    output: Path,
-    *,
-    cluster: str | None,
-    traces: Sequence[str],
-    profiles: Sequence[str],
-    quiet: bool,
-) -> int:
+def report_islands(document: Document, output: Path, given: ScenarioInputs) -> int:
     """Write the page of an island plan; return its size in bytes."""
     from argosy.cli.terminal import progress, write_file
     from argosy.report.page.islands import IslandReport
 
-    scenario = load_island_scenario(
-        document, cluster=cluster, traces=traces, profiles=profiles, quiet=quiet
-    )
-    with progress(f"simulating {scenario.plan!r}", quiet=quiet):
+    scenario = load_island_scenario(document, given)
+    with progress(f"simulating {scenario.plan!r}", quiet=given.quiet):
         page = IslandReport(
             plan=scenario.plan, chain=scenario.chain, cluster=scenario.cluster, model=scenario.model
         ).html.encode()
@@ -293,12 +265,7 @@ def report_islands(
 
 
 def island_timeline(
-    document: Document,
-    *,
-    cluster: str | None,
-    traces: Sequence[str],
-    iterations: int | None,
-    quiet: bool,
+    document: Document, given: ScenarioInputs, *, iterations: int | None
 ) -> Timeline:
     """Return the first ``iterations`` steps of an island plan as a timeline.
 
@@ -309,12 +276,12 @@ def island_timeline(
     from argosy.sim.island_window import IslandWindow
     from argosy.sim.islands import play_islands
 
-    scenario = load_island_scenario(document, cluster=cluster, traces=traces, quiet=quiet)
+    scenario = load_island_scenario(document, given)
     plan = scenario.plan
     window = IslandWindow.around_exchange(plan)
     if iterations is not None:
         window = IslandWindow(first=0, end=check_iterations(iterations))
-    with progress(f"simulating {plan!r}", quiet=quiet):
+    with progress(f"simulating {plan!r}", quiet=given.quiet):
         play_islands(
             plan, scenario.chain, scenario.cluster, scenario.model, steps=window.end, window=window
         )
@@ -331,16 +298,7 @@ def _names(scenario: IslandScenario) -> dict[str, Any]:
     }
 
 
-def explain_islands(
-    document: Document,
-    *,
-    cluster: str | None,
-    traces: Sequence[str],
-    profiles: Sequence[str],
-    width: int | None,
-    json: bool,
-    quiet: bool,
-) -> None:
+def explain_islands(document: Document, options: ExplainOptions) -> None:
     """Print the cost and the effect of an island plan, and its time with changes.
 
     The changes are other exchange intervals and faster links between islands.
@@ -351,19 +309,17 @@ def explain_islands(
     from argosy.report.tables import plain_table
     from argosy.units import TIME
 
-    scenario = load_island_scenario(
-        document, cluster=cluster, traces=traces, profiles=profiles, quiet=quiet
-    )
-    with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
+    scenario = load_island_scenario(document, options.inputs())
+    with progress(f"simulating {scenario.plan!r} and changes to it", quiet=options.quiet):
         rows = island_what_ifs(scenario.plan, scenario.chain, scenario.cluster, scenario.model)
-    if json:
+    if options.json:
         changes = [{"change": name, "step_seconds": seconds} for name, seconds in rows]
         print_json(
             "explain",
             {**_names(scenario), "changes": changes, "what_changes": what_changes(scenario.plan)},
         )
         return
-    console = stdout_console(width)
+    console = stdout_console(options.width)
     show_island_plan(console, scenario.plan, scenario.cluster)
     console.print()
     table = plain_table("change", "step", right=("step",))

@@ -4,43 +4,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import ClusterSource, Json, PlanSource, Profiles, Quiet, Traces
 
 if TYPE_CHECKING:
-    from argosy.cli.inputs import Scenario
+    from argosy.cli.inputs import ScenarioInputs
     from argosy.cluster.topology import Cluster
+    from argosy.document import Document
     from argosy.plan.plan import Plan
     from argosy.report.decisions import Told
+    from argosy.report.page import Report
     from argosy.timeline import Timeline
 
 
-def report(
-    plan: PlanSource,
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The options that ``argosy report`` takes."""
+
+    plan: PlanSource
     timeline: Annotated[
         list[Path] | None,
         typer.Argument(help="Timelines to show beside the predicted one.", show_default=False),
-    ] = None,
+    ] = None
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The page to write; - is stdout.")
-    ] = Path("report.html"),
-    cluster: ClusterSource = None,
-    trace: Traces = None,
-    profile: Profiles = None,
+    ] = Path("report.html")
+    cluster: ClusterSource = None
+    trace: Traces = None
+    profile: Profiles = None
     compare: Annotated[
         Path | None,
         typer.Option("--compare", help="What argosy compare --json printed, shown as bars."),
-    ] = None,
+    ] = None
     decisions: Annotated[
         Path | None,
         typer.Option(
             "--decisions", help="decisions.jsonl of a run that adapted, shown as a table."
         ),
-    ] = None,
+    ] = None
     under: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,10 +55,24 @@ def report(
             metavar="SCENARIO",
             help="A way to change, as for argosy plan. Repeatable.",
         ),
-    ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = None
+    json: Json = False
+    quiet: Quiet = False
+
+    def inputs(self) -> ScenarioInputs:
+        """Return the inputs that replace those of the plan."""
+        from argosy.cli.inputs import ScenarioInputs
+
+        return ScenarioInputs(
+            cluster=self.cluster,
+            traces=self.trace or (),
+            profiles=self.profile or (),
+            quiet=self.quiet,
+        )
+
+
+@takes_options
+def report(options: ReportOptions) -> None:
     """Write a plan as one HTML page to look at.
 
     The page is one file and needs no network. Timelines that a run has measured are compared with
@@ -64,64 +85,66 @@ def report(
         argosy report plan.json run/timeline.json --decisions run/decisions.jsonl
         argosy report plan.json --scenario none --scenario "v0.nic=on-off:low=0.1"
     """
-    from argosy.cli.inputs import load_scenario, refuse_options
+    from argosy.cli.inputs import load_scenario
     from argosy.cli.planning.scenarios import load_scenarios
     from argosy.cli.terminal import check_output
     from argosy.plan.file import read_plan
-    from argosy.report.decisions import read_decisions, tell_decisions
+    from argosy.report.page import Report
     from argosy.timeline.file import load_timeline
 
-    check_output(
-        output, plan, cluster, compare, decisions, *(timeline or ()), *(profile or ()), json=json
-    )
-    measured = {name: load_timeline(path) for name, path in _names(timeline or ()).items()}
-    document = read_plan(plan)
-    if document.data.get("kind") == "gravity":
-        from argosy.cli.planning.gravity_plans import report_gravity
-
-        unused = {
-            "--profile": profile,
-            "--compare": compare,
-            "--decisions": decisions,
-            "--scenario": under,
-        }
-        refuse_options(unused, "does not apply to a gravity plan")
-        traces = trace or ()
-        size = report_gravity(
-            document, output, cluster=cluster, traces=traces, measured=measured, quiet=quiet
-        )
-        _conclude(output, size, json=json)
+    inputs = (*(options.timeline or ()), *(options.profile or ()))
+    named = (options.plan, options.cluster, options.compare, options.decisions)
+    check_output(options.output, *named, *inputs, json=options.json)
+    measured = {name: load_timeline(path) for name, path in _names(options.timeline or ()).items()}
+    document = read_plan(options.plan)
+    if document.data.get("kind") in ("gravity", "islands"):
+        size = _report_other_kind(document, measured, options)
+        _conclude(options.output, size, json=options.json)
         return
-    if document.data.get("kind") == "islands":
-        from argosy.cli.planning.islands import report_islands
-
-        others: dict[str, object] = {
-            "--compare": compare,
-            "--decisions": decisions,
-            "--scenario": under,
-        }
-        refuse_options({"TIMELINE": timeline or None, **others}, "does not apply to an island plan")
-        size = report_islands(
-            document,
-            output,
-            cluster=cluster,
-            traces=trace or (),
-            profiles=profile or (),
-            quiet=quiet,
-        )
-        _conclude(output, size, json=json)
-        return
-    scenario = load_scenario(
-        document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet
-    )
+    scenario = load_scenario(document, options.inputs())
     _check_timelines(measured, scenario.cluster)
-    rivals = _rivals(compare, scenario.plan)
-    decided = [] if decisions is None else tell_decisions(read_decisions(decisions))
-    changes = dict(zip(under or (), load_scenarios(scenario.cluster, under or ()), strict=True))
-    size = write_page(
-        scenario, measured, rivals, output, decided=decided, scenarios=changes, quiet=quiet
+    names = options.under or ()
+    page = Report(
+        plan=scenario.plan,
+        chain=scenario.chain,
+        cluster=scenario.cluster,
+        model=scenario.model,
+        measured=measured,
+        rivals=_rivals(options.compare, scenario.plan),
+        decided=_decisions(options.decisions),
+        scenarios=dict(zip(names, load_scenarios(scenario.cluster, names), strict=True)),
     )
-    _conclude(output, size, json=json)
+    size = write_page(page, options.output, quiet=options.quiet)
+    _conclude(options.output, size, json=options.json)
+
+
+def _report_other_kind(
+    document: Document, measured: Mapping[str, Timeline], options: ReportOptions
+) -> int:
+    """Write the page of a gravity plan or an island plan; return its size in bytes."""
+    from argosy.cli.inputs import refuse_options
+    from argosy.cli.planning.gravity_plans import report_gravity
+    from argosy.cli.planning.islands import report_islands
+
+    unused: dict[str, object] = {
+        "--compare": options.compare,
+        "--decisions": options.decisions,
+        "--scenario": options.under,
+    }
+    if document.data["kind"] == "gravity":
+        refuse_options({"--profile": options.profile, **unused}, "does not apply to a gravity plan")
+        return report_gravity(
+            document,
+            options.output,
+            cluster=options.cluster,
+            traces=options.trace or (),
+            measured=measured,
+            quiet=options.quiet,
+        )
+    refuse_options(
+        {"TIMELINE": options.timeline or None, **unused}, "does not apply to an island plan"
+    )
+    return report_islands(document, options.output, options.inputs())
 
 
 def _conclude(output: Path, size: int, *, json: bool) -> None:
@@ -132,6 +155,13 @@ def _conclude(output: Path, size: int, *, json: bool) -> None:
         print_json("report", {"file": str(output), "bytes": size})
     else:
         say_written(f"wrote {output} ({size / 1e3:.0f} kB)", output)
+
+
+def _decisions(path: Path | None) -> Sequence[Told]:
+    """Return the decisions that a run recorded; none without a file."""
+    from argosy.report.decisions import read_decisions, tell_decisions
+
+    return [] if path is None else tell_decisions(read_decisions(path))
 
 
 def _names(paths: Sequence[Path]) -> dict[str, Path]:
@@ -157,35 +187,11 @@ def _check_timelines(measured: Mapping[str, Timeline], cluster: Cluster) -> None
                 )
 
 
-def write_page(
-    scenario: Scenario,
-    measured: Mapping[str, Timeline],
-    rivals: Sequence[tuple[str, float | None, str]],
-    output: Path,
-    *,
-    decided: Sequence[Told] = (),
-    scenarios: Mapping[str, Cluster] | None = None,
-    quiet: bool,
-) -> int:
-    """Write the page of a plan; return its size in bytes.
-
-    ``measured`` are timelines by name; ``rivals`` are other plans' names, seconds and why they are
-    slower; ``decided`` are the changes that a run made.
-    """
+def write_page(report: Report, output: Path, *, quiet: bool) -> int:
+    """Write the page of a plan; return its size in bytes."""
     from argosy.cli.terminal import progress, write_file
-    from argosy.report.page import Report
 
-    report = Report(
-        plan=scenario.plan,
-        chain=scenario.chain,
-        cluster=scenario.cluster,
-        model=scenario.model,
-        measured=measured,
-        rivals=list(rivals),
-        decided=decided,
-        scenarios=scenarios or {},
-    )
-    with progress(f"simulating {scenario.plan!r}", quiet=quiet):
+    with progress(f"simulating {report.plan!r}", quiet=quiet):
         page = report.html.encode()
     write_file(output, page)
     return len(page)

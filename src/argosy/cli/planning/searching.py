@@ -10,30 +10,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from argosy.cluster.topology import Cluster
-    from argosy.cost.compute import ComputeModel
+    from argosy.cli.planning.choose import PlanningTask
     from argosy.plan.plan import Plan
-    from argosy.planner import CapturedProgram, SearchProgress, Settings
+    from argosy.planner import CapturedProgram, SearchProgress
     from argosy.workload.chain import Chain
 
 
-def search(
-    workload: Chain | CapturedProgram,
-    cluster: Cluster,
-    *,
-    global_batch: int,
-    settings: Settings,
-    model: ComputeModel,
-    quiet: bool,
-) -> Plan:
+def search(workload: Chain | CapturedProgram, task: PlanningTask, *, quiet: bool) -> Plan:
     """Find a plan, with progress on stderr; an interrupt ends the search with the best plan so
-    far."""
+    far.
+
+    ``workload`` is the task's chain, or the program that it belongs to.
+    """
     from argosy.planner import find_plan
 
-    with _watch(f"planning {workload.name} for {cluster!r}", quiet=quiet) as tell:
-        settings = replace(settings, progress=tell)
+    with _watch(f"planning {workload.name} for {task.cluster!r}", quiet=quiet) as tell:
         return find_plan(
-            workload, cluster, global_batch=global_batch, settings=settings, model=model
+            workload,
+            task.cluster,
+            global_batch=task.global_batch,
+            settings=replace(task.settings, progress=tell),
+            model=task.model,
         )
 
 

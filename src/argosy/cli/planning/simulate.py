@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import (
     CalibrationFile,
     ClusterSource,
@@ -26,7 +28,8 @@ from argosy.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from argosy.cli.inputs import Scenario
+    from argosy.cli.inputs import Scenario, ScenarioInputs
+    from argosy.document import Document
     from argosy.report.summary import Summary
     from argosy.timeline import Timeline
 
@@ -34,22 +37,25 @@ _MOST_RECORDED = 100
 """The largest number of iterations whose spans are recorded; figures cover all iterations."""
 
 
-def simulate(
-    plan: PlanSource,
-    cluster: ClusterSource = None,
-    trace: Traces = None,
-    iterations: Iterations = None,
-    until: Until = None,
-    schedule: ScheduleName = None,
-    k: GroupSize = None,
-    profile: Profiles = None,
-    calibration: CalibrationFile = None,
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions:
+    """The options that ``argosy simulate`` takes."""
+
+    plan: PlanSource
+    cluster: ClusterSource = None
+    trace: Traces = None
+    iterations: Iterations = None
+    until: Until = None
+    schedule: ScheduleName = None
+    k: GroupSize = None
+    profile: Profiles = None
+    calibration: CalibrationFile = None
     iteration: Annotated[
         int, typer.Option("--iteration", help="Which one the chart shows, from 0.")
-    ] = 0,
+    ] = 0
     transfers: Annotated[
         bool, typer.Option("--transfers", help="Chart what crosses the network, too.")
-    ] = False,
+    ] = False
     output: Annotated[
         Path | None,
         typer.Option(
@@ -57,7 +63,7 @@ def simulate(
             "-o",
             help="Write the timeline here, as JSON (its first 100 iterations); - is stdout.",
         ),
-    ] = None,
+    ] = None
     adapt: Annotated[
         str | None,
         typer.Option(
@@ -67,20 +73,42 @@ def simulate(
                 "beside it."
             ),
         ),
-    ] = None,
+    ] = None
     horizon: Annotated[
         int, typer.Option("--horizon", min=1, help="Steps that the controller counts on.")
-    ] = 1000,
+    ] = 1000
     min_gain: Annotated[
         float,
         typer.Option(
             "--min-gain", min=0, help="Gain below which it changes nothing.", callback=no_nan
         ),
-    ] = 0.02,
-    width: Width = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = 0.02
+    width: Width = None
+    json: Json = False
+    quiet: Quiet = False
+
+    def inputs(self) -> ScenarioInputs:
+        """Return the inputs that replace those of the plan."""
+        from argosy.cli.inputs import ScenarioInputs
+
+        return ScenarioInputs(
+            cluster=self.cluster,
+            traces=self.trace or (),
+            schedule=self.schedule,
+            k=self.k,
+            profiles=self.profile or (),
+            calibration=self.calibration,
+            quiet=self.quiet,
+        )
+
+    @property
+    def chart_options(self) -> dict[str, object]:
+        """Return the options that only choose what the chart of a plan shows."""
+        return {"--iteration": self.iteration or None, "--transfers": self.transfers}
+
+
+@takes_options
+def simulate(options: SimulateOptions) -> None:
     """Simulate a plan, also while links and devices change.
 
     Prints how long iterations take and why, how busy and how full the devices are, the busiest
@@ -96,104 +124,57 @@ def simulate(
         argosy simulate gravity.json --adapt full --iterations 20
     """
     from argosy.cli.inputs import load_scenario, refuse_options
-    from argosy.cli.terminal import check_output, print_json, stdout_console, write_file
-    from argosy.plan.file import read_plan, schedule_to_dict
+    from argosy.cli.terminal import check_output
+    from argosy.plan.file import read_plan
+
+    if options.output is not None:
+        check_output(
+            options.output,
+            options.plan,
+            options.cluster,
+            options.calibration,
+            *(options.profile or ()),
+            json=options.json,
+        )
+    document = read_plan(options.plan)
+    if document.data.get("kind") in ("gravity", "islands"):
+        _simulate_other_kind(document, options)
+        return
+    scenario = load_scenario(document, options.inputs())
+    if options.adapt is not None:
+        from argosy.cli.planning.adapting import show_courses
+
+        refuse_options(
+            {
+                "--iterations": options.iterations,
+                **options.chart_options,
+                "--output": options.output,
+            },
+            "cannot be combined with --adapt, which simulates everything until --until",
+        )
+        show_courses(scenario, options.adapt, options)
+        return
+    _simulate_plan(scenario, options)
+
+
+def _simulate_plan(scenario: Scenario, options: SimulateOptions) -> None:
+    """Simulate a plan that does not adapt, and print the result."""
+    from argosy.cli.terminal import print_json, stdout_console, write_file
+    from argosy.plan.file import schedule_to_dict
     from argosy.report.summary import summarise, summary_to_dict
     from argosy.timeline.file import dumps_timeline
 
-    if output is not None:
-        check_output(output, plan, cluster, calibration, *(profile or ()), json=json)
-    document = read_plan(plan)
-    if document.data.get("kind") == "gravity":
-        from argosy.cli.planning.gravity_plans import simulate_gravity
-
-        given: dict[str, object] = {
-            "--schedule": schedule,
-            "--k": k,
-            "--profile": profile,
-            "--calibration": calibration,
-        }
-        given |= {"--iteration": iteration or None, "--transfers": transfers}
-        refuse_options(given, "does not apply to a gravity plan")
-        simulate_gravity(
-            document,
-            cluster=cluster,
-            traces=trace or (),
-            iterations=iterations,
-            until=until,
-            adapt=adapt,
-            output=output,
-            width=width,
-            json=json,
-            quiet=quiet,
-        )
-        return
-    if document.data.get("kind") == "islands":
-        from argosy.cli.planning.islands import simulate_islands
-
-        given = {
-            "--schedule": schedule,
-            "--k": k,
-            "--calibration": calibration,
-            "--adapt": adapt,
-            "--output": output,
-        }
-        refuse_options(
-            {**given, "--iteration": iteration or None, "--transfers": transfers},
-            "does not apply to an island plan",
-        )
-        simulate_islands(
-            document,
-            cluster=cluster,
-            traces=trace or (),
-            profiles=profile or (),
-            iterations=iterations,
-            until=until,
-            width=width,
-            json=json,
-            quiet=quiet,
-        )
-        return
-    scenario = load_scenario(
-        document,
-        cluster=cluster,
-        traces=trace or (),
-        schedule=schedule,
-        k=k,
-        profiles=profile or (),
-        calibration=calibration,
-        quiet=quiet,
-    )
-    if adapt is not None:
-        from argosy.cli.planning.adapting import show_courses
-
-        unused = {
-            "--iterations": iterations,
-            "--iteration": iteration or None,
-            "--transfers": transfers,
-        }
-        refuse_options(
-            {**unused, "--output": output},
-            "cannot be combined with --adapt, which simulates everything until --until",
-        )
-        show_courses(
-            scenario,
-            adapt,
-            until=until,
-            horizon=horizon,
-            min_gain=min_gain,
-            width=width,
-            json=json,
-            quiet=quiet,
-        )
-        return
     timeline = play(
-        scenario, iterations=iterations, until=until, quiet=quiet, least_recorded=iteration + 1
+        scenario,
+        iterations=options.iterations,
+        until=options.until,
+        quiet=options.quiet,
+        least_recorded=options.iteration + 1,
     )
-    if output is not None:
-        write_file(output, dumps_timeline(timeline).encode())
+    if options.output is not None:
+        write_file(options.output, dumps_timeline(timeline).encode())
     summary = summarise(scenario.plan, scenario.cluster, timeline)
-    if json:
+    if options.json:
         names = {
             "model": scenario.plan.model.name,
             "cluster": {"name": scenario.cluster.name, "hash": scenario.cluster.hash},
@@ -202,13 +183,31 @@ def simulate(
         print_json("simulate", {**names, **summary_to_dict(summary)})
         return
     _show(
-        stdout_console(width, beside=output),
+        stdout_console(options.width, beside=options.output),
         scenario,
         timeline,
         summary,
-        iteration=iteration,
-        transfers=transfers,
+        iteration=options.iteration,
+        transfers=options.transfers,
     )
+
+
+def _simulate_other_kind(document: Document, options: SimulateOptions) -> None:
+    """Simulate a gravity plan or an island plan; reject options that do not apply to it."""
+    from argosy.cli.inputs import refuse_options
+    from argosy.cli.planning.gravity_plans import simulate_gravity
+    from argosy.cli.planning.islands import simulate_islands
+
+    unused: dict[str, object] = {"--schedule": options.schedule, "--k": options.k}
+    if document.data["kind"] == "gravity":
+        unused |= {"--profile": options.profile, "--calibration": options.calibration}
+        refuse_options({**unused, **options.chart_options}, "does not apply to a gravity plan")
+        simulate_gravity(document, options)
+        return
+    unused |= {"--calibration": options.calibration, "--adapt": options.adapt}
+    unused |= {"--output": options.output, **options.chart_options}
+    refuse_options(unused, "does not apply to an island plan")
+    simulate_islands(document, options)
 
 
 def play(

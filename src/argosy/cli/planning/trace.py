@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import (
     ClusterSource,
     GroupSize,
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
     from argosy.timeline import Timeline
 
 
-def trace(
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """The options that ``argosy trace`` takes."""
+
     source: Annotated[
         str,
         typer.Argument(
@@ -30,7 +35,7 @@ def trace(
             help="A timeline.json, or a plan (file or bundled name) that is simulated first.",
             show_default=False,
         ),
-    ],
+    ]
     output: Annotated[
         Path,
         typer.Option(
@@ -38,22 +43,25 @@ def trace(
             "-o",
             help="One file for Perfetto; plain JSON unless it ends in .gz; - is stdout.",
         ),
-    ] = Path("trace.json.gz"),
+    ] = Path("trace.json.gz")
     per_rank: Annotated[
         Path | None,
         typer.Option(
             "--per-rank", metavar="DIR", help="Instead, one file per device, as HTA reads them."
         ),
-    ] = None,
-    cluster: ClusterSource = None,
-    trace: Traces = None,
-    iterations: Iterations = None,
-    until: Until = None,
-    schedule: ScheduleName = None,
-    k: GroupSize = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = None
+    cluster: ClusterSource = None
+    trace: Traces = None
+    iterations: Iterations = None
+    until: Until = None
+    schedule: ScheduleName = None
+    k: GroupSize = None
+    json: Json = False
+    quiet: Quiet = False
+
+
+@takes_options
+def trace(options: TraceOptions) -> None:
     """Write a trace for Perfetto or HolisticTraceAnalysis.
 
     Writes one file that ui.perfetto.dev opens, with a process per device and per link, or a folder
@@ -65,51 +73,67 @@ def trace(
         argosy trace llama-3-8b-on-mixed-16 -n 3 -o trace.json.gz
         argosy trace timeline.json --per-rank traces/
     """
-    from argosy.cli.inputs import load_scenario, refuse_options
-    from argosy.cli.planning.simulate import play
     from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, write_file
+
+    if options.per_rank is None:
+        check_output(options.output, options.source, options.cluster, json=options.json)
+    else:
+        no_stdout(options.per_rank, "a folder", option="--per-rank")
+    timeline = _timeline(options)
+    files = trace_files(timeline, output=options.output, per_rank=options.per_rank)
+    for path, content in files.items():
+        write_file(path, content, make_folder=options.per_rank is not None)
+    if options.json:
+        print_json("trace", {"files": [str(path) for path in files]})
+    elif options.per_rank is not None:
+        typer.echo(
+            f"wrote {len(files)} files to {options.per_rank}; open them with HolisticTraceAnalysis"
+        )
+    else:
+        say_written(f"wrote {options.output}; open it at https://ui.perfetto.dev", options.output)
+
+
+def _timeline(options: TraceOptions) -> Timeline:
+    """Return the timeline in a file, or simulate the plan in it."""
+    from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
+    from argosy.cli.planning.simulate import play
     from argosy.plan.file import read_plan
     from argosy.timeline.file import timeline_from_document
 
-    if per_rank is None:
-        check_output(output, source, cluster, json=json)
-    else:
-        no_stdout(per_rank, "a folder", option="--per-rank")
-    document = read_plan(source)
+    document = read_plan(options.source)
     if "spans" in document.data:
         given = {
-            "--cluster": cluster,
-            "--trace": trace,
-            "--iterations": iterations,
-            "--until": until,
+            "--cluster": options.cluster,
+            "--trace": options.trace,
+            "--iterations": options.iterations,
+            "--until": options.until,
         }
         refuse_options(
-            {**given, "--schedule": schedule, "--k": k},
+            {**given, "--schedule": options.schedule, "--k": options.k},
             "does not apply to a timeline, which is not simulated again",
         )
-        timeline = timeline_from_document(document)
-    elif document.data.get("kind") == "islands":
+        return timeline_from_document(document)
+    if document.data.get("kind") == "islands":
         from argosy.cli.planning.islands import island_timeline
 
-        given = {"--schedule": schedule, "--k": k, "--until": until}
+        given = {"--schedule": options.schedule, "--k": options.k, "--until": options.until}
         refuse_options(given, "does not apply to an island plan")
-        timeline = island_timeline(
-            document, cluster=cluster, traces=trace or (), iterations=iterations, quiet=quiet
+        inputs = ScenarioInputs(
+            cluster=options.cluster, traces=options.trace or (), quiet=options.quiet
         )
-    else:
-        scenario = load_scenario(
-            document, cluster=cluster, traces=trace or (), schedule=schedule, k=k
-        )
-        timeline = play(scenario, iterations=iterations, until=until, quiet=quiet)
-    files = trace_files(timeline, output=output, per_rank=per_rank)
-    for path, content in files.items():
-        write_file(path, content, make_folder=per_rank is not None)
-    if json:
-        print_json("trace", {"files": [str(path) for path in files]})
-    elif per_rank is not None:
-        typer.echo(f"wrote {len(files)} files to {per_rank}; open them with HolisticTraceAnalysis")
-    else:
-        say_written(f"wrote {output}; open it at https://ui.perfetto.dev", output)
+        return island_timeline(document, inputs, iterations=options.iterations)
+    inputs = ScenarioInputs(
+        cluster=options.cluster,
+        traces=options.trace or (),
+        schedule=options.schedule,
+        k=options.k,
+    )
+    return play(
+        load_scenario(document, inputs),
+        iterations=options.iterations,
+        until=options.until,
+        quiet=options.quiet,
+    )
 
 
 def trace_files(

@@ -5,11 +5,13 @@ The schedules are simulated while a link is lost at times; the training runs on 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import Json, Quiet, Width
 
 if TYPE_CHECKING:
@@ -42,23 +44,29 @@ _TOLD = ("k=1", "k=4")
 """The schedules that the last sentence compares; the trace of the first one is written."""
 
 
-def demo(
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """The options that ``argosy demo`` takes."""
+
     out: Annotated[Path, typer.Option("--out", help="Folder for plans, pages and traces.")] = Path(
         "out"
-    ),
+    )
     train: Annotated[
         bool,
         typer.Option(
             "--train/--no-train", help="Also train a small GPT on four unequal hosts; needs torch."
         ),
-    ] = True,
+    ] = True
     lab: Annotated[
         bool, typer.Option("--lab/--no-lab", help="Train in a lab where this machine can have one.")
-    ] = True,
-    width: Width = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = True
+    width: Width = None
+    json: Json = False
+    quiet: Quiet = False
+
+
+@takes_options
+def demo(options: DemoOptions) -> None:
     """Plan a model for a mixed cluster, explain, simulate, train.
 
     On a bundled cluster of 16 GPUs of two generations: finds a plan, compares it with others, shows
@@ -71,40 +79,66 @@ def demo(
         argosy demo
     """
     from argosy.cli.inputs import load_scenario
-    from argosy.cli.planning.trace import trace_files
-    from argosy.cli.terminal import (
-        no_stdout,
-        print_json,
-        progress,
-        silent_console,
-        stdout_console,
-        write_file,
-    )
+    from argosy.cli.terminal import no_stdout, print_json, silent_console, stdout_console
     from argosy.document import make_folder
-    from argosy.plan.file import dumps_plan, read_plan
+    from argosy.plan.file import read_plan
 
-    no_stdout(out, "a folder", option="--out")
-    make_folder(out)  # a problem is reported before the demonstration, not after it
-    console = silent_console() if json else stdout_console(width)
+    no_stdout(options.out, "a folder", option="--out")
+    make_folder(options.out)  # a problem is reported before the demonstration, not after it
+    console = silent_console() if options.json else stdout_console(options.width)
     by_hand = load_scenario(read_plan(PLAN))
     _show_cluster(console, by_hand)
-    best_plan, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
-    rows = _compare(by_hand, best_plan, quiet=quiet)
+    best_plan, explanation, seconds_by_hand = _plan(by_hand, quiet=options.quiet)
+    rows = _compare(by_hand, best_plan, quiet=options.quiet)
     _show_plan(console, by_hand, explanation, seconds_by_hand, rows)
+    cases, timeline = _play_schedules(quiet=options.quiet)
+    _show_schedules(console, by_hand.plan, cases)
+    plan_file, trace_file, page_file = (
+        options.out / name for name in ("demo-plan.json", "demo-trace.json.gz", "demo.html")
+    )
+    _write_files(best_plan, plan_file, timeline, trace_file)
+    _write_page(by_hand, best_plan, rows, page_file, quiet=options.quiet)
+    _show_files(console, plan_file, trace_file, page_file)
+    result = _as_dict(explanation, seconds_by_hand, rows, cases)
+    result |= {"plan": str(plan_file), "trace": str(trace_file), "page": str(page_file)}
+    if options.train:
+        from argosy.cli.running.demo_training import train as train_small
+
+        result["training"] = train_small(
+            console, options.out, in_lab=options.lab, quiet=options.quiet
+        )
+    if options.json:
+        print_json("demo", result)
+
+
+def _play_schedules(*, quiet: bool) -> tuple[list[Case], Timeline]:
+    """Simulate the schedules; return their figures, and the timeline that is written."""
+    from argosy.cli.inputs import ScenarioInputs, load_scenario
+    from argosy.cli.terminal import progress
+    from argosy.plan.file import read_plan
+
     cases, timelines = [], {}
     for name, (schedule, k) in SCHEDULES.items():
-        scenario = load_scenario(read_plan(PLAN), schedule=schedule, k=k)
+        scenario = load_scenario(read_plan(PLAN), ScenarioInputs(schedule=schedule, k=k))
         with progress(f"simulating {SECONDS:g} s with {name}", quiet=quiet):
             case, timelines[name] = _play(scenario, name)
         cases.append(case)
-    _show_schedules(console, by_hand.plan, cases)
-    plan_file, trace_file, page_file = (
-        out / name for name in ("demo-plan.json", "demo-trace.json.gz", "demo.html")
-    )
-    write_file(plan_file, dumps_plan(best_plan).encode(), make_folder=True)
-    for path, content in trace_files(timelines[_TOLD[0]], output=trace_file).items():
+    return cases, timelines[_TOLD[0]]
+
+
+def _write_files(plan: Plan, plan_file: Path, timeline: Timeline, trace_file: Path) -> None:
+    """Write the plan, and the trace of a timeline."""
+    from argosy.cli.planning.trace import trace_files
+    from argosy.cli.terminal import write_file
+    from argosy.plan.file import dumps_plan
+
+    write_file(plan_file, dumps_plan(plan).encode(), make_folder=True)
+    for path, content in trace_files(timeline, output=trace_file).items():
         write_file(path, content)
-    _write_page(by_hand, best_plan, rows, page_file, quiet=quiet)
+
+
+def _show_files(console: Console, plan_file: Path, trace_file: Path, page_file: Path) -> None:
+    """Print which files were written."""
     console.print(
         f"\nwrote {page_file}, the plan as a page to look at in a browser", soft_wrap=True
     )
@@ -114,41 +148,45 @@ def demo(
         "https://ui.perfetto.dev"
     )
     console.print(trace_line, soft_wrap=True)
-    result = _as_dict(explanation, seconds_by_hand, rows, cases)
-    result |= {"plan": str(plan_file), "trace": str(trace_file), "page": str(page_file)}
-    if train:
-        from argosy.cli.running.demo_training import train as train_small
-
-        result["training"] = train_small(console, out, in_lab=lab, quiet=quiet)
-    if json:
-        print_json("demo", result)
 
 
 def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
     """Find a plan for the same task; return it with its explanation and the seconds of the plan by
     hand."""
+    from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.searching import search
     from argosy.explain import explain_plan
     from argosy.planner import Settings
     from argosy.sim.simulate import simulate
 
-    chain, cluster, batch = by_hand.chain, by_hand.cluster, by_hand.plan.global_batch
-    best_plan = search(
-        chain, cluster, global_batch=batch, settings=Settings(), model=by_hand.model, quiet=quiet
+    chain, cluster = by_hand.chain, by_hand.cluster
+    task = PlanningTask(
+        chain=chain,
+        cluster=cluster,
+        global_batch=by_hand.plan.global_batch,
+        settings=Settings(),
+        model=by_hand.model,
     )
+    best_plan = search(chain, task, quiet=quiet)
     seconds = simulate(by_hand.plan, chain, cluster).iteration_ends[0]
     return best_plan, explain_plan(best_plan, chain, cluster), seconds
 
 
 def _compare(by_hand: Scenario, best_plan: Plan, *, quiet: bool) -> list[ContestRow]:
     """Compare the plan found with those of other planners, on the constant network."""
+    from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.compare import compared
     from argosy.cluster.lasting import at_time_zero
+    from argosy.planner import Settings
 
-    cluster, batch = at_time_zero(by_hand.cluster), by_hand.plan.global_batch
-    return compared(
-        by_hand.chain, cluster, batch, by_hand.model, names=PLANNERS, ours=best_plan, quiet=quiet
+    task = PlanningTask(
+        chain=by_hand.chain,
+        cluster=at_time_zero(by_hand.cluster),
+        global_batch=by_hand.plan.global_batch,
+        settings=Settings(),
+        model=by_hand.model,
     )
+    return compared(task, names=PLANNERS, ours=best_plan, quiet=quiet)
 
 
 def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
@@ -170,14 +208,18 @@ def _write_page(
     by_hand: Scenario, best_plan: Plan, rows: list[ContestRow], page: Path, *, quiet: bool
 ) -> None:
     """Write the page of the plan found, with those of other planners as bars."""
-    from dataclasses import replace
-
     from argosy.cli.planning.report import write_page
     from argosy.cluster.lasting import at_time_zero
+    from argosy.report.page import Report
 
-    scenario = replace(by_hand, plan=best_plan, cluster=at_time_zero(by_hand.cluster))
-    rivals = [(row.name, row.entry.seconds if row.entry else None, row.reason) for row in rows]
-    write_page(scenario, {}, rivals, page, quiet=quiet)
+    report = Report(
+        plan=best_plan,
+        chain=by_hand.chain,
+        cluster=at_time_zero(by_hand.cluster),
+        model=by_hand.model,
+        rivals=[(row.name, row.entry.seconds if row.entry else None, row.reason) for row in rows],
+    )
+    write_page(report, page, quiet=quiet)
 
 
 def _as_dict(

@@ -81,6 +81,14 @@ class Trained:
         assert self.plan.predicted is not None
         return self.plan.predicted.iteration_seconds
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name and the times of the plan as a dict for JSON."""
+        return {
+            "name": self.title,
+            "predicted_seconds": self.predicted,
+            "measured_seconds": self.seconds,
+        }
+
 
 def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> dict[str, Any]:
     """Plan, run both plans, and compare them with predictions, with each other, and with one
@@ -123,14 +131,7 @@ def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> d
     return {
         "hosts": "processes" if lab is None else "lab",
         "why_no_lab": reason,
-        "plans": [
-            {
-                "name": result.title,
-                "predicted_seconds": result.predicted,
-                "measured_seconds": result.seconds,
-            }
-            for result in trained
-        ],
+        "plans": [result.to_dict() for result in trained],
         "losses": trained[0].losses,
         "largest_difference_to_one_process": worst,
         "page": str(page),
@@ -215,6 +216,7 @@ def _plans(
 ) -> tuple[Chain, dict[str, Plan]]:
     """Return Argosy's plan and the even one, both with predictions."""
     from argosy.baselines import BASELINES, NoPlan, PlanningJob
+    from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.searching import search
     from argosy.cli.terminal import write_file
     from argosy.explain import with_prediction
@@ -231,10 +233,11 @@ def _plans(
     even = BASELINES[_EVEN](job)
     assert not isinstance(even, NoPlan), even.reason
     settings = Settings(runnable=True, max_width=1, max_context=1, max_expert=1)
+    task = PlanningTask(
+        chain=chain, cluster=cluster, global_batch=GLOBAL_BATCH, settings=settings, model=model
+    )
     plans = {
-        "argosy": search(
-            chain, cluster, global_batch=GLOBAL_BATCH, settings=settings, model=model, quiet=quiet
-        ),
+        "argosy": search(chain, task, quiet=quiet),
         "even": with_prediction(even, chain, cluster, model=model),
     }
     for title, plan in plans.items():
@@ -287,17 +290,19 @@ def _write_page(
     hosts: Hosts, chain: Chain, trained: Sequence[Trained], page: Path, *, quiet: bool
 ) -> None:
     """Write a page with both plans, predicted and measured."""
-    from argosy.cli.inputs import Scenario
     from argosy.cli.planning.report import write_page
+    from argosy.report.page import Report
     from argosy.timeline.file import load_timeline
 
-    ours = trained[0]
-    scenario = Scenario(
-        plan=ours.plan, chain=chain, cluster=hosts.cluster, model=_model(hosts.profiles)
+    report = Report(
+        plan=trained[0].plan,
+        chain=chain,
+        cluster=hosts.cluster,
+        model=_model(hosts.profiles),
+        measured={f"{result.title} plan": load_timeline(result.timeline) for result in trained},
+        rivals=[(f"{result.title} plan, measured", result.seconds, "") for result in trained],
     )
-    measured = {f"{result.title} plan": load_timeline(result.timeline) for result in trained}
-    rivals = [(f"{result.title} plan, measured", result.seconds, "") for result in trained]
-    write_page(scenario, measured, rivals, page, quiet=quiet)
+    write_page(report, page, quiet=quiet)
 
 
 def _show(

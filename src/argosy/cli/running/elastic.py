@@ -101,19 +101,30 @@ def follow_elastic(
             for name, log, lock in zip(nodes, logs, locks, strict=True)
         ]
 
-    def tell_to_go(*_: object) -> None:
-        """Terminate all agents."""
+    def print_news() -> None:
+        """Print new events and progress on stderr."""
+        for text in [*map(_event_line, events.read()), *map(show, progress.read())]:
+            if text and not quiet:
+                sys.stderr.write(text + "\n")
+
+    _wait_for(agents, print_news)
+    _judge(folder, [log for log, agent in zip(logs, agents, strict=True) if agent.returncode])
+    return list({line["step"]: line for line in progress.lines}.values())
+
+
+def _wait_for(agents: Sequence[subprocess.Popen[bytes]], print_news: Callable[[], None]) -> None:
+    """Wait until all agents have ended; SIGTERM terminates them, an error kills them."""
+
+    def terminate_all(*_: object) -> None:
         for agent in agents:
             agent.terminate()
 
-    previous_handler = signal.signal(signal.SIGTERM, tell_to_go)
+    previous_handler = signal.signal(signal.SIGTERM, terminate_all)
     try:
         ended = False
         while not ended:
             ended = all(agent.poll() is not None for agent in agents)
-            for text in [*map(_event_line, events.read()), *map(show, progress.read())]:
-                if text and not quiet:
-                    sys.stderr.write(text + "\n")
+            print_news()
             time.sleep(_POLL)
     finally:
         for agent in agents:
@@ -121,8 +132,6 @@ def follow_elastic(
                 agent.kill()
                 agent.wait()
         signal.signal(signal.SIGTERM, previous_handler)
-    _judge(folder, [log for log, agent in zip(logs, agents, strict=True) if agent.returncode])
-    return list({line["step"]: line for line in progress.lines}.values())
 
 
 def _start(arguments: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ import typer
 from argosy.errors import InputError, RunError, bad_input, excluded, refused
 
 if TYPE_CHECKING:
+    from argosy.cli.running.run import RunOptions
     from argosy.document import Document
     from argosy.plan.islands import IslandPlan
     from argosy.runtime.job.launch import Launch
@@ -46,37 +47,27 @@ class _Island:
     """How often its processes ended before the run did."""
 
 
-def run_islands(
-    document: Document,
-    spec: RunSpec,
-    island: int | None,
-    node_rank: int,
-    place: tuple[str | None, str | None, int | None],
-    *,
-    restarts: int,
-    dry_run: bool,
-    width: int | None,
-    json: bool,
-    quiet: bool,
-) -> None:
-    """Start all islands on this machine or in a lab, or one island.
-
-    ``place`` is (lab, address, port).
-    """
+def run_islands(document: Document, options: RunOptions) -> None:
+    """Start all islands on this machine or in a lab, or one island."""
     from argosy.cli.running.run_checks import check_init, check_torch
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.document import make_folder
     from argosy.plan.islands_file import island_plan_from_document
 
+    spec = _spec(options)
     plan = island_plan_from_document(document)
-    lab, address, port = place
+    island, lab, quiet, node_rank = (
+        options.island,
+        options.lab,
+        options.quiet,
+        options.node_rank or 0,
+    )
     numbers = _numbers(plan, spec, island, lab)
-    launches = [
-        _launch(plan, spec, number, (address, port), alone=island is None) for number in numbers
-    ]
+    place = (options.address, options.port)
+    launches = [_launch(plan, spec, number, place, alone=island is None) for number in numbers]
     _check(plan, launches, node_rank, lab, quiet=quiet)
-    if dry_run:
-        _print_commands(launches, json=json)
+    if options.dry_run:
+        _print_commands(launches, json=options.json)
         return
     check_init(spec)
     check_torch()
@@ -85,12 +76,32 @@ def run_islands(
         _run_in_lab(plan, spec, lab, quiet=quiet)
     else:
         with _meeting(spec, island, node_rank) as meeting:
-            _run_here(launches, meeting, node_rank, restarts, spec, quiet=quiet)
+            _run_here(launches, meeting, node_rank, options.restarts, quiet=quiet)
     figures = island_figures(spec.folder, numbers)
-    if json:
+    if options.json:
         print_json("run", figures)
     else:
-        _show(stdout_console(width), plan, figures)
+        _show(stdout_console(options.width), plan, figures)
+
+
+def _spec(options: RunOptions) -> RunSpec:
+    """Return the description of the run; raise ``InputError`` for options that do not apply."""
+    from argosy.cli.inputs import refuse_options
+    from argosy.cli.names import known_name
+
+    common = options.common_spec()
+    unused: dict[str, object] = {
+        "--elastic": options.elastic,
+        "--node": options.node,
+        "--slurm": options.slurm,
+        "--metrics-port": options.metrics_port,
+        "--profile": options.profile,
+        "--model": options.model,
+        "--copy-every": None if options.copy_every == 1 else options.copy_every,
+    }
+    refuse_options(unused, "does not apply to an island plan")
+    known_name("--adapt", options.adapt, ("off", "full"), "ways for an island plan to adapt")
+    return replace(common, meeting=options.meeting, max_sync_every=options.max_sync_every)
 
 
 def _numbers(plan: IslandPlan, spec: RunSpec, island: int | None, lab: str | None) -> list[int]:
@@ -206,36 +217,19 @@ def _meeting(spec: RunSpec, island: int | None, node_rank: int) -> Iterator[str]
 
 
 def _run_here(
-    launches: list[Launch],
-    meeting: str,
-    node_rank: int,
-    restarts: int,
-    spec: RunSpec,
-    *,
-    quiet: bool,
+    launches: list[Launch], meeting: str, node_rank: int, restarts: int, *, quiet: bool
 ) -> None:
     """Run until every island has ended; restart an island that fails while others continue."""
     from argosy.cli.running.processes import end_process
-    from argosy.runtime.islands.files import EXCHANGES
-    from argosy.runtime.processes.failure import clear_notes
-    from argosy.runtime.processes.run_folder import PROGRESS, Tail, forget_after, held, steps_saved
+    from argosy.runtime.processes.run_folder import held
 
     islands = []
     with contextlib.ExitStack() as stack:
         for launch in launches:
             launch = replace(launch, spec=replace(launch.spec, meeting=meeting))
-            folder = launch.spec.folder
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(held(folder, str(node_rank)))
-            clear_notes(folder)
-            if not launch.spec.resume:
-                (folder / EXCHANGES).unlink(missing_ok=True)
-            forget_after(folder, steps_saved(folder) if launch.spec.resume else 0)
-            progress, exchanges = (Tail(folder / name) for name in (PROGRESS, EXCHANGES))
-            number = launch.spec.island or 0
-            islands.append(
-                (_Island(number, launch, folder / "torchrun.log", progress, exchanges), lock)
-            )
+            launch.spec.folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(held(launch.spec.folder, str(node_rank)))
+            islands.append((_prepared(launch), lock))
         previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             for island, lock in islands:
@@ -257,6 +251,22 @@ def _run_here(
         sys.stderr.write(
             f"warning: island {island.number} was lost {island.lost} times and left out\n"
         )
+
+
+def _prepared(launch: Launch) -> _Island:
+    """Return an island whose folder has only what it continues from."""
+    from argosy.runtime.islands.files import EXCHANGES
+    from argosy.runtime.processes.failure import clear_notes
+    from argosy.runtime.processes.run_folder import PROGRESS, Tail, forget_after, steps_saved
+
+    folder = launch.spec.folder
+    clear_notes(folder)
+    if not launch.spec.resume:
+        (folder / EXCHANGES).unlink(missing_ok=True)
+    forget_after(folder, steps_saved(folder) if launch.spec.resume else 0)
+    progress, exchanges = (Tail(folder / name) for name in (PROGRESS, EXCHANGES))
+    number = launch.spec.island or 0
+    return _Island(number, launch, folder / "torchrun.log", progress, exchanges)
 
 
 def _start(island: _Island, node_rank: int, lock: int) -> None:

@@ -2,52 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import Json, Profiles, Quiet, no_nan
 
 if TYPE_CHECKING:
     from argosy.cluster.probe_notes import ProbeNotes
 
 
-def probe(
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """The options that ``argosy probe`` takes."""
+
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The cluster file to write, instead of stdout (-)."),
-    ] = None,
-    name: Annotated[
-        str, typer.Option("--name", help="What the cluster is called in the file.")
-    ] = "probed",
+    ] = None
+    name: Annotated[str, typer.Option("--name", help="What the cluster is called in the file.")] = (
+        "probed"
+    )
     lab: Annotated[
         str | None, typer.Option("--lab", help="Measure the devices and links of a lab that is up.")
-    ] = None,
+    ] = None
     run: Annotated[
         Path | None,
         typer.Option(
             "--run", help="Folder of a run: what its own traffic and computations showed."
         ),
-    ] = None,
-    plan: Annotated[str | None, typer.Option("--plan", help="The plan that was run.")] = None,
-    profile: Profiles = None,
+    ] = None
+    plan: Annotated[str | None, typer.Option("--plan", help="The plan that was run.")] = None
+    profile: Profiles = None
     seconds: Annotated[
         float,
         typer.Option(
             "--seconds", min=0.01, help="That each measurement takes, roughly.", callback=no_nan
         ),
-    ] = 0.3,
+    ] = 0.3
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
             help="Go on from what a probe with the same -o had measured when it was cut.",
         ),
-    ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = False
+    json: Json = False
+    quiet: Quiet = False
+
+
+@takes_options
+def probe(options: ProbeOptions) -> None:
     """Measure devices and links, and write them as a cluster file.
 
     By itself it measures this machine's device; under torchrun, every rank's device and every link
@@ -62,60 +70,75 @@ def probe(
         argosy probe --run run --plan plan.json
     """
     from argosy.cli.inputs import refuse_options
-    from argosy.cli.terminal import STDOUT, check_output, print_json, progress, write_file
-    from argosy.cluster.probe_notes import ProbeNotes, read_notes
-    from argosy.document import read_text
-    from argosy.errors import excluded, refused
+    from argosy.errors import refused
 
-    if (run is None) != (plan is None):
-        raise refused("--run needs --plan" if plan is None else "--plan needs --run")
-    if run is not None and plan is not None:
+    if (options.run is None) != (options.plan is None):
+        raise refused("--run needs --plan" if options.plan is None else "--plan needs --run")
+    if options.run is not None and options.plan is not None:
         refuse_options(
-            {"--output": output, "--lab": lab, "--resume": resume},
+            {"--output": options.output, "--lab": options.lab, "--resume": options.resume},
             "cannot be combined with --run, which repeats no measurement",
         )
-        _of_run(run, plan, profile or [], json=json, quiet=quiet)
+        profiles = options.profile or []
+        _of_run(options.run, options.plan, profiles, json=options.json, quiet=options.quiet)
         return
-    refuse_options({"--profile": profile}, "needs --run")
-    if output == STDOUT:
-        check_output(output, json=json)
-        output = None
-    if resume and lab is not None:
-        raise excluded("--resume", "--lab")
-    if resume and output is None:
-        raise refused("--resume needs --output with the file of the interrupted probe")
-    if output is not None:
-        check_output(output)
+    refuse_options({"--profile": options.profile}, "needs --run")
+    _measure(options)
+
+
+def _measure(options: ProbeOptions) -> None:
+    """Measure, and write the cluster file."""
+    from argosy.cli.terminal import print_json, progress, write_file
+    from argosy.cluster.probe_notes import ProbeNotes, read_notes
+    from argosy.document import read_text
+
+    output = _checked_output(options)
     kept = None if output is None else output.with_name(output.name + ".partial.json")
-    if lab is not None:
-        with progress("measuring devices and links", quiet=quiet):
-            text: str | None = _in_lab(lab, name, seconds)
+    if options.lab is not None:
+        with progress("measuring devices and links", quiet=options.quiet):
+            text: str | None = _in_lab(options.lab, options.name, options.seconds)
         notes = ProbeNotes()
     else:
-        earlier = read_text(kept) if resume and kept is not None and kept.exists() else ""
+        earlier = read_text(kept) if options.resume and kept is not None and kept.exists() else ""
         notes = read_notes(earlier, kept)
-        text = _here(name, notes, seconds, quiet=quiet)
+        text = _here(options.name, notes, options.seconds, quiet=options.quiet)
     if text is None:  # another rank writes the file
         return
     if output is not None:
         write_file(output, text.encode())
-        if kept is not None:
-            kept.unlink(missing_ok=True)
-    if json:
-        print_json(
-            "probe",
-            {"file": None if output is None else str(output), "cluster": text, **notes.parts()},
-        )
+    if kept is not None:
+        kept.unlink(missing_ok=True)
+    if options.json:
+        file = None if output is None else str(output)
+        print_json("probe", {"file": file, "cluster": text, **notes.parts()})
     elif output is None:
         typer.echo(text, nl=False)
     else:
         typer.echo(f"wrote {output}")
 
 
+def _checked_output(options: ProbeOptions) -> Path | None:
+    """Return the file to write; None for stdout."""
+    from argosy.cli.terminal import STDOUT, check_output
+    from argosy.errors import excluded, refused
+
+    output = options.output
+    if output == STDOUT:
+        check_output(output, json=options.json)
+        output = None
+    if options.resume and options.lab is not None:
+        raise excluded("--resume", "--lab")
+    if options.resume and output is None:
+        raise refused("--resume needs --output with the file of the interrupted probe")
+    if output is not None:
+        check_output(output)
+    return output
+
+
 def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: bool) -> None:
     """Print what a run showed, beside what its plan assumed."""
     from argosy.adapt.recorded import seen_in
-    from argosy.cli.inputs import load_scenario
+    from argosy.cli.inputs import ScenarioInputs, load_scenario
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.plan.file import read_plan
     from argosy.report.marks import percent
@@ -124,7 +147,7 @@ def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: 
     from argosy.timeline.file import load_timeline
     from argosy.units import RATE
 
-    scenario = load_scenario(read_plan(plan), profiles=profiles, quiet=quiet)
+    scenario = load_scenario(read_plan(plan), ScenarioInputs(profiles=profiles, quiet=quiet))
     timeline = load_timeline(folder / TIMELINE)
     seen = seen_in(timeline, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
     if json:

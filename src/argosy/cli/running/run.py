@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from argosy.cli.command import takes_options
 from argosy.cli.options import (
     Clip,
     Json,
@@ -38,6 +39,7 @@ from argosy.cli.running.run_checks import (
 from argosy.cli.running.run_figures import figures_of, show_figures
 
 if TYPE_CHECKING:
+    from argosy.document import Document
     from argosy.plan.plan import Plan
     from argosy.runtime.job.launch import Launch
     from argosy.runtime.processes.run_spec import RunSpec
@@ -53,82 +55,85 @@ ProgramName = Annotated[
 ]
 
 
-def run(
-    plan: PlanSource,
-    program: ProgramName,
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options that ``argosy run`` takes."""
+
+    plan: PlanSource
+    program: ProgramName
     steps: Annotated[
         int, typer.Option("--steps", "-n", min=1, help="Of the whole run, also with --resume.")
-    ] = 10,
+    ] = 10
     out: Annotated[
         Path, typer.Option("--out", help="Folder for progress, checkpoints and the timeline.")
-    ] = Path("run"),
+    ] = Path("run")
     save_every: Annotated[
         int, typer.Option("--save-every", min=0, help="Steps; always after the last one.")
-    ] = 0,
+    ] = 0
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
-    ] = False,
+    ] = False
     init: Annotated[
         Path | None, typer.Option("--init", help="Weights to begin with: a checkpoint or a file.")
-    ] = None,
-    clip: Clip = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0,
+    ] = None
+    clip: Clip = None
+    seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0
     compile_stages: Annotated[
         bool, typer.Option("--compile", help="Have torch.compile make one graph of each stage.")
-    ] = False,
+    ] = False
     node_rank: Annotated[
         int | None, typer.Option("--node-rank", min=0, help="This node; else by its name.")
-    ] = None,
+    ] = None
     address: Annotated[
         str | None,
         typer.Option(
             "--address", help="Where node 0 is reached; with --elastic, where this node is."
         ),
-    ] = None,
+    ] = None
     port: Annotated[
         int | None, typer.Option("--port", min=1, max=65535, help="On which port of it.")
-    ] = None,
-    patience: Patience = 600.0,
+    ] = None
+    patience: Patience = 600.0
     any_device: Annotated[
         bool, typer.Option("--any-device", help="Run also where the hardware is not the plan's.")
-    ] = False,
+    ] = False
     here: Annotated[
         bool, typer.Option("--here", help="All of the plan's nodes on this machine.")
-    ] = False,
-    lab: Annotated[
-        str | None, typer.Option("--lab", help="On the hosts of a lab that is up.")
-    ] = None,
+    ] = False
+    lab: Annotated[str | None, typer.Option("--lab", help="On the hosts of a lab that is up.")] = (
+        None
+    )
     adapt: Annotated[
         str,
         typer.Option(
             "--adapt", help="How far the run may adapt: off, k, shares or full.", show_default=True
         ),
-    ] = "off",
+    ] = "off"
     horizon: Annotated[
         int,
         typer.Option(
             "--horizon", min=1, help="Steps over which a move must pay, at most those left."
         ),
-    ] = 1000,
+    ] = 1000
     min_gain: Annotated[
         float,
         typer.Option(
             "--min-gain", min=0, max=1, help="Least gain that is worth a change.", callback=no_nan
         ),
-    ] = 0.02,
-    profile: Profiles = None,
+    ] = 0.02
+    profile: Profiles = None
     metrics_port: Annotated[
         int | None,
         typer.Option(
             "--metrics-port", min=0, max=65535, help="Figures for Prometheus on loopback."
         ),
-    ] = None,
+    ] = None
     elastic: Annotated[
         bool, typer.Option("--elastic", help="Go on when nodes are lost, and when they come.")
-    ] = False,
+    ] = False
     node: Annotated[
         str | None, typer.Option("--node", help="With --elastic: this node's name.")
-    ] = None,
+    ] = None
     model: Annotated[
         str | None,
         typer.Option(
@@ -138,18 +143,18 @@ def run(
                 "plan."
             ),
         ),
-    ] = None,
+    ] = None
     copy_every: Annotated[
         int,
         typer.Option(
             "--copy-every", min=0, help="Steps between copies in other nodes' memory; 0: none."
         ),
-    ] = 1,
-    lost_after: LostAfter = 10.0,
+    ] = 1
+    lost_after: LostAfter = 10.0
     island: Annotated[
         int | None,
         typer.Option("--island", min=0, help="Of an island plan: start only this island."),
-    ] = None,
+    ] = None
     meeting: Annotated[
         str | None,
         typer.Option(
@@ -157,13 +162,13 @@ def run(
             metavar="HOST:PORT",
             help="With --island: where islands meet; island 0 serves it.",
         ),
-    ] = None,
+    ] = None
     max_sync_every: Annotated[
         int,
         typer.Option(
             "--max-sync-every", min=1, help="Of an island plan with --adapt full: most steps apart."
         ),
-    ] = 500,
+    ] = 500
     restarts: Annotated[
         int,
         typer.Option(
@@ -171,18 +176,42 @@ def run(
             min=0,
             help="Of an island plan: times that a lost island is started again.",
         ),
-    ] = 3,
+    ] = 3
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print a script for every node, and stop.")
-    ] = False,
+    ] = False
     slurm: Annotated[
         Path | None,
         typer.Option("--slurm", help="Write a batch script for SLURM (- is stdout), and stop."),
-    ] = None,
-    width: Width = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = None
+    width: Width = None
+    json: Json = False
+    quiet: Quiet = False
+
+    def common_spec(self) -> RunSpec:
+        """Return what runs with and without islands have in common."""
+        from argosy.adapt.controller import AdaptationLevel
+        from argosy.runtime.processes.run_spec import RunSpec
+
+        return RunSpec(
+            plan=self.plan,
+            program=self.program,
+            out=str(self.out),
+            steps=self.steps,
+            save_every=self.save_every,
+            resume=self.resume,
+            init=None if self.init is None else str(self.init),
+            clip=self.clip,
+            seed=self.seed,
+            patience=self.patience,
+            any_device=self.any_device,
+            adapt=AdaptationLevel(self.adapt),
+            lost_after=self.lost_after,
+        )
+
+
+@takes_options
+def run(options: RunOptions) -> None:
     """Train a program by a plan, and measure.
 
     The file defines build() -> (model, loss_fn, batch), with loss_fn(model, batch) a mean; it may
@@ -202,140 +231,129 @@ def run(
         argosy run islands.json train.py --steps 1000
         argosy run islands.json train.py --island 1 --meeting x0:29600
     """
-    from argosy.adapt.controller import AdaptationLevel
-    from argosy.cli.inputs import costs_of_run, refuse_options
-    from argosy.cli.names import known_name
     from argosy.cli.planning.adapting import check_reach
-    from argosy.cli.terminal import (
-        check_output,
-        no_stdout,
-        print_json,
-        say_written,
-        stdout_console,
-        write_file,
-    )
-    from argosy.errors import excluded
-    from argosy.plan.file import plan_from_document, read_plan
-    from argosy.runtime.job.launch import Launch, commands
-    from argosy.runtime.job.launch_script import dry_run as dry_run_text
+    from argosy.cli.running.islands_run import run_islands
+    from argosy.cli.terminal import no_stdout
+    from argosy.plan.file import read_plan
     from argosy.runtime.job.program import check_program
-    from argosy.runtime.job.slurm import slurm_script
-    from argosy.runtime.processes.run_spec import RUN, RunSpec, run_spec_to_dict
 
-    no_stdout(out, "a folder", option="--out")
-    check_program(program)
-    check_reach(adapt)
-    document = read_plan(plan)
-    common = RunSpec(
-        plan=plan,
-        program=program,
-        out=str(out),
-        steps=steps,
-        save_every=save_every,
-        resume=resume,
-        init=None if init is None else str(init),
-        clip=clip,
-        seed=seed,
-        patience=patience,
-        any_device=any_device,
-        adapt=AdaptationLevel(adapt),
-        lost_after=lost_after,
-    )
+    no_stdout(options.out, "a folder", option="--out")
+    check_program(options.program)
+    check_reach(options.adapt)
+    document = read_plan(options.plan)
     if document.data.get("kind") == "islands":
-        from argosy.cli.running.islands_run import run_islands
-
-        unused: dict[str, object] = {
-            "--elastic": elastic,
-            "--node": node,
-            "--slurm": slurm,
-            "--metrics-port": metrics_port,
-        }
-        unused |= {
-            "--profile": profile,
-            "--model": model,
-            "--copy-every": None if copy_every == 1 else copy_every,
-        }
-        refuse_options(unused, "does not apply to an island plan")
-        known_name("--adapt", adapt, ("off", "full"), "ways for an island plan to adapt")
-        spec = replace(common, meeting=meeting, max_sync_every=max_sync_every)
-        here_or = (lab, address, port)
-        run_islands(
-            document,
-            spec,
-            island,
-            node_rank or 0,
-            here_or,
-            restarts=restarts,
-            dry_run=dry_run,
-            width=width,
-            json=json,
-            quiet=quiet,
-        )
+        run_islands(document, options)
         return
-    for_islands = {"--island": island, "--meeting": meeting}
-    refuse_options(for_islands, "does not apply to a plan without islands")
-    planned = plan_from_document(document)
-    spec = replace(
-        common,
-        compile_stages=compile_stages,
-        model=costs_of_run(planned, document, model, needed=adapt != "off"),
-        horizon=horizon,
-        min_gain=min_gain,
-        profiles=tuple(profile or ()),
-        metrics_port=metrics_port,
-        copy_every=copy_every,
-    )
-    launch = Launch(plan=planned, spec=spec, here=here, lab=lab, address=address, port=port)
-    if node_rank is None:
-        node_rank = 0 if dry_run or slurm is not None or elastic else launch.own_rank()
-    check_launch(launch, node_rank, quiet=quiet)
-    if not quiet:
-        warn_of_other_compilation(planned, spec)
-    if slurm is not None and dry_run:
-        raise excluded("--dry-run", "--slurm")
-    if elastic:
-        others = {"--metrics-port": metrics_port, "--lab": lab, "--slurm": slurm}
-        refuse_options({**others, "--dry-run": dry_run}, "cannot be combined with --elastic")
-    if slurm is not None:
-        check_output(slurm, plan, program.partition(":")[0], json=json, option="--slurm")
-        write_file(slurm, slurm_script(launch).encode())
-        if json:
-            print_json("run", {"file": str(slurm)})
-        else:
-            say_written(f"wrote {slurm}; submit it with: sbatch {shlex.quote(str(slurm))}", slurm)
-    elif dry_run:
-        if json:
-            listed = [
-                {"node": plan_node.name, "devices": list(plan_node.devices), "command": text}
-                for plan_node, text in commands(launch)
-            ]
-            print_json(
-                "run",
-                {
-                    "commands": listed,
-                    "run": run_spec_to_dict(spec),
-                    "run_file": str(spec.folder / RUN),
-                },
-            )
-        else:
-            typer.echo(dry_run_text(launch))
+    launch, node_rank = _launch(document, options)
+    if options.slurm is not None:
+        _write_slurm_script(launch, options.slurm, options)
+    elif options.dry_run:
+        _print_commands(launch, json=options.json)
     else:
-        check_init(spec)
-        check_steps(spec)
-        check_torch()
-        if elastic:
-            from argosy.cli.running.elastic import follow_elastic
+        _train(launch, node_rank, options)
 
-            lines = follow_elastic(
-                launch, node, show=lambda line: _progress_line(line, planned), quiet=quiet
-            )
-        else:
-            lines = _follow(launch, node_rank, quiet=quiet, is_new=not resume)
-        figures = figures_of(planned, lines, out)
-        if json:
-            print_json("run", figures)
-        else:
-            show_figures(stdout_console(width), planned, figures)
+
+def _launch(document: Document, options: RunOptions) -> tuple[Launch, int]:
+    """Return the launch of a plan, and the rank of this node; raise ``InputError``."""
+    from argosy.cli.inputs import costs_of_run, refuse_options
+    from argosy.errors import excluded
+    from argosy.plan.file import plan_from_document
+    from argosy.runtime.job.launch import Launch
+
+    for_islands = {"--island": options.island, "--meeting": options.meeting}
+    refuse_options(for_islands, "does not apply to a plan without islands")
+    plan = plan_from_document(document)
+    spec = replace(
+        options.common_spec(),
+        compile_stages=options.compile_stages,
+        model=costs_of_run(plan, document, options.model, needed=options.adapt != "off"),
+        horizon=options.horizon,
+        min_gain=options.min_gain,
+        profiles=tuple(options.profile or ()),
+        metrics_port=options.metrics_port,
+        copy_every=options.copy_every,
+    )
+    launch = Launch(
+        plan=plan,
+        spec=spec,
+        here=options.here,
+        lab=options.lab,
+        address=options.address,
+        port=options.port,
+    )
+    node_rank = options.node_rank
+    if node_rank is None:
+        starts_nothing = options.dry_run or options.slurm is not None
+        node_rank = 0 if starts_nothing or options.elastic else launch.own_rank()
+    check_launch(launch, node_rank, quiet=options.quiet)
+    if not options.quiet:
+        warn_of_other_compilation(plan, spec)
+    if options.slurm is not None and options.dry_run:
+        raise excluded("--dry-run", "--slurm")
+    if options.elastic:
+        conflicting: dict[str, object] = {"--metrics-port": options.metrics_port}
+        conflicting |= {
+            "--lab": options.lab,
+            "--slurm": options.slurm,
+            "--dry-run": options.dry_run,
+        }
+        refuse_options(conflicting, "cannot be combined with --elastic")
+    return launch, node_rank
+
+
+def _write_slurm_script(launch: Launch, file: Path, options: RunOptions) -> None:
+    """Write the batch script of ``--slurm``."""
+    from argosy.cli.terminal import check_output, print_json, say_written, write_file
+    from argosy.runtime.job.slurm import slurm_script
+
+    program = options.program.partition(":")[0]
+    check_output(file, options.plan, program, json=options.json, option="--slurm")
+    write_file(file, slurm_script(launch).encode())
+    if options.json:
+        print_json("run", {"file": str(file)})
+    else:
+        say_written(f"wrote {file}; submit it with: sbatch {shlex.quote(str(file))}", file)
+
+
+def _print_commands(launch: Launch, *, json: bool) -> None:
+    """Print a script for every node."""
+    from argosy.cli.terminal import print_json
+    from argosy.runtime.job.launch import commands
+    from argosy.runtime.job.launch_script import dry_run
+    from argosy.runtime.processes.run_spec import RUN, run_spec_to_dict
+
+    if not json:
+        typer.echo(dry_run(launch))
+        return
+    listed = [
+        {"node": node.name, "devices": list(node.devices), "command": text}
+        for node, text in commands(launch)
+    ]
+    spec = launch.spec
+    run_file = str(spec.folder / RUN)
+    print_json("run", {"commands": listed, "run": run_spec_to_dict(spec), "run_file": run_file})
+
+
+def _train(launch: Launch, node_rank: int, options: RunOptions) -> None:
+    """Train, and print the figures of the run."""
+    from argosy.cli.running.elastic import follow_elastic
+    from argosy.cli.terminal import print_json, stdout_console
+
+    plan, quiet = launch.plan, options.quiet
+    check_init(launch.spec)
+    check_steps(launch.spec)
+    check_torch()
+    if options.elastic:
+        lines = follow_elastic(
+            launch, options.node, show=lambda line: _progress_line(line, plan), quiet=quiet
+        )
+    else:
+        lines = _follow(launch, node_rank, quiet=quiet, is_new=not options.resume)
+    figures = figures_of(plan, lines, options.out)
+    if options.json:
+        print_json("run", figures)
+    else:
+        show_figures(stdout_console(options.width), plan, figures)
 
 
 def start_here(
