@@ -249,7 +249,7 @@ def gap_in_words(gap: float) -> str:
     if gap <= 0:
         return "optimal"
     if gap < OPTIMAL:
-        return f"optimal (to 1e{math.ceil(math.log10(gap))})"
+        return f"optimal (to 1e{max(-9, math.ceil(math.log10(gap)))})"
     return f"{100 * gap:.3g} %" if gap >= 1 else f"{100 * gap:.2g} %"
 
 

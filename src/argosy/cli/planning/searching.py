@@ -65,6 +65,8 @@ def _state(state: SearchProgress) -> str:
     """Describe the state of a search."""
     from argosy.units import TIME
 
+    if math.isinf(state.bound):
+        return "no plan fits in memory"
     if not math.isfinite(state.seconds):
         return f"no plan yet, bound {TIME.format(state.bound)}, {state.candidates:,} plans judged"
     times = f"best {TIME.format(state.seconds)}, bound {TIME.format(state.bound)}"
