@@ -16,7 +16,7 @@ from argosy.space.option import Option, PoolPart, Vector
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 from argosy.space.prune import Counters, fits_nowhere, without_dominated
-from argosy.space.shares import share_samples, whole_seconds
+from argosy.space.shares import most_samples, share_samples, share_within, whole_seconds
 from argosy.space.widths import node_widths, tensor_widths
 
 LONG_SEQUENCE = 32_768
@@ -82,13 +82,14 @@ class Scope:
             f"{unit}x {pool.name}" for unit, pool in zip(self.units, pools, strict=True)
         )
         kinds = "" if self.mixed or len(pools) == 1 else ", of one kind each"
+        shares = ", samples by speed" if self.mixed and len(pools) > 1 else ""
         recompute = "/".join(self.recompute)
         zero = "/".join(map(str, sorted(self.zero)))
         width = (
             f", tensor width {'/'.join(map(str, self.widths))}" if self.widths is not None else ""
         )
         width += ", tensor-parallel groups of a stage of one width" if self.one_width else ""
-        even = ", equal shares" if self.even or self.replicas is not None else ""
+        even = ", equal shares" if self.even or self.replicas is not None else shares
         stages = f"stages of multiples of {units}, along the nodes{kinds}"
         splits = self._splits()
         splits += (
@@ -293,6 +294,24 @@ def _parts_of(
                     counters.add("unmeasured")
                 elif expert == 1 or not any(part.extra for part in parts):
                     yield parts, recompute
+                    limited = _within_memory(prices, devices, (parts, recompute), scope)
+                    yield from ((shares, recompute) for shares in limited)
+
+
+def _within_memory(
+    prices: Prices, devices: Vector, shared: Shared, scope: Scope
+) -> list[tuple[PoolPart, ...]]:
+    """Return shares by memory for a stage on several pools whose shares by speed fit nowhere."""
+    parts, recompute = shared
+    if len(parts) == 1 or parts[0].expert > 1 or scope.even or scope.replicas is not None:
+        return []
+    ways: dict[tuple[PoolPart, ...], None] = {}
+    for zero in scope.zero:
+        option = Option(prices=prices, vector=devices, parts=parts, recompute=recompute, zero=zero)
+        limited = share_within(option, most_samples(option)) if fits_nowhere(option) else None
+        if limited is not None and all(_is_measured(prices, part) for part in limited):
+            ways[limited] = None
+    return [limited for limited in ways if limited != parts]
 
 
 def _groups(

@@ -1,15 +1,19 @@
 """Share a micro-batch among the replicas of a stage: each sample goes to the replica that would
-finish first."""
+finish first, as far as memory allows."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from argosy.cost.memory import USABLE
 from argosy.plan.plan import Recompute
-from argosy.space.option import PoolPart
+from argosy.space.option import Option, PoolPart
 from argosy.space.price import Prices
+
+Parts = tuple[PoolPart, ...]
 
 
 def share_samples(
@@ -20,50 +24,81 @@ def share_samples(
     *,
     context: int = 1,
     expert: int = 1,
-) -> tuple[PoolPart, ...] | None:
+) -> Parts | None:
     """Return integer shares of a micro-batch for (pool, width, replicas) groups that minimise the
     time of the slowest replica, or None if there are more replicas than samples."""
     total = sum(replicas for _, _, replicas in groups)
     if total > micro_batch:
         return None
-
-    def part(group: int, samples: int, extra: int) -> PoolPart:
-        pool, width, replicas = groups[group]
-        return PoolPart(
-            pool=pool,
-            width=width,
-            replicas=replicas,
-            samples=samples,
-            extra=extra,
-            context=context,
-            expert=expert,
+    parts = [
+        PoolPart(
+            pool=pool, width=width, replicas=replicas, samples=1, context=context, expert=expert
         )
+        for pool, width, replicas in groups
+    ]
+    if len(parts) == 1:
+        samples, extra = divmod(micro_batch, total)
+        return (replace(parts[0], samples=samples, extra=extra),)
+    return _dealt(prices, parts, micro_batch, recompute, [math.inf] * len(parts))
 
-    if len(groups) == 1:
-        return (part(0, *divmod(micro_batch, groups[0][2])),)
 
-    def finish(group: int, samples: int) -> float:
-        pool, width, _ = groups[group]
-        known = prices.sample_range(pool, width // context)
-        if known is None or samples > known[1] * context:
+def share_within(option: Option, limits: Sequence[int]) -> Parts | None:
+    """Return the shares of an option's micro-batch that minimise the time of the slowest replica
+    if no replica of a part has more samples than its limit, or None if there are no such shares."""
+    micro_batch = sum(part.all_samples for part in option.parts)
+    ones = [replace(part, samples=1, extra=0) for part in option.parts]
+    parts = _dealt(option.prices, ones, micro_batch, option.recompute, limits)
+    fit = all(part.most <= limit for part, limit in zip(parts, limits, strict=True))
+    return parts if fit else None
+
+
+def most_samples(option: Option) -> list[int]:
+    """Return for each part the most samples of a replica with which some layer fits alone, with
+    one micro-batch in flight and three receive buffers."""
+    prices, layers = option.prices, option.prices.distinct_layers
+    buffers = prices.exchange_buffers(option.context, option.expert) + 3 * prices.largest_output
+    held = [option.state_range(at, at + 1) + option.whole_bytes(at, at + 1) for at in layers]
+    sizes = [float(option.transient[at, at + 1] + option.kept_ranges[at, at + 1]) for at in layers]
+    limits = []
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        room = USABLE * pool.device.kind.memory * part.width
+        both = zip(held, sizes, strict=True)
+        limits.append(max(int((room - state) / max(size + buffers, 1e-9)) for state, size in both))
+    return limits
+
+
+def _dealt(
+    prices: Prices,
+    parts: Sequence[PoolPart],
+    micro_batch: int,
+    recompute: Recompute,
+    limits: Sequence[float],
+) -> Parts:
+    """Deal samples to parts that have one per replica, until all of a micro-batch is dealt."""
+
+    def finish(at: int, samples: int) -> float:
+        part = parts[at]
+        known = prices.sample_range(part.pool, part.tensor_width)
+        if known is None or samples > min(known[1] * part.context, limits[at]):
             return math.inf
-        samples = samples if context > 1 else max(samples, known[0])
-        return prices.whole(pool, width, samples, recompute, context=context, expert=expert)
+        samples = samples if part.context > 1 else max(samples, known[0])
+        split = {"context": part.context, "expert": part.expert}
+        return prices.whole(part.pool, part.width, samples, recompute, **split)
 
-    given = [1] * len(groups)
-    more = [0] * len(groups)
-    left = micro_batch - total
-    heap = [(finish(group, 2), group) for group in range(len(groups))]
+    given = [1] * len(parts)
+    more = [0] * len(parts)
+    left = micro_batch - sum(part.replicas for part in parts)
+    heap = [(finish(at, 2), at) for at in range(len(parts))]
     heapq.heapify(heap)
     while left:
-        _, group = heap[0]
-        step = min(left, groups[group][2] - more[group])
-        more[group] += step
+        _, at = heap[0]
+        step = min(left, parts[at].replicas - more[at])
+        more[at] += step
         left -= step
-        if more[group] == groups[group][2]:
-            given[group], more[group] = given[group] + 1, 0
-            heapq.heapreplace(heap, (finish(group, given[group] + 1), group))
-    return tuple(part(at, given[at], more[at]) for at in range(len(groups)))
+        if more[at] == parts[at].replicas:
+            given[at], more[at] = given[at] + 1, 0
+            heapq.heapreplace(heap, (finish(at, given[at] + 1), at))
+    return tuple(replace(part, samples=given[at], extra=more[at]) for at, part in enumerate(parts))
 
 
 def whole_seconds(prices: Prices, parts: Sequence[PoolPart], recompute: Recompute) -> float:

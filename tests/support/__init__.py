@@ -1,0 +1,1 @@
+"""Oracles, random cases and readers that tests of several folders share."""
