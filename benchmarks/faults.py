@@ -28,14 +28,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [
-    str(Path(__file__).parents[1] / "tests"),
-    str(Path(__file__).parents[1] / "tests" / "runtime"),
-]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from chaos import Schedule, draw, is_cut, play, soak  # noqa: E402
+from runtime.chaos import Schedule, draw, is_cut, play, soak
 
-from argosy.lab.system import why_not  # noqa: E402
+from argosy.lab.system import why_not
 
 _PAGE = 4096
 _STARTING = 20.0

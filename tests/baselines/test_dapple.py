@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from equal_cases import random_job
+from baselines.equal_cases import random_job
 
 from argosy.baselines.blocks import block_table, least_largest_block
 from argosy.baselines.dapple import (

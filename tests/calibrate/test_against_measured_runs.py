@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from measured_data import GH200, MIXED, VTRAIN, needs_sailor, needs_vtrain
+from support.measured_data import GH200, MIXED, VTRAIN, needs_sailor, needs_vtrain
 
 from argosy.calibrate.fit import errors, fit_to, leave_one_out, split_runs
 from argosy.calibrate.predict import exact_seconds, peak_bytes

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from measured_data import needs_sailor
+from support.measured_data import needs_sailor
 
 from argosy.adapt.predictor import Predictor
 from argosy.choose.climb import best_nearby, climb, steps

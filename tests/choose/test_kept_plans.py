@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from oracles import recurrence_end
+from support.oracles import recurrence_end
 
 from argosy.choose.kept import _envelope, keep
 from argosy.choose.policy import CLEARLY, schedules_that_fit, with_policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planning_cases import cluster_of
+from support.planning_cases import cluster_of
 
 from argosy.choose.model_error import find_plan_within_error
 from argosy.cluster.topology import Cluster

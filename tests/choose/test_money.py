@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from planning_cases import (
+from support.planning_cases import (
     Case,
     Recipe,
     cluster_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_result import Result, Run
+from cli.command_result import Result, Run
 
 from argosy.cli import main
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from bundled_plans import PLANS
+from cli.bundled_plans import PLANS
 
 import argosy
 from argosy.cli.inputs import ScenarioInputs, load_scenario

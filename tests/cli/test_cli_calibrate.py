@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_result import PLAN, Run
-from measured_data import GH200, needs_sailor
+from cli.command_result import PLAN, Run
+from support.measured_data import GH200, needs_sailor
 
 from argosy.calibrate.file import read_runs
 from argosy.calibrate.predict import quick_seconds

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_result import PLAN, Run
+from cli.command_result import PLAN, Run
 
 from argosy.workload.load import preset_names
 

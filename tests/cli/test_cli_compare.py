@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_result import Run
+from cli.command_result import Run
 
 from argosy.baselines import BASELINES
 

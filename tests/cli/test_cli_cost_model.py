@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_result import Run
+from cli.command_result import Run
 
 from argosy.plan.file import load_plan
 from argosy.plan.plan import CostModelRef, Plan

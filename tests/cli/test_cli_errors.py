@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_result import PLAN, Run
+from cli.command_result import PLAN, Run
 
 from argosy.cluster.file import bundled_clusters
 from argosy.errors import InfeasibleError, RunError

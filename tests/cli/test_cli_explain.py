@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_result import PLAN, Run
+from cli.command_result import PLAN, Run
 
 from argosy.plan.file import dumps_plan, load_plan, plan_from_document, read_plan
 from argosy.plan.plan import LeftOut, Replica, RunnerUp

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_result import Run
+from cli.command_result import Run
 
 SEEDS = Path(__file__).parents[1] / "fuzz" / "seeds"
 GIVEN = ("--kind", "A100-80GB", "--intra", "300 GB/s", "--nic", "100 Gbit/s")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_result import PLAN, Run
+from cli.command_result import PLAN, Run
 
 import argosy.runtime.job.program  # noqa: F401 (looks for torch once, before a test takes it away)
 from argosy.cli.running.demo_training import train

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_result import PLAN, Run
+from cli.command_result import PLAN, Run
 
 SEARCH = ("plan", "-m", "gpt2", "-c", "two-cards", "-b", "8")
 SHARE = ("plan", "--program", "train.py:build", "-c", "two-cards")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_result import Run
+from cli.command_result import Run
 
 from argosy.cli.planning.plan_request import parse_schedules
 from argosy.cluster.topology import Cluster

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_result import Run
+from cli.command_result import Run
 
 from argosy.cli.inputs import load_scenario
 from argosy.plan.file import dumps_plan, read_plan

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from command_result import PLAN
+from cli.command_result import PLAN
 
 import argosy
 from argosy.cli.terminal import write_file

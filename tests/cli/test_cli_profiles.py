@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_result import Run
+from cli.command_result import Run
 
 CLUSTER = """
 name = "pair"

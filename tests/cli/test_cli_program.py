@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_result import Run
+from cli.command_result import Run
 
 from argosy.plan.file import load_plan
 from argosy.plan.runnable import unsupported

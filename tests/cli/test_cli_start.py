@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_result import Run
+from cli.command_result import Run
 
 from argosy.cluster.file import load_cluster
 

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from command_result import PLAN, Run
+from cli.command_result import PLAN, Run
 
 from argosy.cluster.file import load_cluster
 from argosy.plan.file import load_plan

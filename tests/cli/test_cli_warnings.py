@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from command_result import PLAN, Run
+from cli.command_result import PLAN, Run
 
 from argosy.plan.file import read_plan
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import typer
-from command_result import PLAN, Run
+from cli.command_result import PLAN, Run
 
 from argosy.cli.app import app
 

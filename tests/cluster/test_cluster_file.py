@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from broken_cases import Case, cases
+from support.broken_cases import Case, cases
 
 from argosy.cluster.file import bundled_clusters, cluster_from_content, load_cluster, with_changes
 from argosy.cluster.topology import Cluster

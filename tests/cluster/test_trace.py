@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import traces
+from support.strategies import traces
 
 from argosy.cluster.trace import Trace, minimum
 from argosy.errors import InputError

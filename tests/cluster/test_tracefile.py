@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import traces
+from support.strategies import traces
 
 from argosy.cluster.trace import Trace
 from argosy.cluster.tracefile import read_bamboo, read_oboe, read_trace, rescaled

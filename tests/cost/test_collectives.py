@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from planning_cases import NO_FLOORS, cluster_of, kind_fields, node_fields
+from support.planning_cases import NO_FLOORS, cluster_of, kind_fields, node_fields
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs, once_around, seconds_alone, sliced, uneven_once

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import KIND
+from support.strategies import KIND
 
 from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device, Reached

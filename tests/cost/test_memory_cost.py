@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import chains
+from support.strategies import chains
 
 from argosy.cost.memory import (
     activation_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prose import docstrings_of, findings, first_sentence, has_verb
+from documentation.prose import docstrings_of, findings, first_sentence, has_verb
 
 SOURCE = Path(__file__).parents[2] / "src" / "argosy"
 

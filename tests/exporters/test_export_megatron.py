@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from target_readers import (
+from exporters.target_readers import (
     cluster,
     options_of,
     plan,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from command_result import Result
-from target_readers import (
+from cli.command_result import Result
+from exporters.target_readers import (
     cluster,
     options_of,
     plan,

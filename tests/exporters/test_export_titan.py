@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from target_readers import options_of, plan, run_script, with_stage
+from exporters.target_readers import options_of, plan, run_script, with_stage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from argosy.dtype import Dtype

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.distributed as dist
-from target_readers import plan, with_stage
+from exporters.target_readers import plan, with_stage
 from torch import nn
 
 from argosy.dtype import Dtype

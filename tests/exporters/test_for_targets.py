@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_result import Result
+from cli.command_result import Result
 
 from argosy.cli import main
 from argosy.cluster.file import load_cluster

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_cases import HOSTS, launched, named
-from target_readers import plan
+from exporters.target_readers import plan
+from runtime.launch_cases import HOSTS, launched, named
 
 from argosy.cli import main
 from argosy.errors import InputError

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_result import Result
-from measured_data import GH200, MIXED, needs_sailor
+from cli.command_result import Result
+from support.measured_data import GH200, MIXED, needs_sailor
 
 from argosy.calibrate.sailor import read_sailor_runs, sailor_plan
 from argosy.cli import main

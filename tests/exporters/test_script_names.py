@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from target_readers import plan
+from exporters.target_readers import plan
 
 from argosy.cli import main
 from argosy.exporters.deepspeed import export_deepspeed

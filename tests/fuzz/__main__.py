@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
-from fuzz_targets import BY_NAME, TARGETS
-from fuzz_workers import fuzz
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fuzz.fuzz_targets import BY_NAME, TARGETS
+from fuzz.fuzz_workers import fuzz
 
 
 def main() -> int:

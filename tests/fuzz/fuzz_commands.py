@@ -23,8 +23,8 @@ from typing import Any
 from unittest.mock import patch
 
 import typer
-from fuzz_inputs import Files, mutated
-from fuzz_trees import TEXTS
+from fuzz.fuzz_inputs import Files, mutated
+from fuzz.fuzz_trees import TEXTS
 
 import argosy.cli
 from argosy.cli.app import app
@@ -222,7 +222,7 @@ def _value(random: Random, parameter: Any) -> str:
 @cache
 def folder_files() -> Files:
     """Valid files of every kind that a command takes."""
-    from fuzz_targets import SEEDS, snapshot_files
+    from fuzz.fuzz_targets import SEEDS, snapshot_files
 
     names = {
         "cluster.toml": "cluster/cluster.toml",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from random import Random
 
-from fuzz_trees import changed, json_text, odd_text, toml_text
+from fuzz.fuzz_trees import changed, json_text, odd_text, toml_text
 
 Files = dict[str, bytes]
 """Relative path of every file and what is in it."""
@@ -62,7 +62,7 @@ def _as_document(random: Random, suffix: str, content: bytes) -> bytes:
         case ".toml":
             return toml_text(changed(random, tomllib.loads(text))).encode("utf-8", "replace")
         case ".hdf5":
-            from fuzz_hdf5 import changed_hdf5
+            from fuzz.fuzz_hdf5 import changed_hdf5
 
             return changed_hdf5(random, content)
         case ".metadata":

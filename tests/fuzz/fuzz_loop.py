@@ -19,8 +19,8 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from fuzz_inputs import Files
-from fuzz_targets import Target
+from fuzz.fuzz_inputs import Files
+from fuzz.fuzz_targets import Target
 
 from argosy.errors import ArgosyError
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from fuzz_commands import command_files, folder_files, run_command
-from fuzz_inputs import Files, mutated
+from fuzz.fuzz_commands import command_files, folder_files, run_command
+from fuzz.fuzz_inputs import Files, mutated
 from rich.console import Console
 
 from argosy.calibrate.file import read_measured

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fuzz_loop import Failure, try_input
-from fuzz_targets import BY_NAME
+from fuzz.fuzz_loop import Failure, try_input
+from fuzz.fuzz_targets import BY_NAME
 
 HANG = 600.0
 """Seconds after which a process that is stuck outside Python is ended."""

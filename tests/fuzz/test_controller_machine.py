@@ -10,11 +10,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from fuzz_machines import machine_test
+from fuzz.fuzz_machines import machine_test
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from planning_cases import cluster_of
-from strategies import chains
+from support.planning_cases import cluster_of
+from support.strategies import chains
 
 from argosy.adapt.controller import AdaptationLevel, Controller, ControllerLimits, Decision
 from argosy.adapt.watch import in_world

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fuzz_commands import command_files, commands, folder_files
-from fuzz_loop import judge, luck_of, put_files, try_input
-from fuzz_targets import BY_NAME, SEEDS, TARGETS, valid_files
+from fuzz.fuzz_commands import command_files, commands, folder_files
+from fuzz.fuzz_loop import judge, luck_of, put_files, try_input
+from fuzz.fuzz_targets import BY_NAME, SEEDS, TARGETS, valid_files
 
 CORPUS = Path(__file__).parent / "corpus"
 ENTRIES = sorted(path for path in CORPUS.glob("*/*") if path.is_dir())

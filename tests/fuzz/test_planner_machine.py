@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fuzz_machines import machine_test
+from fuzz.fuzz_machines import machine_test
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from planning_cases import cluster_of
-from strategies import chains
+from support.planning_cases import cluster_of
+from support.strategies import chains
 
 from argosy.cluster.topology import Cluster
 from argosy.errors import InfeasibleError

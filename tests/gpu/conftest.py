@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from rank_pool import RankPool, rank_pool
+from runtime.rank_pool import RankPool, rank_pool
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from compiling_cases import train_compiled
-from gpu_ranks import need_ranks
-from rank_pool import RankPool
-from training_cases import Case, differences
+from gpu.gpu_ranks import need_ranks
+from runtime.compiling_cases import train_compiled
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, differences
 
 from argosy.plan.plan import Recompute
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from elastic_cases import PROGRAM, ElasticRun, losses_alone
-from gpu_ranks import need_ranks
+from gpu.gpu_ranks import need_ranks
+from runtime.elastic_cases import PROGRAM, ElasticRun, losses_alone
 
 
 def _run(

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu_ranks import need_ranks
-from matrix import SCHEDULES, make
-from migration_cases import alone, travel, worst
-from rank_pool import RankPool
+from gpu.gpu_ranks import need_ranks
+from runtime.matrix import SCHEDULES, make
+from runtime.migration_cases import alone, travel, worst
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, differences, train_in_parallel
 from test_migration import JOURNEYS
-from training_cases import Case, differences, train_in_parallel
 
 from argosy.plan.plan import Algorithm, Recompute
 from argosy.schedule import ScheduleKind

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch.distributed
-from boxes import clustered
-from emulated import EmulatedClock
+from nbody.boxes import clustered
+from nbody.emulated import EmulatedClock
 
 from argosy.nbody.force.gravity import compute_forces
 from argosy.nbody.force.settings import GravitySettings

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from balance_worker import balance_series
-from thread_ranks import on_threads
+from nbody.balance_worker import balance_series
+from nbody.thread_ranks import on_threads
 
 from argosy.errors import InfeasibleError
 from argosy.nbody.planning.balance import Balancer, BalanceSample, Leaves, Rules, run_totals
@@ -39,7 +39,7 @@ def test_four_unequal_ranks_even_out() -> None:
 def test_four_unequal_processes_even_out() -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)]),
+        "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(

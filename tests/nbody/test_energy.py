@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from boxes import clustered
-from thread_ranks import on_threads
+from nbody.boxes import clustered
+from nbody.thread_ranks import on_threads
 
 from argosy.nbody.force.gravity import compute_forces, compute_potential
 from argosy.nbody.force.settings import GravitySettings

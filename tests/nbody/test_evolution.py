@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from boxes import anchor, needs_anchor
+from nbody.boxes import anchor, needs_anchor
 
 from argosy.errors import InputError
 from argosy.nbody.analysis.halos import find_halos

@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from boxes import Array, clustered, relative_errors
-from ewald import ewald_force, near_force, smooth_force
+from nbody.boxes import Array, clustered, relative_errors
+from nbody.ewald import ewald_force, near_force, smooth_force
 
 from argosy.errors import InputError
 from argosy.nbody.force.gravity import compute_forces

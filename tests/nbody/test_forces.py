@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from boxes import Array, anchor, clustered, needs_anchor, relative_errors
-from ewald import ewald_force, spline_factor
+from nbody.boxes import Array, anchor, clustered, needs_anchor, relative_errors
+from nbody.ewald import ewald_force, spline_factor
 from scipy.special import erfc
 
 from argosy.errors import InfeasibleError, InputError

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from boxes import clustered
-from thread_ranks import ThreadRanks, on_threads
+from nbody.boxes import clustered
+from nbody.thread_ranks import ThreadRanks, on_threads
 
 from argosy.nbody.force.gravity import compute_forces, tree_force
 from argosy.nbody.force.hilbert import hilbert_keys

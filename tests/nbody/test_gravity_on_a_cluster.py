@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from boxes import clustered
-from emulated import EmulatedClock
-from thread_ranks import ThreadRanks, on_threads
+from nbody.boxes import clustered
+from nbody.emulated import EmulatedClock
+from nbody.thread_ranks import ThreadRanks, on_threads
 
 from argosy.cli import main
 from argosy.cluster.file import load_cluster

@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from boxes import clustered
+from nbody.boxes import clustered
 
 from argosy.errors import InputError
 from argosy.nbody.analysis.halos import find_halos

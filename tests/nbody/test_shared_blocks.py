@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from boxes import clustered
-from emulated import EmulatedClock
-from thread_ranks import ThreadRanks, on_threads
+from nbody.boxes import clustered
+from nbody.emulated import EmulatedClock
+from nbody.thread_ranks import ThreadRanks, on_threads
 
 from argosy.nbody.force.settings import GravitySettings
 from argosy.nbody.initial.conditions import initial_conditions

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from boxes import clustered
-from thread_ranks import ThreadRanks, on_threads
+from nbody.boxes import clustered
+from nbody.thread_ranks import ThreadRanks, on_threads
 
 from argosy.nbody.force.gravity import compute_forces
 from argosy.nbody.force.hilbert import hilbert_keys

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from boxes import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nbody.boxes import clustered
 
 from argosy.nbody.force.hilbert import BITS, hilbert_keys
 from argosy.nbody.force.split import DEGREE, SPLINE, ForceSplit, smooth_factor

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_cases import Case, cases
+from support.broken_cases import Case, cases
 
 from argosy.cluster.file import cluster_from_content
 from argosy.document import parse_json, parse_path

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from strategies import Problem, mutated_json, plans
+from support.strategies import Problem, mutated_json, plans
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import canonical

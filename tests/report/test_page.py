@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from page_cases import thousand_gpus
+from report.page_cases import thousand_gpus
 
 import argosy
 from argosy.cluster.file import cluster_from_content, load_cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_cases import thousand_gpus, whole_page
+from report.page_cases import thousand_gpus, whole_page
 
 import argosy
 from argosy.cluster.file import cluster_from_content

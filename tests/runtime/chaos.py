@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_cases import ElasticRun
+from runtime.elastic_cases import ElasticRun
 
 from argosy.lab import Lab
 from argosy.lab.layout import INTERFACE

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from training_cases import Case, built, plan_of
+from runtime.training_cases import Case, built, plan_of
 
 from argosy.errors import InputError, RunError
 from argosy.runtime.job import worker

@@ -5,8 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import torch
-from torch._dynamo.utils import counters
-from training_cases import (
+from runtime.training_cases import (
     SMALL_CLIP,
     Case,
     KeepGradients,
@@ -16,6 +15,7 @@ from training_cases import (
     outcome_of,
     plan_of,
 )
+from torch._dynamo.utils import counters
 
 from argosy.runtime.stages import compiling
 from argosy.runtime.step.trainer import parallelize

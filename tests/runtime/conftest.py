@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from rank_pool import RankPool
-from rank_pool import rank_pool as open_rank_pool
+from runtime.rank_pool import RankPool
+from runtime.rank_pool import rank_pool as open_rank_pool
 
 
 @pytest.fixture(scope="session")

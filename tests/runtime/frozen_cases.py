@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from small_models import Adapted, Block
+from runtime.small_models import Adapted, Block
+from runtime.training_cases import Case, KeepGradients, built, plan_of
 from torch import Tensor, nn
-from training_cases import Case, KeepGradients, built, plan_of
 
 from argosy.dtype import Dtype
 from argosy.measure.allocated import Allocations

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from own_programs import BATCH, WIDTH, Built, Net, perceptron, points, program, squared
+from runtime.own_programs import BATCH, WIDTH, Built, Net, perceptron, points, program, squared
 from torch import Tensor, nn
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from spmd_models import ResidualNet, Unet
+from support.spmd_models import ResidualNet, Unet
 from torch import Tensor, nn
 
 SIDE = 16

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from adapting_cases import ONE, Nap, adamw, loss_of, losses_alone
+from runtime.adapting_cases import ONE, Nap, adamw, loss_of, losses_alone
 from torch import Tensor, nn
 
 from argosy.adapt.advisor import Brief

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from runtime.training_cases import Case, plan_of
 from torch import Tensor, nn
-from training_cases import Case, plan_of
 
 from argosy.plan.plan import Plan
 from argosy.runtime.processes.world import open_groups

@@ -12,9 +12,9 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from small_models import build
+from runtime.small_models import build
+from runtime.training_cases import Case, plan_of
 from torch.utils._pytree import tree_map
-from training_cases import Case, plan_of
 
 from argosy.adapt.sync import SyncLimits
 from argosy.cluster.file import cluster_from_content

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from own_programs import BATCH, Built, program
+from runtime.own_programs import BATCH, Built, program
 from torch import Tensor
 
 WORDS, TIME = 40, 7

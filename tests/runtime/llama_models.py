@@ -124,7 +124,7 @@ def mixture(samples: int, *, tied: bool = False) -> Any:
 
 
 def hf_mixtral(samples: int, *, tied: bool = False) -> Any:
-    from small_models import labelled_loss
+    from runtime.small_models import labelled_loss
     from transformers import MixtralConfig, MixtralForCausalLM
 
     sizes = {

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from runtime.training_cases import Case, plan_of
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, SequentialLR, StepLR
-from training_cases import Case, plan_of
 
 from argosy.runtime.step.trainer import parallelize
 

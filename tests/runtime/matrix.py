@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import fields
 
-from training_cases import Case
+from runtime.training_cases import Case
 
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from small_models import NUM_LAYERS, build
+from runtime.small_models import NUM_LAYERS, build
+from runtime.training_cases import Outcome, box_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from training_cases import Outcome, box_of
 
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster

@@ -8,7 +8,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from own_programs import BATCH, TIME, WIDTH, WORDS, Built, Net, perceptron, points, program, squared
+from runtime.own_programs import (
+    BATCH,
+    TIME,
+    WIDTH,
+    WORDS,
+    Built,
+    Net,
+    perceptron,
+    points,
+    program,
+    squared,
+)
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential

@@ -9,8 +9,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from model_programs import sequence
-from own_programs import BATCH, TIME, WIDTH, Built, Net, perceptron, points, program, squared
+from runtime.model_programs import sequence
+from runtime.own_programs import (
+    BATCH,
+    TIME,
+    WIDTH,
+    Built,
+    Net,
+    perceptron,
+    points,
+    program,
+    squared,
+)
 from torch import Tensor, nn
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from runtime.training_cases import Case, KeepGradients, Outcome, built, outcome_of, plan_of
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from training_cases import Case, KeepGradients, Outcome, built, outcome_of, plan_of
 
 from argosy.plan.plan import Plan
 from argosy.runtime.processes.run_folder import checkpoints

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from training_cases import Case, KeepGradients, built, plan_of
+from runtime.training_cases import Case, KeepGradients, built, plan_of
 
 from argosy.dtype import Dtype
 from argosy.errors import RunError

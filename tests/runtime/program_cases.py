@@ -6,14 +6,16 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import gradient_programs  # noqa: F401 (registers its programs)
-import library_programs
-import model_programs  # noqa: F401 (registers its programs)
-import odd_programs  # noqa: F401 (registers its programs)
 import pytest
 import torch
 import torch.distributed as dist
-from own_programs import BATCH, PROGRAMS
+from runtime import (
+    gradient_programs,  # noqa: F401 (registers its programs)
+    library_programs,
+    model_programs,  # noqa: F401 (registers its programs)
+    odd_programs,  # noqa: F401 (registers its programs)
+)
+from runtime.own_programs import BATCH, PROGRAMS
 from torch import Tensor
 from torch.utils._pytree import tree_map
 

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from training_cases import Case, plan_of
+from runtime.training_cases import Case, plan_of
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import canonical

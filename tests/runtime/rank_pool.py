@@ -60,7 +60,7 @@ class RankPool:
         if self.processes:
             return
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "training_cases"])
+        context.set_forkserver_preload(["torch", "torch.distributed", "runtime.training_cases"])
         for _ in range(MOST_RANKS):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there,), daemon=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs.small_gpt import data
-from small_models import build
-from training_cases import Case, plan_of
+from runtime.programs.small_gpt import data
+from runtime.small_models import build
+from runtime.training_cases import Case, plan_of
 
 from argosy.cluster.topology import canonical
 from argosy.plan.file import dumps_plan

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from program_cases import no_search, plan_of
-from spmd_models import BATCH, built
+from runtime.program_cases import no_search, plan_of
+from support.spmd_models import BATCH, built
 from torch import Tensor
 from torch.utils._pytree import tree_map
 

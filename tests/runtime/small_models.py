@@ -407,8 +407,8 @@ NUM_LAYERS = {"t5": 7}
 
 
 def build(name: str, samples: int, *, tied: bool, dtype: torch.dtype, seed: int = 0) -> Built:
-    from graph_models import GRAPH_MODELS
-    from llama_models import LLAMA_MODELS
+    from runtime.graph_models import GRAPH_MODELS
+    from runtime.llama_models import LLAMA_MODELS
 
     torch.manual_seed(seed)
     known = MODELS | HUGGING_FACE | GRAPH_MODELS | DROPPING | FROZEN | LLAMA_MODELS

@@ -4,8 +4,8 @@ without a trace in what it trains."""
 from __future__ import annotations
 
 import pytest
-from adapting_cases import Slowing, pipeline, side_by_side, train_alone, train_and_adapt
-from rank_pool import RankPool
+from runtime.adapting_cases import Slowing, pipeline, side_by_side, train_alone, train_and_adapt
+from runtime.rank_pool import RankPool
 
 STEPS = 16
 SLOW = Slowing(rank=1, step=5, factor=3.0)

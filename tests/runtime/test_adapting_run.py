@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_cases import PROGRAM, losses_alone, written_plan
+from runtime.run_cases import PROGRAM, losses_alone, written_plan
+from runtime.training_cases import Case
 from test_run_command import SECONDS, command, environment
-from training_cases import Case
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapting_cases import chain, cluster, compute_model, pipeline
+from runtime.adapting_cases import chain, cluster, compute_model, pipeline
 from torch import nn
 
 from argosy.adapt.advisor import Advisor, Brief, Mind, Observation, _messages

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_cases import written_plan
+from runtime.run_cases import written_plan
+from runtime.training_cases import Case
 from torch import nn
-from training_cases import Case
 
 import argosy
 from argosy.adapt.controller import AdaptationLevel

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rank_pool import RankPool
-from training_cases import Case, differences, plan_of, train_by_policy, train_with_changes
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, differences, plan_of, train_by_policy, train_with_changes
 
 from argosy.plan.plan import PolicyRule
 from argosy.runtime.job.adapting import change_to

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from chaos import SOAK_RATE, draw, is_cut, play
-from programs import double_gpt
+from runtime.chaos import SOAK_RATE, draw, is_cut, play
+from runtime.programs import double_gpt
 
 SAMPLE = (68,)
 SEEDS = range(74)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoint_cases import (
+from runtime.checkpoint_cases import (
     Parts,
     begin_with,
     begin_with_others,
@@ -20,9 +20,9 @@ from checkpoint_cases import (
     save_while_training,
     save_without_room,
 )
-from rank_pool import RankError, RankPool
-from rank_pool import rank_pool as open_rank_pool
-from training_cases import Case, box_of, built
+from runtime.rank_pool import RankError, RankPool
+from runtime.rank_pool import rank_pool as open_rank_pool
+from runtime.training_cases import Case, box_of, built
 
 from argosy.runtime.processes.run_folder import checkpoints
 from argosy.runtime.state.checkpoint import read_state_dict

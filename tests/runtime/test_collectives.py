@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from collective_cases import converts, gathers, refuses, scatters
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_pool import RankPool
+from runtime.collective_cases import converts, gathers, refuses, scatters
+from runtime.rank_pool import RankPool
 
 from argosy.cost.group import GroupCollective
 from argosy.runtime.communication.collectives import GatherBy, offsets, split_by

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from compiling_cases import train_compiled
-from rank_pool import RankError, RankPool
-from training_cases import Case, differences
+from runtime.compiling_cases import train_compiled
+from runtime.rank_pool import RankError, RankPool
+from runtime.training_cases import Case, differences
 
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind

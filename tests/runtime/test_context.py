@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rank_pool import RankPool
-from ring_cases import worst_errors
-from training_cases import Case, built, differences, plan_of, train_in_parallel
+from runtime.rank_pool import RankPool
+from runtime.ring_cases import worst_errors
+from runtime.training_cases import Case, built, differences, plan_of, train_in_parallel
 
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute

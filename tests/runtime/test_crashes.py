@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from crash_cases import Tree, make, record_saves, states_after
-from rank_pool import RankPool
+from runtime.crash_cases import Tree, make, record_saves, states_after
+from runtime.rank_pool import RankPool
 
 from argosy.errors import InputError
 from argosy.runtime.elastic.origin import newest_base

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rank_pool import RankPool
-from text_case import CASE, curve_alone, curve_by_plan
+from runtime.rank_pool import RankPool
+from runtime.text_case import CASE, curve_alone, curve_by_plan
 
 
 def test_fifty_steps_follow_the_curve_of_one_process(ranks: RankPool) -> None:

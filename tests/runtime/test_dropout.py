@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from rank_pool import RankPool
-from torch import nn
-from training_cases import (
+from runtime.rank_pool import RankPool
+from runtime.training_cases import (
     Case,
     Outcome,
     box_of,
@@ -20,6 +19,7 @@ from training_cases import (
     train_in_parallel,
     train_with_rows,
 )
+from torch import nn
 
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from training_cases import CLUSTER, Case, plan_of
+from runtime.training_cases import CLUSTER, Case, plan_of
 
 from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.cost.calibration import Calibration

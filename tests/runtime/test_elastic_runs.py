@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from elastic_cases import PROGRAM, ElasticRun, losses_alone
+from runtime.elastic_cases import PROGRAM, ElasticRun, losses_alone
 
 from argosy.runtime.state.checkpoint import read_state_dict
 

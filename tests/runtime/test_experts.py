@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from llama_models import EXPERTS, Experts, MixtureBlock
-from rank_pool import RankPool
+from runtime.llama_models import EXPERTS, Experts, MixtureBlock
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, differences, plan_of, train_in_parallel
 from torch import nn
-from training_cases import Case, differences, plan_of, train_in_parallel
 
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_cases import PROGRAM
-from training_cases import Case, plan_of
+from runtime.elastic_cases import PROGRAM
+from runtime.training_cases import Case, plan_of
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import canonical

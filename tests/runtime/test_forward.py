@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.whole_step import run_whole, whole_tensors
 from torch import Tensor, nn
 from torch.nn import functional
-from whole_step import run_whole, whole_tensors
 
 from argosy.errors import InputError
 from argosy.runtime.graphs.cut import GraphCut, aligned

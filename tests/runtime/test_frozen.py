@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from frozen_cases import Tuned, held_and_peak, what_happens
-from rank_pool import RankPool
-from training_cases import Case, differences, train_in_parallel
+from runtime.frozen_cases import Tuned, held_and_peak, what_happens
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, differences, train_in_parallel
 
 from argosy.cost.memory import state_bytes
 from argosy.measure.profile import ProfileSettings, profile_model

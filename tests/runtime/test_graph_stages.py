@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from checkpoint_cases import decayed_without_gradient
-from rank_pool import RankError, RankPool
-from training_cases import Case, differences, train_in_parallel
+from runtime.checkpoint_cases import decayed_without_gradient
+from runtime.rank_pool import RankError, RankPool
+from runtime.training_cases import Case, differences, train_in_parallel
 
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind

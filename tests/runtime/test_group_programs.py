@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from own_programs import PROGRAMS
-from program_cases import captured, grouped, no_search
+from runtime.own_programs import PROGRAMS
+from runtime.program_cases import captured, grouped, no_search
 
 from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan, plan_to_dict

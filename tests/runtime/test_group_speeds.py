@@ -4,7 +4,7 @@ it is not slow."""
 from __future__ import annotations
 
 import pytest
-from group_cases import (
+from runtime.group_cases import (
     adapt_shares,
     chain,
     cluster,
@@ -14,7 +14,7 @@ from group_cases import (
     train_alone,
     two_groups,
 )
-from rank_pool import RankPool
+from runtime.rank_pool import RankPool
 
 from argosy.adapt.recorded import seen_in
 from argosy.plan.plan import Plan

@@ -4,8 +4,8 @@ its dtype."""
 from __future__ import annotations
 
 import pytest
-from holding_cases import buffers_of_ranks_that_drew_apart, patience_of_groups, train_mixed
-from rank_pool import RankPool
+from runtime.holding_cases import buffers_of_ranks_that_drew_apart, patience_of_groups, train_mixed
+from runtime.rank_pool import RankPool
 
 
 def test_replicas_begin_with_the_same_buffers(ranks: RankPool) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import written_plan
+from runtime.run_cases import written_plan
+from runtime.training_cases import Case, plan_of
 from safetensors.torch import load_file
-from training_cases import Case, plan_of
 from transformers import GPT2LMHeadModel
 
 from argosy.dtype import Dtype

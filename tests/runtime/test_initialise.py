@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from small_models import MODELS, build
+from runtime.small_models import MODELS, build
 from torch import nn
 
 from argosy.errors import InputError

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from island_cases import IslandCase, written_islands
-from training_cases import Case
+from runtime.island_cases import IslandCase, written_islands
+from runtime.training_cases import Case
 
 from argosy.runtime.processes.run_folder import read_lines
 from argosy.runtime.state.checkpoint import read_state_dict

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from island_cases import IslandCase, catch_up_alone, train_alone, train_islands
-from rank_pool import RankPool
-from small_models import build
-from training_cases import Case
+from runtime.island_cases import IslandCase, catch_up_alone, train_alone, train_islands
+from runtime.rank_pool import RankPool
+from runtime.small_models import build
+from runtime.training_cases import Case
 
 from argosy.adapt.sync import SyncLimits, next_sync_every
 from argosy.plan.islands import Compression

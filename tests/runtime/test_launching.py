@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launch_cases import HOSTS, launched, named
-from target_readers import plan
+from exporters.target_readers import plan
+from runtime.launch_cases import HOSTS, launched, named
 
 from argosy.errors import InputError
 from argosy.runtime.job.launch import command_line

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_cases import CASE, written_plan
+from runtime.run_cases import CASE, written_plan
 
 from argosy.runtime.processes import leaving
 
@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 import torch
 import argosy
-from small_models import build
-from programs.small_gpt import data
+from runtime.small_models import build
+from small_gpt import data
 
 model, loss_fn, _ = build("gpt", 8, tied=False, dtype=torch.float32)
 trainer = argosy.parallelize(
@@ -36,7 +36,7 @@ def test_a_script_ends_without_threads_of_gloo(tmp_path: Path) -> None:
     """The model and the trainer live until the end, as in most scripts."""
     written_plan(tmp_path, CASE)
     (tmp_path / "train.py").write_text(SCRIPT)
-    folders = (HERE / "programs", HERE, HERE.parent, os.environ.get("PYTHONPATH", ""))
+    folders = (HERE / "programs", HERE.parent, os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(map(str, folders))}
     torchrun = [
         sys.executable,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_cases import ElasticRun, losses_alone
+from runtime.elastic_cases import ElasticRun, losses_alone
 
 STEPS = 16
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from rank_pool import RankPool
-from training_cases import Case, measured_run, offsets_of_skewed_clocks, plan_of
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, measured_run, offsets_of_skewed_clocks, plan_of
 
 from argosy.runtime.communication.marks import STEP, Mark, Recorder
 from argosy.runtime.communication.measured import assemble

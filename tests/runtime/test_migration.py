@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from migration_cases import (
+from runtime.migration_cases import (
     Journey,
     alone,
     begin_and_move,
@@ -23,7 +23,7 @@ from migration_cases import (
     travel,
     worst,
 )
-from rank_pool import RankError, RankPool
+from runtime.rank_pool import RankError, RankPool
 
 from argosy.cost.regions import Region, outside, shared_regions, volume
 from argosy.runtime.state.moves import HeldPiece, moves_between, waves

@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 import torch
-from frozen_cases import Tuned, held_and_peak
-from rank_pool import RankPool
+from runtime.frozen_cases import Tuned, held_and_peak
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, differences, train_in_parallel
 from torch import nn
-from training_cases import Case, differences, train_in_parallel
 
 from argosy.cost.memory import state_bytes
 from argosy.errors import InputError

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import loop_cases as cases
 import peft
 import pytest
 import torch
-from rank_pool import RankError, RankPool
+from runtime import loop_cases as cases
+from runtime.rank_pool import RankError, RankPool
 from torch.utils.data import DataLoader
 
 from argosy.errors import InputError, RunError

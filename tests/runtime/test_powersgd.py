@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from powersgd_cases import factored_plan, train_factored, train_factored_alone
-from rank_pool import RankPool
-from training_cases import Case, Outcome, box_of
+from runtime.powersgd_cases import factored_plan, train_factored, train_factored_alone
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, Outcome, box_of
 
 from argosy.cluster.host import Tier
 from argosy.dtype import Dtype

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from precision_cases import ALONE, overflow, singular
-from rank_pool import RankPool
+from runtime.precision_cases import ALONE, overflow, singular
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, differences, train_alone, train_in_parallel
 from torch import nn
-from training_cases import Case, differences, train_alone, train_in_parallel
 
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute

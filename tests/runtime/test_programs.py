@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from own_programs import PROGRAMS
-from program_cases import WAYS, alone, plan_for, plans_of_a_journey, prepared, train, travel
-from rank_pool import RankPool
+from runtime.own_programs import PROGRAMS
+from runtime.program_cases import WAYS, alone, plan_for, plans_of_a_journey, prepared, train, travel
+from runtime.rank_pool import RankPool
 
 DRAWN = {
     "variational",

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from protocol_world import Fault, play, told
+from runtime.protocol_world import Fault, play, told
 
 KINDS = [
     ("kill", 0.0),

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from runtime.training_cases import Case, plan_of
 from torch import nn
-from training_cases import Case, plan_of
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError, RunError

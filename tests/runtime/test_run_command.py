@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from run_cases import PROGRAM, losses_alone, written_plan
-from training_cases import Case
+from runtime.run_cases import PROGRAM, losses_alone, written_plan
+from runtime.training_cases import Case
 
 from argosy.errors import InputError
 from argosy.runtime.processes.run_folder import held

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import written_plan
+from runtime.run_cases import written_plan
 from torch.utils.data import DataLoader
 
 from argosy.cli.running.run_checks import check_steps
@@ -146,7 +146,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, {folder!r})
-from loop_cases import batch_of, masked, model_of, sgd, warm_up
+from runtime.loop_cases import batch_of, masked, model_of, sgd, warm_up
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self):
@@ -176,7 +176,7 @@ def test_a_script_with_loader_scheduler_and_callbacks_trains_resumes_and_counts_
     tmp_path: Path,
 ) -> None:
     """Two stages; batches of 8 and 6, masked unevenly; resumed in the middle of an epoch."""
-    from loop_cases import masked, warm_up
+    from runtime.loop_cases import masked, warm_up
 
     from argosy.runtime.step.loading import BatchStream
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_cases import PROGRAM, losses_alone, written_plan
-from training_cases import Case
+from runtime.run_cases import PROGRAM, losses_alone, written_plan
+from runtime.training_cases import Case
 
 from argosy.cluster.file import load_cluster
 from argosy.lab import Lab

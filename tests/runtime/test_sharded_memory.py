@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-from memory_cases import CLASSES, WIDTH, peak_of_steps
-from rank_pool import RankPool
+from runtime.memory_cases import CLASSES, WIDTH, peak_of_steps
+from runtime.rank_pool import RankPool
 
 from argosy.cost.memory import state_bytes
 from argosy.dtype import Dtype

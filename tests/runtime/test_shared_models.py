@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rank_pool import RankPool
-from shared_cases import RATIOS, alone, random_plan, searched, train, two_groups
-from spmd_models import BUILDS
+from runtime.rank_pool import RankPool
+from runtime.shared_cases import RATIOS, alone, random_plan, searched, train, two_groups
+from support.spmd_models import BUILDS
 
 from argosy.plan.file import loads_plan
 

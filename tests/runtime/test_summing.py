@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from rank_pool import RankPool
-from torch import nn
-from training_cases import (
+from runtime.rank_pool import RankPool
+from runtime.training_cases import (
     Case,
     differences,
     train_in_parallel,
     train_with_early_sums,
     ways_of_summing,
 )
+from torch import nn
 
 from argosy.plan.plan import Algorithm
 from argosy.runtime.communication.ledger import MOST_BUCKETS

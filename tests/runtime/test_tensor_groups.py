@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 import torch
-from rank_pool import RankPool
-from training_cases import Case, built, differences, plan_of, train_in_parallel
+from runtime.rank_pool import RankPool
+from runtime.training_cases import Case, built, differences, plan_of, train_in_parallel
 
 from argosy.plan.plan import Recompute
 from argosy.runtime.processes.ranks import devices_by_rank

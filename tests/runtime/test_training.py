@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from matrix import distinct, everything, pairwise
-from rank_pool import RankPool
-from small_models import HUGGING_FACE
-from training_cases import Case, differences, train_in_parallel
+from runtime.matrix import distinct, everything, pairwise
+from runtime.rank_pool import RankPool
+from runtime.small_models import HUGGING_FACE
+from runtime.training_cases import Case, differences, train_in_parallel
 
 from argosy.schedule import ScheduleKind
 

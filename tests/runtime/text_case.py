@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from small_models import Block
+from runtime.small_models import Block
+from runtime.training_cases import Case, plan_of
 from torch import Tensor, nn
-from training_cases import Case, plan_of
 
 from argosy.plan.plan import Plan
 from argosy.runtime.step.trainer import parallelize

@@ -12,8 +12,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from llama_models import EXPERT_LAYERS
-from small_models import NUM_LAYERS, build
+from runtime.llama_models import EXPERT_LAYERS
+from runtime.small_models import NUM_LAYERS, build
 from torch import nn
 from torch.utils._pytree import tree_map
 

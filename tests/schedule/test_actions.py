@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import schedules
+from support.strategies import schedules
 
 from argosy.errors import Mismatch
 from argosy.schedule import Action, ActionKind, Schedule, with_communication

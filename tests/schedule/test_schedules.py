@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import event, given, settings
-from strategies import disturbed_schedules, full_mesh
+from support.strategies import disturbed_schedules, full_mesh
 
 from argosy.errors import InputError
 from argosy.schedule import (

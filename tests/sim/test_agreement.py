@@ -11,8 +11,8 @@ import random
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles import SimpyPipeline, is_max_min_fair, recurrence_end
-from strategies import (
+from support.oracles import SimpyPipeline, is_max_min_fair, recurrence_end
+from support.strategies import (
     Pipeline,
     disturbed_schedules,
     exact_traces,

@@ -7,10 +7,10 @@ import itertools
 from typing import Any
 
 import pytest
-from critical import critical_shares
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import cluster_of
+from sim.critical import critical_shares
+from support.strategies import cluster_of
 
 from argosy.cluster.topology import Cluster
 from argosy.dtype import Dtype

@@ -6,7 +6,7 @@ import random
 from unittest.mock import patch
 
 import pytest
-from strategies import cluster_of
+from support.strategies import cluster_of
 
 from argosy.cluster.changes import link_steps
 from argosy.cluster.file import with_changes

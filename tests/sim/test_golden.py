@@ -4,8 +4,8 @@ recursion."""
 from __future__ import annotations
 
 import pytest
-from oracles import dapple_end, recurrence_end
-from strategies import full_mesh
+from support.oracles import dapple_end, recurrence_end
+from support.strategies import full_mesh
 
 from argosy.cluster.topology import Cluster
 from argosy.schedule import Schedule, ScheduleKind, ScheduleSpec, build_schedule, in_flight

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from strategies import Pipeline, Problem, full_mesh, pipelines, plans
+from support.strategies import Pipeline, Problem, full_mesh, pipelines, plans
 
 from argosy.cluster.file import load_cluster, with_changes
 from argosy.cluster.topology import Cluster

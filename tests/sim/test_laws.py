@@ -10,10 +10,10 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
-from critical import critical_shares
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
-from strategies import (
+from sim.critical import critical_shares
+from support.strategies import (
     Pipeline,
     Problem,
     chains,

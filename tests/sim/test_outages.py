@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from strategies import (
+from support.strategies import (
     Pipeline,
     eighths,
     full_mesh,

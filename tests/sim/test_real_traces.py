@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 
 import pytest
-from oracles import recurrence_end
-from strategies import cluster_of
+from support.oracles import recurrence_end
+from support.strategies import cluster_of
 
 from argosy.cluster.changes import device_steps, link_steps
 from argosy.cluster.file import with_changes

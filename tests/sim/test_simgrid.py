@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategies import cluster_of
+from support.strategies import cluster_of
 
 from argosy.cluster.topology import Cluster, Link
 from argosy.cluster.trace import Trace

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from target_readers import cluster, plan
+from exporters.target_readers import cluster, plan
 
 from argosy.cluster.file import with_changes
 from argosy.errors import InputError

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from planning_cases import NO_FLOORS as WITHOUT_FLOORS
-from planning_cases import cluster_of, kind_fields, node_fields
+from support.planning_cases import NO_FLOORS as WITHOUT_FLOORS
+from support.planning_cases import cluster_of, kind_fields, node_fields
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import Portion, read_weights, split_stage_seconds, stage_seconds

@@ -19,9 +19,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from run_cases import PROGRAM, losses_alone
-from slurm_cluster import Emulated, SlurmCluster, why_not
-from training_cases import Case, plan_of
+from runtime.run_cases import PROGRAM, losses_alone
+from runtime.training_cases import Case, plan_of
+from slurm.slurm_cluster import Emulated, SlurmCluster, why_not
 
 from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import canonical

@@ -17,7 +17,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from planning_cases import (
+from support.planning_cases import (
     FOLDED,
     Case,
     Options,

@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from planning_cases import Case, Options, Recipe, complete_plans, plan_of, random_case
+from support.planning_cases import Case, Options, Recipe, complete_plans, plan_of, random_case
 
 from argosy.planner import Settings
 from argosy.solve.finalists.incumbents import Incumbents

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from planning_cases import Case, Recipe, complete_plans, random_case
+from support.planning_cases import Case, Recipe, complete_plans, random_case
 
 from argosy.cluster.topology import Cluster
 from argosy.plan.check import check_plan

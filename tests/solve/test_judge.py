@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import recurrence_end
-from planning_cases import (
+from support.oracles import recurrence_end
+from support.planning_cases import (
     Case,
     Recipe,
     cluster_of,
@@ -22,7 +22,7 @@ from planning_cases import (
     node_fields,
     random_case,
 )
-from strategies import full_mesh, schedules
+from support.strategies import full_mesh, schedules
 
 from argosy.cluster.trace import Trace
 from argosy.dtype import Dtype

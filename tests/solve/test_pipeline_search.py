@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from planning_cases import (
+from support.planning_cases import (
     Case,
     Options,
     Recipe,

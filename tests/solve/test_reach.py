@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planning_cases import Case, Recipe, complete_plans, random_case
+from support.planning_cases import Case, Recipe, complete_plans, random_case
 
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.search.reach import ShapeBound

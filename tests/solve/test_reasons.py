@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from planning_cases import cluster_of, kind_fields, node_fields
+from support.planning_cases import cluster_of, kind_fields, node_fields
 
 from argosy.cluster.topology import Cluster
 from argosy.dtype import Dtype

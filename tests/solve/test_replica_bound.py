@@ -8,7 +8,7 @@ from functools import cache
 from random import Random
 
 import pytest
-from planning_cases import Case, Recipe, random_case
+from support.planning_cases import Case, Recipe, random_case
 
 from argosy.schedule import ActionKind
 from argosy.schedule.generate import build_schedule

@@ -8,7 +8,7 @@ import math
 from random import Random
 
 import pytest
-from planning_cases import (
+from support.planning_cases import (
     FOLDED,
     Case,
     Options,

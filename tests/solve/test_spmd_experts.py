@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from spmd_models import Experts, Unet, feed_forward
+from support.spmd_models import Experts, Unet, feed_forward
 from torch import Tensor, nn
 from torch.nn import functional
 

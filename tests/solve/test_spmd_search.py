@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program_oracle import integer_programme
-from spmd_models import captured, linear_graph
+from support.program_oracle import integer_programme
+from support.spmd_models import captured, linear_graph
 from torch import Tensor, nn
 
 from argosy.cost.group import DeviceGroup

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from spmd_models import captured
+from support.spmd_models import captured
 
 from argosy.errors import InfeasibleError
 from argosy.solve.programs.stagecut import (

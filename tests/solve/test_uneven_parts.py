@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_cases import cluster_of, kind_fields, node_fields
+from support.planning_cases import cluster_of, kind_fields, node_fields
 
 from argosy.cluster.topology import Cluster
 from argosy.plan.check import check_plan

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from row_execution import RATIOS, check_row
-from spmd_models import BUILDS, captured
+from support.row_execution import RATIOS, check_row
+from support.spmd_models import BUILDS, captured
 from torch import Tensor
 
 from argosy.runtime.graphs.calls import RANDOM, drawn, function

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from planning_cases import Case, Recipe, cluster_of, kind_fields, node_fields, random_case
+from support.planning_cases import Case, Recipe, cluster_of, kind_fields, node_fields, random_case
 
 from argosy.plan.plan import Recompute, Replica
 from argosy.space.option import Option, PoolPart

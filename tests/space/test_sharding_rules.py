@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_execution import CPU, RATIOS, check_row, local_arguments, local_calls, local_result
-from spmd_models import BUILDS, built, captured
+from support.row_execution import CPU, RATIOS, check_row, local_arguments, local_calls, local_result
+from support.spmd_models import BUILDS, built, captured
+from support.whole_step import whole_tensors
 from torch.utils._pytree import keystr, tree_flatten_with_path
-from whole_step import whole_tensors
 
 from argosy.runtime.communication.shards import take
 from argosy.runtime.graphs.calls import filled, tensor_constants

@@ -6,7 +6,7 @@ import itertools
 from random import Random
 
 import pytest
-from planning_cases import Recipe, random_case
+from support.planning_cases import Recipe, random_case
 
 from argosy.plan.plan import Recompute
 from argosy.space.option import PoolPart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from planning_cases import (
+from support.planning_cases import (
     Case,
     Recipe,
     cluster_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_cases import Recipe, complete_plans, random_case
+from support.planning_cases import Recipe, complete_plans, random_case
 
 from argosy.cluster.file import load_cluster
 from argosy.cost.compute import ComputeModel

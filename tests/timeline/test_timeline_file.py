@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_cases import Case, cases
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import mutated_json
+from support.broken_cases import Case, cases
+from support.strategies import mutated_json
 
 from argosy.document import Document, parse_path
 from argosy.errors import InputError

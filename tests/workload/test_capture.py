@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from spmd_models import BUILDS, built, language
+from support.spmd_models import BUILDS, built, language
+from support.whole_step import run_whole, whole_tensors
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import keystr, tree_flatten_with_path
-from whole_step import run_whole, whole_tensors
 
 from argosy.errors import InputError
 from argosy.runtime.sources.operations import capture_program

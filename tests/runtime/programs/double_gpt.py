@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from graph_models import forked
-from small_models import gpt
+from runtime.graph_models import forked
+from runtime.small_models import gpt
 
 SAMPLES = 8
 SECONDS = float(os.environ.get("STEP_SECONDS", "0"))

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from small_models import gpt
+from runtime.small_models import gpt
 
 SAMPLES = 8
 FOLDER = Path(os.environ["ISLANDS"])

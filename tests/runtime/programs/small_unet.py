@@ -11,7 +11,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from spmd_models import Unet
+from support.spmd_models import Unet
 
 
 class Dropping(nn.Module):

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_cases import cluster_of
+from support.planning_cases import cluster_of
 
 from argosy.baselines import BASELINES, PlanningJob
 from argosy.cluster.file import load_cluster

@@ -4,7 +4,7 @@ than without."""
 from __future__ import annotations
 
 import pytest
-from planning_cases import Recipe, random_case
+from support.planning_cases import Recipe, random_case
 
 from argosy.cluster.file import load_cluster
 from argosy.errors import InfeasibleError

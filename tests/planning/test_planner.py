@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planning_cases import (
+from support.planning_cases import (
     FOLDED,
     LONG_FLOORS,
     NO_FLOORS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 VTRAIN = DATA / "vtrain" / "ground_truth_single.csv"
 SAILOR = DATA / "sailor"
 GH200 = SAILOR / "measured" / "gh200-opt350"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planning_cases import cluster_of, kind_fields, node_fields
+from support.planning_cases import cluster_of, kind_fields, node_fields
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planning_cases import (
+from support.planning_cases import (
     NO_FLOORS,
     Case,
     Recipe,

@@ -14,7 +14,7 @@ import pytest
 
 from argosy.cli import main
 
-SOURCE = Path(__file__).parent.parent / "src" / "argosy"
+SOURCE = Path(__file__).parents[2] / "src" / "argosy"
 RUNS = {
     "eval",
     "exec",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from measured_data import SAILOR, needs_sailor
+from support.measured_data import SAILOR, needs_sailor
 
 from benchmarks.sailor_clusters import BETWEEN, FLOOR, INSIDE, SIZES, sailor_cluster
 from benchmarks.sailor_judge import Judge
