@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import typer
 from cli.command_result import PLAN, Run
-from test_every_command import COMMANDS
+from cli.test_every_command import COMMANDS
 
 from argosy.cli.usage import as_input_error
 

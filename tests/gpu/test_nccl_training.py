@@ -11,8 +11,8 @@ from gpu.gpu_ranks import need_ranks
 from runtime.matrix import SCHEDULES, make
 from runtime.migration_cases import alone, travel, worst
 from runtime.rank_pool import RankPool
+from runtime.test_migration import JOURNEYS
 from runtime.training_cases import Case, differences, train_in_parallel
-from test_migration import JOURNEYS
 
 from argosy.plan.plan import Algorithm, Recompute
 from argosy.schedule import ScheduleKind

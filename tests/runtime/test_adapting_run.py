@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from runtime.run_cases import PROGRAM, losses_alone, written_plan
+from runtime.test_run_command import SECONDS, command, environment
 from runtime.training_cases import Case
-from test_run_command import SECONDS, command, environment
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError
