@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs.shared_step import build
+from runtime.programs.shared_step import build
 
 CLUSTER = """
 name = "slow-pair"
