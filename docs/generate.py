@@ -14,6 +14,7 @@ import typer
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from python_reference import python_page
+from room_pages import room_pages
 
 from argosy.cli.app import app
 from argosy.cluster.schema import ClusterSchema
@@ -39,9 +40,10 @@ FILES: tuple[tuple[str, str, type[BaseModel]], ...] = (
 
 
 def write_references(folder: Path) -> None:
-    """``commands.md``, ``files.md`` and ``python.md``, rewritten only where they changed."""
-    folder.mkdir(exist_ok=True)
+    """Write the pages of commands, files, Python names and folders, if they changed."""
+    (folder / "rooms").mkdir(parents=True, exist_ok=True)
     pages = {"commands.md": commands_page(), "files.md": files_page(), "python.md": python_page()}
+    pages |= {f"rooms/{name}": text for name, text in room_pages().items()}
     for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:

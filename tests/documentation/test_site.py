@@ -38,6 +38,10 @@ def test_the_site_builds(tmp_path: Path) -> None:
     names = (tmp_path / "html" / "reference" / "python.html").read_text(encoding="utf-8")
     for name in ("find_plan", "Settings", "Plan.explain", "CPU seconds.", "Trainer.evaluate"):
         assert name in names
+    for package in (ROOT / "src" / "argosy").rglob("__init__.py"):
+        name = ".".join(package.parent.relative_to(ROOT / "src").parts)
+        assert (tmp_path / "html" / "reference" / "rooms" / f"{name}.html").is_file()
+    check_search(tmp_path / "html" / "searchindex.js")
     pages = [
         path.relative_to(ROOT / "docs").with_suffix(".html")
         for path in (ROOT / "docs").rglob("*.md")
@@ -49,3 +53,10 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert (
         "https://" not in index.split("<footer", maxsplit=1)[0] or "fonts.googleapis" not in index
     )
+
+
+def check_search(index: Path) -> None:
+    """The site's search knows the words that a newcomer types."""
+    words = index.read_text(encoding="utf-8").lower()
+    for word in ("lora", "nccl", "slurm", "hugging", "out of memory"):
+        assert word in words, word
