@@ -58,8 +58,8 @@ def _prose(module: ast.Module) -> str:
     blocks = []
     for block in (ast.get_docstring(module) or "").split("\n\n"):
         is_code = block.startswith("    ") or ">>>" in block
-        text = f"```text\n{textwrap.dedent(block)}\n```" if is_code else block.replace("``", "`")
-        blocks.append(text)
+        code = textwrap.dedent(block).replace("``", "")
+        blocks.append(f"```text\n{code}\n```" if is_code else block.replace("``", "`"))
     return "\n\n".join(blocks)
 
 

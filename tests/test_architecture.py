@@ -4,6 +4,7 @@ say what they are."""
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "argosy"
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "argosy"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "__main__"),
@@ -261,3 +263,21 @@ def test_planning_and_simulating_load_no_torch() -> None:
         if not file.relative_to(SOURCE).as_posix().startswith(TORCH) and file.stem != "__main__"
     ]
     assert loaded_by(f"import {', '.join(modules)}").isdisjoint(HEAVY)
+
+
+def test_helpers_of_tests_are_imported_by_their_folder() -> None:
+    """Only ``tests`` is on the path: ``runtime.rank_pool``, not ``rank_pool``."""
+    files = [file for file in TESTS.glob("*/*.py") if file.parent.name != "doors"]
+    modules = {file.stem: file.parent.name for file in files}
+    pattern = re.compile(rf"^\s*(?:from|import) ({'|'.join(modules)})\b(?=\s)", re.MULTILINE)
+    bare = [
+        f"{file.parent.name}/{file.name}: import {modules[name]}.{name}"
+        for file in files
+        for name in pattern.findall(file.read_text(encoding="utf-8"))
+    ]
+    assert not bare
+
+
+def test_tests_stand_in_the_folder_of_what_they_test() -> None:
+    """This file is about the whole package, so it alone stands outside."""
+    assert [file.name for file in TESTS.glob("test_*.py")] == ["test_architecture.py"]
