@@ -291,7 +291,8 @@ def export(
     cannot express.
 
     The files are written to ``folder`` if one is given. ``zone`` is for sailor, ``program`` and
-    ``steps`` are for torchrun, jobset and skypilot, ``image`` is for jobset.
+    ``steps`` are for torchrun, jobset, kubeflow and skypilot, ``image`` is for jobset and
+    kubeflow.
     """
     from argosy.cli.names import known_name
     from argosy.exporters.systems import System

@@ -16,7 +16,7 @@ from cli.test_every_command import COMMANDS
 
 from argosy.cli.usage import as_input_error
 
-KINDS = "torchtitan, megatron, deepspeed, flagscale, torch, torchrun, jobset, skypilot, sailor"
+KINDS = "torchtitan, megatron, deepspeed, flagscale, torch, torchrun, jobset, kubeflow, skypilot, sailor"
 CASES = {
     ("simulate", PLAN, "--k", "x"): '--k: found "x", expected a whole number',
     ("simulate", PLAN, "--k=2.5"): "--k: found 2.5, expected a whole number",

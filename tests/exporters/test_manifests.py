@@ -17,7 +17,7 @@ from runtime.launch_cases import HOSTS, launched, named
 
 from argosy.cli import main
 from argosy.errors import InputError
-from argosy.exporters.jobset import export_jobset
+from argosy.exporters.jobset import export_jobset, export_kubeflow
 from argosy.exporters.skypilot import export_skypilot
 from argosy.plan.file import dumps_plan
 from argosy.runtime.job.launch import Launch
@@ -29,6 +29,13 @@ def jobset(launch: Launch) -> dict[str, Any]:
     ((_, text),) = export_jobset(launch, image="example.org/argosy:1").files
     content: dict[str, Any] = json.loads(text)
     return content
+
+
+def kubeflow(launch: Launch) -> list[dict[str, Any]]:
+    """Return the TrainingRuntime and the TrainJob."""
+    ((_, text),) = export_kubeflow(launch, image="example.org/argosy:1").files
+    items: list[dict[str, Any]] = json.loads(text)["items"]
+    return items
 
 
 def sky(launch: Launch) -> str:
@@ -79,10 +86,13 @@ def test_sky_pilot_asks_for_cards_by_its_own_names() -> None:
         sky(named(UNEQUAL))
 
 
-def test_the_command_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_every_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "plan.json").write_text(dumps_plan(EQUAL))
     for arguments, code in (
-        (["jobset", "--image", "x"], 0), (["jobset"], 2), (["skypilot"], 0), (["skypilot", "--image", "x"], 2)
+        (["jobset", "--image", "x"], 0), (["jobset"], 2), (["skypilot"], 0), (["skypilot", "--image", "x"], 2),
+        (["kubeflow", "--image", "x"], 0), (["kubeflow"], 2),
     ):  # fmt: skip
         with pytest.raises(SystemExit) as stop:
             main(["export", str(tmp_path / "plan.json"), "--to", *arguments])
@@ -94,6 +104,26 @@ def test_the_schema_of_jobsets_has_every_field() -> None:
     for launch in (launched(EQUAL), named(UNEQUAL)):
         content = jobset(launch)
         assert models.JobsetV1alpha2JobSet.from_dict(content).to_dict() == content
+
+
+def test_a_train_job_creates_the_same_job_set() -> None:
+    """Kubeflow Trainer gives the JobSet the name of the TrainJob; a job with the label of a trainer
+    would get equal nodes."""
+    for launch in (launched(EQUAL), named(UNEQUAL)):
+        runtime, job = kubeflow(launch)
+        alone = jobset(launch)
+        assert runtime["spec"] == {"template": {"spec": alone["spec"]}}, "and no mlPolicy"
+        assert job["metadata"] == alone["metadata"]
+        assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+        assert "trainjob-ancestor-step" not in json.dumps(runtime)
+
+
+def test_the_schemas_of_kubeflow_trainer_have_every_field() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    for launch in (launched(EQUAL), named(UNEQUAL)):
+        runtime, job = kubeflow(launch)
+        assert models.TrainerV1alpha1TrainingRuntime.from_dict(runtime).to_dict() == runtime
+        assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
 
 
 def test_sky_pilot_itself_reads_the_tasks(tmp_path: Path) -> None:

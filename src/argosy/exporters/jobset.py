@@ -1,14 +1,17 @@
-"""Export a run as a JobSet of Kubernetes (``jobset.x-k8s.io/v1alpha2``), which Kueue admits as a
-whole.
+"""Export a run as a JobSet of Kubernetes (``jobset.x-k8s.io/v1alpha2``), or as a TrainJob of
+Kubeflow Trainer (``trainer.kubeflow.org/v1alpha1``); Kueue admits either as a whole.
 
 Nodes with equal requests are one replicated job with an indexed pod each. Pods find the first node
 by the name that the JobSet's headless service gives it. If the cluster file names hosts, every node
 is pinned to its own; without them, Kubernetes cannot distinguish nodes with unequal cards, and such
 a plan is rejected.
 
-A Kubeflow ``TrainJob`` has one number of equal nodes; its runtimes are templates of JobSets, so a
-JobSet is what it would create. The container's image has Argosy, torch, the plan and the program;
-the run's folder is on the volume.
+A ``TrainJob`` alone has one number of equal nodes, but its ``TrainingRuntime`` is a template of a
+JobSet. The export writes both. Without an ML policy and without the label of a trainer, Kubeflow
+Trainer creates the JobSet as the template states it, under the name of the TrainJob.
+
+The container's image has Argosy, torch, the plan and the program; the run's folder is on the
+volume.
 """
 
 from __future__ import annotations
@@ -37,21 +40,48 @@ _FOLDER = "/workspace"
 
 def export_jobset(launch: Launch, *, image: str) -> Export:
     """Return ``jobset.json`` for ``kubectl apply -f``."""
+    content = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": job_name(launch)},
+        "spec": _spec(launch, image),
+    }
+    return _export("jobset.json", content)
+
+
+def export_kubeflow(launch: Launch, *, image: str) -> Export:
+    """Return ``trainjob.json`` for ``kubectl apply -f``: a TrainingRuntime and its TrainJob."""
+    version, name = "trainer.kubeflow.org/v1alpha1", job_name(launch)
+    runtime = {
+        "apiVersion": version,
+        "kind": "TrainingRuntime",
+        "metadata": {"name": name},
+        "spec": {"template": {"spec": _spec(launch, image)}},
+    }
+    job = {
+        "apiVersion": version,
+        "kind": "TrainJob",
+        "metadata": {"name": name},
+        "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": name}},
+    }
+    return _export("trainjob.json", {"apiVersion": "v1", "kind": "List", "items": [runtime, job]})
+
+
+def _export(file: str, content: dict[str, Any]) -> Export:
+    return Export(files=((file, json.dumps(content, indent=2) + "\n"),))
+
+
+def _spec(launch: Launch, image: str) -> dict[str, Any]:
+    """Return the specification of the JobSet; raise ``InputError`` with all limits."""
     settle(limits(launch), lossy=False)
     groups, name = node_groups(launch), job_name(launch)
     first = next(group for group in groups if 0 in group.ranks)
     address = launch.address or f"{name}-{first.name}-0-{first.ranks.index(0)}.{name}"
-    content = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name},
-        "spec": {
-            "network": {"enableDNSHostnames": True, "subdomain": name},
-            "failurePolicy": {"maxRestarts": 0},
-            "replicatedJobs": [_job(launch, group, image, address) for group in groups],
-        },
+    return {
+        "network": {"enableDNSHostnames": True, "subdomain": name},
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [_job(launch, group, image, address) for group in groups],
     }
-    return Export(files=(("jobset.json", json.dumps(content, indent=2) + "\n"),))
 
 
 def limits(launch: Launch) -> Iterator[Limit]:

@@ -33,13 +33,13 @@ class ExportOptions:
     zone: str | None = None
     """For sailor: the zone of all devices."""
     plan_file: str = "plan.json"
-    """For torchrun, jobset and skypilot: the plan that their processes read."""
+    """For torchrun, jobset, kubeflow and skypilot: the plan that their processes read."""
     program: str | None = None
-    """For torchrun, jobset and skypilot: the program they start; by default ``train.py:build``."""
+    """For the same: the program that they start; by default ``train.py:build``."""
     steps: int | None = None
-    """For torchrun, jobset and skypilot: steps to train; by default 100."""
+    """For the same: steps to train; by default 100."""
     image: str | None = None
-    """For jobset: a container image with Argosy, torch and the program."""
+    """For jobset and kubeflow: a container image with Argosy, torch and the program."""
 
 
 def export_plan(plan: Plan, cluster: Cluster, to: System, options: ExportOptions) -> Export:
@@ -63,7 +63,7 @@ def export_plan(plan: Plan, cluster: Cluster, to: System, options: ExportOptions
 def _check_options(to: System, options: ExportOptions) -> None:
     """Raise ``InputError`` for an option that does not apply to the system."""
     unused: dict[str, object] = {} if to is System.SAILOR else {"--zone": options.zone}
-    if to is not System.JOBSET:
+    if not to.needs_image:
         unused["--image"] = options.image
     if not to.starts_argosy:
         unused |= {"--program": options.program, "--steps": options.steps}
@@ -125,7 +125,7 @@ def _for_target(plan: Plan, cluster: Cluster, to: System, *, lossy: bool) -> Exp
 
 def _for_argosy(plan: Plan, to: System, options: ExportOptions) -> Export:
     """Write a plan for a system that starts Argosy's own runtime."""
-    from argosy.exporters.jobset import export_jobset
+    from argosy.exporters.jobset import export_jobset, export_kubeflow
     from argosy.exporters.skypilot import export_skypilot
     from argosy.exporters.torchrun import export_torchrun
     from argosy.runtime.job.launch import Launch
@@ -139,5 +139,6 @@ def _for_argosy(plan: Plan, to: System, options: ExportOptions) -> Export:
     if to is System.SKYPILOT:
         return export_skypilot(launch)
     if options.image is None:
-        raise refused("--to jobset needs --image, a container with Argosy, torch and the program")
-    return export_jobset(launch, image=options.image)
+        raise refused(f"--to {to} needs --image, a container with Argosy, torch and the program")
+    export = export_jobset if to is System.JOBSET else export_kubeflow
+    return export(launch, image=options.image)

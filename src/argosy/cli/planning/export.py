@@ -39,7 +39,9 @@ class ExportRequest:
     program: Annotated[
         str | None,
         typer.Option(
-            "--program", metavar="FILE.py:build", help="torchrun, jobset, skypilot: what to start."
+            "--program",
+            metavar="FILE.py:build",
+            help="torchrun, jobset, kubeflow, skypilot: what to start.",
         ),
     ] = None
     steps: Annotated[
@@ -48,7 +50,7 @@ class ExportRequest:
     image: Annotated[
         str | None,
         typer.Option(
-            "--image", help="jobset: a container image with Argosy, torch and the program."
+            "--image", help="jobset, kubeflow: a container image with Argosy, torch, the program."
         ),
     ] = None
     output: Annotated[
@@ -69,10 +71,10 @@ def export(options: ExportRequest) -> None:
     Writes the plan in the form of the target: torchtitan (a recipe module, schedule CSV), megatron
     (a script with its flags), deepspeed (JSON, a pipeline module), flagscale (YAML of heterogeneous
     meshes), torch (a module for torch.distributed.pipelining, schedule CSV), sailor (JSON); and for
-    argosy's own runtime torchrun (a script), jobset (Kubernetes), skypilot (YAML). Everything that
-    the target cannot express is reported at once, with its place in the plan and the reason. With
-    --lossy it is listed and omitted, unless the target has nothing similar. A plan made with argosy
-    plan --for TARGET is always accepted.
+    argosy's own runtime torchrun (a script), jobset (Kubernetes), kubeflow (a TrainJob), skypilot
+    (YAML). Everything that the target cannot express is reported at once, with its place in the
+    plan and the reason. With --lossy it is listed and omitted, unless the target has nothing
+    similar. A plan made with argosy plan --for TARGET is always accepted.
 
     \b
     Examples:
