@@ -2,8 +2,10 @@
 
 ``sh``: every command must succeed (or end as its comment ``# exit 3`` says). ``python``: executed;
 with a first line ``# name.py`` also written there for later blocks. ``toml``, ``json``, ``csv``:
-must parse; with a first line that names a file, written there. ``text`` is output or a drawing. A
-block that cannot be run here says why in the line before it: ``<!-- not run: why -->``.
+must parse; with a first line that names a file, written there. ``text`` is output or a drawing;
+with ``<!-- printed -->`` in the line before it, commands above it must have printed every line, of
+which ``...`` leaves parts out. A block that cannot be run here says why in the line before it:
+``<!-- not run: why -->``.
 """
 
 from __future__ import annotations
@@ -41,7 +43,16 @@ class Block:
     language: str
     line: int
     text: str
-    skipped: bool
+    before: str
+    """The line before the block."""
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.before.startswith("<!-- not run: ") and len(self.before) > 22
+
+    @property
+    def is_printed(self) -> bool:
+        return self.before == "<!-- printed -->"
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -55,7 +66,7 @@ def blocks(page: Path) -> Iterator[Block]:
             continue
         before = lines[start - 2].strip() if start > 1 else ""
         body = "\n".join(lines[start:number]) + "\n"
-        yield Block(language, start, body, before.startswith("<!-- not run: ") and len(before) > 22)
+        yield Block(language, start, body, before)
         start = 0
 
 
@@ -86,21 +97,46 @@ def pages() -> list[object]:
 
 @pytest.mark.parametrize("page", pages())
 def test_the_blocks_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if (
         page.stem == "measure"
     ):  # what measures needs torch, and says so where only a person reads it
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), *sys.path]))
+    said = ""
     for block in blocks(page):
-        if block.skipped or block.language in {"text", "toctree", "include"}:
+        said += "".join(capfd.readouterr())
+        if block.is_printed:
+            missing = not_printed(block.text, said)
+            assert not missing, f"{page.relative_to(ROOT)}:{block.line}: {missing} in\n{said}"
+        if block.is_skipped or block.language in {"text", "toctree", "include"}:
             continue
         try:
             _run(block)
         except Exception as error:
             pytest.fail(f"{page.relative_to(ROOT)}:{block.line}: {type(error).__name__}: {error}")
+
+
+def not_printed(text: str, said: str) -> list[str]:
+    """The parts of a block that are not in an output, whatever the spaces and line breaks."""
+    parts = [part for line in text.splitlines() for part in line.split("...")]
+    printed = " ".join(said.split())
+    return [part for part in parts if " ".join(part.split()) not in printed]
+
+
+def test_a_line_that_was_not_printed_is_found() -> None:
+    said = "certificate  no plan of\n   any shape is faster\nwrote a"
+    assert not_printed("certificate  no plan ... is faster\nwrote a\n", said) == []
+    assert not_printed("certificate  a plan ...\nwrote b\n", said) == [
+        "certificate  a plan ",
+        "wrote b",
+    ]
 
 
 def _run(block: Block) -> None:
