@@ -22,7 +22,7 @@ from argosy.explain import explain_plan, planned_stack
 from argosy.plan.file import dumps_plan, load_plan, loads_plan
 from argosy.plan.plan import LeftOut, Plan, RunnerUp, Search
 from argosy.report.decisions import Told
-from argosy.report.page import Picture, ScenarioTimes, report_page
+from argosy.report.page import PageContent, Picture, ScenarioTimes, report_page
 from argosy.report.page.curve import search_curve, spark_line
 from argosy.report.page.tracks import KINDS, TICKS, _folded_stage, timeline_tracks
 from argosy.sim.simulate import simulate
@@ -108,7 +108,9 @@ def test_the_page_is_one_file_with_the_figures_in_it(
         ("none", None, "no plan: memory"),
     ]
     picture = Picture(label="predicted", timeline=timeline)
-    page = report_page(plan, cluster, [picture], explanation=explanation, rivals=rivals)
+    page = report_page(
+        plan, cluster, [picture], PageContent(explanation=explanation, rivals=rivals)
+    )
     assert not re.search(r"""(src|href)\s*=|https?://|@import|url\(""", page)
     assert "width:50.0%" in page
     for stage in plan.stages:
@@ -134,9 +136,11 @@ def test_text_from_files_cannot_become_markup(
         ),
         cluster,
         [Picture(label=evil, timeline=replace(timeline, stalled=evil))],
-        rivals=[(evil, 1.0, evil), (evil, None, evil)],
-        decided=[told],
-        scenarios=[ScenarioTimes(name=evil, seconds=(1.0, 2.0))],
+        PageContent(
+            rivals=[(evil, 1.0, evil), (evil, None, evil)],
+            decided=[told],
+            scenarios=[ScenarioTimes(name=evil, seconds=(1.0, 2.0))],
+        ),
     )
     assert page.count("&lt;script&gt;") > 10
     assert evil not in page

@@ -120,14 +120,8 @@ def find_robust_plan(
     began = time.process_time()
     settings, model = replace(settings or Settings(), ends_early=False), model or ComputeModel()
     horizon = last_change(scenarios)
-    views = [
-        lasting(cluster, scenarios, horizon),
-        at_time_zero(cluster),
-        lasting(cluster, scenarios, horizon, _LOW),
-    ]
-    views += [without_what_changes(cluster, scenarios)]
     search = partial(kept_plans, chain, global_batch=global_batch, settings=settings, model=model)
-    by_view = plans_of_views(search, views, _PLANS_PER_VIEW)
+    by_view = plans_of_views(search, _views(cluster, scenarios, horizon), _PLANS_PER_VIEW)
     estimate = partial(
         _estimate, chain=chain, scenarios=scenarios, model=model, robust=robust, horizon=horizon
     )
@@ -137,10 +131,8 @@ def find_robust_plan(
     variants = [variant for plan_variants in fitting for variant in plan_variants]
     average = by_view[0][0]
     ranked = _ranked({_key(plan): plan for plan in (average, *variants)}.values(), estimate)
-    finalists = [
-        *ranked[:_FINALISTS],
-        *((value, plan) for value, plan in ranked[_FINALISTS:] if plan == average),
-    ]
+    finalists = ranked[:_FINALISTS]
+    finalists += [(value, plan) for value, plan in ranked[_FINALISTS:] if plan == average]
     limit = Horizon(seconds=max(horizon, _LEAST_HORIZON * ranked[0][0]), iterations=iterations)
     judged = [_figures(plan, value, chain, scenarios, model, limit) for value, plan in finalists]
     judged.sort(key=lambda figures: (figures.never_ends, float(getattr(figures, robust))))
@@ -148,15 +140,9 @@ def find_robust_plan(
         raise InfeasibleError(
             f"no plan of {chain.name} on {cluster!r} ends an iteration in every scenario"
         )
-    still, edges = at_time_zero(cluster), _edges(scenarios)
-    plan = with_policy(
-        _finished(judged, chain, cluster, robust),
-        chain,
-        still,
-        edges,
-        model=model,
-        schedules=schedules,
-    )
+    finished, edges = _finished(judged, chain, cluster, robust), _edges(scenarios)
+    still = at_time_zero(cluster)
+    plan = with_policy(finished, chain, still, edges, model=model, schedules=schedules)
     effort = Search(
         cpu_seconds=time.process_time() - began, candidates=len(plain) + len(ranked), pruned=()
     )
@@ -168,6 +154,16 @@ def find_robust_plan(
         average=next(figures for figures in judged if figures.plan == average),
         others=tuple(figures for figures in judged[1:] if figures.plan != average),
     )
+
+
+def _views(cluster: Cluster, scenarios: Sequence[Cluster], horizon: float) -> list[Cluster]:
+    """Return the constant clusters that plans are found for; the first is the average."""
+    return [
+        lasting(cluster, scenarios, horizon),
+        at_time_zero(cluster),
+        lasting(cluster, scenarios, horizon, _LOW),
+        without_what_changes(cluster, scenarios),
+    ]
 
 
 def _key(plan: Plan) -> tuple[object, ...]:

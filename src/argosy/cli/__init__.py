@@ -80,18 +80,22 @@ def _run(arguments: Sequence[str] | None) -> int:
         reason = f"this machine has too little memory{details}"
         return _tell(impossible("finish this command", reason, "a smaller task"))
     except OSError as error:
-        if error.errno in NO_ROOM:
-            _drop_output()
-            return _tell(impossible("write the output", error, "freeing space, or another disk"))
-        if error.errno in FORBIDDEN and error.filename:
-            remedy = "a file or folder that you may use"
-            return _tell(impossible(f"open {error.filename}", error, remedy))
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        name = str(error.filename)
-        reason = f"its name has {len(name)} characters"
-        return _tell(impossible(f"open the file {name[:40]}...", reason, "a shorter name"))
+        return _tell(_system_error(error))
     return code if isinstance(code, int) else 0
+
+
+def _system_error(error: OSError) -> ArgosyError:
+    """Return a system error that a user can mend as an error of ours; raise any other again."""
+    if error.errno in NO_ROOM:
+        _drop_output()
+        return impossible("write the output", error, "freeing space, or another disk")
+    if error.errno in FORBIDDEN and error.filename:
+        return impossible(f"open {error.filename}", error, "a file or folder that you may use")
+    if error.errno != errno.ENAMETOOLONG:
+        raise error
+    name = str(error.filename)
+    reason = f"its name has {len(name)} characters"
+    return impossible(f"open the file {name[:40]}...", reason, "a shorter name")
 
 
 def _drop_output() -> None:

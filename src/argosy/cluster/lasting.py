@@ -82,38 +82,52 @@ def _parts(cluster: Cluster) -> list[list[Node]]:
     wires = _wires(cluster)
     for at, node in enumerate(cluster.nodes):
         groups.setdefault(_view(cluster, node, wires.get(node.name, ()), dead), []).append(at)
-    part_of = list(range(len(cluster.nodes)))
-
-    def part(at: int) -> int:
-        while part_of[at] != at:
-            part_of[at] = at = part_of[part_of[at]]
-        return at
-
-    def join(members: Sequence[int]) -> None:
-        for member in members[1:]:
-            part_of[part(member)] = part(members[0])
-
+    parts = _DisjointParts(len(cluster.nodes))
     wired_groups: list[list[int]] = []
     for (wired, reach, *_), group in groups.items():
         first = cluster.nodes[group[0]]
         if not wired:
             if reach is not None:
-                join(group)
+                parts.join(group)
             continue
         if len(group) > 1 and _see_each_other(cluster, first, cluster.nodes[group[1]]):
-            join(group)
+            parts.join(group)
         wired_groups.append(group)
     for at, group in enumerate(wired_groups):
-        others = [*wired_groups[:at], *(other for view, other in groups.items() if not view[0])]
-        for other in others:
-            apart = part(group[0]) != part(other[0])
-            if apart and _see_each_other(cluster, cluster.nodes[group[0]], cluster.nodes[other[0]]):
-                join([*group, *other])
-    parts: dict[int, list[int]] = {}
-    for at in range(len(cluster.nodes)):
-        parts.setdefault(part(at), []).append(at)
-    ordered = sorted(parts.values(), key=max)
+        unwired_groups = (members for view, members in groups.items() if not view[0])
+        for tested in [*wired_groups[:at], *unwired_groups]:
+            first, second = cluster.nodes[group[0]], cluster.nodes[tested[0]]
+            apart = parts.part(group[0]) != parts.part(tested[0])
+            if apart and _see_each_other(cluster, first, second):
+                parts.join([*group, *tested])
+    ordered = sorted(parts.members(), key=max)
     return [[cluster.nodes[at] for at in members] for members in ordered]
+
+
+class _DisjointParts:
+    """A union-find structure over the indices of nodes, which begin as parts of their own."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def part(self, at: int) -> int:
+        """Return the index that represents the part of ``at``."""
+        parent = self._parent
+        while parent[at] != at:
+            parent[at] = at = parent[parent[at]]
+        return at
+
+    def join(self, members: Sequence[int]) -> None:
+        """Make one part of the parts of ``members``."""
+        for member in members[1:]:
+            self._parent[self.part(member)] = self.part(members[0])
+
+    def members(self) -> list[list[int]]:
+        """Return the members of every part."""
+        parts: dict[int, list[int]] = {}
+        for at in range(len(self._parent)):
+            parts.setdefault(self.part(at), []).append(at)
+        return list(parts.values())
 
 
 def _wires(cluster: Cluster) -> dict[str, tuple[tuple[int, bool], ...]]:

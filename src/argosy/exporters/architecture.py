@@ -71,26 +71,28 @@ def model_arguments(architecture: Architecture, model: ModelRef) -> dict[str, Va
     if block.norm is NormKind.RMS:
         arguments["normalization"] = "RMSNorm"
     if isinstance(part, Experts):
-        arguments |= {
-            "num_experts": part.count,
-            "moe_router_topk": part.active,
-            "moe_ffn_hidden_size": inner.inner,
-        }
-        if not part.normalized:
-            arguments["moe_router_pre_softmax"] = True
-        if part.shared is not None:
-            arguments |= {
-                "moe_shared_expert_intermediate_size": part.shared.inner,
-                "moe_shared_expert_gate": True,
-            }
-    arguments |= {
-        "hidden_dropout": 0.1 * block.dropout,
-        "attention_dropout": 0.1 * attention.dropout,
-    }
+        arguments |= _expert_arguments(part, inner)
+    arguments["hidden_dropout"] = 0.1 * block.dropout
+    arguments["attention_dropout"] = 0.1 * attention.dropout
     window = _window(architecture, model)
     if window is not None:
         # The number of keys before a query and after it, besides its own.
         arguments["window_size"] = f"{window - 1},0"
+    return arguments
+
+
+def _expert_arguments(experts: Experts, inner: FeedForward) -> dict[str, Value]:
+    """Return the arguments of a mixture of experts."""
+    arguments: dict[str, Value] = {
+        "num_experts": experts.count,
+        "moe_router_topk": experts.active,
+        "moe_ffn_hidden_size": inner.inner,
+    }
+    if not experts.normalized:
+        arguments["moe_router_pre_softmax"] = True
+    if experts.shared is not None:
+        arguments["moe_shared_expert_intermediate_size"] = experts.shared.inner
+        arguments["moe_shared_expert_gate"] = True
     return arguments
 
 
@@ -138,6 +140,12 @@ def shape_has_words(architecture: Architecture, model: ModelRef, target: str) ->
     for part in (part for part, is_present in unsupported.items() if is_present):
         expected = f"a model in the shape of {target}'s GPT"
         yield limit("model.name", f"{model.name} with {part}", expected, final=True)
+    yield from _replaced_parts(architecture, model, target)
+
+
+def _replaced_parts(architecture: Architecture, model: ModelRef, target: str) -> Iterator[Limit]:
+    """Yield the parts of a shape in place of which something similar can be written."""
+    block = architecture.blocks[0]
     windows = sorted(
         {block.attention.window or model.sequence_length for block in architecture.blocks}
     )

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from argosy.nbody.motion.energy import (
 from argosy.nbody.motion.evolve import (
     BlockSteps,
     LocalGravity,
+    StepHooks,
     evolve,
     evolve_in_blocks,
     expansion_steps,
@@ -155,77 +156,119 @@ def run_box(
     if first:
         particles = read_restart(folder / "restart", ranks.rank, ranks.size)
         box = replace(box, expansion=steps[first], particles=particles)
-    wanted = {*(a for a in settings.snapshots if a in steps), steps[-1]}
-    numbers = {a: number for number, a in enumerate(sorted(wanted))}
-    begin = time.monotonic()
-
-    every = math.ceil((len(steps) - 1) / settings.energy_samples) if settings.energy_samples else 0
-
-    def watch(done: int, now: Box) -> None:
-        """Record a sample of energy and momentum, on rank 0's disk."""
-        potential = engine.potential_energy(now.particles) if every else math.nan
-        samples.append(
-            sample(now.particles, ranks, step=done, expansion=now.expansion, potential=potential)
-        )
-        if ranks.rank == 0:
-            write_samples(folder / "energy.csv", samples)
-
     cone = _light_cone(settings.light_cone, box, steps, ranks, folder)
-
-    def after_step(done: int, now: Box) -> None:
-        """Write what is due after a step: light cone, energy, snapshot, restart file, progress."""
-        if cone is not None:
-            cone.after_step(done)
-        if done == len(steps) - 1 or (every and done % every == 0):
-            watch(done, now)
-        if now.expansion in numbers:
-            path = folder / f"snapshot_{numbers[now.expansion]:03d}.hdf5"
-            _write_together(path, now, ranks)
-        if done % settings.restart_every == 0 or done == len(steps) - 1:
-            restart, size = folder / "restart", ranks.size
-            write_restart(
-                restart,
-                now.particles,
-                step=done,
-                rank=ranks.rank,
-                processes=size,
-                wait_for_all=ranks.barrier,
-            )
-        if report is not None:
-            seconds = time.monotonic() - begin
-            left = seconds / (done - first) * (len(steps) - 1 - done)
-            spent = () if shared is None else tuple(shared.seconds.sum(axis=1).tolist())
-            where = RunProgress(
-                step=done,
-                steps=len(steps) - 1,
-                expansion=now.expansion,
-                seconds=seconds,
-                left=left,
-                rank_seconds=spent,
-            )
-            report(where)
-
-    samples: list[EnergySample] = read_samples(folder / "energy.csv", first)
-    if not samples:
-        watch(first, box)
-    on_drift = None if cone is None else cone.drifting
-    if settings.blocks is not None:
-        final = evolve_in_blocks(
-            box,
-            steps,
-            engine,
-            settings.blocks,
-            first=first,
-            after_step=after_step,
-            on_drift=on_drift,
-        )
-    elif settings.integrator is Integrator.BULLFROG:
-        final = evolve_bullfrog(box, steps, engine, first=first, after_step=after_step)
-    else:
-        final = evolve(box, steps, engine, first=first, after_step=after_step, on_drift=on_drift)
+    record = _Record(
+        folder=folder,
+        settings=settings,
+        steps=steps,
+        first=first,
+        engine=engine,
+        ranks=ranks,
+        cone=cone,
+        shared=shared,
+        report=report,
+        samples=read_samples(folder / "energy.csv", first),
+    )
+    if not record.samples:
+        record.measure_energy(first, box)
+    final = _evolved(box, steps, engine, settings, record)
     if cone is not None:
         cone.finish(folder / "lightcone.hdf5", count)
-    return RunResult(box=final, steps=len(steps) - 1, drift=drift(samples))
+    return RunResult(box=final, steps=len(steps) - 1, drift=drift(record.samples))
+
+
+def _evolved(
+    box: Box,
+    steps: Sequence[float],
+    engine: SharedGravity | LocalGravity,
+    settings: RunSettings,
+    record: _Record,
+) -> Box:
+    """Move a box through all steps with the integrator of the settings."""
+    first, after_step = record.first, record.after_step
+    on_drift = None if record.cone is None else record.cone.drifting
+    if settings.blocks is not None:
+        hooks = StepHooks(first=first, after_step=after_step, on_drift=on_drift)
+        return evolve_in_blocks(box, steps, engine, settings.blocks, hooks)
+    if settings.integrator is Integrator.BULLFROG:
+        return evolve_bullfrog(box, steps, engine, first=first, after_step=after_step)
+    return evolve(box, steps, engine, first=first, after_step=after_step, on_drift=on_drift)
+
+
+@dataclass(kw_only=True)
+class _Record:
+    """The files and the progress that a run writes after its steps."""
+
+    folder: Path
+    settings: RunSettings
+    steps: Sequence[float]
+    first: int
+    """The number of steps that were done before this start."""
+    engine: SharedGravity | LocalGravity
+    ranks: Ranks
+    cone: LightCone | None
+    shared: SharedGravity | None
+    report: Report | None
+    samples: list[EnergySample]
+    begin: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        wanted = {*(a for a in self.settings.snapshots if a in self.steps), self.steps[-1]}
+        self.snapshot_numbers = {a: number for number, a in enumerate(sorted(wanted))}
+        self.num_steps = len(self.steps) - 1
+        samples = self.settings.energy_samples
+        # Steps between measurements of energy; 0 for none.
+        self.energy_every = math.ceil(self.num_steps / samples) if samples else 0
+
+    def measure_energy(self, done: int, now: Box) -> None:
+        """Record a sample of energy and momentum, on rank 0's disk."""
+        potential = self.engine.potential_energy(now.particles) if self.energy_every else math.nan
+        self.samples.append(
+            sample(
+                now.particles,
+                self.ranks,
+                step=done,
+                expansion=now.expansion,
+                potential=potential,
+            )
+        )
+        if self.ranks.rank == 0:
+            write_samples(self.folder / "energy.csv", self.samples)
+
+    def after_step(self, done: int, now: Box) -> None:
+        """Write what is due after a step: light cone, energy, snapshot, restart file, progress."""
+        is_last = done == self.num_steps
+        if self.cone is not None:
+            self.cone.after_step(done)
+        if is_last or (self.energy_every and done % self.energy_every == 0):
+            self.measure_energy(done, now)
+        if now.expansion in self.snapshot_numbers:
+            number = self.snapshot_numbers[now.expansion]
+            _write_together(self.folder / f"snapshot_{number:03d}.hdf5", now, self.ranks)
+        if done % self.settings.restart_every == 0 or is_last:
+            write_restart(
+                self.folder / "restart",
+                now.particles,
+                step=done,
+                rank=self.ranks.rank,
+                processes=self.ranks.size,
+                wait_for_all=self.ranks.barrier,
+            )
+        if self.report is not None:
+            self.report(self._progress(done, now))
+
+    def _progress(self, done: int, now: Box) -> RunProgress:
+        """Return the progress after a step."""
+        seconds = time.monotonic() - self.begin
+        spent = () if self.shared is None else tuple(self.shared.seconds.sum(axis=1).tolist())
+        return RunProgress(
+            step=done,
+            steps=self.num_steps,
+            expansion=now.expansion,
+            seconds=seconds,
+            left=seconds / (done - self.first) * (self.num_steps - done),
+            rank_seconds=spent,
+        )
 
 
 def _light_cone(

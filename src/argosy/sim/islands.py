@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from argosy.cluster.lasting import from_moment, last_change
@@ -306,31 +307,63 @@ def play_islands(
     added to it.
     """
     player = _Player(plan, chain, cluster, model, window=window)
-    shares = [island.global_batch for island in plan.islands]
-    numbers = range(len(shares))
-    now, waited = [0.0 for _ in numbers], [0.0 for _ in numbers]
-    exchanges: list[FragmentExchange] = []
-    members: tuple[int, ...] = tuple(numbers)
-    done = late = samples = 0
-    arrives = 0.0
-    while done < steps and max(now[at] for at in members) <= until:
-        count = min(plan.period, steps - done)
-        first = min(late, count)
-        for at in members:
-            now[at] = player.steps(at, now[at], done, first)
-            if first == late > 0:
-                waited[at] += max(0.0, arrives - now[at])
-                now[at] = max(now[at], arrives)
-            now[at] = player.steps(at, now[at], done + first, count - first)
-        stuck = [at for at in members if math.isinf(now[at])]
-        if stuck:
-            return _stalled(
-                f"a step of island {stuck[0]} never ends", done, samples, exchanges, waited, now
-            )
-        done += count
+    run = _IslandRun(player=player, plan=plan)
+    while run.done < steps and max(run.now[at] for at in run.members) <= until:
+        count = min(plan.period, steps - run.done)
+        stuck = run.train(count)
+        if stuck is not None:
+            return run.course(f"a step of island {stuck} never ends")
         if count < plan.period:
-            samples += count * sum(shares[at] for at in members)
+            run.samples += count * run.samples_per_step(run.members)
             break
+        if not run.exchange(count, lost_after):
+            return run.course(f"the exchange after step {run.done} never ends")
+    return run.course()
+
+
+@dataclass(kw_only=True)
+class _IslandRun:
+    """The state of islands during a simulation."""
+
+    player: _Player
+    plan: IslandPlan
+    done: int = 0
+    """Steps done."""
+    samples: int = 0
+    late: int = 0
+    """Steps that islands do before they wait for the last exchange."""
+    arrives: float = 0.0
+    """When the last exchange ends."""
+    exchanges: list[FragmentExchange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        count = len(self.plan.islands)
+        self.members = tuple(range(count))
+        """The islands that take part."""
+        self.now, self.waited = [0.0] * count, [0.0] * count
+        """Seconds at which each island is, and that it has waited."""
+
+    def samples_per_step(self, members: Sequence[int]) -> int:
+        """Return the samples that some islands train in a step."""
+        return sum(self.plan.islands[at].global_batch for at in members)
+
+    def train(self, count: int) -> int | None:
+        """Simulate ``count`` steps of every member; return an island that never ends them."""
+        first = min(self.late, count)
+        for at in self.members:
+            now = self.player.steps(at, self.now[at], self.done, first)
+            if first == self.late > 0:
+                self.waited[at] += max(0.0, self.arrives - now)
+                now = max(now, self.arrives)
+            self.now[at] = self.player.steps(at, now, self.done + first, count - first)
+        stuck = next((at for at in self.members if math.isinf(self.now[at])), None)
+        if stuck is None:
+            self.done += count
+        return stuck
+
+    def exchange(self, count: int, lost_after: float) -> bool:
+        """Simulate the exchange after ``count`` steps; return False if it never ends."""
+        player, now, members = self.player, self.now, self.members
         begin = max(now[at] for at in members)
         end = player.exchange(members, begin)
         losses = {at: player.lost_at(at, begin, lost_after) for at in members}
@@ -339,46 +372,41 @@ def play_islands(
         if len(stay) < len(members):
             end = player.exchange(stay, begin + lost)
         if math.isinf(end):
-            return _stalled(
-                f"the exchange after step {done} never ends", done, samples, exchanges, waited, now
-            )
+            return False
         arrived = tuple(now[at] for at in stay)
-        exchanges.append(
-            FragmentExchange(step=done, arrived=arrived, end=end, islands=stay, lost_seconds=lost)
+        exchange = FragmentExchange(
+            step=self.done, arrived=arrived, end=end, islands=stay, lost_seconds=lost
         )
-        player.record_exchange(exchanges[-1])
-        samples += count * sum(shares[at] for at in stay)
-        returned = tuple(at for at in numbers if at not in members and player.is_reached(at, end))
+        self.exchanges.append(exchange)
+        player.record_exchange(exchange)
+        self.samples += count * self.samples_per_step(stay)
+        self._readmit(stay, end)
+        return True
+
+    def _readmit(self, stay: Sequence[int], end: float) -> None:
+        """Let islands that are reached again catch up after an exchange that ended at ``end``."""
+        absent = (at for at in range(len(self.now)) if at not in self.members)
+        returned = tuple(at for at in absent if self.player.is_reached(at, end))
         for at in returned:
-            end = max(end, player.catch_up(at, end))
-            now[at] = end
-        members = tuple(sorted({*stay, *returned}))
-        arrives, late = end, plan.overlap
-        if not plan.overlap:
-            for at in members:
-                waited[at] += 0.0 if at in returned else end - now[at]
-                now[at] = end
-    ends = tuple(now)
-    return IslandCourse(
-        steps=done, ends=ends, exchanges=tuple(exchanges), waited=tuple(waited), samples=samples
-    )
+            end = max(end, self.player.catch_up(at, end))
+            self.now[at] = end
+        self.members = tuple(sorted({*stay, *returned}))
+        self.arrives, self.late = end, self.plan.overlap
+        if not self.plan.overlap:
+            for at in self.members:
+                self.waited[at] += 0.0 if at in returned else end - self.now[at]
+                self.now[at] = end
 
-
-def _stalled(
-    why: str,
-    steps: int,
-    samples: int,
-    exchanges: list[FragmentExchange],
-    waited: list[float],
-    now: list[float],
-) -> IslandCourse:
-    """Return the course of islands up to a step or an exchange that never ends."""
-    ends = tuple(end if math.isfinite(end) else 0.0 for end in now)
-    return IslandCourse(
-        steps=steps,
-        ends=ends,
-        exchanges=tuple(exchanges),
-        waited=tuple(waited),
-        samples=samples,
-        stalled=why,
-    )
+    def course(self, stalled: str | None = None) -> IslandCourse:
+        """Return the result so far; ``stalled`` is the reason why the run never ends."""
+        ends = tuple(self.now)
+        if stalled is not None:
+            ends = tuple(end if math.isfinite(end) else 0.0 for end in ends)
+        return IslandCourse(
+            steps=self.done,
+            ends=ends,
+            exchanges=tuple(self.exchanges),
+            waited=tuple(self.waited),
+            samples=self.samples,
+            stalled=stalled,
+        )

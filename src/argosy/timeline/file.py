@@ -152,7 +152,20 @@ def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Pro
             yield document.problem(
                 ("memory", device), expected, device, suggestion=closest(device, schema.devices)
             )
-    # Each unknown name is reported once: a misspelt device may have thousands of spans.
+    yield from _place_problems(schema, document)
+    for index, (before, end) in enumerate(itertools.pairwise(schema.iteration_ends), start=1):
+        if end < before:
+            yield document.problem(
+                ("iteration_ends", index), f"at least the end before it, {before:g}", end
+            )
+
+
+def _place_problems(schema: TimelineSchema, document: Document) -> Iterator[Problem]:
+    """Yield the problems of spans and contacts: unknown devices, and ends before their starts.
+
+    Each unknown name is reported once: a misspelt device may have thousands of spans.
+    """
+    known = set(schema.devices)
     unknown: set[str] = set()
     for index, span in enumerate(schema.spans):
         if span.where not in unknown and not (
@@ -174,11 +187,6 @@ def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Pro
         if contact.end < contact.start:
             yield document.problem(
                 ("contacts", index, "end"), f"at least the start {contact.start:g}", contact.end
-            )
-    for index, (before, end) in enumerate(itertools.pairwise(schema.iteration_ends), start=1):
-        if end < before:
-            yield document.problem(
-                ("iteration_ends", index), f"at least the end before it, {before:g}", end
             )
 
 

@@ -43,16 +43,7 @@ def read_nccl(
 ) -> FoundNode:
     """Return a node from the XML that NCCL writes to ``NCCL_TOPO_DUMP_FILE`` or reads from
     ``NCCL_TOPO_FILE``; ``nic`` is used if it has no speed of a network device."""
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise InputError(
-            [Problem(file=file, found="a document type", expected="plain XML, as NCCL writes it")]
-        )
-    try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise InputError(
-            [Problem(file=file, found=str(error), expected="XML, as NCCL writes it")]
-        ) from None
+    root = _parsed(text, file)
     cards = list(root.iter("gpu")) or [
         slot for slot in root.iter("pci") if slot.get("class", "").startswith("0x03")
     ]
@@ -93,6 +84,20 @@ def read_nccl(
         or ((nic, 1) if nic else None),
         note=remark,
     )
+
+
+def _parsed(text: str, file: str) -> ElementTree.Element:
+    """Return the root of an XML text that defines no entities, which could fill the memory."""
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise InputError(
+            [Problem(file=file, found="a document type", expected="plain XML, as NCCL writes it")]
+        )
+    try:
+        return ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise InputError(
+            [Problem(file=file, found=str(error), expected="XML, as NCCL writes it")]
+        ) from None
 
 
 def _whole(element: ElementTree.Element, name: str, file: str, missing: int = 0) -> int:

@@ -192,21 +192,10 @@ def tree_force(
         walking += time.perf_counter() - begin
         if package is None:
             break
+        sums = (lengths, split.coefficients, force, work, potential)
         for first, last in _even_parts(package, parts):
-            arguments = (
-                package.first,
-                first,
-                last,
-                package.starts,
-                package.order,
-                lengths,
-                split.coefficients,
-            )
-            running.append(
-                pool.submit(
-                    _timed, compute_leaves, tree, places, *arguments, force, work, potential
-                )
-            )
+            tasks = (package.first, first, last, package.starts, package.order)
+            running.append(pool.submit(_timed, compute_leaves, tree, places, *tasks, *sums))
         # Two buffers: this one is computed while the walk fills the next.
         ready = max(len(running) - parts, 0)
         computing += sum(done.result() for done in running[:ready])

@@ -211,15 +211,21 @@ class BlockSteps:
     most_levels: int = 5
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepHooks:
+    """The step at which a run begins, and the functions that follow it."""
+
+    first: int = 0
+    after_step: AfterStep | None = None
+    on_drift: OnDrift | None = None
+
+
 def evolve_in_blocks(
     box: Box,
     steps: Sequence[float],
     engine: BlockEngine,
     blocks: BlockSteps,
-    *,
-    first: int = 0,
-    after_step: AfterStep | None = None,
-    on_drift: OnDrift | None = None,
+    hooks: StepHooks | None = None,
 ) -> Box:
     """Move a box like ``evolve``, with the short-range force in the parts of a step that (3)
     requires."""
@@ -227,10 +233,10 @@ def evolve_in_blocks(
         raise bad_input(
             "a length above 0 with block steps, whose criterion needs it", 0.0, where="softening"
         )
-    cosmology = box.cosmology
+    hooks, cosmology = hooks or StepHooks(), box.cosmology
     particles, _ = engine.settle(box.particles, np.zeros((len(box.particles), 0)))
     smooth, short = engine.smooth(particles), engine.short(particles, np.ones(len(particles), bool))
-    for number in range(first, len(steps) - 1):
+    for number in range(hooks.first, len(steps) - 1):
         a, b = steps[number], steps[number + 1]
         level = _levels(smooth + short, a, b, cosmology, engine.settings.softening, blocks)
         parts = 2 ** engine.most(int(level.max(initial=0)))
@@ -242,8 +248,8 @@ def evolve_in_blocks(
             momenta = momenta + short * _kicks(times, part, span, cosmology, opening=True)
             now, then = times[part], times[part + 1]
             shift = momenta * cosmology.drift(now, then, halfway(now, then))
-            if on_drift is not None:
-                on_drift(replace(particles, momenta=momenta), shift, now, then)
+            if hooks.on_drift is not None:
+                hooks.on_drift(replace(particles, momenta=momenta), shift, now, then)
             positions = wrapped(particles.positions + shift, box.size)
             particles = Particles(positions=positions, momenta=momenta, ids=particles.ids)
             closing = _kicks(times, part + 1, span, cosmology, opening=False)
@@ -260,8 +266,8 @@ def evolve_in_blocks(
         )
         engine.account(particles)
         box = replace(box, expansion=b, particles=particles)
-        if after_step is not None:
-            after_step(number + 1, box)
+        if hooks.after_step is not None:
+            hooks.after_step(number + 1, box)
     return box
 
 

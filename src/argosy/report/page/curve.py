@@ -60,18 +60,6 @@ def search_curve(history: Moments) -> Curve | None:
             points.append((x(moment[0]), y(before)))
         return " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
 
-    first = history[0]
-    words = (
-        f"The best plan went from {TIME.format(first[1])} to {TIME.format(last[1])}, the "
-        "bound from "
-        f"{TIME.format(first[2])} to {TIME.format(last[2])}, in "
-        f"{TIME.format(last[0], digits=3)} of CPU time."
-    )
-    if any(later[2] < earlier[2] for earlier, later in pairwise(history)):
-        words += (
-            " The bound falls where finer plans are let in: each is one for all that had been let "
-            "in by then."
-        )
     values = dict.fromkeys((high, last[1], last[2], low))
     kept: list[float] = []
     for value in values:
@@ -83,8 +71,24 @@ def search_curve(history: Moments) -> Curve | None:
         bound=steps(2),
         ticks=ticks,
         end=TIME.format(last[0], digits=3),
-        in_words=words,
+        in_words=_in_words(history),
     )
+
+
+def _in_words(history: Moments) -> str:
+    """Return the course of a search as sentences."""
+    first, last = history[0], history[-1]
+    words = (
+        f"The best plan went from {TIME.format(first[1])} to {TIME.format(last[1])}, the "
+        f"bound from {TIME.format(first[2])} to {TIME.format(last[2])}, in "
+        f"{TIME.format(last[0], digits=3)} of CPU time."
+    )
+    if any(later[2] < earlier[2] for earlier, later in pairwise(history)):
+        words += (
+            " The bound falls where finer plans are let in: each is one for all that had been let "
+            "in by then."
+        )
+    return words
 
 
 def spark_line(seconds: Sequence[float], top: float) -> str:

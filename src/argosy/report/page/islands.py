@@ -16,7 +16,7 @@ from argosy.plan.plan import LeftOut, Plan
 from argosy.report.explain import gain_in_percent
 from argosy.report.islands import exchange_in_words, island_title, what_changes
 from argosy.report.marks import percent
-from argosy.report.page.page import IslandParts, Picture, report_page
+from argosy.report.page.page import IslandParts, PageContent, Picture, report_page
 from argosy.report.plan import OPTIMAL, devices_in_short, gap_in_words, throughput
 from argosy.sim.island_window import IslandWindow
 from argosy.sim.islands import IslandCourse, play_islands
@@ -78,7 +78,10 @@ class IslandReport:
         )
         shown = from_moment(self.cluster, window.start)  # links as they are during the picture
         return report_page(
-            _together(plan, self.cluster), shown, pictures, memory=memory, islands=parts
+            _together(plan, self.cluster),
+            shown,
+            pictures,
+            PageContent(memory=memory, islands=parts),
         )
 
     def _what_ifs(self) -> list[tuple[str, str, str, str]]:

@@ -88,24 +88,29 @@ class IslandParts:
     what_ifs: list[tuple[str, str, str, str]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PageContent:
+    """What the page of a plan shows besides the plan, its cluster and its timelines."""
+
+    explanation: Explanation | None = None
+    memory: Sequence[DeviceMemory] = ()
+    """The memory of devices, which is shown if there is no explanation."""
+    rivals: Sequence[tuple[str, float | None, str]] = ()
+    """(planner, seconds or None, reason), including ours."""
+    decided: Sequence[Told] = ()
+    """The changes that a run made."""
+    scenarios: Sequence[ScenarioTimes] = ()
+    islands: IslandParts | None = None
+    """The parts of an island plan, whose page shows the stages of all islands."""
+
+
 def report_page(
     plan: Plan,
     cluster: Cluster,
     pictures: Sequence[Picture],
-    *,
-    explanation: Explanation | None = None,
-    memory: Sequence[DeviceMemory] = (),
-    rivals: Sequence[tuple[str, float | None, str]] = (),
-    decided: Sequence[Told] = (),
-    scenarios: Sequence[ScenarioTimes] = (),
-    islands: IslandParts | None = None,
+    content: PageContent | None = None,
 ) -> str:
-    """Return the text of the page.
-
-    ``rivals`` are (planner, seconds or None, reason), including ours; ``decided`` are the changes
-    that a run made; ``memory`` is the memory of devices, used if there is no explanation. If
-    ``islands`` is given, the stages of ``plan`` are those of all islands.
-    """
+    """Return the text of the page."""
     folder = resources.files("argosy.report.page")
     parts = {
         name: (folder / name).read_text(encoding="utf-8")
@@ -119,33 +124,54 @@ def report_page(
     ]
     data = {"ticks": TICKS, "kinds": [str(kind) for kind in KINDS], "timelines": tracks}
     return template.render(
-        title=plan_title(plan) if islands is None else islands.title,
-        islands=islands,
         style=parts["page.css"],
         script=parts["page.js"],
         data=_json(data),
-        facts=_facts(plan, cluster, pictures) if islands is None else islands.facts,
-        nodes=_nodes(plan, cluster),
-        stages=[_stage(index, stage, cluster) for index, stage in enumerate(plan.stages)],
-        left_out=left_out(plan, cluster),
-        against=predicted_and_measured(plan, cluster, [picture.timeline for picture in pictures]),
-        memory=_memory(memory if explanation is None else explanation.memory, cluster),
-        what_ifs=_what_ifs(explanation) if islands is None else islands.what_ifs,
-        advice=()
-        if explanation is None
-        else (help_in_a_sentence(explanation), memory_in_a_sentence(explanation)),
-        rivals=_bars(rivals),
-        decided=decided,
-        runner_ups=[
-            (runner_up.description, TIME.format(runner_up.iteration_seconds), runner_up.reason)
-            for runner_up in plan.runner_ups
-        ],
-        certificate=certificate_in_a_sentence(plan.certificate) if plan.certificate else None,
-        pruned=_pruned(plan),
-        curve=search_curve(plan.search.history) if plan.search else None,
-        scenarios=_scenarios(scenarios),
         pictures=[picture.label for picture in pictures],
+        **_plan_parts(plan, cluster, pictures),
+        **_content_parts(plan, cluster, pictures, content or PageContent()),
     )
+
+
+def _plan_parts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> dict[str, Any]:
+    """Return the variables of the template that follow from the plan and its timelines."""
+    timelines = [picture.timeline for picture in pictures]
+    runner_ups = [
+        (runner_up.description, TIME.format(runner_up.iteration_seconds), runner_up.reason)
+        for runner_up in plan.runner_ups
+    ]
+    return {
+        "nodes": _nodes(plan, cluster),
+        "stages": [_stage(index, stage, cluster) for index, stage in enumerate(plan.stages)],
+        "left_out": left_out(plan, cluster),
+        "against": predicted_and_measured(plan, cluster, timelines),
+        "runner_ups": runner_ups,
+        "certificate": certificate_in_a_sentence(plan.certificate) if plan.certificate else None,
+        "pruned": _pruned(plan),
+        "curve": search_curve(plan.search.history) if plan.search else None,
+    }
+
+
+def _content_parts(
+    plan: Plan, cluster: Cluster, pictures: Sequence[Picture], content: PageContent
+) -> dict[str, Any]:
+    """Return the variables of the template that the content determines."""
+    explanation, islands = content.explanation, content.islands
+    advice: tuple[str, ...] = ()
+    if explanation is not None:
+        advice = (help_in_a_sentence(explanation), memory_in_a_sentence(explanation))
+    memory = content.memory if explanation is None else explanation.memory
+    return {
+        "title": plan_title(plan) if islands is None else islands.title,
+        "islands": islands,
+        "facts": _facts(plan, cluster, pictures) if islands is None else islands.facts,
+        "memory": _memory(memory, cluster),
+        "what_ifs": _what_ifs(explanation) if islands is None else islands.what_ifs,
+        "advice": advice,
+        "rivals": _bars(content.rivals),
+        "decided": content.decided,
+        "scenarios": _scenarios(content.scenarios),
+    }
 
 
 def _json(data: dict[str, Any]) -> str:

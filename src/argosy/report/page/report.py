@@ -15,7 +15,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.explain.shown import shown_plan
 from argosy.plan.plan import Plan
 from argosy.report.decisions import Told
-from argosy.report.page.page import Picture, ScenarioTimes, report_page
+from argosy.report.page.page import PageContent, Picture, ScenarioTimes, report_page
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
@@ -68,11 +68,13 @@ class Report:
             shown.plan,
             self.cluster,
             pictures,
-            explanation=shown.explanation,
-            memory=shown.memory,
-            rivals=self.rivals,
-            decided=self.decided,
-            scenarios=[self._under(name, where) for name, where in self.scenarios.items()],
+            PageContent(
+                explanation=shown.explanation,
+                memory=shown.memory,
+                rivals=self.rivals,
+                decided=self.decided,
+                scenarios=[self._under(name, where) for name, where in self.scenarios.items()],
+            ),
         )
 
     def _under(self, name: str, cluster: Cluster) -> ScenarioTimes:

@@ -56,25 +56,9 @@ class Gathering:
         self.device = trainer.device
         self.parameters: dict[tuple[object, ...], Tensor] = {}
         """The parameters that this rank holds, by piece."""
-        own = []
-        dtype = torch.float32
-        for held in trainer.held():
-            if held.parameter.requires_grad:
-                dtype = torch.promote_types(dtype, held.parameter.dtype)
-                for box in held.boxes:
-                    piece = IslandPiece(name=held.name, box=box)
-                    self.parameters[piece.key] = box.of(held.parameter.data)
-                    own.append(
-                        [
-                            held.name,
-                            list(held.shape),
-                            list(box.whole),
-                            list(box.local),
-                            list(box.sizes),
-                        ]
-                    )
-        texts = gather_texts(json.dumps([str(dtype), own]), trainer.device)
-        held_by = [json.loads(text) for text in texts]
+        held_by = [
+            json.loads(text) for text in gather_texts(self._description(trainer), trainer.device)
+        ]
         self.dtype = (
             torch.float64 if any(name == "torch.float64" for name, _ in held_by) else torch.float32
         )
@@ -102,6 +86,21 @@ class Gathering:
         ]
         """The pieces that each rank sends, by rank."""
         self._check_whole(shapes)
+
+    def _description(self, trainer: Trainer) -> str:
+        """Record the parameters that this rank holds; return their dtype and their pieces as
+        JSON."""
+        own = []
+        dtype = torch.float32
+        for held in trainer.held():
+            if held.parameter.requires_grad:
+                dtype = torch.promote_types(dtype, held.parameter.dtype)
+                for box in held.boxes:
+                    piece = IslandPiece(name=held.name, box=box)
+                    self.parameters[piece.key] = box.of(held.parameter.data)
+                    sides = (held.shape, box.whole, box.local, box.sizes)
+                    own.append([held.name, *map(list, sides)])
+        return json.dumps([str(dtype), own])
 
     def _check_whole(self, shapes: dict[str, tuple[int, ...]]) -> None:
         counts = dict.fromkeys(shapes, 0)

@@ -36,7 +36,7 @@ class StageMaker:
         cut: Sequence[int] | None,
         recording: Recording | None,
     ) -> None:
-        self.recipe, self.batch, self.recording = recipe, batch, recording
+        self.recipe, self.batch, self.cut, self.recording = recipe, batch, cut, recording
         self.model_content = plan.model.content
         self.has_own_cut = cut is not None and cut != plan.cut
         """True if the stages of the first plan were given separately from it."""

@@ -113,21 +113,8 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
         for name in dict.fromkeys(piece.name for piece in wave if piece.name in by_name):
             kept += _install(by_name[name], keepings[name], new.get((name, VALUE)), rank)
     _install_buffers(trainer, before, after, new, about)
-    own_rows = {
-        name: [part.tensor for part in held.parts]
-        for (name, what), held in new.items()
-        if what == VALUE and keepings[name].level == 3
-    }
-    exchanging, mine = trainer.recorder.exchanging, recipe.stages_of(plan, rank)
-    programs = source.programs(rank, mine, groups, exchanging)
-    division = WeightDivision(
-        kept, keepings, programs, plan, groups, rank, recipe.roster, own_rows, exchanging
-    )
-    trainer.gradients.close()
-    trainer.take_up(plan, programs, division.gradients, division.gates, recipe.optimizer_factory)
+    _take_up(trainer, plan, Making(recipe, making.maker, source, keepings, groups), kept, new)
     _give_state(trainer, new, about)
-    trainer.buffers = buffers_at(recipe.model, source.buffers(mine))
-    trainer.making = Making(recipe, making.maker, source, keepings, groups)
     trainer.recorder.marks.clear()
     with in_contact("at the end of a migration"):
         dist.barrier()
@@ -138,6 +125,31 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
         predicted=sum(move.bytes for move in moves if move.target == rank),
         total=sum(move.bytes for move in moves),
     )
+
+
+def _take_up(
+    trainer: Trainer,
+    plan: Plan,
+    making: Making,
+    kept: Sequence[Weight],
+    new: Mapping[Key, HeldParts],
+) -> None:
+    """Give a trainer the programs of a plan, with the weights that this rank now holds."""
+    recipe, keepings, rank = making.recipe, making.keepings, trainer.rank
+    own_rows = {
+        name: [part.tensor for part in held.parts]
+        for (name, what), held in new.items()
+        if what == VALUE and keepings[name].level == 3
+    }
+    exchanging, mine = trainer.recorder.exchanging, recipe.stages_of(plan, rank)
+    programs = making.source.programs(rank, mine, making.groups, exchanging)
+    division = WeightDivision(
+        kept, keepings, programs, plan, making.groups, rank, recipe.roster, own_rows, exchanging
+    )
+    trainer.gradients.close()
+    trainer.take_up(plan, programs, division.gradients, division.gates, recipe.optimizer_factory)
+    trainer.buffers = buffers_at(recipe.model, making.source.buffers(mine))
+    trainer.making = making
 
 
 def _checked(trainer: Trainer, plan: Plan) -> Making:
@@ -231,24 +243,7 @@ def _shared_description(
     trainer: Trainer, weights: Sequence[Weight], old: Mapping[Key, HeldParts]
 ) -> _Described:
     """Exchange descriptions of what every rank holds."""
-    shapes: dict[str, tuple[tuple[int, ...], set[tuple[int, ...]]]] = {}
-    for held in trainer.held():
-        shapes.setdefault(held.name, (held.shape, set()))[1].add(tuple(held.parameter.shape))
-    own: dict[str, list[Any]] = {"tensors": [], "values": [], "options": []}
-    for key, held_parts in old.items():
-        if key[1] == VALUE:
-            continue
-        tensor = held_parts.parts[0].tensor
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            own["values"].append([key, *_as_number(tensor)])
-            continue
-        whole, parts = shapes.get(key[0], ((), set()))
-        same = tuple(tensor.shape) in parts
-        own["tensors"].append(
-            [key, whole if same else tuple(tensor.shape), _name_of(tensor.dtype), same]
-        )
-    if trainer.optimizer is not None:
-        own["options"] = [_options(group) for group in trainer.optimizer.param_groups]
+    own = _own_description(trainer, old)
     with in_contact("at the beginning of a migration"):
         gathered = [json.loads(text) for text in gather_texts(json.dumps(own), trainer.device)]
     tensors: dict[Key, About] = {}
@@ -268,18 +263,32 @@ def _shared_description(
         tensors[weight.name, VALUE] = About(
             tuple(weight.parameter.shape), weight.parameter.dtype, like_weight=True
         )
-    return _Described(
-        tensors,
-        values,
-        next(
-            (
-                rank_description["options"]
-                for rank_description in gathered
-                if rank_description["options"]
-            ),
-            [],
-        ),
-    )
+    options = (description["options"] for description in gathered if description["options"])
+    return _Described(tensors, values, next(options, []))
+
+
+def _own_description(trainer: Trainer, old: Mapping[Key, HeldParts]) -> dict[str, list[Any]]:
+    """Describe what this rank holds besides weights: tensors, numbers and the optimizer's
+    options."""
+    shapes: dict[str, tuple[tuple[int, ...], set[tuple[int, ...]]]] = {}
+    for held in trainer.held():
+        shapes.setdefault(held.name, (held.shape, set()))[1].add(tuple(held.parameter.shape))
+    own: dict[str, list[Any]] = {"tensors": [], "values": [], "options": []}
+    for key, held_parts in old.items():
+        if key[1] == VALUE:
+            continue
+        tensor = held_parts.parts[0].tensor
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            own["values"].append([key, *_as_number(tensor)])
+            continue
+        whole, parts = shapes.get(key[0], ((), set()))
+        same = tuple(tensor.shape) in parts
+        own["tensors"].append(
+            [key, whole if same else tuple(tensor.shape), _name_of(tensor.dtype), same]
+        )
+    if trainer.optimizer is not None:
+        own["options"] = [_options(group) for group in trainer.optimizer.param_groups]
+    return own
 
 
 def _as_number(value: Any) -> tuple[Any, str | None, bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,15 @@ from argosy.timeline import Timeline
 from argosy.workload.capture.initial import Recording
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """The options of a trainer that concern its updates."""
+
+    clip_norm: float | None = None
+    """The largest norm of the whole gradient."""
+    scheduler: SchedulerFactory | None = None
+
+
 def parallelize(
     model: nn.Module,
     loss_fn: LossFunction,
@@ -106,27 +115,42 @@ def parallelize(
     by ``torch.compile``.
     """
     plan = load_plan(plan) if isinstance(plan, str | Path) else plan
-    cut = plan.cut if cut is None else cut
     roster = devices_by_rank(plan) if roster is None else tuple(roster)
+    _join(plan, roster, example_batch, compile_stages=compile_stages)
+    recipe = Recipe(
+        model=model,
+        loss_fn=loss_fn,
+        optimizer_factory=optimizer_factory,
+        device=device_of(roster, dist.get_rank()),
+        roster=roster,
+        seed=seed,
+        is_compiled=compile_stages,
+    )
+    maker = StageMaker(recipe, plan, example_batch, plan.cut if cut is None else cut, recording)
+    options = TrainerOptions(clip_norm=clip_norm, scheduler=scheduler)
+    return _assembled(recipe, maker, plan, shard_proportions, options)
+
+
+def _join(plan: Plan, roster: Sequence[str], example_batch: Any, *, compile_stages: bool) -> None:
+    """Check that a plan can be run, and join the processes of its ranks."""
     check_supported(plan)
     if compile_stages:
         check_compilable(plan)
     leave_at_exit()
     join(plan, roster)
     check_batch(example_batch, plan)
-    rank = dist.get_rank()
-    device = device_of(roster, rank)
-    recipe = Recipe(
-        model=model,
-        loss_fn=loss_fn,
-        optimizer_factory=optimizer_factory,
-        device=device,
-        roster=roster,
-        seed=seed,
-        is_compiled=compile_stages,
-    )
-    maker = StageMaker(recipe, plan, example_batch, cut, recording)
-    source = maker.source(plan, cut)
+
+
+def _assembled(
+    recipe: Recipe,
+    maker: StageMaker,
+    plan: Plan,
+    shard_proportions: Proportions | None,
+    options: TrainerOptions,
+) -> Trainer:
+    """Return the trainer of this rank: its stages, its part of the weights, and its buffers."""
+    roster, device, recording, rank = recipe.roster, recipe.device, maker.recording, dist.get_rank()
+    source = maker.source(plan, maker.cut)
     mine = recipe.stages_of(plan, rank)
     weights = source.weights
     keepings = keepings_of(source, plan, roster, shard_proportions)
@@ -143,22 +167,9 @@ def parallelize(
     division = WeightDivision(
         kept, keepings, programs, plan, groups, rank, roster, exchanging=recorder.exchanging
     )
-    scale = LossScale(active=autocast_for(plan.model.dtype, model.parameters()) is torch.float16)
-    trainer = Trainer(
-        plan,
-        programs,
-        division.gradients,
-        division.gates,
-        optimizer_factory,
-        recorder,
-        clip_norm=clip_norm,
-        scale=scale,
-        roster=roster,
-        scheduler=scheduler,
-        is_compiled=compile_stages,
-    )
+    trainer = Trainer(plan, programs, division, recipe, recorder, options)
     trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
-    trainer.buffers = buffers_at(model, places)
+    trainer.buffers = buffers_at(recipe.model, places)
     trainer.making = Making(recipe, maker, source, keepings, groups)
     return trainer
 
@@ -170,26 +181,21 @@ class Trainer:
         self,
         plan: Plan,
         programs: Mapping[int, StageProgram],
-        gradients: Gradients,
-        gates: Mapping[int, WeightGate],
-        optimizer_factory: OptimizerFactory,
+        division: WeightDivision,
+        recipe: Recipe,
         recorder: Recorder,
-        *,
-        clip_norm: float | None = None,
-        scale: LossScale | None = None,
-        roster: Sequence[str] | None = None,
-        scheduler: SchedulerFactory | None = None,
-        is_compiled: bool = False,
+        options: TrainerOptions,
     ) -> None:
         release_at_exit(self)
-        self.is_compiled = is_compiled
+        self.is_compiled = recipe.is_compiled
         self.recorder, self.device = recorder, recorder.device
         self.rank = dist.get_rank()
-        self.roster = devices_by_rank(plan) if roster is None else tuple(roster)
+        self.roster = tuple(recipe.roster)
         """Devices by rank."""
         self.name = self.roster[self.rank]
-        self.clip_norm = clip_norm
-        self.scale = scale or LossScale(active=False)
+        self.clip_norm = options.clip_norm
+        number_format = autocast_for(plan.model.dtype, recipe.model.parameters())
+        self.scale = LossScale(active=number_format is torch.float16)
         self.steps = 0
         """The number of steps done."""
         self.aliases: dict[str, tuple[str, ...]] = {}
@@ -202,14 +208,14 @@ class Trainer:
         """Sums of the ``votes`` of all ranks in the last step."""
         self.making: Making | None = None
         """The objects that it was made from, if it can be made again under another plan."""
-        self.scheduler_factory = scheduler
+        self.scheduler_factory = options.scheduler
         self.callbacks: list[Callback] = []
         """Functions that are called after every step, on every rank, with its metrics."""
         self.accumulated: Accumulated | None = None
         """Losses and samples since the last update."""
         self.transport = Transport.open(self.device)
         recorder.contacts_on_device = self.transport.in_order
-        self.take_up(plan, programs, gradients, gates, optimizer_factory)
+        self.take_up(plan, programs, division.gradients, division.gates, recipe.optimizer_factory)
 
     def take_up(
         self,

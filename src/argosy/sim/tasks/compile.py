@@ -97,12 +97,7 @@ class Compiler:
         self.num_holders = [stage.num_holders for stage in plan.stages]
         self.placed = [[self.index[name] for name in stage.devices] for stage in plan.stages]
         """Per stage, the indices of its devices."""
-        self.members = {
-            (stage_index, replica_index, member): self._member(stage_index, replica, member)
-            for stage_index, stage in enumerate(plan.stages)
-            for replica_index, replica in enumerate(stage.replicas)
-            for member in range(replica.width)
-        }
+        self.members = self._members()
         self.copies = HostCopies(self)
         self.reductions = [
             self._reductions(index, stage) for index, stage in enumerate(plan.stages)
@@ -115,6 +110,15 @@ class Compiler:
         self.weights: dict[tuple[tuple[int, ...], int], tuple[tuple[Flow, ...], int]] = {}
         """Per stages and weights that they share, the flows that pass these around once, and the
         latencies."""
+
+    def _members(self) -> dict[tuple[int, int, int], MemberCost]:
+        """Return the devices of every replica by (stage, replica, position)."""
+        return {
+            (stage_index, replica_index, member): self._member(stage_index, replica, member)
+            for stage_index, stage in enumerate(self.plan.stages)
+            for replica_index, replica in enumerate(stage.replicas)
+            for member in range(replica.width)
+        }
 
     def _reductions(self, index: int, stage: Stage) -> list[StageExchange | None]:
         """Return the tensor-parallel reduction of every replica of a stage."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +70,32 @@ def elimination_order(sizes: Sequence[int], edges: Sequence[tuple[int, int]]) ->
     return order_and_held(sizes, edges)[0]
 
 
+def _neighbours(count: int, edges: Sequence[tuple[int, int]]) -> list[set[int]]:
+    """Return, per variable, those that share an edge with it."""
+    near: list[set[int]] = [set() for _ in range(count)]
+    for i, j in edges:
+        near[i].add(j)
+        near[j].add(i)
+    return near
+
+
+def _connected(
+    i: int, near: Sequence[set[int]], weights: list[float], logs: Sequence[float]
+) -> Iterator[int]:
+    """Connect the neighbours of an eliminated variable with each other, and yield each."""
+    around, log = near[i], logs[i]
+    for j in around:
+        theirs = near[j]
+        theirs.discard(i)
+        weight = weights[j] - log
+        for k in around:
+            if k != j and k not in theirs:
+                theirs.add(k)
+                weight += logs[k]
+        weights[j] = weight
+        yield j
+
+
 def order_and_held(
     sizes: Sequence[int],
     edges: Sequence[tuple[int, int]],
@@ -82,10 +108,7 @@ def order_and_held(
     If a table would have more than ``most`` entries, one of its variables is held instead:
     ``chosen`` selects it from those that would be left, given how strongly each is connected.
     """
-    near: list[set[int]] = [set() for _ in sizes]
-    for i, j in edges:
-        near[i].add(j)
-        near[j].add(i)
+    near = _neighbours(len(sizes), edges)
     logs = [math.log(size) for size in sizes]
     weights = [sum([logs[j] for j in around], own) for own, around in zip(logs, near, strict=True)]
     count = len(sizes)
@@ -93,6 +116,11 @@ def order_and_held(
     heap = current.copy()
     heapq.heapify(heap)
     order, held = [], []
+
+    def push(j: int) -> None:
+        current[j] = int(weights[j] * 1e6 + 0.5) * count + j
+        heapq.heappush(heap, current[j])
+
     limit = (int(math.log(most) * 1e6 + 0.5) + 1) * count if chosen is not None else math.inf
     while heap:
         first = heapq.heappop(heap)
@@ -107,23 +135,12 @@ def order_and_held(
             for j in near[gone]:
                 near[j].discard(gone)
                 weights[j] -= logs[gone]
-                current[j] = int(weights[j] * 1e6 + 0.5) * count + j
-                heapq.heappush(heap, current[j])
+                push(j)
             continue
         order.append(i)
         current[i] = -1
-        around, log = near[i], logs[i]
-        for j in around:
-            theirs = near[j]
-            theirs.discard(i)
-            weight = weights[j] - log
-            for k in around:
-                if k != j and k not in theirs:
-                    theirs.add(k)
-                    weight += logs[k]
-            weights[j] = weight
-            current[j] = int(weight * 1e6 + 0.5) * count + j
-            heapq.heappush(heap, current[j])
+        for j in _connected(i, near, weights, logs):
+            push(j)
     return tuple(order), tuple(held)
 
 

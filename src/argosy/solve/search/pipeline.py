@@ -143,23 +143,8 @@ class PlanSearch:
             menu.odd if self.bounds.odd is not None else np.zeros(len(menu.options), dtype=bool)
         )
         self.takes = np.array(menu.vectors)
-        ways = [
-            [*ways, *[FollowingPlace(-1, -1)] * (menu.beginnings.most_ways - len(ways))]
-            for ways in menu.beginnings.ways
-        ]
-        self.ways = np.array(ways).transpose(1, 2, 0)
-        """[way, where or group, vector]; -1 if a vector has fewer ways."""
-        sites = [
-            {pool.site for pool, n in zip(menu.prices.pools, v, strict=True) if n}
-            for v in menu.vectors
-        ]
-        self.in_site = np.array(
-            [
-                [site in vector_sites for vector_sites in sites]
-                for site in range(menu.beginnings.num_sites)
-            ]
-        )
-        """[site, vector]: whether the vector has devices in the site."""
+        self.ways = _ways(menu)
+        self.in_site = _in_site(menu)
         self.apart = menu.apart(upper)
         """The menu for first stages whose tied weights are not in one node; None if plans are not
         divided by that."""
@@ -446,3 +431,25 @@ class PlanSearch:
             over=over,
             stages=(*with_longer_hop(node.stages, longer), stage),
         )
+
+
+def _ways(menu: Menu) -> NDArray[np.intp]:
+    """Return [way, where or group, vector]; -1 if a vector has fewer ways."""
+    most = menu.beginnings.most_ways
+    padded = [
+        [*ways, *[FollowingPlace(-1, -1)] * (most - len(ways))] for ways in menu.beginnings.ways
+    ]
+    return np.array(padded).transpose(1, 2, 0)
+
+
+def _in_site(menu: Menu) -> NDArray[np.bool_]:
+    """Return [site, vector]: whether the vector has devices in the site."""
+    sites = [
+        {pool.site for pool, count in zip(menu.prices.pools, vector, strict=True) if count}
+        for vector in menu.vectors
+    ]
+    rows = [
+        [site in vector_sites for vector_sites in sites]
+        for site in range(menu.beginnings.num_sites)
+    ]
+    return np.array(rows)

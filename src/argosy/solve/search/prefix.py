@@ -69,8 +69,7 @@ def prefix_seconds(
             for forward, backward, late, _, _, end, _ in fixed
         )
     program = program_of(schedule, num_stages, len(fixed), num_micro_batches)
-    last = len(fixed) - 1
-    free = [0.0] * len(fixed)
+    last, free = len(fixed) - 1, [0.0] * len(fixed)
     inputs = [[0.0] * num_micro_batches for _ in fixed]
     gradients = [[0.0] * num_micro_batches for _ in fixed]
     left = [0.0] * num_micro_batches

@@ -44,6 +44,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,18 @@ def chain_of_step(
     ends = step.ends()
     layers = tuple(step.layers(ends, samples, powersgd))
     return captured_chain(graph.name, layers, dtype, optimizer, powersgd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SegmentWork:
+    """The work of each segment."""
+
+    flop: Mapping[Phase, Sequence[float]]
+    launches: Sequence[int]
+    attention: Sequence[float]
+    """FLOP of attention in the forward."""
+    again: Sequence[float]
+    """FLOP of the forward that selective recomputation repeats."""
 
 
 class _Step:
@@ -182,24 +195,8 @@ class _Step:
         lengths = [end - first for first, end in itertools.pairwise((0, *ends))]
         of_forward = np.repeat(np.arange(count), lengths).tolist()
         of_node = part_of_nodes(graph, of_forward)
-        flop = {phase: [0.0] * count for phase in Phase}
-        launches, attention = [0] * count, [0.0] * count
-        for index, (node, part) in enumerate(zip(graph.nodes, of_node, strict=True)):
-            flop[node.phase][part] += self.flop[index]
-            if node.phase is Phase.FORWARD:
-                launches[part] += not self.is_view[index] and not self.learned.isdisjoint(
-                    node.inputs
-                )
-                attention[part] += self.flop[index] if self.is_attention[index] else 0.0
-        kept, dropped, again = (
-            self._kept(of_node, count),
-            self._dropped(of_node, count),
-            [0.0] * count,
-        )
-        for node, part, amount in zip(graph.nodes, of_node, self.flop, strict=True):
-            again[part] += (
-                amount if node.phase is Phase.FORWARD and node.op not in KEPT_PRODUCTS else 0.0
-            )
+        work = self._work(of_node, count)
+        kept, dropped = self._kept(of_node, count), self._dropped(of_node, count)
         crossing = self.crossing()
         homes = self._homes(of_node)
         trained = {value: parts for value, parts in homes.items() if value in graph.trained}
@@ -219,22 +216,35 @@ class _Step:
             yield Layer(
                 name=names[part],
                 kind="segment",
-                forward_flop=flop[Phase.FORWARD][part] / samples,
-                backward_flop=flop[Phase.BACKWARD][part] / samples,
+                forward_flop=work.flop[Phase.FORWARD][part] / samples,
+                backward_flop=work.flop[Phase.BACKWARD][part] / samples,
                 parameters=own[part],
                 summed_parameters=summed[part] if powersgd else None,
                 activation_bytes=kept[part] / samples,
                 moved_bytes=moved[part] / samples,
-                attention_flop=attention[part] / samples,
+                attention_flop=work.attention[part] / samples,
                 output_bytes=float(crossing[end - 1]) / samples if end < ends[-1] else 0.0,
                 selective_bytes=dropped[part] / samples,
-                selective_flop=again[part] / samples,
-                launches=launches[part] / BLOCK_LAUNCHES,
+                selective_flop=work.again[part] / samples,
+                launches=work.launches[part] / BLOCK_LAUNCHES,
                 tied_to=home,
                 tied_parameters=number,
                 operations=(first, end),
                 frozen=frozen[part],
             )
+
+    def _work(self, of_node: Sequence[int], count: int) -> _SegmentWork:
+        """Sum the FLOP and the launches of the nodes of each segment."""
+        flop = {phase: [0.0] * count for phase in Phase}
+        launches, attention, again = [0] * count, [0.0] * count, [0.0] * count
+        for index, (node, part) in enumerate(zip(self.graph.nodes, of_node, strict=True)):
+            flop[node.phase][part] += self.flop[index]
+            if node.phase is Phase.FORWARD:
+                is_learned = not self.learned.isdisjoint(node.inputs)
+                launches[part] += not self.is_view[index] and is_learned
+                attention[part] += self.flop[index] if self.is_attention[index] else 0.0
+                again[part] += self.flop[index] if node.op not in KEPT_PRODUCTS else 0.0
+        return _SegmentWork(flop=flop, launches=launches, attention=attention, again=again)
 
     def _frozen(
         self, homes: Mapping[int, tuple[int, ...]], of_node: Sequence[int], count: int, samples: int

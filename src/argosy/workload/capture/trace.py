@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -92,30 +93,20 @@ def trace(
     check_hooks(fake.model)
     device = torch.device("cpu") if device is None else device
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def like(tensor: Tensor, rows: int | None = None) -> Tensor:
-        shape = tensor.shape if rows is None else (rows, *tensor.shape[1:])
-        return torch.empty(shape, dtype=tensor.dtype, device=device)
-
+    like = partial(_like, device)
     parameters, buffers = list(fake.model.named_parameters()), list(fake.model.named_buffers())
     with mode:
         weights = [like(tensor) for _, tensor in parameters]
         state = [like(tensor) for _, tensor in buffers]
         batch = tree_map_only(Tensor, lambda leaf: like(leaf, samples), fake.batch)
     leaves, spec = tree_flatten(batch)
-    tensors = [
-        (keystr(path), leaf)
-        for path, leaf in tree_flatten_with_path(batch)[0]
-        if isinstance(leaf, Tensor)
-    ]
+    paths = tree_flatten_with_path(batch)[0]
+    tensors = [(keystr(path), leaf) for path, leaf in paths if isinstance(leaf, Tensor)]
     root = StepRoot(fake, leaves, spec)
     flow = GradientFlow(fake.recording, marked=forward_only)
 
     def step(given: list[Tensor], held: list[Tensor], rows: list[Tensor]) -> Any:
-        trained = [
-            w.detach().requires_grad_(p.requires_grad)
-            for w, (_, p) in zip(given, parameters, strict=True)
-        ]
+        trained = _trained(given, [parameter for _, parameter in parameters])
         kept = [value.clone() for value in held]
         named = {
             f"model.{n}": t
@@ -124,14 +115,9 @@ def trace(
         with flow, Decided(), own_gradients(marked=forward_only), _precision(device, autocast):
             loss = functional_call(root, named, tuple(rows))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise bad_input(
-                "a scalar tensor from the loss function", type(loss).__name__, where="loss"
-            )
-        gradients: list[Tensor | None] = [None] * len(trained)
-        if not forward_only:
-            wanted = [t for t in trained if t.requires_grad]
-            results = iter(torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ())
-            gradients = [next(results) if t.requires_grad else None for t in trained]
+            expected = "a scalar tensor from the loss function"
+            raise bad_input(expected, type(loss).__name__, where="loss")
+        gradients = [None] * len(trained) if forward_only else _gradients(loss, trained)
         return loss.detach(), gradients, trained, kept
 
     modules = ModuleStack(fake.model)
@@ -142,6 +128,27 @@ def trace(
     trains = tuple(parameter.requires_grad for _, parameter in parameters)
     given = StepInputs(names=tuple(names), trains=trains, num_buffers=len(buffers))
     return GraphWriter(name, made, given, modules.of, flow.stopped if forward_only else None)
+
+
+def _like(device: torch.device, tensor: Tensor, rows: int | None = None) -> Tensor:
+    """Return an empty tensor like another one, with ``rows`` rows if they are given."""
+    shape = tensor.shape if rows is None else (rows, *tensor.shape[1:])
+    return torch.empty(shape, dtype=tensor.dtype, device=device)
+
+
+def _trained(values: list[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return leaves with the values of parameters, which require gradients if these do."""
+    return [
+        value.detach().requires_grad_(parameter.requires_grad)
+        for value, parameter in zip(values, parameters, strict=True)
+    ]
+
+
+def _gradients(loss: Tensor, trained: list[Tensor]) -> list[Tensor | None]:
+    """Return the gradient of each tensor; None for one that requires none or is not used."""
+    wanted = [tensor for tensor in trained if tensor.requires_grad]
+    results = iter(torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ())
+    return [next(results) if tensor.requires_grad else None for tensor in trained]
 
 
 def _precision(
