@@ -175,8 +175,8 @@ def check_readable(path: Path) -> None:
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise InputError([Problem(file=str(path), expected="a file", found="a device")])
     if stat.S_ISSOCK(mode) or (stat.S_ISFIFO(mode) and path.parent not in _OWN_PIPES):
-        found = "a socket" if stat.S_ISSOCK(mode) else "a named pipe"
-        raise InputError([Problem(file=str(path), expected="a file", found=found)])
+        actual = "a socket" if stat.S_ISSOCK(mode) else "a named pipe"
+        raise InputError([Problem(file=str(path), expected="a file", found=actual)])
 
 
 def read_text(path: Path | str) -> str:
@@ -221,9 +221,9 @@ def parse_toml(text: str, *, file: str) -> Document:
         message, _, place = str(error).rpartition(" (at ")
         ended = text.rstrip("\n").count("\n") + 1
         line = int(place.split("line ")[1].split(",")[0]) if "line " in place else ended
-        found = re.sub("^cannot ", "an attempt to ", re.sub("^expected ", "no ", _clause(message)))
+        actual = re.sub("^cannot ", "an attempt to ", re.sub("^expected ", "no ", _clause(message)))
         raise InputError(
-            [Problem(file=file, line=line, expected="valid TOML", found=found)]
+            [Problem(file=file, line=line, expected="valid TOML", found=actual)]
         ) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None
@@ -254,9 +254,9 @@ def parse_json(text: str, *, file: str) -> Document:
     try:
         data = json.loads(text, object_pairs_hook=table)
     except json.JSONDecodeError as error:
-        found = re.sub("^expecting ", "no ", _clause(error.msg).removesuffix(" starting at"))
+        actual = re.sub("^expecting ", "no ", _clause(error.msg).removesuffix(" starting at"))
         raise InputError(
-            [Problem(file=file, line=error.lineno, expected="valid JSON", found=found)]
+            [Problem(file=file, line=error.lineno, expected="valid JSON", found=actual)]
         ) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None
@@ -330,13 +330,13 @@ def _another_kind(document: Document, schema: type[BaseModel]) -> Problem:
     expected = ", ".join(name for name in required if name not in _OF_ANY_KIND)
     identifying = [name for name in document.data if name not in _OF_ANY_KIND]
     rest = ["..."] if len(identifying) > _MOST_NAMED else []
-    found = f"a file of another kind, with {', '.join(identifying[:_MOST_NAMED] + rest)}"
-    return replace(document.problem((), f"a file with {expected}"), found=found)
+    actual = f"a file of another kind, with {', '.join(identifying[:_MOST_NAMED] + rest)}"
+    return replace(document.problem((), f"a file with {expected}"), found=actual)
 
 
 def _problem(document: Document, schema: type[BaseModel], detail: ErrorDetails) -> Problem:
     location: Location = tuple(part for part in detail["loc"] if part != "[key]")
-    found, context = detail.get("input"), detail.get("ctx", {})
+    actual, context = detail.get("input"), detail.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, Mismatch):
         return document.mismatch(location, cause)
@@ -351,13 +351,13 @@ def _problem(document: Document, schema: type[BaseModel], detail: ErrorDetails) 
             )
             return replace(problem, found="an unknown field")
         case "model_type" | "dict_type":
-            return replace(document.problem(location, "a table"), found=show(found))
+            return replace(document.problem(location, "a table"), found=show(actual))
         case "literal_error" | "enum":
             choices = context["expected"].replace("'", '"').replace(" or ", ", ")
             known = [part.strip('"') for part in choices.split(", ") if part.startswith('"')]
-            suggestion = closest(found, known) if isinstance(found, str) else None
+            suggestion = closest(actual, known) if isinstance(actual, str) else None
             problem = document.problem(location, f"one of {choices}", suggestion=suggestion)
-            return replace(problem, found=show(found))
+            return replace(problem, found=show(actual))
         case "too_short" | "too_long":
             least, most = context.get("min_length"), context.get("max_length")
             expected = f"at least {least}" if most is None else f"at most {most}"
@@ -365,7 +365,7 @@ def _problem(document: Document, schema: type[BaseModel], detail: ErrorDetails) 
                 document.problem(location, expected), found=f"{context['actual_length']} items"
             )
     expected = _clause(detail["msg"]).removeprefix("input should be ").removeprefix("value error, ")
-    return replace(document.problem(location, expected), found=show(found))
+    return replace(document.problem(location, expected), found=show(actual))
 
 
 def _clause(sentence: str) -> str:

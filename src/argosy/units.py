@@ -163,7 +163,7 @@ class Quantity:
         base = self._base
         return [f"{float(value) + 0.0!r} {base}" for value in values]
 
-    def apart(self, one: float, other: float, *, digits: int = 4) -> tuple[str, str]:
+    def apart(self, first: float, second: float, *, digits: int = 4) -> tuple[str, str]:
         """Return both values as text for people, with enough digits to tell them apart if they
         differ.
 
@@ -171,8 +171,8 @@ class Quantity:
         (('120 ms', '119 ms'), ('120.04 ms', '120 ms'), ('2 s', '2 s'))
         """
         while True:
-            texts = self.format(one, digits=digits), self.format(other, digits=digits)
-            if texts[0] != texts[1] or one == other or digits >= _MOST_DIGITS:
+            texts = self.format(first, digits=digits), self.format(second, digits=digits)
+            if texts[0] != texts[1] or first == second or digits >= _MOST_DIGITS:
                 return texts
             digits += 1
 

@@ -242,7 +242,7 @@ class ClusterWatch:
         return World(bandwidths=tuple(sorted(links.items())), speeds=tuple(sorted(devices.items())))
 
 
-def are_alike(one: World, other: World, grain: float) -> bool:
+def are_alike(first: World, second: World, grain: float) -> bool:
     """Return whether no level differs by more than a factor of 1 + ``grain``.
 
     Then the same plans are good in both worlds.
@@ -253,7 +253,7 @@ def are_alike(one: World, other: World, grain: float) -> bool:
     """
     return all(
         level <= other_level * (1 + grain) and other_level <= level * (1 + grain)
-        for levels, others in ((one.bandwidths, other.bandwidths), (one.speeds, other.speeds))
+        for levels, others in ((first.bandwidths, second.bandwidths), (first.speeds, second.speeds))
         for (_, level), (_, other_level) in zip(levels, others, strict=True)
     )
 

@@ -51,11 +51,11 @@ def replica_seconds(job: PlanningJob, stage: Stage, replica: Replica) -> float:
     return seconds + 2 * (around + 2 * (width - 1) * (after[1] - before[1]) * latency)
 
 
-def hand_over_seconds(job: PlanningJob, one: Stage, other: Stage) -> float:
+def hand_over_seconds(job: PlanningJob, stage: Stage, following: Stage) -> float:
     """Return the seconds of a transfer between stages by (2), one way."""
-    samples = sum(replica.samples for replica in one.replicas)
-    bandwidth, latency = job.between(one.devices[-1], other.devices[0])
-    return samples * job.chain.layers[one.end - 1].output_bytes / bandwidth + latency
+    samples = sum(replica.samples for replica in stage.replicas)
+    bandwidth, latency = job.between(stage.devices[-1], following.devices[0])
+    return samples * job.chain.layers[stage.end - 1].output_bytes / bandwidth + latency
 
 
 def exchange_seconds(job: PlanningJob, stage: Stage) -> float:

@@ -196,9 +196,9 @@ def _measured(path: Path) -> tuple[float, float | None]:
     timeline = load_timeline(path)
     seconds = timeline.usual_seconds
     if timeline.clock != "measured" or seconds is None:
-        found = f"{timeline.clock}, {len(timeline.iteration_seconds)} iterations"
+        actual = f"{timeline.clock}, {len(timeline.iteration_seconds)} iterations"
         expected = "a measured timeline with a finished iteration, as argosy run ends with"
-        raise InputError([Problem(file=str(path), found=found, expected=expected)])
+        raise InputError([Problem(file=str(path), found=actual, expected=expected)])
     peaks = timeline.peak_memory().values()
     return seconds, max(peaks, default=0.0) or None
 

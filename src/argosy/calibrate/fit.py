@@ -125,15 +125,15 @@ def errors(predicted: FloatArray, measured: FloatArray) -> Errors:
     )
 
 
-def rank_correlation(one: FloatArray, other: FloatArray) -> float:
+def rank_correlation(first: FloatArray, second: FloatArray) -> float:
     """Return Spearman's rank correlation (3).
 
     >>> rank_correlation(np.array([1.0, 2.0, 4.0]), np.array([10.0, 30.0, 20.0]))
     0.5
     """
-    if len(one) < 2:
+    if len(first) < 2:
         return 1.0
-    first, second = _ranks(one), _ranks(other)
+    first, second = _ranks(first), _ranks(second)
     spread = float(np.std(first) * np.std(second))
     return (
         float(np.mean((first - first.mean()) * (second - second.mean()))) / spread
@@ -296,12 +296,12 @@ def _identified(
     base = np.log(predict(_at(start, remaining, np.array([begin[name] for name in remaining]))))
     columns = {}
     for name in remaining:
-        point = np.array([begin[other] + _PROBE * (other == name) for other in remaining])
+        point = np.array([begin[constant] + _PROBE * (constant == name) for constant in remaining])
         columns[name] = (np.log(predict(_at(start, remaining, point))) - base) / _PROBE
     while remaining:
         effects = {}
         for name in remaining:
-            others = np.array([columns[other] for other in remaining if other != name]).T
+            others = np.array([columns[constant] for constant in remaining if constant != name]).T
             column = columns[name]
             if others.size:
                 column = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]

@@ -34,7 +34,7 @@ class Builder:
         self.links: list[Link] = []
         self.edges: dict[str, list[int]] = {}
         for index, kind in enumerate(schema.kinds):
-            if any(kind.name == other.name for other in schema.kinds[:index]):
+            if any(kind.name == earlier.name for earlier in schema.kinds[:index]):
                 self._report(("kinds", index, "name"), "a name that no other kind has", kind.name)
         self.kinds = {
             kind.name: DeviceKind(

@@ -71,8 +71,8 @@ def apply_change(
 def _contradictions(change: ChangeSchema, document: Document, place: Location) -> Iterator[Problem]:
     """Yield a problem for each group of fields that cannot be combined."""
     if (change.link is None) == (change.device is None):
-        found = "neither" if change.link is None else "both"
-        yield replace(document.problem(place, 'either "link" or "device"'), found=found)
+        actual = "neither" if change.link is None else "both"
+        yield replace(document.problem(place, 'either "link" or "device"'), found=actual)
     ways = [
         way
         for way in ("steps", "latency_steps", "trace", "generator")
@@ -80,8 +80,8 @@ def _contradictions(change: ChangeSchema, document: Document, place: Location) -
     ]
     if len(ways) != 1 and ways != ["steps", "latency_steps"]:
         expected = 'exactly one of "steps" (and "latency_steps"), "trace", "generator"'
-        found = " and ".join(f'"{way}"' for way in ways) or "none"
-        yield replace(document.problem(place, expected), found=found)
+        actual = " and ".join(f'"{way}"' for way in ways) or "none"
+        yield replace(document.problem(place, expected), found=actual)
     if change.device is not None and change.latency_steps is not None:
         yield document.problem(
             (*place, "latency_steps"), 'only "steps" for a device, which has no latency'

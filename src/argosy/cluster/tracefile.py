@@ -159,17 +159,17 @@ def _quoted_cells(path: Path | str, line: int, text: str, separator: str) -> lis
 
 def _columns(path: Path | str, header: Row) -> Columns:
     line, cells = header
-    found = ",".join(cells)
-    if found not in _HEADERS or len(cells) != found.count(",") + 1:
+    actual = ",".join(cells)
+    if actual not in _HEADERS or len(cells) != actual.count(",") + 1:
         raise InputError(
             [
                 Problem(
                     file=str(path),
                     line=line,
                     path="header",
-                    found=show(found) if found else "nothing",
+                    found=show(actual) if actual else "nothing",
                     expected="one of the headers " + " ".join(_HEADERS),
-                    suggestion=closest(found, _HEADERS),
+                    suggestion=closest(actual, _HEADERS),
                 )
             ]
         )

@@ -202,8 +202,8 @@ def rates_alone(cluster: Cluster, pairs: Pairs, rounds: int) -> Rates:
     seconds = {
         link: load / max(cluster.links[link].bandwidth.at(0), 1e-9) for link, load in loads.items()
     }
-    found = {
+    rates = {
         (max(seconds[link] for link in route.links), rounds * cluster.latency(route))
         for route in set(routes.values())
     }
-    return tuple(sorted(found))
+    return tuple(sorted(rates))

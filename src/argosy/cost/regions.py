@@ -22,13 +22,13 @@ Region = tuple[Interval, ...]
 Holder = TypeVar("Holder", int, str)
 
 
-def overlap(one: Region, other: Region) -> Region | None:
+def overlap(first: Region, second: Region) -> Region | None:
     """Return the region that lies in both; None if nothing does.
 
     >>> overlap(((0, 4), (0, 2)), ((3, 9), (1, 2))), overlap(((0, 4),), ((4, 9),)), overlap((), ())
     (((3, 4), (1, 2)), None, ())
     """
-    common = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True))
+    common = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(first, second, strict=True))
     return None if any(begin >= end for begin, end in common) else common
 
 
@@ -44,8 +44,8 @@ def outside(wanted: Iterable[Region], held: Iterable[Region]) -> list[Region]:
     return left
 
 
-def _without(region: Region, other: Region) -> Iterator[Region]:
-    common = overlap(region, other)
+def _without(region: Region, hole: Region) -> Iterator[Region]:
+    common = overlap(region, hole)
     if common is None:
         yield region
         return

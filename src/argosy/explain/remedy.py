@@ -259,8 +259,8 @@ def _more_nodes(trial: RemedyTrial) -> Iterator[Change]:
             least = least_that_fits(fits, max(1, most))
             if least is not None:
                 kinds = trial.cluster.device(f"{node['name']}0.0").kind.name
-                each = counted(size, "device") if size > 1 else kinds
-                sentence = f"{counted(least, 'more node')} like {node['name']}0, of {each} each"
+                per_node = counted(size, "device") if size > 1 else kinds
+                sentence = f"{counted(least, 'more node')} like {node['name']}0, of {per_node} each"
                 seconds = replace(
                     trial, cluster=with_more_nodes(trial.cluster, index, least)
                 ).seconds

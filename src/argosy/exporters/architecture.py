@@ -156,10 +156,10 @@ def _replaced_parts(architecture: Architecture, model: ModelRef, target: str) ->
     if rotary is not None and (
         rotary.other_scaling is not None or rotary.base != round(rotary.base)
     ):
-        found = f"rotary positions with {rotary.other_scaling or 'a base of'} {rotary.base:g}"
+        actual = f"rotary positions with {rotary.other_scaling or 'a base of'} {rotary.base:g}"
         yield limit(
             "model.name",
-            found,
+            actual,
             f"a whole base, unscaled or by Llama 3.1's factor, which {target} has",
         )
     wanted = _GATED if _inner(block).gated else _PLAIN
@@ -167,16 +167,16 @@ def _replaced_parts(architecture: Architecture, model: ModelRef, target: str) ->
         expected = f"{' or '.join(wanted)}, which {target} has; {wanted[0]} is written"
         yield limit("model.name", f"the activation {architecture.activation}", expected)
     if block.attention.qk_norm == "all":
-        found = "one norm of the queries of all heads, and one of the keys"
-        yield limit("model.name", found, f"norms per head, which are written for {target}")
+        actual = "one norm of the queries of all heads, and one of the keys"
+        yield limit("model.name", actual, f"norms per head, which are written for {target}")
     if _biases(block) not in ((True, True, True), (True, False, False), (False, False, False)):
         names = ("queries, keys and values", "the attention's output", "the feed-forward")
-        found = " and ".join(name for name, has in zip(names, _biases(block), strict=True) if has)
+        actual = " and ".join(name for name, has in zip(names, _biases(block), strict=True) if has)
         expected = (
             f"none, those of queries, keys and values, or all, which {target} has; what comes "
             "closest is written"
         )
-        yield limit("model.name", f"biases of {found}", expected)
+        yield limit("model.name", f"biases of {actual}", expected)
 
 
 def _biases(block: Block) -> tuple[bool, bool, bool]:

@@ -54,8 +54,10 @@ def settle(
     If the stages or the schedule are the problem, and not the model, the last problem names the
     option that plans for ``target``.
     """
-    found = tuple(limits)
-    refused = [_refusal(limit) for limit in found if limit.final or not (lossy or limit.minor)]
+    every_limit = tuple(limits)
+    refused = [
+        _refusal(limit) for limit in every_limit if limit.final or not (lossy or limit.minor)
+    ]
     is_model = any(problem.path == "model.name" for problem in refused)
     if target is not None and not is_model and any(map(_is_planned, refused)):
         remedy = f"argosy plan --for {target} finds a plan that can be exported"
@@ -63,7 +65,7 @@ def settle(
         refused[-1] = replace(last, suggestion="; ".join(filter(None, (last.suggestion, remedy))))
     if refused:
         raise InputError(refused)
-    return tuple(limit.problem for limit in found)
+    return tuple(limit.problem for limit in every_limit)
 
 
 def _is_planned(problem: Problem) -> bool:
@@ -162,14 +164,14 @@ def _stages_are_alike(plan: Plan, target: str) -> Iterator[Limit]:
     """Yield limits unless all stages have one data, tensor, context and expert width."""
     first = plan.stages[0]
     for index, stage in enumerate(plan.stages):
-        for name, found, usual in (
+        for name, value, usual in (
             ("replicas", len(stage.replicas), len(first.replicas)),
             ("context", stage.context, first.context),
             ("expert", stage.expert, first.expert),
         ):
-            if found != usual:
+            if value != usual:
                 expected = f"{usual}, as in stage 0: {target} has one number for the whole pipeline"
-                yield limit(f"stages[{index}].{name}", found, expected, final=True)
+                yield limit(f"stages[{index}].{name}", value, expected, final=True)
     yield from _widths_are_alike(plan.stages, plan, target)
 
 
@@ -189,14 +191,14 @@ def _splits_are_few(plan: Plan, target: Target) -> Iterator[Limit]:
     """Yield limits for widths, parts of a sequence and holders of experts beyond those of the
     target."""
     for index, stage in enumerate(plan.stages):
-        for name, found, most in (
+        for name, value, most in (
             ("width", stage.replicas[0].width // stage.context, target.max_width),
             ("context", stage.context, target.max_context),
             ("expert", stage.expert, target.max_expert),
         ):
-            if most is not None and found > most:
+            if most is not None and value > most:
                 expected = f"at most {most}: {target.name} splits no further"
-                yield limit(f"stages[{index}].{name}", found, expected, final=True)
+                yield limit(f"stages[{index}].{name}", value, expected, final=True)
 
 
 def _samples_are_even(plan: Plan, target: str) -> Iterator[Limit]:
@@ -214,9 +216,9 @@ def _samples_are_even(plan: Plan, target: str) -> Iterator[Limit]:
                 if not rest
                 else f"{plan.micro_batch_size} samples do not divide by {len(shares)}"
             )
-            found = "/".join(map(str, shares))
+            actual = "/".join(map(str, shares))
             yield limit(
-                f"stages[{index}].samples", found, expected, final=rest > 0, suggestion=suggestion
+                f"stages[{index}].samples", actual, expected, final=rest > 0, suggestion=suggestion
             )
 
 
@@ -224,8 +226,8 @@ def _tensors_are_even(plan: Plan, target: str) -> Iterator[Limit]:
     """Yield limits for replicas whose devices have unequal shares."""
     for path, _, replica in replicas(plan):
         if max(replica.shares) - min(replica.shares) > 1e-9:
-            found = "/".join(f"{share:g}" for share in replica.ratios)
-            yield limit(f"{path}.ratios", found, f"equal ratios: {target} splits tensors evenly")
+            actual = "/".join(f"{share:g}" for share in replica.ratios)
+            yield limit(f"{path}.ratios", actual, f"equal ratios: {target} splits tensors evenly")
 
 
 def _recomputation_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
@@ -234,24 +236,24 @@ def _recomputation_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
     If stages may not differ, the strongest recomputation is written: it fits if the plan fits.
     """
     kinds = {stage.recompute for stage in plan.stages}
-    found = "/".join(stage.recompute for stage in plan.stages)
+    actual = "/".join(stage.recompute for stage in plan.stages)
     mixes = len(kinds) > 1 and (target.one_recompute or Recompute.SELECTIVE in kinds)
     if mixes and target.one_recompute:
         expected = (
             f"one kind for all stages in {target.name}; {strongest_recompute(plan)} is written"
         )
-        yield limit("stages.recompute", found, expected)
+        yield limit("stages.recompute", actual, expected)
     elif mixes:
         expected = (
             f"none or full by stage, or selective everywhere, in {target.name}; full is written "
             "for selective"
         )
-        yield limit("stages.recompute", found, expected)
+        yield limit("stages.recompute", actual, expected)
     elif not kinds <= set(target.recompute):
         expected = (
             f"{any_of(target.recompute)}: {target.name} recomputes whole layers; full is written"
         )
-        yield limit("stages.recompute", found, expected)
+        yield limit("stages.recompute", actual, expected)
 
 
 def _nothing_is_offloaded(plan: Plan, target: Target) -> Iterator[Limit]:
@@ -275,10 +277,10 @@ def _zero_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
     """
     levels, known = _levels(plan), target.levels(len(plan.stages))
     if len(levels) > 1 or not levels <= set(known):
-        found = "/".join(str(stage.zero) for stage in plan.stages)
+        actual = "/".join(str(stage.zero) for stage in plan.stages)
         names = any_of(known)
         expected = f"{names} for all stages in {target.name}; {zero_level(plan, target)} is written"
-        yield limit("stages.zero", found, expected)
+        yield limit("stages.zero", actual, expected)
 
 
 def zero_level(plan: Plan, target: Target) -> int:

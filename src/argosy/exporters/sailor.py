@@ -112,10 +112,10 @@ def tensors_are_split_evenly(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
 def stages_are_plain(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
     """Yield a problem for recomputation, ZeRO, context or expert parallelism."""
     for index, stage in enumerate(plan.stages):
-        for name, found, usual in _extras(stage):
-            if found != usual:
+        for name, value, usual in _extras(stage):
+            if value != usual:
                 expected = f"{usual}: Sailor's form has no word for it"
-                yield Problem(path=f"stages[{index}].{name}", found=found, expected=expected)
+                yield Problem(path=f"stages[{index}].{name}", found=value, expected=expected)
 
 
 def _extras(stage: Stage) -> Iterator[tuple[str, str, str]]:
@@ -132,8 +132,8 @@ def schedule_is_1f1b(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
     if (kind is not ScheduleKind.ONE_F_ONE_B or depth is not None) and len(plan.stages) > 1:
         expected = "1f1b: Sailor's form names no schedule, and its runs are 1F1B"
         suggestion = "argosy plan --schedule 1f1b"
-        found = str(kind) if depth is None else repr(plan.schedule)
-        yield Problem(path="schedule.kind", found=found, expected=expected, suggestion=suggestion)
+        actual = str(kind) if depth is None else repr(plan.schedule)
+        yield Problem(path="schedule.kind", found=actual, expected=expected, suggestion=suggestion)
 
 
 def schedule_stays(plan: Plan, cluster: Cluster) -> Iterator[Problem]:

@@ -208,7 +208,7 @@ def _kinds(layers: Sequence[nn.Module]) -> list[str]:
         )  # without weights, shapes do not distinguish layers
         needed = needed or any(is_trained for _, is_trained in shapes)
         if key not in known:
-            number = 1 + sum(other[0] is type(layer) for other in known)
+            number = 1 + sum(known_key[0] is type(layer) for known_key in known)
             known[key] = type(layer).__name__ + (f"-{number}" if number > 1 else "")
         names.append(known[key])
     return names

@@ -47,8 +47,8 @@ def check_sliceable(architecture: Architecture, *, tokens: int, width: int, name
     """Raise an ``InputError`` with everything about a model that cannot be built, or not at this
     width."""
     problems = [
-        Problem(path=name, found=found, expected=expected)
-        for found, expected in dict.fromkeys(_problems(architecture, tokens, width))
+        Problem(path=name, found=actual, expected=expected)
+        for actual, expected in dict.fromkeys(_problems(architecture, tokens, width))
     ]
     if problems:
         raise InputError(problems)

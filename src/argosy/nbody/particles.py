@@ -72,7 +72,7 @@ def check_finite(particles: Particles, where: str) -> None:
         bad = ~np.isfinite(values).all(axis=1)
         if bad.any():
             first = int(np.argmax(bad))
-            found = f"{values[first].tolist()} for particle {particles.ids[first]}"
+            actual = f"{values[first].tolist()} for particle {particles.ids[first]}"
             raise InputError(
-                [Problem(file=where, path=name, found=found, expected="finite numbers")]
+                [Problem(file=where, path=name, found=actual, expected="finite numbers")]
             )

@@ -172,10 +172,12 @@ def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
                 or min(replica.shares) < 0
             ):
                 negative = min(replica.shares) < 0
-                found = (
+                actual = (
                     f"{min(replica.shares):g}" if negative else f"a sum of {sum(replica.shares):g}"
                 )
-                yield Problem(path=path, found=found, expected="ratios of at least 0 that sum to 1")
+                yield Problem(
+                    path=path, found=actual, expected="ratios of at least 0 that sum to 1"
+                )
 
 
 def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -188,19 +190,19 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
     for index, stage in enumerate(plan.stages):
         if stage.context == 1:
             continue
-        path, found = f"stages[{index}].context", str(stage.context)
+        path, actual = f"stages[{index}].context", str(stage.context)
         layers = chain.layers[stage.first : stage.end]
         most = min((layer.max_context for layer in layers), default=1)
         if stage.context > most:
             expected = (
                 f"at most {most}, the most parts that layers {stage.first}..{stage.end - 1} allow"
             )
-            yield Problem(path=path, found=found, expected=expected)
+            yield Problem(path=path, found=actual, expected=expected)
         elif chain.sequence_length % (2 * stage.context) and not all(
             replica.ratios for replica in stage.replicas
         ):
             expected = f"a number whose double divides the sequence length {chain.sequence_length}"
-            yield Problem(path=path, found=found, expected=expected)
+            yield Problem(path=path, found=actual, expected=expected)
         for position, replica in enumerate(stage.replicas):
             where = f"stages[{index}].replicas[{position}]"
             if replica.width % stage.context:
@@ -236,7 +238,7 @@ def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
     for index, stage in enumerate(plan.stages):
         if stage.expert == 1 or any(replica.width % stage.context for replica in stage.replicas):
             continue
-        path, found = f"stages[{index}].expert", str(stage.expert)
+        path, actual = f"stages[{index}].expert", str(stage.expert)
         counts = {
             layer.num_experts
             for layer in chain.layers[stage.first : stage.end]
@@ -247,16 +249,16 @@ def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
             yield from _experts_add_up(stage, f"stages[{index}].experts", counts)
         elif not counts:
             expected = f"1, because layers {stage.first}..{stage.end - 1} have no experts"
-            yield Problem(path=path, found=found, expected=expected)
+            yield Problem(path=path, found=actual, expected=expected)
         elif undivided:
             yield Problem(
                 path=path,
-                found=found,
+                found=actual,
                 expected=f"a divisor of the {undivided[0]} experts of a layer",
             )
         if stage.num_holders % stage.expert:
             expected = f"a divisor of the {stage.num_holders} holders of the stage's weights"
-            yield Problem(path=path, found=found, expected=expected)
+            yield Problem(path=path, found=actual, expected=expected)
         elif _are_uneven(stage):
             equal = "replicas of one width, and equal ones if they have several devices"
             expected = f"{equal}, in groups that share experts"

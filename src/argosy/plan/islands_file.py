@@ -79,7 +79,8 @@ def island_plan_from_document(document: Document) -> IslandPlan:
         else Certificate(**schema.certificate.model_dump()),
     )
     problems = [
-        document.problem(location, expected, found) for location, expected, found in _mistakes(plan)
+        document.problem(location, expected, actual)
+        for location, expected, actual in _mistakes(plan)
     ]
     if problems:
         raise InputError(problems)
@@ -90,8 +91,8 @@ def check_island_plan(plan: IslandPlan) -> None:
     """Raise one ``InputError`` with everything that keeps the islands from training one model
     together."""
     problems = [
-        Problem(path=str(where[0]), expected=text, found=str(found))
-        for where, text, found in _mistakes(plan)
+        Problem(path=str(where[0]), expected=text, found=str(actual))
+        for where, text, actual in _mistakes(plan)
     ]
     if problems:
         raise InputError(problems)

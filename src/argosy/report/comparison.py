@@ -67,15 +67,15 @@ def case_table(cases: Sequence[Case]) -> Table:
     return table
 
 
-def in_a_sentence(base: Case, other: Case) -> str:
+def in_a_sentence(base: Case, compared: Case) -> str:
     """State what the changing network costs under two schedules, and the memory that the second
     needs."""
-    costs = [percent(case.mean_seconds / case.calm_seconds - 1) for case in (base, other)]
-    held = [SIZE.format(case.first_stage_memory[0], digits=3) for case in (base, other)]
+    costs = [percent(case.mean_seconds / case.calm_seconds - 1) for case in (base, compared)]
+    held = [SIZE.format(case.first_stage_memory[0], digits=3) for case in (base, compared)]
     return (
         f"The preempted network makes iterations {costs[0]} longer with {base.name} but "
         f"{costs[1]} with "
-        f"{other.name}, which computes while tensors travel; the price is {held[1]} instead "
+        f"{compared.name}, which computes while tensors travel; the price is {held[1]} instead "
         f"of {held[0]} "
         "of memory on the first stage."
     )

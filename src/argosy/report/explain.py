@@ -207,7 +207,7 @@ def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
             "stage": explanation.bottleneck.stage,
             "edge": explanation.edges[0].edge if explanation.edges else None,
         },
-        "critical_path": [{"what": what, "seconds": spent} for what, spent in path],
+        "critical_path": [{"what": name, "seconds": spent} for name, spent in path],
         "improvements": _what_ifs_to_list(explanation.improvements),
         "settings": _what_ifs_to_list(explanation.settings),
         "additions": _what_ifs_to_list(explanation.additions),

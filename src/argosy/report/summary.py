@@ -196,7 +196,7 @@ def summary_to_dict(summary: Summary) -> dict[str, Any]:
         "samples_per_second": summary.samples_per_second,
         "tokens_per_second": summary.tokens_per_second,
         "bubble_fraction": summary.bubble_fraction,
-        "critical_path": [{"what": what, "seconds": spent} for what, spent in summary.critical],
+        "critical_path": [{"what": name, "seconds": spent} for name, spent in summary.critical],
         "devices": [
             {
                 "name": device.name,

@@ -94,8 +94,8 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
     for worker, row in enumerate(schedule.rows):
         foreign = next((a for a in row if schedule.worker_of(a.stage) != worker), None)
         if foreign is not None:
-            found, expected = str(foreign), f"only stages of worker {worker}"
-            problems.append(Problem(path=f"worker {worker}", found=found, expected=expected))
+            actual, expected = str(foreign), f"only stages of worker {worker}"
+            problems.append(Problem(path=f"worker {worker}", found=actual, expected=expected))
         num_stages, num_micro_batches = schedule.num_stages, schedule.num_micro_batches
         beyond = next(
             (a for a in row if a.stage >= num_stages or a.micro_batch >= num_micro_batches), None
@@ -109,12 +109,12 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
         for micro_batch in range(schedule.num_micro_batches):
             counts = [seen[Action(stage, kind, micro_batch)] for kind in "FBIW"]  # type: ignore[arg-type]
             if counts not in ([1, 1, 0, 0], [1, 0, 1, 1]):
-                found = ", ".join(
+                actual = ", ".join(
                     f"{count} {kind}" for count, kind in zip(counts, "FBIW", strict=True) if count
                 )
                 expected = "1 F and 1 B, or 1 F, 1 I and 1 W"
                 path = f"stage {stage} micro-batch {micro_batch}"
-                problems.append(Problem(path=path, found=found or "nothing", expected=expected))
+                problems.append(Problem(path=path, found=actual or "nothing", expected=expected))
     return problems
 
 
@@ -139,9 +139,9 @@ def _deadlock(schedule: Schedule) -> list[Problem]:
         if position[worker] < len(row):
             action = row[position[worker]]
             needed = _blocker(action, schedule, done)
-            found = f"{action} blocked by {needed}"
+            actual = f"{action} blocked by {needed}"
             expected = "an order without deadlock"
-            problems.append(Problem(path=f"worker {worker}", found=found, expected=expected))
+            problems.append(Problem(path=f"worker {worker}", found=actual, expected=expected))
     return problems
 
 

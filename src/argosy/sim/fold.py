@@ -373,19 +373,21 @@ class FoldedLinks:
         self.links: list[Link] = []
         self.known: dict[tuple[object, ...], int] = {}
 
-    def between(self, one: Bundle, other: Bundle, sites: dict[str, frozenset[str]]) -> Route | None:
+    def between(
+        self, source: Bundle, target: Bundle, sites: dict[str, frozenset[str]]
+    ) -> Route | None:
         """Return the route from any node of a bundle to a different node of another (1), (3).
 
         Returns None if all their devices are in one node.
         """
         ends = (
-            (a, b) for a in one.devices for b in other.devices if self._node(a) != self._node(b)
+            (a, b) for a in source.devices for b in target.devices if self._node(a) != self._node(b)
         )
         pair = next(ends, None)
         if pair is None:
             return None
         links = self.cluster.routes(*pair)[0].links
-        out, into = sites[one.name], sites[other.name]
+        out, into = sites[source.name], sites[target.name]
         folded = []
         for link in links:
             if link not in self.nics:

@@ -126,9 +126,9 @@ def _span_problems(schema: TimelineSchema, document: Document) -> Iterator[Probl
             path[at] = None
             at = schema.spans[at].waited_for
         if at is not None and at in path:
-            found = schema.spans[at].waited_for
+            waited_for = schema.spans[at].waited_for
             yield document.problem(
-                ("spans", at, "waited_for"), "a span that does not wait for this one", found
+                ("spans", at, "waited_for"), "a span that does not wait for this one", waited_for
             )
         if span.waited_for is not None and span.waited_for >= len(schema.spans):
             expected = f"the index of a span, below {len(schema.spans)}"

@@ -153,9 +153,9 @@ def _operation_problems(document: Document, layers: Sequence[LayerSchema]) -> It
     for index, layer in enumerate(layers):
         first, end = layer.operations or (-1, -1)
         if first != begin or end <= first:
-            found = "none" if layer.operations is None else str(layer.operations)
+            actual = "none" if layer.operations is None else str(layer.operations)
             yield document.problem(
-                ("layers", index, "operations"), f"at least one operation from {begin} on", found
+                ("layers", index, "operations"), f"at least one operation from {begin} on", actual
             )
             return
         begin = end

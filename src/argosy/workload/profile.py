@@ -170,9 +170,9 @@ class Profile:
         if dtype is None and len(measured) == 1:
             return measured[0]
         if dtype is None or dtype not in measured:
-            found = None if dtype is None else str(dtype)
+            actual = None if dtype is None else str(dtype)
             raise bad_input(
-                f"a measured dtype of {self.model} ({_listed(measured)})", found, where="dtype"
+                f"a measured dtype of {self.model} ({_listed(measured)})", actual, where="dtype"
             )
         return dtype
 

@@ -143,7 +143,7 @@ def _row_problems(document: Document, content: ProfileSchema) -> Iterator[Proble
         key = (row.layer, row.micro_batch, row.tensor_width, row.dtype)
         if key in seen:
             sizes = f"micro-batch {row.micro_batch}, tensor width {row.tensor_width}"
-            found = f"{row.layer}, {sizes}, {row.dtype}"
+            actual = f"{row.layer}, {sizes}, {row.dtype}"
             expected = f"a measurement that rows[{seen[key]}] does not hold"
-            yield document.problem(("rows", index), expected, found)
+            yield document.problem(("rows", index), expected, actual)
         seen.setdefault(key, index)

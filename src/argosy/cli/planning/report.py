@@ -222,7 +222,7 @@ def _rivals(path: Path | None, plan: Plan) -> list[tuple[str, float | None, str]
                 "seconds, above 0", seconds, where=f"{path}: rows[{at}].iteration_seconds"
             )
     cluster = content.get("cluster")
-    for name, found, expected in (
+    for name, value, expected in (
         ("model", content.get("model"), plan.model.name),
         (
             "cluster.hash",
@@ -236,8 +236,8 @@ def _rivals(path: Path | None, plan: Plan) -> list[tuple[str, float | None, str]
             "default" if plan.cost_model is None else plan.cost_model.hash,
         ),
     ):
-        if found is not None and found != expected:
-            raise bad_input(f"{expected}, as in the plan", str(found), where=f"{path}: {name}")
+        if value is not None and value != expected:
+            raise bad_input(f"{expected}, as in the plan", str(value), where=f"{path}: {name}")
     return [
         (
             str(row["name"]),

@@ -97,11 +97,11 @@ def _package(module: str, purpose: str, package: str) -> Finding:
     """Check whether a package is installed."""
     there = importlib.util.find_spec(module) is not None
     try:
-        found = metadata.version(_DISTRIBUTIONS.get(module, module)) if there else "not installed"
+        version = metadata.version(_DISTRIBUTIONS.get(module, module)) if there else "not installed"
     except metadata.PackageNotFoundError:
-        found = "installed"
+        version = "installed"
     to_do = "" if there else f"pip install '{package}'"
-    return Finding(what=module, works=there, found=found, needed_for=purpose, to_do=to_do)
+    return Finding(what=module, works=there, found=version, needed_for=purpose, to_do=to_do)
 
 
 def _torch() -> Iterator[Finding]:
@@ -109,13 +109,17 @@ def _torch() -> Iterator[Finding]:
     from argosy.measure.torch_check import cards, why_backend_fails
 
     try:
-        found, to_do = cards(), "a GPU that torch can use: a driver, and torch built for it"
+        usable, to_do = cards(), "a GPU that torch can use: a driver, and torch built for it"
     except RuntimeError as error:
-        found, to_do = [], f"a driver that fits torch ({str(error).splitlines()[0]})"
-    names = ", ".join(f"{found.count(name)}x {name}" for name in dict.fromkeys(found)) or "none"
+        usable, to_do = [], f"a driver that fits torch ({str(error).splitlines()[0]})"
+    names = ", ".join(f"{usable.count(name)}x {name}" for name in dict.fromkeys(usable)) or "none"
     purpose = "running on GPUs"
     yield Finding(
-        what="GPU", works=bool(found), found=names, needed_for=purpose, to_do="" if found else to_do
+        what="GPU",
+        works=bool(usable),
+        found=names,
+        needed_for=purpose,
+        to_do="" if usable else to_do,
     )
     for backend, purpose in (("gloo", "running on CPUs"), ("nccl", "running on several GPUs")):
         why = why_backend_fails(backend)

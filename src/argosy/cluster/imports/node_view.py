@@ -152,9 +152,9 @@ def read_nvidia_smi(
     kinds = [kind] * len(names) if kind else [catalogue_kind(name) for name in listed]
     if len(kinds) != len(names) or None in kinds:
         unknown = [name for name in listed if catalogue_kind(name) is None]
-        found = f'"{unknown[0]}"' if unknown else f"{len(listed)} names of cards"
+        actual = f'"{unknown[0]}"' if unknown else f"{len(listed)} names of cards"
         expected = "nvidia-smi -L of the same node with kinds of the catalogue, or --kind"
-        raise InputError([Problem(file=file, found=found, expected=expected)])
+        raise InputError([Problem(file=file, found=actual, expected=expected)])
     pairs = [cell for row in cells.values() for cell in row if cell not in ("X", "N/A")]
     counts = [int(cell[2:]) for cell in pairs if re.fullmatch(r"NV[0-9]{1,9}", cell)]
     media = []

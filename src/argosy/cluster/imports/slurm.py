@@ -61,8 +61,8 @@ def read_slurm(text: str, file: str, given: HostFacts) -> list[FoundNode]:
 def _check_hosts(hosts: list[str], file: str) -> None:
     invalid = next((host for host in hosts if re.fullmatch(HOST, host) is None), None)
     if invalid is not None or not hosts:
-        found = "no host" if invalid is None else f'"{invalid[:40]}"'
-        raise InputError([Problem(file=file, found=found, expected=_EXPECTED)])
+        actual = "no host" if invalid is None else f'"{invalid[:40]}"'
+        raise InputError([Problem(file=file, found=actual, expected=_EXPECTED)])
 
 
 def _by_name(nodes: Iterator[Listed]) -> dict[str, Listed]:
@@ -100,11 +100,11 @@ def _table(lines: list[str], file: str) -> Iterator[Listed]:
     rows = [re.split(r"\s*\|\s*|\s+", line) for line in lines]
     head = next((row for row in rows if "NODELIST" in row), None)
     if head is not None and "GRES" not in head:
-        found, expected = (
+        actual, expected = (
             f"a table with {' '.join(head)[:60]}",
             'a column GRES, as of `sinfo -N -o "%N %G"`',
         )
-        raise InputError([Problem(file=file, found=found, expected=expected)])
+        raise InputError([Problem(file=file, found=actual, expected=expected)])
     host_at, gres_at = (head.index("NODELIST"), head.index("GRES")) if head is not None else (0, 1)
     begin = rows.index(head) + 1 if head is not None else 0
     for row in rows[begin:]:

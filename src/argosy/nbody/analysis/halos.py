@@ -109,8 +109,8 @@ def _join(
                         away -= box * np.rint(away / box)
                         r2 += away * away
                     if r2 <= length * length:
-                        one, other = _find(root, p), _find(root, q)
-                        if one != other:
-                            root[max(one, other)] = min(one, other)
+                        root_p, root_q = _find(root, p), _find(root, q)
+                        if root_p != root_q:
+                            root[max(root_p, root_q)] = min(root_p, root_q)
     for p in range(root.shape[0]):
         root[p] = _find(root, p)

@@ -68,16 +68,16 @@ def read_header(path: Path, file: Any, count: int) -> SnapshotHeader:
     _check_types(path, file, header, count)
     size, a = number(path, header, "BoxSize"), number(path, header, "Time")
     if not (1 / _LARGEST <= size <= _LARGEST and 0 < a <= _LATEST):
-        found, expected = (
+        actual, expected = (
             f"BoxSize {size:g}, Time {a:g}",
             f"a size from {1 / _LARGEST:g} to {_LARGEST:g}, "
             f"an expansion factor from 0 to {_LATEST:g}",
         )
-        raise InputError([Problem(file=str(path), path="Header", found=found, expected=expected)])
+        raise InputError([Problem(file=str(path), path="Header", found=actual, expected=expected)])
     if "Redshift" in header and abs((1 + number(path, header, "Redshift")) * a - 1) > _SAME_TIME:
-        found = f"Redshift {number(path, header, 'Redshift'):g}, Time {a:g}"
+        actual = f"Redshift {number(path, header, 'Redshift'):g}, Time {a:g}"
         expected = "Time as the expansion factor 1 / (1 + Redshift)"
-        raise InputError([Problem(file=str(path), path="Header", found=found, expected=expected)])
+        raise InputError([Problem(file=str(path), path="Header", found=actual, expected=expected)])
     cosmology = _cosmology(path, known)
     per_mpc = _length_unit(
         path, known, size, _total_mass(path, file, header, known, count), cosmology
@@ -91,11 +91,14 @@ def check_ids(path: Path, ids: Names) -> None:
     ordered = np.sort(ids)
     repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(repeated):
-        found = f"{ordered[repeated[0]]} more than once"
+        actual = f"{ordered[repeated[0]]} more than once"
         raise InputError(
             [
                 Problem(
-                    file=str(path), path="PartType1/ParticleIDs", found=found, expected="unique ids"
+                    file=str(path),
+                    path="PartType1/ParticleIDs",
+                    found=actual,
+                    expected="unique ids",
                 )
             ]
         )
@@ -127,20 +130,20 @@ def _check_types(path: Path, file: Any, header: Mapping[str, Any], count: int) -
             else 0
         )
         if name and (listed or group in file):
-            found = f"{listed or 'some'} particles of type {kind} ({name})"
+            actual = f"{listed or 'some'} particles of type {kind} ({name})"
             raise InputError(
                 [
                     Problem(
                         file=str(path),
                         path=group,
-                        found=found,
+                        found=actual,
                         expected="dark matter alone, type 1",
                     )
                 ]
             )
         if not name and stated.size and listed != count:
-            found, expected = f"{count} rows", f"{listed}, as NumPart_ThisFile says"
-            raise InputError([Problem(file=str(path), path=group, found=found, expected=expected)])
+            actual, expected = f"{count} rows", f"{listed}, as NumPart_ThisFile says"
+            raise InputError([Problem(file=str(path), path=group, found=actual, expected=expected)])
 
 
 def _cosmology(path: Path, known: Mapping[str, Any]) -> Cosmology:
@@ -189,10 +192,10 @@ def _total_mass(
         masses = np.asarray(file["PartType1/Masses"][()], np.float64)
         mass = float(masses.mean())
         if masses.shape != (count,) or not np.abs(masses - mass).max() <= 1e-4 * mass:
-            found = f"masses from {masses.min():g} to {masses.max():g}"
+            actual = f"masses from {masses.min():g} to {masses.max():g}"
             expected = f"{count} particles of one mass"
             raise InputError(
-                [Problem(file=str(path), path="PartType1/Masses", found=found, expected=expected)]
+                [Problem(file=str(path), path="PartType1/Masses", found=actual, expected=expected)]
             )
     unit = number(path, known, "UnitMass_in_g") if "UnitMass_in_g" in known else GRAMS
     return mass * count * unit / GRAMS
@@ -210,9 +213,9 @@ def _length_unit(
     if "UnitLength_in_cm" in known:
         unit = number(path, known, "UnitLength_in_cm")
         if not 1 <= unit <= _LONGEST_UNIT:
-            found, expected = f"{unit:g}", f"from 1 to {_LONGEST_UNIT:g}"
+            actual, expected = f"{unit:g}", f"from 1 to {_LONGEST_UNIT:g}"
             raise InputError(
-                [Problem(file=str(path), path="UnitLength_in_cm", found=found, expected=expected)]
+                [Problem(file=str(path), path="UnitLength_in_cm", found=actual, expected=expected)]
             )
         choices = [round(CM_PER_MPC / unit, 9)]
     else:
@@ -221,12 +224,14 @@ def _length_unit(
     if fitting:
         return fitting[0]
     if len(choices) > 1:
-        found = "no UnitLength_in_cm, and masses that fit neither Mpc/h nor kpc/h"
+        actual = "no UnitLength_in_cm, and masses that fit neither Mpc/h nor kpc/h"
         raise InputError(
-            [Problem(file=str(path), path="Header", found=found, expected="a unit of length")]
+            [Problem(file=str(path), path="Header", found=actual, expected="a unit of length")]
         )
-    found = f"{density(choices[0]):.4g} times the matter of Omega0 {cosmology.matter:g} in this box"
+    actual = (
+        f"{density(choices[0]):.4g} times the matter of Omega0 {cosmology.matter:g} in this box"
+    )
     expected = "all of it, within 1 %: check MassTable, Omega0, BoxSize and their units"
     raise InputError(
-        [Problem(file=str(path), path="Header/MassTable", found=found, expected=expected)]
+        [Problem(file=str(path), path="Header/MassTable", found=actual, expected=expected)]
     )

@@ -191,7 +191,7 @@ def _crossings(
     Places are relative to the observer; only those closer than ``most`` before the drift count.
     """
     room = 1024
-    found = np.empty((room, 3))
+    crossings = np.empty((room, 3))
     count = 0
     for image in range(images.shape[0]):
         for p in range(places.shape[0]):
@@ -211,8 +211,12 @@ def _crossings(
             if count == room:
                 room *= 2
                 larger = np.empty((room, 3))
-                larger[:count] = found
-                found = larger
-            found[count, 0], found[count, 1], found[count, 2] = p, image, gap / (gap + over)
+                larger[:count] = crossings
+                crossings = larger
+            crossings[count, 0], crossings[count, 1], crossings[count, 2] = (
+                p,
+                image,
+                gap / (gap + over),
+            )
             count += 1
-    return found[:count]
+    return crossings[:count]

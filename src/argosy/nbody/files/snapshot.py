@@ -127,10 +127,10 @@ def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
     outside = (positions < 0) | (positions > size)
     if outside.any():
         first = int(np.argmax(outside.any(axis=1)))
-        found = f"{positions[first].tolist()} for particle {ids[first]}"
+        actual = f"{positions[first].tolist()} for particle {ids[first]}"
         expected = f"coordinates within the box of {size:g} Mpc/h"
         raise InputError(
-            [Problem(file=str(path), path="PartType1/Coordinates", found=found, expected=expected)]
+            [Problem(file=str(path), path="PartType1/Coordinates", found=actual, expected=expected)]
         )
     inside = Particles(positions=wrapped(positions, size), momenta=momenta, ids=ids)
     return Box(size=size, expansion=a, cosmology=header.cosmology, particles=inside)
@@ -162,9 +162,9 @@ def reading(path: Path) -> Iterator[Any]:
         UnicodeError,
         ValueError,
     ) as error:  # the exceptions by which h5py reports a broken file
-        found = str(error.args[0]) if error.args else type(error).__name__
+        actual = str(error.args[0]) if error.args else type(error).__name__
         raise InputError(
-            [Problem(file=str(path), expected="a complete GADGET HDF5 file", found=found)]
+            [Problem(file=str(path), expected="a complete GADGET HDF5 file", found=actual)]
         ) from None
 
 
@@ -185,8 +185,8 @@ def num_rows(path: Path, file: Any, name: str) -> int:
 
 def read_array(path: Path, file: Any, name: str, *, rows: int, part: slice = slice(None)) -> Floats:
     """Read three numbers per row, of a part of the rows."""
-    found, array = num_rows(path, file, name), file[name]
-    if found != rows or array.shape != (rows, 3) or array.dtype.kind not in "iuf":
+    rows_found, array = num_rows(path, file, name), file[name]
+    if rows_found != rows or array.shape != (rows, 3) or array.dtype.kind not in "iuf":
         raise _other(path, name, array, f"{rows} x 3 numbers")
     return np.asarray(array[part], np.float64)
 
@@ -201,5 +201,5 @@ def read_names(path: Path, file: Any, name: str, *, part: slice = slice(None)) -
 
 def _other(path: Path, name: str, array: Any, expected: str) -> InputError:
     """Return the error of an array with another shape or type."""
-    found = f"{array.shape} of {array.dtype}" if isinstance(array, h5py.Dataset) else "no array"
-    return InputError([Problem(file=str(path), path=name, found=found, expected=expected)])
+    actual = f"{array.shape} of {array.dtype}" if isinstance(array, h5py.Dataset) else "no array"
+    return InputError([Problem(file=str(path), path=name, found=actual, expected=expected)])

@@ -262,6 +262,6 @@ def check_positions(positions: Positions, box: float) -> None:
     inside = (positions >= 0) & (positions < box)
     if not inside.all():
         particle, axis = np.argwhere(~inside)[0]
-        found = f"{positions[particle, axis]:g} for particle {particle}, axis {axis}"
+        actual = f"{positions[particle, axis]:g} for particle {particle}, axis {axis}"
         expected = f"coordinates of at least 0 and less than {box:g}"
-        raise InputError([Problem(path="positions", found=found, expected=expected)])
+        raise InputError([Problem(path="positions", found=actual, expected=expected)])

@@ -48,7 +48,7 @@ def sum_far(
     targets: Singles, sources: Singles, count: int, poly: Coefficients, total: Floats
 ) -> None:
     """Add the force (3) of every source on every target, outside the softening."""
-    one, zero = np.float32(1), np.float32(0)
+    unity, zero = np.float32(1), np.float32(0)
     x, y, z = sources[0], sources[1], sources[2]
     for t in range(targets.shape[1]):
         tx, ty, tz = targets[0, t], targets[1, t], targets[2, t]
@@ -56,11 +56,11 @@ def sum_far(
         for j in range(count):
             dx, dy, dz = x[j] - tx, y[j] - ty, z[j] - tz
             r2 = dx * dx + dy * dy + dz * dz
-            inverse = one / math.sqrt(r2)
-            v = r2 + r2 - one
+            inverse = unity / math.sqrt(r2)
+            v = r2 + r2 - unity
             p = _polynomial(poly[0], 10, v)
             w = inverse * inverse * inverse - p
-            w = w if r2 < one else zero
+            w = w if r2 < unity else zero
             ax += w * dx
             ay += w * dy
             az += w * dz
@@ -75,11 +75,11 @@ def _sum_near(
 ) -> None:
     """Add the force (3) of every source on every target, with (4) instead of 1/r^3 closer than
     h."""
-    one, zero, least = np.float32(1), np.float32(0), np.float32(1e-20)
+    unity, zero, least = np.float32(1), np.float32(0), np.float32(1e-20)
     s0, s1, s2, s3 = np.float32(64 / 3), np.float32(48), np.float32(38.4), np.float32(32 / 3)
     s4, s5, s6 = np.float32(1 / 15), np.float32(32), np.float32(0.25)
     half = np.float32(0.5)
-    per_h = one / h
+    per_h = unity / h
     h3 = per_h * per_h * per_h
     x, y, z = sources[0], sources[1], sources[2]
     for t in range(targets.shape[1]):
@@ -88,8 +88,8 @@ def _sum_near(
         for j in range(count):
             dx, dy, dz = x[j] - tx, y[j] - ty, z[j] - tz
             r2 = dx * dx + dy * dy + dz * dz
-            inverse = one / math.sqrt(r2 + least)
-            v = r2 + r2 - one
+            inverse = unity / math.sqrt(r2 + least)
+            v = r2 + r2 - unity
             p = _polynomial(poly[0], 10, v)
             u = r2 * inverse * per_h
             uu = u * u
@@ -97,8 +97,8 @@ def _sum_near(
             inside = s3 + uu * (s5 * u - s2)
             shell = s0 - s1 * u + s2 * uu - s3 * uu * u - s4 / (far * far * far)
             spline = h3 * (inside if u < half else shell)
-            w = (spline if u < one else inverse * inverse * inverse) - p
-            w = w if r2 < one else zero
+            w = (spline if u < unity else inverse * inverse * inverse) - p
+            w = w if r2 < unity else zero
             ax += w * dx
             ay += w * dy
             az += w * dz
@@ -113,7 +113,7 @@ def _sum_nodes(
 ) -> None:
     """Add the force (5) of every node on every target; rows of ``nodes``: centre, mass, second
     moments."""
-    one, zero, two, half = np.float32(1), np.float32(0), np.float32(2), np.float32(0.5)
+    unity, zero, two, half = np.float32(1), np.float32(0), np.float32(2), np.float32(0.5)
     three, four, fifteen = np.float32(3), np.float32(4), np.float32(15)
     x, y, z, m = nodes[0], nodes[1], nodes[2], nodes[3]
     qxx, qyy, qzz, qxy, qxz, qyz = nodes[4], nodes[5], nodes[6], nodes[7], nodes[8], nodes[9]
@@ -123,10 +123,10 @@ def _sum_nodes(
         for j in range(count):
             dx, dy, dz = x[j] - tx, y[j] - ty, z[j] - tz
             r2 = dx * dx + dy * dy + dz * dz
-            inverse = one / math.sqrt(r2)
+            inverse = unity / math.sqrt(r2)
             i2 = inverse * inverse
             i3 = i2 * inverse
-            v = r2 + r2 - one
+            v = r2 + r2 - unity
             p0 = _polynomial(poly[0], 10, v)
             p1 = _polynomial(poly[1], 9, v)
             p2 = _polynomial(poly[2], 8, v)
@@ -139,8 +139,8 @@ def _sum_nodes(
             along = m[j] * w1 + half * (
                 (qxx[j] + qyy[j] + qzz[j]) * w2 + (dx * qx + dy * qy + dz * qz) * w3
             )
-            along = along if r2 < one else zero
-            w2 = w2 if r2 < one else zero
+            along = along if r2 < unity else zero
+            w2 = w2 if r2 < unity else zero
             ax += along * dx + w2 * qx
             ay += along * dy + w2 * qy
             az += along * dz + w2 * qz
@@ -161,7 +161,7 @@ def _add_potentials(
 ) -> None:
     """Add the potential (6) of every source on every target, or (7) of nodes, in units of the
     cut-off."""
-    one, half, zero, least = np.float32(1), np.float32(0.5), np.float32(0), np.float32(1e-20)
+    unity, half, zero, least = np.float32(1), np.float32(0.5), np.float32(0), np.float32(1e-20)
     s0, s1, s2, s3 = np.float32(16 / 3), np.float32(48 / 5), np.float32(32 / 5), np.float32(14 / 5)
     t0, t1, t2, t3 = np.float32(1 / 15), np.float32(32 / 3), np.float32(16), np.float32(32 / 15)
     t4, three, two, quarter = np.float32(16 / 5), np.float32(3), np.float32(2), np.float32(0.25)
@@ -180,8 +180,8 @@ def _add_potentials(
         for j in range(count):
             dx, dy, dz = x[j] - tx, y[j] - ty, z[j] - tz
             r2 = dx * dx + dy * dy + dz * dz
-            inverse = one / math.sqrt(r2 + least)
-            v = r2 + r2 - one
+            inverse = unity / math.sqrt(r2 + least)
+            v = r2 + r2 - unity
             smooth = _polynomial(poly[3], 10, v)
             if kind == NODE:
                 i3 = inverse * inverse * inverse
@@ -198,8 +198,8 @@ def _add_potentials(
                 inside = uu * (s0 + uu * (s2 * u - s1)) - s3
                 shell = t0 / max(u, quarter) + uu * (t1 + u * (u * (s1 - t3 * u) - t2)) - t4
                 spline = (inside if u < half else shell) / h
-                value = smooth + (spline if u < one else -inverse)
-            summed += value if r2 < one else zero
+                value = smooth + (spline if u < unity else -inverse)
+            summed += value if r2 < unity else zero
         total[t] += summed
 
 
@@ -258,7 +258,7 @@ def _gather_near(
 ) -> int:
     """Gather the particles within the cut-off of the target's box from ``at`` on; return their
     end."""
-    one, zero = np.float32(1), np.float32(0)
+    unity, zero = np.float32(1), np.float32(0)
     mx, my, mz = middle[0], middle[1], middle[2]
     hx, hy, hz = half[0], half[1], half[2]
     for i in range(start, end):
@@ -268,7 +268,7 @@ def _gather_near(
         into[0, at], into[1, at], into[2, at] = x, y, z
         x, y, z = max(abs(x) - hx, zero), max(abs(y) - hy, zero), max(abs(z) - hz, zero)
         # No branch, which would be mispredicted half of the time.
-        at += int(x * x + y * y + z * z < one)
+        at += int(x * x + y * y + z * z < unity)
     return at
 
 

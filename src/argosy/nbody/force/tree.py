@@ -221,8 +221,8 @@ def merge_upwards(tree: Tree) -> None:
         if left < 0:
             continue
         tree.first_leaf[node], tree.last_leaf[node] = tree.first_leaf[left], tree.last_leaf[right]
-        one, other = tree.mass[left], tree.mass[right]
-        mass = one + other
+        left_mass, right_mass = tree.mass[left], tree.mass[right]
+        mass = left_mass + right_mass
         tree.mass[node] = mass
         shift = np.empty(3)
         for d in range(3):
@@ -236,10 +236,10 @@ def merge_upwards(tree: Tree) -> None:
             )
             tree.middle[node, d], tree.half[node, d] = (low + high) / 2, (high - low) / 2
             tree.centre[node, d] = (
-                one * tree.centre[left, d] + other * tree.centre[right, d]
+                left_mass * tree.centre[left, d] + right_mass * tree.centre[right, d]
             ) / mass
             shift[d] = tree.centre[right, d] - tree.centre[left, d]
-        between = one * other / mass  # n d d^T of both halves together
+        between = left_mass * right_mass / mass  # n d d^T of both halves together
         for k in range(6):
             i = k if k < 3 else (0 if k < 5 else 1)
             j = k if k < 3 else (1 if k == 3 else 2)

@@ -211,10 +211,10 @@ class GpuGravity(LocalGravity):
     device: str
 
     def forces(self, particles: Particles) -> tuple[Particles, Floats]:
-        found = gpu_forces(
+        forces = gpu_forces(
             particles.positions, self.size, self.strength, self.settings, self.device
         )
-        return particles, found.total
+        return particles, forces.total
 
     def short(self, particles: Particles, active: Flags) -> Floats:
         on_device = torch.from_numpy(particles.positions).to(self.device)

@@ -31,10 +31,10 @@ class SpectrumTable:
         positive = k[k > 0]
         low, high = float(positive.min(initial=np.inf)), float(positive.max(initial=0.0))
         if low < self.k[0] * (1 - 1e-9) or high > self.k[-1] * (1 + 1e-9):
-            found = f"{self.k[0]:g} to {self.k[-1]:g} h/Mpc"
+            actual = f"{self.k[0]:g} to {self.k[-1]:g} h/Mpc"
             raise bad_input(
                 f"a table from {low:g} to {high:g} h/Mpc, the waves of the box",
-                found,
+                actual,
                 where="spectrum",
             )
         safe = np.where(k > 0, k, self.k[0])
@@ -66,9 +66,9 @@ def read_spectrum(path: Path) -> SpectrumTable:
             [Problem(file=str(path), expected="columns of numbers", found=str(error)[:80])]
         ) from None
     if rows.shape[0] < _FEWEST or rows.shape[1] < 2:
-        found = f"{rows.shape[0]} x {rows.shape[1]} numbers"
+        actual = f"{rows.shape[0]} x {rows.shape[1]} numbers"
         expected = f"at least {_FEWEST} rows of k and P"
-        raise InputError([Problem(file=str(path), expected=expected, found=found)])
+        raise InputError([Problem(file=str(path), expected=expected, found=actual)])
     k, power = np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
     if not (
         np.isfinite(rows[:, :2]).all()
@@ -76,8 +76,8 @@ def read_spectrum(path: Path) -> SpectrumTable:
         and (power > 0).all()
         and (np.diff(k) > 0).all()
     ):
-        found = "a row that is not"
+        actual = "a row that is not"
         raise InputError(
-            [Problem(file=str(path), expected="rising k and P, all above 0", found=found)]
+            [Problem(file=str(path), expected="rising k and P, all above 0", found=actual)]
         )
     return SpectrumTable(k=k, power=power)

@@ -43,11 +43,11 @@ def place_as_planned(plan: GravityPlan, particles: int, mesh_cells: int) -> Init
     """Return the domains of a plan file; raise ``InputError`` if it was made for another box."""
     box = plan.box
     if (box.particles, box.mesh_cells) != (particles, mesh_cells):
-        found = f"{particles} particles and a mesh of {mesh_cells}^3 cells"
+        actual = f"{particles} particles and a mesh of {mesh_cells}^3 cells"
         expected = (
             f"{box.particles} particles and a mesh of {box.mesh_cells}^3 cells, as in the plan"
         )
-        raise bad_input(expected, found, where="--plan")
+        raise bad_input(expected, actual, where="--plan")
     return _placement(plan.cluster, box, plan.plan)
 
 

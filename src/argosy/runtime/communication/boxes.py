@@ -133,13 +133,13 @@ class HeldPart(NamedTuple):
             view = view.narrow(dim, int(begin) + shift, int(end - begin))
         return view
 
-    def take(self, other: HeldPart) -> None:
+    def take(self, source: HeldPart) -> None:
         """Copy the elements that both parts hold from ``other``."""
         for box in self.boxes:
-            for given in other.boxes:
+            for given in source.boxes:
                 common = overlap(box.region, given.region)
                 if common is not None:
-                    self.at(common).copy_(other.at(common))
+                    self.at(common).copy_(source.at(common))
 
 
 class HeldParts(NamedTuple):

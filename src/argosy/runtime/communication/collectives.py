@@ -161,5 +161,5 @@ def _check_part(tensor: Tensor, expected: int, num_parts: int, group: Group) -> 
         wanted = f"one size for each of the {members} members of the group"
         raise InputError([Problem(found=f"{num_parts} sizes", expected=wanted)])
     if tensor.dim() != 1 or tensor.numel() != expected:
-        found = f"a tensor of shape {tuple(tensor.shape)}"
-        raise InputError([Problem(found=found, expected=f"a vector of {expected} elements")])
+        actual = f"a tensor of shape {tuple(tensor.shape)}"
+        raise InputError([Problem(found=actual, expected=f"a vector of {expected} elements")])

@@ -168,9 +168,9 @@ class Recorder:
         """Record that a message has arrived for which a receive was posted at ``posted``."""
         if self.enabled:
             gradient = action.kind is not ActionKind.FORWARD
-            what = (ContactKind.RECEIVING, action.stage, action.micro_batch, gradient, self.step)
+            contact = (ContactKind.RECEIVING, action.stage, action.micro_batch, gradient, self.step)
             now = self.now if self.contacts_on_device else time.perf_counter
-            self.raw.append((*what, posted, now(), ()))
+            self.raw.append((*contact, posted, now(), ()))
 
     def exchanging(self) -> _Exchanging | _Nothing:
         """Return a context for an exchange between ranks of a stage; it is recorded only inside a

@@ -157,9 +157,9 @@ class GenerationWatch:
                 await self._plan_wider()
 
 
-def _is_faster(plan: Plan, other: Plan) -> bool:
+def _is_faster(plan: Plan, current: Plan) -> bool:
     """Return whether a plan is faster; without predictions more devices are assumed to be
     better."""
-    if plan.predicted is None or other.predicted is None:
+    if plan.predicted is None or current.predicted is None:
         return True
-    return plan.predicted.iteration_seconds < other.predicted.iteration_seconds
+    return plan.predicted.iteration_seconds < current.predicted.iteration_seconds

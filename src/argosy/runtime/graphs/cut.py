@@ -108,9 +108,9 @@ class GraphCut:
 
     def _check_order(self) -> None:
         if min(self.stages) < 0 or max(self.stages) >= self.num_stages:
-            found = f"stage {max(self.stages) if min(self.stages) >= 0 else min(self.stages)}"
+            actual = f"stage {max(self.stages) if min(self.stages) >= 0 else min(self.stages)}"
             raise InputError(
-                [Problem(path="cut", found=found, expected=f"stages 0 to {self.num_stages - 1}")]
+                [Problem(path="cut", found=actual, expected=f"stages 0 to {self.num_stages - 1}")]
             )
         for index, node in enumerate(self.graph.nodes):
             for value in node.inputs:
@@ -122,9 +122,9 @@ class GraphCut:
                 )
                 if late and maker is not None and maker not in self.division.whole:
                     source = self.graph.nodes[maker].name
-                    found = f"{node.name} in stage {self.stages[index]}, which reads {source}"
+                    actual = f"{node.name} in stage {self.stages[index]}, which reads {source}"
                     expected = f"stage {self.stages[maker]} or a later one"
-                    raise InputError([Problem(path="cut", found=found, expected=expected)])
+                    raise InputError([Problem(path="cut", found=actual, expected=expected)])
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
@@ -300,12 +300,14 @@ class GraphCut:
             if value not in self.places:
                 node = self.graph.nodes[self.graph.producer[value]]
                 stage = self.stages[self.graph.producer[value]]
-                found = (
+                actual = (
                     "a value handed on whose samples are in no known order "
                     f"({node.op}, {node.source})"
                 )
                 yield Problem(
-                    path=f"stage {stage}", found=found, expected="one dim with the samples in order"
+                    path=f"stage {stage}",
+                    found=actual,
+                    expected="one dim with the samples in order",
                 )
 
     def _mixing(self, replicas: Sequence[int], num_micro_batches: int) -> Iterator[Problem]:
@@ -329,14 +331,17 @@ class GraphCut:
                 why = f"stage {stage} divides samples over {replicas[stage]} replicas"
             else:
                 continue
-            found = f"{node.op} in {node.module or 'the loss'}, which {how}"
+            actual = f"{node.op} in {node.module or 'the loss'}, which {how}"
             expected = (
                 "samples that are computed each by itself and a loss that is a mean or a sum, "
                 f"because {why}"
             )
             suggestion = "a plan by `argosy plan --program` does not divide such a program"
             yield Problem(
-                path=node.source or node.name, found=found, expected=expected, suggestion=suggestion
+                path=node.source or node.name,
+                found=actual,
+                expected=expected,
+                suggestion=suggestion,
             )
 
 
@@ -356,11 +361,13 @@ def aligned(
     """
     expected = [node.op for node in (plain or forward).graph.nodes if node.op not in ADDED]
     if len(expected) != len(stages):
-        found = f"{len(stages)} operations"
+        actual = f"{len(stages)} operations"
         raise InputError(
             [
                 Problem(
-                    path="cut", found=found, expected=f"{len(expected)}, the forward of the program"
+                    path="cut",
+                    found=actual,
+                    expected=f"{len(expected)}, the forward of the program",
                 )
             ]
         )
@@ -376,7 +383,7 @@ def aligned(
         elif node.op in ADDED or node.op == _CAST:
             result.append(max(before, default=0))
         else:
-            found = f"{node.op} ({node.source})"
+            actual = f"{node.op} ({node.source})"
             wanted = expected[at] if at < len(expected) else "no further operation"
-            raise InputError([Problem(path="cut", found=found, expected=wanted)])
+            raise InputError([Problem(path="cut", found=actual, expected=wanted)])
     return tuple(result)

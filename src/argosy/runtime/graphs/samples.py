@@ -217,9 +217,9 @@ class _Divider:
         while todo:
             for reader in self.graph.consumers[todo.pop(0)]:
                 node = self.graph.nodes[reader]
-                for other in node.inputs:
-                    if other in self.result.places and self.graph.values[other].shape == shape:
-                        return self.result.places[other]
+                for operand in node.inputs:
+                    if operand in self.result.places and self.graph.values[operand].shape == shape:
+                        return self.result.places[operand]
                 made = [
                     output for output in node.outputs if output is not None and output not in seen
                 ]
@@ -421,11 +421,11 @@ def _keeps_samples_apart(
         return list(made) if isinstance(made, (tuple, list)) else [made]
 
     full, front, back = run(whole, 0), run(first, 0), run(second, first)
-    for output, all_rows, some, rest in zip(node.outputs, full, front, back, strict=True):
+    for output, all_rows, first_rows, rest in zip(node.outputs, full, front, back, strict=True):
         if output is not None:
             place = result_places[output]
             assert place is not None
-            parts = torch.cat([place.to_front(some), place.to_front(rest)])
+            parts = torch.cat([place.to_front(first_rows), place.to_front(rest)])
             if not torch.allclose(
                 place.to_front(all_rows), parts, rtol=1e-5, atol=1e-6, equal_nan=True
             ):

@@ -33,9 +33,9 @@ def load_island(training: IslandTrainer, outer: OuterState | None, path: Path) -
     rank calls this."""
     known = checkpoint.outer_facts(path)
     if known is None or len(known.shared_since) != training.plan.fragments:
-        found = "no exchanges" if known is None else f"{len(known.shared_since)} fragments"
+        actual = "no exchanges" if known is None else f"{len(known.shared_since)} fragments"
         expected = f"a checkpoint of islands with {training.plan.fragments} fragments"
-        raise InputError([Problem(file=str(path), found=found, expected=expected)])
+        raise InputError([Problem(file=str(path), found=actual, expected=expected)])
     training.shared_since = list(known.shared_since)
     if outer is not None:
         load_tensors(_entries(outer), path, alone=True)

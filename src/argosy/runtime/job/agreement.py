@@ -115,9 +115,9 @@ def differences(facts: Sequence[Facts], names: Sequence[str]) -> list[Problem]:
             if fact in process_facts
         ]
         (first, expected), *others = known
-        for who, found in others:
-            if found != expected:
-                texts = [f"{_short(found)} on {who}", f"{_short(expected)}, as on {first}"]
+        for who, value in others:
+            if value != expected:
+                texts = [f"{_short(value)} on {who}", f"{_short(expected)}, as on {first}"]
                 problems.append(Problem(path=fact, found=texts[0], expected=texts[1]))
                 break
     return problems

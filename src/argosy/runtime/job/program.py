@@ -65,9 +65,13 @@ def split_name(text: str) -> tuple[Path, str]:
     file, _, name = text.partition(":")
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
-        found = "no such file" if path.suffix == ".py" else f'"{text}"'
+        actual = "no such file" if path.suffix == ".py" else f'"{text}"'
         raise InputError(
-            [Problem(file=file, found=found, expected="a Python file and function, train.py:build")]
+            [
+                Problem(
+                    file=file, found=actual, expected="a Python file and function, train.py:build"
+                )
+            ]
         )
     return path, name or "build"
 
@@ -138,8 +142,8 @@ def load_program(text: str, *, trains: bool = False) -> UserProgram:
     if mistakes:
         file = str(path)
         raise InputError(
-            Problem(file=file, path=key, found=found, expected=expected)
-            for key, (found, expected) in mistakes.items()
+            Problem(file=file, path=key, found=actual, expected=expected)
+            for key, (actual, expected) in mistakes.items()
         )
     return UserProgram(
         build=functions[name],
@@ -153,31 +157,31 @@ def load_program(text: str, *, trains: bool = False) -> UserProgram:
 def _mistakes(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tuple[str, str]]:
     """Return by name what a program defines and a run would ignore or cannot use, as a pair: what
     was found and what is expected."""
-    found: dict[str, tuple[str, str]] = {}
+    problems: dict[str, tuple[str, str]] = {}
     for key, value in public.items():
         kind = next((use for cls, use in _OBJECTS.items() if _is_a(value, cls)), None)
         if kind is not None:
             expected = (
                 f"a function {_USES[kind]}, called once this process has its part of the model"
             )
-            found[key] = f"an object of class {type(value).__name__}", expected
+            problems[key] = f"an object of class {type(value).__name__}", expected
         elif _is_a(value, _LOADER) and "data" not in public:
-            found[key] = "a DataLoader that is not used", f"its name to be data: data = {key}"
+            problems[key] = "a DataLoader that is not used", f"its name to be data: data = {key}"
     for key in ("optimizer", "scheduler"):
-        if key in public and key not in found and not callable(public[key]):
-            found[key] = (
+        if key in public and key not in problems and not callable(public[key]):
+            problems[key] = (
                 f"an object of class {type(public[key]).__name__}",
                 f"a function {_USES[key]}",
             )
     if "data" in public and (wrong := _wrong_data(public["data"])):
-        found["data"] = (
+        problems["data"] = (
             wrong,
             "a function data(step), or an iterable of global batches such as a DataLoader",
         )
     callbacks = public.get("callbacks", ())
     if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
-        found["callbacks"] = type(callbacks).__name__, "a list of functions of a StepMetrics"
-    return found | _misspelt(path, public, build)
+        problems["callbacks"] = type(callbacks).__name__, "a list of functions of a StepMetrics"
+    return problems | _misspelt(path, public, build)
 
 
 def _is_a(value: object, name: str) -> bool:
@@ -203,7 +207,7 @@ def _misspelt(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tu
     loaded = {
         node.id for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Name)
     }
-    found = {}
+    misspelt = {}
     for key, value in public.items():
         is_own = getattr(value, "__module__", None) == f"argosy_program_{path.stem}" and callable(
             value
@@ -215,5 +219,5 @@ def _misspelt(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tu
             (name for name in missing if near and f'"{name}"' in near), None
         )
         if meant in missing:
-            found[key] = "a function that nothing calls", f"the name in {_USES[meant]}"
-    return found
+            misspelt[key] = "a function that nothing calls", f"the name in {_USES[meant]}"
+    return misspelt

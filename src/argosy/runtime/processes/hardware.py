@@ -22,13 +22,13 @@ def check_hardware(plan: Plan, rank: int) -> None:
     """Raise an ``InputError`` if this rank runs on another kind of device than its plan expects."""
     name = devices_by_rank(plan)[rank]
     kind = cluster_from_content(plan.cluster.content).device(name).kind.name
-    found = found_device(name)
-    if not is_kind(found, kind):
+    actual = found_device(name)
+    if not is_kind(actual, kind):
         raise InputError(
             [
                 Problem(
                     path=name,
-                    found=f"{found} on {socket.gethostname()}",
+                    found=f"{actual} on {socket.gethostname()}",
                     expected=f"{kind}, which the plan was made for",
                     suggestion="--any-device runs it anyway",
                 )
@@ -49,7 +49,7 @@ def found_device(name: str) -> str:
     )
 
 
-def is_kind(found: str, kind: str) -> bool:
+def is_kind(device: str, kind: str) -> bool:
     """Return whether a device's own name belongs to a kind of the catalogue.
 
     >>> is_kind("NVIDIA A100-SXM4-80GB", "A100-80GB"), is_kind("CPU", "A100-80GB")
@@ -58,8 +58,8 @@ def is_kind(found: str, kind: str) -> bool:
     True
     """
     if kind.startswith(_CPUS):
-        return found == "CPU"
-    return _plain(_MEMORY.sub("", kind)) in _plain(found)
+        return device == "CPU"
+    return _plain(_MEMORY.sub("", kind)) in _plain(device)
 
 
 def _plain(text: str) -> str:

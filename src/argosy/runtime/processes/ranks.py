@@ -143,16 +143,16 @@ def links_between(seat: Seat, others: tuple[Seat, ...], *, sending: bool) -> tup
     later group take turns.
     """
     links = []
-    for other in others:
-        earlier, later = (seat, other) if seat.stage < other.stage else (other, seat)
-        begin, end = max(seat.begin, other.begin), min(seat.end, other.end)
+    for peer_seat in others:
+        earlier, later = (seat, peer_seat) if seat.stage < peer_seat.stage else (peer_seat, seat)
+        begin, end = max(seat.begin, peer_seat.begin), min(seat.end, peer_seat.end)
         turn, member = divmod(later.member, earlier.width)
         if begin < end and member == earlier.member:
-            receiver = other if sending else seat
+            receiver = peer_seat if sending else seat
             first = begin == receiver.begin
             links.append(
                 PeerLink(
-                    peer=other.rank,
+                    peer=peer_seat.rank,
                     begin=begin - seat.begin,
                     end=end - seat.begin,
                     is_first=first,

@@ -50,10 +50,10 @@ def held(folder: Path, node: str, *, elastic: bool = False) -> Iterator[int]:
     elastic run and a plain one share nothing in a folder: if any node has locked it for one kind,
     no node can lock it for the other.
     """
-    own, other = ("elastic", "run") if elastic else ("run", "elastic")
+    own, excluded_kind = ("elastic", "run") if elastic else ("run", "elastic")
     with contextlib.ExitStack() as opened:
         descriptor = _locked(folder / f".{own}-{node}.lock", fcntl.LOCK_EX, opened)
-        for path in folder.glob(f".{other}-*.lock"):
+        for path in folder.glob(f".{excluded_kind}-*.lock"):
             with contextlib.ExitStack() as looked_at:
                 _locked(path, fcntl.LOCK_SH, looked_at)
         yield descriptor

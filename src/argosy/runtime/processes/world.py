@@ -132,8 +132,8 @@ def why_unshared() -> str | None:
     """Return why NCCL cannot run several ranks on one GPU, or None if it can."""
     version = nccl_version()
     if tuple(version[:2]) < _FIRST_SHARING:
-        found, needed = (".".join(map(str, numbers)) for numbers in (version, _FIRST_SHARING))
-        return f"NCCL {found} runs one rank per GPU; {needed} runs several with {_SHARING}=1"
+        installed, needed = (".".join(map(str, numbers)) for numbers in (version, _FIRST_SHARING))
+        return f"NCCL {installed} runs one rank per GPU; {needed} runs several with {_SHARING}=1"
     return None if os.environ.get(_SHARING) == "1" else f"{_SHARING} is not 1"
 
 

@@ -102,13 +102,13 @@ class GraphSource:
         """By stage and replica that divides the sequence, how it does."""
 
     def _sequences(self) -> dict[tuple[int, int], SequenceSharing]:
-        found = {}
+        sequences = {}
         for index, stage in enumerate(self.plan.stages):
             for at, replica in enumerate(stage.replicas if stage.context > 1 else ()):
-                found[index, at] = sequence_sharing(
+                sequences[index, at] = sequence_sharing(
                     self.cut, self.plan, index, replica, self.recipe.roster
                 )
-        return found
+        return sequences
 
     @property
     def undivided(self) -> tuple[int, ...]:
@@ -125,9 +125,11 @@ class GraphSource:
                 str([sharing.stored, [str(row) for row in sharing.steps(samples).rows]])
             )
         digest = hashlib.sha256("\n".join(programs).encode()).hexdigest()
-        others = gather_texts(digest, self.recipe.device)
-        if len(set(others)) > 1:
-            odd = next(rank for rank, other in enumerate(others) if other != others[0])
+        digests = gather_texts(digest, self.recipe.device)
+        if len(set(digests)) > 1:
+            odd = next(
+                rank for rank, rank_digest in enumerate(digests) if rank_digest != digests[0]
+            )
             raise RunError(
                 f"ranks 0 and {odd} found different programs for the same stages; "
                 "are their packages alike?"
@@ -145,13 +147,13 @@ class GraphSource:
         )
 
     def held(self, weight: Weight) -> dict[int, tuple[TensorBox, ...]]:
-        found: dict[int, tuple[TensorBox, ...]] = {}
+        boxes: dict[int, tuple[TensorBox, ...]] = {}
         seats = seats_of(self.plan, self.recipe.roster)
         for seat in (seat for stage in weight.stages for seat in seats[stage]):
             state = self.stored(weight, seat.stage, seat.replica)
             ratios = self.shared[seat.stage, seat.replica].ratios if state.is_sharded else ()
-            found[seat.rank] = boxes_of(weight.shape, state, ratios, seat.member)
-        return found
+            boxes[seat.rank] = boxes_of(weight.shape, state, ratios, seat.member)
+        return boxes
 
     def num_users(self, weight: Weight) -> int:
         """Return the number of segments of its stage that read a weight."""
@@ -165,10 +167,10 @@ class GraphSource:
             for index in stages
             for value in self.cut.parts[index].buffers
         ]
-        found = [owner(self.recipe.model, name) for name in names]
+        places = [owner(self.recipe.model, name) for name in names]
         ranges = ((self.plan.stages[index].first, self.plan.stages[index].end) for index in stages)
-        found += buffer_places(layer for first, end in ranges for layer in self.layers[first:end])
-        return list({(id(module), name): (module, name) for module, name in found}.values())
+        places += buffer_places(layer for first, end in ranges for layer in self.layers[first:end])
+        return list({(id(module), name): (module, name) for module, name in places}.values())
 
     def programs(
         self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
@@ -177,8 +179,8 @@ class GraphSource:
 
     def _program(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> GraphStage:
         recipe, recompute = self.recipe, self.plan.stages[index].recompute
-        each = seats_in_group(self.plan, index, recipe.roster)
-        at, ranks = next((at, ranks) for at, ranks in enumerate(each) if rank in ranks)
+        seats = seats_in_group(self.plan, index, recipe.roster)
+        at, ranks = next((at, ranks) for at, ranks in enumerate(seats) if rank in ranks)
         if (index, at) in self.sequences:
             parts = self.sequences[index, at]
             own = SequenceExchange(parts.parts, groups[ranks], exchanging)
@@ -215,12 +217,12 @@ class GraphSource:
 def _refuse_experts(plan: Plan) -> None:
     for index, stage in enumerate(plan.stages):
         if stage.expert > 1:
-            path, found = f"stages[{index}].expert", str(stage.expert)
+            path, actual = f"stages[{index}].expert", str(stage.expert)
             expected = (
                 "1 in stages of operations; "
                 "experts are shared out in stages of layers, one device each"
             )
-            raise InputError([Problem(path=path, found=found, expected=expected)])
+            raise InputError([Problem(path=path, found=actual, expected=expected)])
 
 
 def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:
@@ -231,19 +233,19 @@ def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -
         for module in layer.modules():
             if names.get(id(module)):
                 layer_of.setdefault(names[id(module)], index)
-    found: list[int] = []
+    layer_of_node: list[int] = []
     for node in forward.graph.nodes:
         makers = [
             forward.graph.producer[value]
             for value in node.inputs
             if value in forward.graph.producer
         ]
-        before = max((found[maker] for maker in makers), default=0)
+        before = max((layer_of_node[maker] for maker in makers), default=0)
         path = node.module
         while path and path not in layer_of:
             path = path.rpartition(".")[0]
-        found.append(max(before, layer_of.get(path, 0)))
-    return tuple(found)
+        layer_of_node.append(max(before, layer_of.get(path, 0)))
+    return tuple(layer_of_node)
 
 
 def forward_of(fake: FakeModel, autocast: torch.dtype | None = None) -> Forward:
@@ -319,7 +321,7 @@ def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int
         value for part in cut.parts for value in part.weights if values[value].name in repeated
     )
     whole |= {value for value, _ in cut.graph.updates}
-    found: dict[tuple[int, int], Sharing] = {}
+    by_replica: dict[tuple[int, int], Sharing] = {}
     for index, stage in enumerate(plan.stages):
         alike: dict[tuple[float, ...], Sharing] = {}
         for at, replica in enumerate(stage.replicas):
@@ -332,13 +334,13 @@ def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int
                 group = device_group(
                     cluster, [roster[rank] for rank, _ in members], plan.model.dtype
                 )
-                most = max(other.samples for other in stage.replicas)
+                most = max(member.samples for member in stage.replicas)
                 records = _records(plan, stage, ratios)
                 alike[ratios] = Sharing(
                     cut, index, group, ratios, most, plan.global_batch, stage.first, whole, records
                 )
-            found[index, at] = alike[ratios]
-    return found
+            by_replica[index, at] = alike[ratios]
+    return by_replica
 
 
 def _on_one_device(plan: Plan, stages: Sequence[int]) -> bool:
@@ -356,7 +358,11 @@ def _records(plan: Plan, stage: Stage, ratios: tuple[float, ...]) -> dict[int, G
     """Return the programs that the plan records for groups with these ratios in a stage, by number
     of samples."""
     wanted = (stage.first, stage.end, ratios)
-    return {one.samples: one for one in plan.programs if (one.first, one.end, one.ratios) == wanted}
+    return {
+        program.samples: program
+        for program in plan.programs
+        if (program.first, program.end, program.ratios) == wanted
+    }
 
 
 def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
@@ -371,14 +377,14 @@ def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
         forward = forward_of(fake, autocast)
     layers = aligned(forward, plan.operation_layers or (), plain)
     cut = GraphCut(forward, aligned(forward, plan.cut, plain), len(plan.stages), layers)
-    found: dict[tuple[int, tuple[float, ...], int], GroupProgram] = {}
+    programs: dict[tuple[int, tuple[float, ...], int], GroupProgram] = {}
     for (index, at), sharing in sharings(
         replace(plan, programs=()), cut, devices_by_rank(plan)
     ).items():
         samples = plan.stages[index].replicas[at].samples
-        if (index, sharing.ratios, samples) not in found:
-            found[index, sharing.ratios, samples] = sharing.record(samples)
-    return tuple(found.values())
+        if (index, sharing.ratios, samples) not in programs:
+            programs[index, sharing.ratios, samples] = sharing.record(samples)
+    return tuple(programs.values())
 
 
 def mixes_samples(forward: Forward) -> str | None:

@@ -72,8 +72,8 @@ def make_updating(
         expected = "a torch.optim.Optimizer, or a pair of one and its scheduler"
         raise bad_input(expected, type(made).__name__, where="optimizer(parameters)")
     if made_with is not None and scheduler is not None:
-        found = "a scheduler from optimizer(parameters) and another from scheduler(optimizer)"
-        raise InputError([Problem(path="scheduler", found=found, expected="one scheduler")])
+        actual = "a scheduler from optimizer(parameters) and another from scheduler(optimizer)"
+        raise InputError([Problem(path="scheduler", found=actual, expected="one scheduler")])
     rates = made_with if scheduler is None else scheduler(optimizer)
     if rates is None:
         return Updating(optimizer)
@@ -96,12 +96,12 @@ def check_takes_parts(optimizer: Optimizer | None, parts: Iterable[str]) -> None
     names = {base.__name__ for base in type(optimizer).__mro__}
     part = next(iter(parts), None)
     if part is not None and not names.isdisjoint(_WHOLE_WEIGHTS):
-        found = f"{type(optimizer).__name__}, which reads whole weights, for a part of {part}"
+        actual = f"{type(optimizer).__name__}, which reads whole weights, for a part of {part}"
         expected = (
             "an optimizer that treats every element alone, "
             "or a plan without ZeRO and tensor parallelism"
         )
-        raise InputError([Problem(path="optimizer", found=found, expected=expected)])
+        raise InputError([Problem(path="optimizer", found=actual, expected=expected)])
 
 
 def _takes_names(factory: OptimizerFactory) -> bool:

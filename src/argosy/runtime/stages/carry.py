@@ -123,9 +123,13 @@ def describe(carry: Carry, samples: int, *, where: str) -> tuple[CarryForm, list
     tensors = [value for value in values if isinstance(value, Tensor)]
     for tensor in tensors:
         if tensor.dim() == 0 or tensor.shape[0] != samples:
-            found = f"a tensor of shape {tuple(tensor.shape)} in the output"
+            actual = f"a tensor of shape {tuple(tensor.shape)} in the output"
             raise InputError(
-                [Problem(path=where, found=found, expected=f"a first dim of the {samples} samples")]
+                [
+                    Problem(
+                        path=where, found=actual, expected=f"a first dim of the {samples} samples"
+                    )
+                ]
             )
     leaves = tuple(_leaf(value) for value in values)
     return CarryForm(tree, leaves), tensors

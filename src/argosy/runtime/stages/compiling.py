@@ -58,17 +58,17 @@ def check_compilable(plan: Plan) -> None:
         )
         problems.append(Problem(path="schedule", found=str(plan.schedule.kind), expected=expected))
     for index, stage in enumerate(plan.stages):
-        for name, found in (
+        for name, value in (
             ("tensor width", max(replica.width for replica in stage.replicas) // stage.context),
             ("context", stage.context),
             ("expert", stage.expert),
         ):
-            if found > 1:
+            if value > 1:
                 expected = (
                     f"{name} 1 for compiled stages, because devices exchange tensors inside a stage"
                 )
                 problems.append(
-                    Problem(path=f"stages[{index}]", found=f"{name} {found}", expected=expected)
+                    Problem(path=f"stages[{index}]", found=f"{name} {value}", expected=expected)
                 )
         if stage.offload.activations is not None:
             expected = (
@@ -97,9 +97,9 @@ class CompiledOperations:
         ]
         if own:
             node = stage.cut.graph.nodes[own[0]]
-            found = f"a backward of the program's own ({node.source or node.name})"
+            actual = f"a backward of the program's own ({node.source or node.name})"
             expected = "operations that torch differentiates, for stages that are compiled"
-            raise InputError([Problem(path="program", found=found, expected=expected)])
+            raise InputError([Problem(path="program", found=actual, expected=expected)])
         self.graphs: dict[
             tuple[StageSegment, int, int], tuple[tuple[int, ...], Callable[..., Any]]
         ] = {}

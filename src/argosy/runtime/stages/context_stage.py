@@ -159,22 +159,24 @@ def sequence_sharing(
     shares = _shares(plan, replica, roster)
     length = sequence_length(cut.graph)
     if length < 2 * len(shares):
-        found, expected = (
+        actual, expected = (
             f"{length} tokens",
             f"{2 * len(shares)} at least, two for each of {len(shares)} parts",
         )
-        raise InputError([Problem(path=f"stages[{index}].context", found=found, expected=expected)])
+        raise InputError(
+            [Problem(path=f"stages[{index}].context", found=actual, expected=expected)]
+        )
     parts = SequenceParts.by_shares(length, shares)
     keeps_parts = [_alike(plan, at, roster) for at in (index - 1, index)]
     sharing = SequenceSharing(
         cut, index, parts, plan.global_batch, arrives=keeps_parts[0], hands_on=keeps_parts[1]
     )
     if not sharing.states.has_ring:
-        found = "no attention whose queries, keys and values have their tokens in one dim"
+        actual = "no attention whose queries, keys and values have their tokens in one dim"
         expected = (
             "scaled_dot_product_attention over the sequence of the batch, to cut it into parts"
         )
-        raise InputError([Problem(path="model", found=found, expected=expected)])
+        raise InputError([Problem(path="model", found=actual, expected=expected)])
     return sharing
 
 

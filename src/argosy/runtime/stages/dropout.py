@@ -92,9 +92,9 @@ class Masks(TorchFunctionMode):
     def _mask(self, like: Tensor, keep: float) -> Tensor:
         moment = self.moment
         if like.dim() == 0 or like.shape[0] % moment.samples:
-            found = f"dropout of a tensor of shape {tuple(like.shape)}"
+            actual = f"dropout of a tensor of shape {tuple(like.shape)}"
             expected = f"the {moment.samples} samples as its first dim, or as the outer part of it"
-            raise InputError([Problem(path=f"layer {self.layer}", found=found, expected=expected)])
+            raise InputError([Problem(path=f"layer {self.layer}", found=actual, expected=expected)])
         key = mask_key(self.seed, moment.step, self.layer * _MOST_MASKS + self.count)
         self.count += 1
         first = moment.first_sample * (like.numel() // moment.samples)

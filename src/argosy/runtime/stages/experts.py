@@ -117,9 +117,9 @@ def _routed(
     position of each expert in the order of members."""
     if tokens.dim() != 2 or numbers.dim() != 2 or numbers.shape != weights.shape:
         shapes = [tuple(tensor.shape) for tensor in (tokens, numbers, weights)]
-        found = f"tensors of shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
+        actual = f"tensors of shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
         expected = "tokens (t, width), numbers of experts (t, k) and their weights (t, k)"
-        raise InputError([Problem(path=type(module).__name__, found=found, expected=expected)])
+        raise InputError([Problem(path=type(module).__name__, found=actual, expected=expected)])
     pairs = positions.to(numbers.device)[numbers.flatten()]
     order = pairs.argsort(stable=True)
     rows = order // numbers.shape[1]

@@ -47,10 +47,10 @@ class Inputs(nn.Module):
             name for name, value in keywords.items() if value is not None and value is not False
         ]
         if given or values is None:
-            found = given[0] if given else f"no {self.name}"
+            actual = given[0] if given else f"no {self.name}"
             taken = "input_ids, attention_mask" if self.name == "input_ids" else self.name
             raise InputError(
-                [Problem(path="model", found=found, expected=f"only {taken} and labels")]
+                [Problem(path="model", found=actual, expected=f"only {taken} and labels")]
             )
         hidden: Tensor = self.embed(values)
         if self.positions is not None:
@@ -80,12 +80,12 @@ class Padding:
 
         window = getattr(self.settings, "sliding_window", None)
         if window is not None and padding.shape[1] > window:
-            found = f"sequences of {padding.shape[1]} with a padding mask"
+            actual = f"sequences of {padding.shape[1]} with a padding mask"
             raise InputError(
                 [
                     Problem(
                         path="model",
-                        found=found,
+                        found=actual,
                         expected=f"at most its sliding window of {window}",
                     )
                 ]

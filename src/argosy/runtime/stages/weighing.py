@@ -117,11 +117,11 @@ class LossWatch(TorchFunctionMode):
         """Return the loss of a part of ``samples`` samples, from what ``loss_fn`` returned."""
         if isinstance(loss, tuple) and len(loss) == 2 and loss[1] is None:
             if self.means:
-                found, expected = (
+                actual, expected = (
                     "a mean over targets with the weight None",
                     "a sum divided by a number of the batch",
                 )
-                raise InputError([Problem(path="loss_fn", found=found, expected=expected)])
+                raise InputError([Problem(path="loss_fn", found=actual, expected=expected)])
             return PartLoss(_checked(loss[0]), is_share=True)
         if isinstance(loss, tuple) and len(loss) == 2:
             return PartLoss(_checked(loss[0]), _weight(loss[1]) / samples)
@@ -132,12 +132,12 @@ class LossWatch(TorchFunctionMode):
                 loss, total.double() / max(1, count), count / samples, is_over_targets=True
             )
         if self.divides:
-            found = "a mean over a part of the batch, divided by a number that depends on the part"
+            actual = "a mean over a part of the batch, divided by a number that depends on the part"
             raise InputError(
                 [
                     Problem(
                         path="loss_fn",
-                        found=found,
+                        found=actual,
                         expected="a mean over samples",
                         suggestion=_PAIR,
                     )
@@ -154,13 +154,13 @@ def _is_number(value: Any) -> bool:
 def _checked(loss: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
-    found = (
+    actual = (
         f"a tensor of shape {tuple(loss.shape)}"
         if isinstance(loss, Tensor)
         else type(loss).__name__
     )
     expected = "a scalar tensor, the mean over samples, or a pair of one and its weight"
-    raise InputError([Problem(path="loss_fn", found=found, expected=expected)])
+    raise InputError([Problem(path="loss_fn", found=actual, expected=expected)])
 
 
 def _weight(weight: Any) -> Tensor | float:
@@ -209,14 +209,14 @@ class Tally:
 
     def sums(self, like: Tensor) -> Tensor:
         """Return all sums, on the device of ``like``."""
-        found = torch.tensor(self.plain, dtype=torch.float64).to(like.device, non_blocking=True)
+        totals = torch.tensor(self.plain, dtype=torch.float64).to(like.device, non_blocking=True)
         if self.measured:
             places = torch.tensor([place for place, _ in self.measured]).to(
                 like.device, non_blocking=True
             )
             values = [value.to(like.device, non_blocking=True) for _, value in self.measured]
-            found.index_add_(0, places, torch.stack(values))
-        return found
+            totals.index_add_(0, places, torch.stack(values))
+        return totals
 
 
 @dataclass

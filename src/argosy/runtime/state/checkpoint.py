@@ -219,9 +219,9 @@ def load_checked(trainer: Trainer, path: Path) -> None:
 def _check_together(path: Path, trainer: Trainer) -> None:
     """Raise an ``InputError`` on every rank if a checkpoint is torn; the ranks divide the files
     between them."""
-    found = shared_tear(path, trainer.device)
-    if found:
-        raise InputError([Problem(file=str(path), found=found, expected="a whole checkpoint")])
+    tear = shared_tear(path, trainer.device)
+    if tear:
+        raise InputError([Problem(file=str(path), found=tear, expected="a whole checkpoint")])
 
 
 def shared_tear(path: Path, device: torch.device) -> str:
@@ -299,7 +299,7 @@ def _check_entry(
 ) -> None:
     entry = entries.get(f"model.{held.name}")
     if entry is None or tuple(entry.size) != held.shape:
-        found = "no such weight" if entry is None else f"a weight of shape {tuple(entry.size)}"
+        actual = "no such weight" if entry is None else f"a weight of shape {tuple(entry.size)}"
         raise InputError(
-            [Problem(file=str(path), path=held.name, found=found, expected=f"shape {held.shape}")]
+            [Problem(file=str(path), path=held.name, found=actual, expected=f"shape {held.shape}")]
         )

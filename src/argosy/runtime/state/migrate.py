@@ -138,8 +138,8 @@ def _take_up(
     recipe, keepings, rank = making.recipe, making.keepings, trainer.rank
     own_rows = {
         name: [part.tensor for part in held.parts]
-        for (name, what), held in new.items()
-        if what == VALUE and keepings[name].level == 3
+        for (name, entry), held in new.items()
+        if entry == VALUE and keepings[name].level == 3
     }
     exchanging, mine = trainer.recorder.exchanging, recipe.stages_of(plan, rank)
     programs = making.source.programs(rank, mine, making.groups, exchanging)
@@ -194,10 +194,10 @@ def _held(
             (boxes,) = keep.kept(trainer.rank, value=True)
             parts_by_key[held.name, VALUE] = [HeldPart(installed[held.name].data, boxes)]
         state = {} if trainer.optimizer is None else trainer.optimizer.state.get(held.parameter, {})
-        for what, state_value in state.items():
+        for entry, state_value in state.items():
             same = isinstance(state_value, Tensor) and state_value.shape == held.parameter.shape
             boxes = held.boxes if same else rows(0, getattr(state_value, "shape", ()))
-            parts_by_key.setdefault((held.name, what), []).append(HeldPart(state_value, boxes))
+            parts_by_key.setdefault((held.name, entry), []).append(HeldPart(state_value, boxes))
     for path, buffer in buffers.items():
         if trainer.rank in buffer.ranks and buffer.tensor is not None:
             parts_by_key[path, BUFFER] = [HeldPart(buffer.tensor, rows(0, buffer.tensor.shape))]
@@ -249,12 +249,12 @@ def _shared_description(
     tensors: dict[Key, About] = {}
     values: dict[Key, Any] = {}
     for rank_description in gathered:
-        for (name, what), shape, dtype, same in rank_description["tensors"]:
-            tensors.setdefault((name, what), About(tuple(shape), _dtype(dtype), same))
-        for (name, what), value, dtype, is_on_host in rank_description["values"]:
-            if (name, what) not in values:
+        for (name, entry), shape, dtype, same in rank_description["tensors"]:
+            tensors.setdefault((name, entry), About(tuple(shape), _dtype(dtype), same))
+        for (name, entry), value, dtype, is_on_host in rank_description["values"]:
+            if (name, entry) not in values:
                 place = "cpu" if is_on_host else trainer.device
-                values[name, what] = (
+                values[name, entry] = (
                     value
                     if dtype is None
                     else torch.tensor(value, dtype=_dtype(dtype), device=place)
@@ -306,14 +306,14 @@ def _check_state(
     """Raise an ``InputError`` if an optimizer has state that cannot be divided as its weight is,
     since it would not be valid for parts of the weight. This is raised equally on every rank,
     before anything has changed."""
-    for (name, what), tensor in sorted(tensors.items()):
+    for (name, entry), tensor in sorted(tensors.items()):
         divided = [plan[name] for plan in (before, after) if name in plan and plan[name].is_divided]
-        if what != BUFFER and divided and not tensor.like_weight:
-            found = f"state {what} of shape {tensor.shape}"
+        if entry != BUFFER and divided and not tensor.like_weight:
+            actual = f"state {entry} of shape {tensor.shape}"
             expected = (
                 "state of the weight's own shape, because a plan divides the weight between ranks"
             )
-            raise InputError([Problem(path=name, found=found, expected=expected)])
+            raise InputError([Problem(path=name, found=actual, expected=expected)])
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,14 +355,14 @@ def _where(
     """Return, by tensor and rank, the boxes that are held under a plan."""
     boxes: dict[Key, dict[int, Boxes]] = {}
     names = {weight.name for weight in weights}
-    for (name, what), tensor in tensors.items():
+    for (name, entry), tensor in tensors.items():
         all_of_it = (rows(0, tensor.shape),)
-        if what == BUFFER:
+        if entry == BUFFER:
             ranks = buffers[name].ranks if name in buffers else frozenset[int]()
-            boxes[name, what] = dict.fromkeys(sorted(ranks), all_of_it)
+            boxes[name, entry] = dict.fromkeys(sorted(ranks), all_of_it)
         elif name in names:
-            keep, is_value = keepings[name], what == VALUE
-            boxes[name, what] = {
+            keep, is_value = keepings[name], entry == VALUE
+            boxes[name, entry] = {
                 rank: keep.kept(rank, value=is_value) if tensor.like_weight else all_of_it
                 for rank in keep.ranks
             }
@@ -430,21 +430,22 @@ def _give_state(trainer: Trainer, new: Mapping[Key, HeldParts], about: _Describe
             for name, value in options.items()
         }
     states: dict[str, dict[str, list[Any]]] = {}
-    for name, what in about.tensors:
-        if (name, what) in new and what != VALUE:
-            states.setdefault(name, {})[what] = [part.tensor for part in new[name, what].parts]
-    for (name, what), value in about.values.items():
-        states.setdefault(name, {})[what] = [value]
+    for name, entry in about.tensors:
+        if (name, entry) in new and entry != VALUE:
+            states.setdefault(name, {})[entry] = [part.tensor for part in new[name, entry].parts]
+    for (name, entry), value in about.values.items():
+        states.setdefault(name, {})[entry] = [value]
     seen: dict[str, int] = {}
     for held in trainer.held():
         at = seen[held.name] = seen.get(held.name, -1) + 1
         if held.name in states:
             state = {
-                what: values[min(at, len(values) - 1)] for what, values in states[held.name].items()
+                entry: values[min(at, len(values) - 1)]
+                for entry, values in states[held.name].items()
             }
             trainer.optimizer.state[held.parameter] = {
-                what: value.clone()
+                entry: value.clone()
                 if at and isinstance(value, Tensor) and not value.dim()
                 else value
-                for what, value in state.items()
+                for entry, value in state.items()
             }

@@ -191,8 +191,8 @@ def read_weights(source: Path) -> Mapping[str, Tensor]:
             values = torch.load(source, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # pickle, zip and safetensors each have their own errors
         reason = str(error).splitlines()[0] if str(error) else "no message"
-        found = f"{type(error).__name__}: {reason}"
-        raise _refused(source, found, "weights as torch.save or safetensors writes them") from None
+        actual = f"{type(error).__name__}: {reason}"
+        raise _refused(source, actual, "weights as torch.save or safetensors writes them") from None
     if not isinstance(values, Mapping) or not all(
         isinstance(value, Tensor) for value in values.values()
     ):

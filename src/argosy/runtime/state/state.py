@@ -59,7 +59,7 @@ class Rows(torch.Tensor):
         copy = Rows.of(
             self.as_subclass(torch.Tensor).to("cpu", copy=True), self.boxes, tuple(self.whole)
         )
-        copy.others = tuple(other.on_host() for other in self.others)
+        copy.others = tuple(part.on_host() for part in self.others)
         return copy
 
     @staticmethod
@@ -106,7 +106,7 @@ def parts_of(held: Tensor) -> list[HeldPart]:
         return [HeldPart(plain, rows(0, plain.shape))]
     return [
         HeldPart(plain, held.boxes),
-        *(part for other in held.others for part in parts_of(other)),
+        *(part for more in held.others for part in parts_of(more)),
     ]
 
 
@@ -143,8 +143,8 @@ def trainer_state(trainer: Trainer, *, is_written: bool = False) -> Iterator[tup
         if is_written:
             held = held._replace(boxes=_written_boxes(trainer, held))
         yield f"model.{held.name}", Rows.of(held.parameter, held.boxes, held.shape)
-        for what, value in _optimizer_state(trainer, held).items():
-            yield f"optimizer.{held.name}.{what}", _like(held, value)
+        for key, value in _optimizer_state(trainer, held).items():
+            yield f"optimizer.{held.name}.{key}", _like(held, value)
     for gradient_sum in trainer.gradients.factored:
         yield from gradient_sum.state()
 
@@ -181,17 +181,17 @@ def _optimizer_state(trainer: Trainer, held: HeldWeight) -> Mapping[str, Tensor]
     if trainer.optimizer is None:
         return {}
     state = trainer.optimizer.state.get(held.parameter, {})
-    tensors = {what: value for what, value in state.items() if isinstance(value, Tensor)}
-    numbers = {what: value for what, value in state.items() if type(value) in _NUMBERS}
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    numbers = {key: value for key, value in state.items() if type(value) in _NUMBERS}
     return tensors | {
-        f"{what}:{type(value).__name__}": torch.tensor(value) for what, value in numbers.items()
+        f"{key}:{type(value).__name__}": torch.tensor(value) for key, value in numbers.items()
     }
 
 
-def _give_state(trainer: Trainer, held: HeldWeight, what: str, value: Tensor) -> None:
+def _give_state(trainer: Trainer, held: HeldWeight, key: str, value: Tensor) -> None:
     """Give an optimizer a tensor of state, or the number that the tensor was made from."""
     assert trainer.optimizer is not None
-    name, _, kind = what.partition(":")
+    name, _, kind = key.partition(":")
     number = next((number for number in _NUMBERS if number.__name__ == kind), None)
     trainer.optimizer.state[held.parameter][name] = (
         value if number is None else number(value.item())
@@ -217,8 +217,8 @@ def take_state(
     """State that is not divided as its weight is: one tensor for all parts of the weight."""
     for held in trainer.held():
         wanted.append((f"model.{held.name}", Rows.of(held.parameter.data, held.boxes, held.shape)))
-        for what, entry in _state_entries(stored, held.name).items():
-            name = f"optimizer.{held.name}.{what}"
+        for key, entry in _state_entries(stored, held.name).items():
+            name = f"optimizer.{held.name}.{key}"
             if entry.shape == held.shape:
                 place = torch.device("cpu") if trainer.host_state is not None else trainer.device
                 value = torch.empty(held.parameter.shape, dtype=entry.dtype, device=place)
@@ -228,7 +228,7 @@ def take_state(
                 value = whole.setdefault(
                     name, torch.empty(entry.shape, dtype=entry.dtype, device=place)
                 )
-            states.append((held, what, value))
+            states.append((held, key, value))
     wanted += whole.items()
     shapes = {name: entry.shape for name, entry in stored.items()}
     kept = [gradient_sum.wanted(shapes) for gradient_sum in trainer.gradients.factored]
@@ -237,9 +237,9 @@ def take_state(
         gradient_sum.take(values)
     if trainer.optimizer is not None:
         trainer.optimizer.state.clear()  # the present state belongs to other values
-    for held, what, value in states:
+    for held, key, value in states:
         _give_state(
-            trainer, held, what, value if value.shape == held.parameter.shape else value.clone()
+            trainer, held, key, value if value.shape == held.parameter.shape else value.clone()
         )
     trainer.gradients.after_update()
 
@@ -257,4 +257,4 @@ def _state_entries(stored: Mapping[str, Stored], name: str) -> dict[str, Stored]
     entries = {
         key.removeprefix(prefix): entry for key, entry in stored.items() if key.startswith(prefix)
     }
-    return {what: entry for what, entry in entries.items() if "." not in what}
+    return {key: entry for key, entry in entries.items() if "." not in key}

@@ -29,7 +29,7 @@ def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
     problems = []
     for path, leaf in tensors:
         if leaf.dim() == 0 or leaf.shape[0] != samples:
-            found = f"a tensor of shape {tuple(leaf.shape)}"
+            actual = f"a tensor of shape {tuple(leaf.shape)}"
             expected = f"a first dim of {plan.global_batch}, the plan's global batch"
             suggestion = "hold what all samples share in a buffer of the model"
             if leaf.dim() > 0 and len(sizes) == 1 and leaf.shape[0] < plan.global_batch:
@@ -39,7 +39,7 @@ def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
                 )
             where = f"batch{keystr(path)}"
             problems.append(
-                Problem(path=where, found=found, expected=expected, suggestion=suggestion)
+                Problem(path=where, found=actual, expected=expected, suggestion=suggestion)
             )
     if not tensors:
         problems.append(

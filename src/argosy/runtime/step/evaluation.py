@@ -73,6 +73,6 @@ def _check_captured(program: GraphStage) -> None:
     graph = program.cut.graph
     drawn = next((node.op for node in graph.nodes if node.op in RANDOM), None)
     if drawn is not None or graph.updates:
-        found = "random numbers" if drawn is not None else "statistics over the batch"
+        actual = "random numbers" if drawn is not None else "statistics over the batch"
         expected = "a captured program that does the same in training and in evaluation"
-        raise InputError([Problem(path="evaluate", found=found, expected=expected)])
+        raise InputError([Problem(path="evaluate", found=actual, expected=expected)])

@@ -289,13 +289,13 @@ class Executor:
         number = stage.seat.stage
         form, tensors = describe(carry, stage.seat.samples, where=f"stage {number}")
         if len(tensors) > _MOST_TENSORS:
-            found, expected = f"{len(tensors)} tensors handed on", f"at most {_MOST_TENSORS}"
-            raise InputError([Problem(path=f"stage {number}", found=found, expected=expected)])
+            actual, expected = f"{len(tensors)} tensors handed on", f"at most {_MOST_TENSORS}"
+            raise InputError([Problem(path=f"stage {number}", found=actual, expected=expected)])
         if stage.output_form is None:
             stage.output_form = form
             self._send_form(stage, form)
         elif form != stage.output_form:
-            found = (
+            actual = (
                 "a hand-over whose names, shapes, dtypes or constants differ from those of the "
                 "first micro-batch"
             )
@@ -303,7 +303,7 @@ class Executor:
                 [
                     Problem(
                         path=f"stage {number}",
-                        found=found,
+                        found=actual,
                         expected="the same for every micro-batch",
                     )
                 ]
@@ -445,11 +445,11 @@ class Executor:
         neighbour = self.stages[stage.seat.stage + (1 if gradient else -1)]
         return neighbour.handed.pop(key)
 
-    def _peers(self, what: str, links: tuple[PeerLink, ...]) -> str:
+    def _peers(self, verb: str, links: tuple[PeerLink, ...]) -> str:
         """Return a phrase such as ``with rank 1 (v0.0) while ...``, for messages about lost
         contact."""
         names = ", ".join(f"rank {link.peer} ({self.devices[link.peer]})" for link in links)
-        return f"with {names} while {what}"
+        return f"with {names} while {verb}"
 
     def _tag(self, target: int, index: int, position: int, *, gradient: bool) -> int:
         """Return a tag that is unique among the messages of a step from one rank to another."""

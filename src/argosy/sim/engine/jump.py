@@ -50,12 +50,12 @@ class View:
     busy: tuple[float, ...]
     carried: tuple[float, ...]
 
-    def is_like(self, other: View) -> bool:
+    def is_like(self, view: View) -> bool:
         """Return whether two views are equal up to rounding."""
-        tolerance = _SAME * max(self.now, other.now)
-        return self.marks == other.marks and all(
+        tolerance = _SAME * max(self.now, view.now)
+        return self.marks == view.marks and all(
             abs(mine - theirs) <= tolerance
-            for mine, theirs in zip(self.times, other.times, strict=True)
+            for mine, theirs in zip(self.times, view.times, strict=True)
         )
 
 

@@ -43,7 +43,7 @@ def _choices(
         if stage.num_holders > 1:
             algorithm = min(
                 algorithms(Collective.WEIGHTS, stage),
-                key=lambda one: _weight_seconds(chain, stage, cluster, one, known),
+                key=lambda candidate: _weight_seconds(chain, stage, cluster, candidate, known),
             )
             yield CollectiveChoice(collective=Collective.WEIGHTS, stage=index, algorithm=algorithm)
 

@@ -104,8 +104,8 @@ def _regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:
             continue  # experts need equal holders, and groups that divide them
         if scope.allows_width(wider) and is_allowed(option.prices, (joined,), scope):
             zero = option.zero if joined.replicas > 1 else 0
-            other = replace(choice, option=replace(option, parts=(joined,), zero=zero))
-            yield (*plan[:at], other, *plan[at + 1 :])
+            regrouped = replace(choice, option=replace(option, parts=(joined,), zero=zero))
+            yield (*plan[:at], regrouped, *plan[at + 1 :])
 
 
 def _unsharded(plan: Complete, scope: Scope) -> Iterator[Complete]:

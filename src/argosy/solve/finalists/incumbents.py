@@ -45,9 +45,13 @@ class Incumbents:
     def likely(self, most: float) -> list[Candidate]:
         """Return the plans that were played, and others within ``most`` times the best that the
         judge tells from it."""
-        ratios = [one.seconds / self.best for one in self.found]
+        ratios = [incumbent.seconds / self.best for incumbent in self.found]
         is_near = [ratio <= most and abs(ratio - 1) > SAME for ratio in ratios]
-        return [one for one, near in zip(self.found, is_near, strict=True) if one.is_played or near]
+        return [
+            incumbent
+            for incumbent, near in zip(self.found, is_near, strict=True)
+            if incumbent.is_played or near
+        ]
 
     def confirm(self, most: float = math.inf) -> None:
         """Simulate the best plan until the best one is a simulated one.

@@ -183,8 +183,8 @@ class _Restoring:
             where = f"layer {layer}"
             operation = left[layer].pop(0) if left[layer] else None
             if operation is None or operation.op != node.op:
-                found = "no further operation" if operation is None else operation.op
-                raise self._error(where, found, f"{node.op}, the next operation of the program")
+                actual = "no further operation" if operation is None else operation.op
+                raise self._error(where, actual, f"{node.op}, the next operation of the program")
             rows.append(self._row(where, len(rows), operation))
         if extra := next((operations for operations in left.values() if operations), None):
             raise self._error("segments", extra[0].op, "no further operation, as in the program")
@@ -194,8 +194,8 @@ class _Restoring:
         node = self.graph.nodes[index]
         if (len(operation.takes), len(operation.leaves)) != (len(node.inputs), len(node.outputs)):
             taken = f"{len(operation.takes)} states taken"
-            found = f"{taken} and {len(operation.leaves)} left by {operation.op}"
-            raise self._error(where, found, f"{len(node.inputs)} and {len(node.outputs)}")
+            actual = f"{taken} and {len(operation.leaves)} left by {operation.op}"
+            raise self._error(where, actual, f"{len(node.inputs)} and {len(node.outputs)}")
         row = ShardingRule(
             inputs=tuple(
                 self._state(where, t, v) for t, v in zip(operation.takes, node.inputs, strict=True)

@@ -67,14 +67,14 @@ def sequence_length(graph: Graph) -> int:
     }
     if len(lengths) == 1:
         return lengths.pop()
-    found = (
+    actual = (
         f"attention over {' and '.join(map(str, sorted(lengths)))} tokens"
         if lengths
         else "no attention"
     )
     calls = "calls of scaled_dot_product_attention over sequences of one length"
     expected = f"{calls}, to cut a sequence into parts"
-    raise InputError([Problem(path="model", found=found, expected=expected)])
+    raise InputError([Problem(path="model", found=actual, expected=expected)])
 
 
 class SequenceStates:

@@ -73,8 +73,8 @@ class Program:
 
     def __repr__(self) -> str:
         shares = " / ".join(f"{ratio:.3g}" for ratio in self.ratios)
-        what = f"{self.graph.name} on {counted(len(self.group), 'device')} at {shares}"
-        return f"{what}: {self.seconds:.6g} s, {len(self.moves)} collectives"
+        title = f"{self.graph.name} on {counted(len(self.group), 'device')} at {shares}"
+        return f"{title}: {self.seconds:.6g} s, {len(self.moves)} collectives"
 
 
 def find_program(
@@ -92,7 +92,7 @@ def find_program(
     starts = dict.fromkeys((pricing.group.by_speed, pricing.group.even))
     best = min(
         (program_at(graph, choices, pricing, start) for start in starts),
-        key=lambda found: found.seconds,
+        key=lambda candidate: candidate.seconds,
     )
     for _ in range(MOST_ROUNDS):
         trial = program_at(graph, choices, pricing, best_ratios(best, choices, pricing))

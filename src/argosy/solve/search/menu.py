@@ -167,7 +167,10 @@ class Menu:
             menu = copy.copy(self)
             menu.last_site = site
             menu.may_end = np.array(
-                [each == {site} if site is not None else len(each) > 1 for each in sites]
+                [
+                    vector_sites == {site} if site is not None else len(vector_sites) > 1
+                    for vector_sites in sites
+                ]
             )
             if menu.may_end.any():
                 yield menu
@@ -227,17 +230,17 @@ class Menu:
         ends = np.nonzero(fits.any(axis=0))[0]
         at = slice(int(ends[0]), int(ends[-1]) + 1) if len(ends) else slice(0)
         for rows in self._alike:
-            some = fits[rows, at]
-            if some.sum(axis=0).max(initial=0) < 2:
+            fitting = fits[rows, at]
+            if fitting.sum(axis=0).max(initial=0) < 2:
                 continue
             slow, tail = tables.slow[rows, at], tables.tail[rows, at]
             load = np.maximum(tables.load[rows, at], slow)
             most, quick = np.minimum(tables.most[rows, at], in_flight), tables.quick[rows, at]
-            better = some[:, None] & (slow[:, None] <= slow) & (tail[:, None] <= tail + slack)
+            better = fitting[:, None] & (slow[:, None] <= slow) & (tail[:, None] <= tail + slack)
             better &= (load[:, None] <= load) & (most[:, None] >= most) & (quick[:, None] <= quick)
             for row in range(1, len(rows)):
-                some[row] &= ~(better[:row, row] & some[:row]).any(axis=0)
-            result[rows, at] = some
+                fitting[row] &= ~(better[:row, row] & fitting[:row]).any(axis=0)
+            result[rows, at] = fitting
         return result
 
     @cached_property
@@ -262,37 +265,41 @@ class Menu:
         ]
         for site in self._other_sites:
             hops.append([hop_to_site(option, common, site) for option in self.options])
-        return [self._at_cuts(np.array(each)) for each in hops]
+        return [self._at_cuts(np.array(hop_seconds)) for hop_seconds in hops]
 
     def _full_hops(self) -> list[FloatArray]:
         """Return the seconds of transfers in even plans (8) for each ``Where``: [option, cut]."""
         hops = [even_hops(option, self.ground, self._other_sites) for option in self.options]
-        return [self._at_cuts(np.array(each)) for each in zip(*hops, strict=True)]
+        return [self._at_cuts(np.array(hop_seconds)) for hop_seconds in zip(*hops, strict=True)]
 
     def _crossings(self) -> list[FloatArray]:
         """Return the seconds that links need for a micro-batch (9) for each ``Where``: [option,
         cut]."""
         leaving = self.costs.leaving
-        each = [np.zeros(len(leaving)), leaving]
+        by_side = [np.zeros(len(leaving)), leaving]
         for site in self._other_sites:
             crossing = np.array([crossing_seconds(option, site) for option in self.options])
-            each.append(np.maximum(leaving, crossing))
-        return [np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in each]
+            by_side.append(np.maximum(leaving, crossing))
+        return [
+            np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in by_side
+        ]
 
     def _sending(self) -> list[FloatArray]:
         """Return the seconds that links need for one replica's part of a micro-batch (10) for each
         ``Where``: [option, cut]. Replicas of even plans send at the same moment."""
         if self.kind is PlanKind.EVEN:
             return self.crossing
-        each = [
+        by_side = [
             np.zeros(len(self.options)),
             np.array([sending_seconds(option) for option in self.options]),
         ]
         for site in self._other_sites:
-            each.append(np.array([sending_seconds(option, site) for option in self.options]))
+            by_side.append(np.array([sending_seconds(option, site) for option in self.options]))
         if not self.ground.through_nics:
-            each = [np.zeros(len(self.options)) for _ in each]
-        return [np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in each]
+            by_side = [np.zeros(len(self.options)) for _ in by_side]
+        return [
+            np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in by_side
+        ]
 
     @property
     def _other_sites(self) -> range:

@@ -54,8 +54,9 @@ def replica_seconds(
         return 0.0
     times = [_times(*stage) for stage in stages]
     shares = [_samples(option) for option, _, _ in stages]
-    before = [_holders(one, other) for one, other in itertools.pairwise(shares)]
-    after = [_holders(other, one) for one, other in itertools.pairwise(shares)]
+    neighbours = list(itertools.pairwise(shares))
+    before = [_holders(earlier, later) for earlier, later in neighbours]
+    after = [_holders(later, earlier) for earlier, later in neighbours]
     free = [np.zeros(len(share)) for share in shares]
     ends: list[dict[int, FloatArray]] = [{} for _ in stages]
     returned: list[dict[int, FloatArray]] = [{} for _ in stages]
@@ -89,7 +90,7 @@ def _samples(option: Option) -> list[int]:
 
 def _times(option: Option, first: int, end: int) -> tuple[FloatArray, FloatArray]:
     """Return the seconds of forward and backward of every replica."""
-    found: list[tuple[float, float]] = []
+    pairs: list[tuple[float, float]] = []
     for part in option.parts:
         for samples, count in (
             (part.samples + 1, part.extra),
@@ -101,8 +102,8 @@ def _times(option: Option, first: int, end: int) -> tuple[FloatArray, FloatArray
                     float(forward[end] - forward[first]),
                     float(backward[end] - backward[first]),
                 )
-                found += [pair] * count
-    times = np.array(found)
+                pairs += [pair] * count
+    times = np.array(pairs)
     return times[:, 0], times[:, 1]
 
 

@@ -208,8 +208,8 @@ class Costs:
                     copy_seconds(option, part, *at, alone=True),
                 )
                 forward, backward = (
-                    np.maximum(each[at[1]] - each[at[0]], copy)
-                    for each, copy in zip(sums, copied, strict=True)
+                    np.maximum(stage_sum[at[1]] - stage_sum[at[0]], copy)
+                    for stage_sum, copy in zip(sums, copied, strict=True)
                 )
                 both.append(forward + backward)
                 forwards.append(forward)
@@ -224,22 +224,24 @@ class Costs:
         exchange = ways[0] if len(ways) == 1 else np.minimum(*ways)
         if self.gate < 1:
             exchange = np.maximum(exchange, 0.0)
-        for layer, other, least in self.tied:
-            alone = _holds(at, layer) & ~_holds(at, other)
+        for layer, tied_layer, least in self.tied:
+            alone = _holds(at, layer) & ~_holds(at, tied_layer)
             exchange[:, alone] = np.maximum(exchange[:, alone], least[rows, None])
         exchange += self.prices.weigh(self.update[rows], held)
         return exchange
 
     def _loads(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
         """Return the seconds per micro-batch that a network is busy (6)."""
-        outputs, some = self.prices.outputs, self.loads[rows]
+        outputs, row_loads = self.prices.outputs, self.loads[rows]
         returned = self.prices.returned
         passing = outputs[at[0]] + outputs[at[1]]
         if returned is not outputs:  # then incoming and outgoing bytes differ
             passing = np.maximum(outputs[at[0]] + returned[at[1]], returned[at[0]] + outputs[at[1]])
         busy = self.nic[rows, None] * passing
-        if some.any():
-            busy[some] = np.maximum(busy[some], self.prices.weigh(self.load[rows[some]], held))
+        if row_loads.any():
+            busy[row_loads] = np.maximum(
+                busy[row_loads], self.prices.weigh(self.load[rows[row_loads]], held)
+            )
         return busy
 
     def _fitting(self, rows: Indices, first: Indices, end: Indices, held: FloatArray) -> FloatArray:
@@ -250,13 +252,15 @@ class Costs:
         for expert in (
             set(self.expert[rows].tolist()) if self.prices.chain.frozen_parameters else ()
         ):
-            some = (self.expert[rows] == expert) & self.holds_frozen[rows]
+            is_chosen = (self.expert[rows] == expert) & self.holds_frozen[rows]
             frozen = self.prices.frozen(expert)
             assert frozen is not None, "a chain with frozen parameters has their bytes"
-            weights[some] += np.multiply.outer(self.context[rows][some], frozen[at])
+            weights[is_chosen] += np.multiply.outer(self.context[rows][is_chosen], frozen[at])
         for expert in set(self.expert[rows][whole > 0].tolist()):
-            some = (whole > 0) & (self.expert[rows] == expert)
-            weights[some] += np.multiply.outer(whole[some], self.prices.largest_layer(expert)[at])
+            is_chosen = (whole > 0) & (self.expert[rows] == expert)
+            weights[is_chosen] += np.multiply.outer(
+                whole[is_chosen], self.prices.largest_layer(expert)[at]
+            )
         examples = [self.options[row] for row in self.examples]
         passing = np.array([option.transient[at] + self.buffers for option in examples])[kind]
         kept = np.array([option.kept_ranges[at] for option in examples])[kind]
@@ -304,8 +308,8 @@ def _holds(at: _Ranges, layer: int) -> NDArray[np.bool_]:
 
 def _ranges(sums: FloatArray, rows: Indices, at: _Ranges) -> FloatArray:
     """Return [part, option, range] = sums[part, option, b] - sums[part, option, a]."""
-    some = sums[:, rows]
-    return np.asarray(some.take(at[1], axis=2) - some.take(at[0], axis=2))
+    row_sums = sums[:, rows]
+    return np.asarray(row_sums.take(at[1], axis=2) - row_sums.take(at[0], axis=2))
 
 
 def _largest(tables: Sequence[FloatArray] | FloatArray) -> FloatArray:

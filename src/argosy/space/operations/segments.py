@@ -294,7 +294,7 @@ class _Step:
 
     def _moved(self, of_node: Sequence[int], kept: Sequence[float]) -> list[float]:
         """Return the bytes moved by each segment (8)."""
-        found = [0.0] * len(kept)
+        moved_bytes = [0.0] * len(kept)
         seen: set[int] = set()
         source = list(self.base)
         for index, node in enumerate(self.graph.nodes):
@@ -305,14 +305,14 @@ class _Step:
             if node.phase is Phase.FORWARD and self.flop[index]:
                 made = (value for value in node.outputs if value is not None)
                 for value in (
-                    {source[one] for one in (*node.inputs, *made)} & self.of_batch
+                    {source[operand] for operand in (*node.inputs, *made)} & self.of_batch
                 ) - seen:
-                    found[of_node[index]] += self.graph.values[value].num_bytes
+                    moved_bytes[of_node[index]] += self.graph.values[value].num_bytes
                     seen.add(value)
         is_trained = self.graph.trained.issuperset(self.graph.parameters)
         return [
             (min(by_products, held) if is_trained else by_products) if by_products else held
-            for by_products, held in zip(found, kept, strict=True)
+            for by_products, held in zip(moved_bytes, kept, strict=True)
         ]
 
     def _kept(self, of_node: Sequence[int], count: int) -> list[float]:

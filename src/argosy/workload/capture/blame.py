@@ -75,8 +75,8 @@ def _problem(error: Exception, name: str, expected: str, suggestion: str | None)
     called = (
         f", called at {own.filename}:{own.lineno}" if own is not None and own is not frame else ""
     )
-    found = f"{type(error).__name__}{line} ({message}){called}"
-    return Problem(expected=expected, found=found, path=where, suggestion=suggestion)
+    actual = f"{type(error).__name__}{line} ({message}){called}"
+    return Problem(expected=expected, found=actual, path=where, suggestion=suggestion)
 
 
 def _user_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:

@@ -134,9 +134,11 @@ class GradientFlow(TorchDispatchMode):
         for target in _written(function, args, kwargs):
             if isinstance(target, FunctionalTensor) and target.requires_grad and not target.is_leaf:
                 if target._is_view():
-                    found = f"{function} under no_grad on a part of a tensor that has gradients"
+                    actual = f"{function} under no_grad on a part of a tensor that has gradients"
                     raise _refused(
-                        found, "gradients that can be followed", "change a copy of the whole tensor"
+                        actual,
+                        "gradients that can be followed",
+                        "change a copy of the whole tensor",
                     )
                 changed.append(target)
         return changed
@@ -152,9 +154,9 @@ class GradientFlow(TorchDispatchMode):
         if tensor.is_leaf:
             self.carrying[node] = True
         elif not self._carries(node):
-            found = "a tensor with gradients that was changed without them, such as through .data"
+            actual = "a tensor with gradients that was changed without them, such as through .data"
             raise _refused(
-                found,
+                actual,
                 "gradients that can be followed",
                 "change it by operations that have gradients",
             )
@@ -201,9 +203,9 @@ class GradientFlow(TorchDispatchMode):
             raise _refused(f"generator= in {function}", expected, "leave generator= out")
         for target in _written(function, args, kwargs):
             if type(target) is Tensor:
-                found = f"{function} on a tensor that is neither a parameter nor a buffer"
+                actual = f"{function} on a tensor that is neither a parameter nor a buffer"
                 expected = "no changes that outlast the step"
-                raise _refused(found, expected, "register it as a buffer of the model")
+                raise _refused(actual, expected, "register it as a buffer of the model")
 
 
 def _written(function: Any, args: Any, kwargs: Any) -> Iterator[Any]:
@@ -307,8 +309,8 @@ def _mark(cls: Any, args: tuple[Any, ...], made: Any) -> None:
     if not isinstance(node, BackwardCFunction) or any(
         not isinstance(leaf, Tensor) for leaf in outputs
     ):
-        found = f"the torch.autograd.Function {cls.__name__}"
-        raise _refused(found, "a backward that can be traced", "write it with operations of torch")
+        actual = f"the torch.autograd.Function {cls.__name__}"
+        raise _refused(actual, "a backward that can be traced", "write it with operations of torch")
     with torch.no_grad():
         given = [torch.empty_like(leaf) for leaf in outputs]
         gradients = node.apply(*given)

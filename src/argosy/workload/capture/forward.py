@@ -97,11 +97,11 @@ def capture_forward(
     first, *others = map(traced, COUNTS)
     for graph in others:
         if [node.op for node in graph.nodes] != [node.op for node in first.nodes]:
-            found = f"{len(first.nodes)} operations with {COUNTS[0]} samples, other ones with more"
+            actual = f"{len(first.nodes)} operations with {COUNTS[0]} samples, other ones with more"
             raise InputError(
                 [
                     Problem(
-                        path=name, found=found, expected="a step that does the same for any batch"
+                        path=name, found=actual, expected="a step that does the same for any batch"
                     )
                 ]
             )
@@ -188,12 +188,12 @@ def _factor(values: Sequence[float], samples: int, where: str) -> float:
 
 
 def _unknown(values: Sequence[Any], where: str) -> InputError:
-    found = f"{', '.join(map(str, values))} with {', '.join(map(str, COUNTS))} samples"
+    actual = f"{', '.join(map(str, values))} with {', '.join(map(str, COUNTS))} samples"
     return InputError(
         [
             Problem(
                 path=where,
-                found=found,
+                found=actual,
                 expected="numbers in proportion to the samples, or constant",
             )
         ]

@@ -278,11 +278,11 @@ class Recording(TorchDispatchMode):
         if not tensor.is_meta:
             return tensor
         if storage_of(tensor) not in real:
-            found = (
+            actual = (
                 f"a tensor of shape {tuple(tensor.shape)} on the meta device that never got values"
             )
             expected = "values for every weight and every tensor of the batch"
-            raise InputError([Problem(path="build()", found=found, expected=expected)])
+            raise InputError([Problem(path="build()", found=actual, expected=expected)])
         return _window(real[storage_of(tensor)], place_of(tensor))
 
     def needed(self, storages: set[int]) -> Sequence[_Step]:
@@ -357,10 +357,10 @@ def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module
             _check_memory(model)
             return model, loss, batch
         case (*parts,):
-            found = ", ".join(map(_kind, parts))
+            actual = ", ".join(map(_kind, parts))
         case _:
-            found = _kind(built)
-    raise InputError([Problem(path="build", found=found, expected=BUILDS)])
+            actual = _kind(built)
+    raise InputError([Problem(path="build", found=actual, expected=BUILDS)])
 
 
 def _check_memory(model: nn.Module) -> None:
@@ -369,10 +369,10 @@ def _check_memory(model: nn.Module) -> None:
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters():
         if parameter.numel() and (first := names.setdefault(storage_of(parameter), name)) != name:
-            found = f"two parameters in the same memory, {first} and {name}"
+            actual = f"two parameters in the same memory, {first} and {name}"
             suggestion = "tie weights by assigning the parameter itself, not its data"
             raise InputError(
-                [Problem(path="build()", found=found, expected="one", suggestion=suggestion)]
+                [Problem(path="build()", found=actual, expected="one", suggestion=suggestion)]
             )
 
 

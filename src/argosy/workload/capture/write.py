@@ -121,13 +121,13 @@ class GraphWriter:
     def _check_changed(self, changed: Sequence[tuple[int, int]]) -> None:
         for value, _ in changed:
             if value < len(self.given.trains) and self.given.trains[value]:
-                found = f"a change of the parameter {self.values[value].name}, which is trained"
+                actual = f"a change of the parameter {self.values[value].name}, which is trained"
                 expected, suggestion = (
                     "changes by the optimizer alone",
                     "change a copy that is not trained, or a buffer",
                 )
                 raise InputError(
-                    [Problem(path="loss", found=found, expected=expected, suggestion=suggestion)]
+                    [Problem(path="loss", found=actual, expected=expected, suggestion=suggestion)]
                 )
 
     def _add(self, node: fx.Node) -> None:
@@ -169,7 +169,7 @@ class GraphWriter:
         source = stack_line(node.meta.get("stack_trace"))
         known = target.startswith("argosy.") or "scaled_dot_product" in target
         if not known and torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
-            found, suggestion = (
+            actual, suggestion = (
                 f"{target}, which draws random numbers",
                 "write it with torch.rand or torch.randn",
             )
@@ -178,7 +178,7 @@ class GraphWriter:
                 [
                     Problem(
                         path=source or self.name,
-                        found=found,
+                        found=actual,
                         expected=expected,
                         suggestion=suggestion,
                     )
@@ -293,8 +293,8 @@ class GraphWriter:
         if part is None or isinstance(part, (bool, int, float, str)):
             return part
         where = stack_line(reader.meta.get("stack_trace")) or reader.name
-        found = f"{type(part).__name__} given to {reader.target}"
-        raise InputError([Problem(path=where, found=found, expected="numbers, texts and tensors")])
+        actual = f"{type(part).__name__} given to {reader.target}"
+        raise InputError([Problem(path=where, found=actual, expected="numbers, texts and tensors")])
 
 
 def _nested(part: Any) -> Argument:

@@ -166,17 +166,17 @@ def _times(
         if name not in dtypes:
             continue
         entry, known = dtypes[name], CATALOGUE_NAMES.get(kind, kind)
-        found = _entry_times(entry)
+        entry_times = _entry_times(entry)
         if _is_combined(entry):
             left_out.append(kind)
-        elif found is None:
+        elif entry_times is None:
             fits = "[[slope, intercept], [slope, intercept]]"
             expected = f"{fits} and, per micro-batch, two lists of milliseconds"
             problems.append(document.problem((kind, tokens, name), expected, entry))
         elif known in times:
             problems.append(document.problem((kind, tokens, name), f"one entry for {known}", kind))
         else:
-            times[known] = found
+            times[known] = entry_times
     if problems:
         raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
     if not times:

@@ -102,12 +102,12 @@ def _name_and_batch(path: Path, profile_batch: int | None) -> tuple[str, int]:
         expected = (
             "the samples per measurement, at least 1, in the file name, as in bert-48-pbs-2.txt"
         )
-        found = None if batch is None else str(batch)
+        actual = None if batch is None else str(batch)
         raise InputError(
             [
                 Problem(
                     file=str(path),
-                    found=found,
+                    found=actual,
                     expected=expected,
                     suggestion="or pass profile_batch",
                 )
@@ -161,13 +161,13 @@ def _parse_node(line: str, file: str, number: int) -> _Node | Problem:
     for name in _FIELDS:
         value = _amount(pairs[name]) if name in pairs else None
         if value is None:
-            found = show(pairs[name]) if name in pairs else None
+            actual = show(pairs[name]) if name in pairs else None
             expected = (
                 f"a value of {name}: a number, at least 0"
-                if found is None
+                if actual is None
                 else "a number, at least 0"
             )
-            return Problem(file=file, line=number, path=name, found=found, expected=expected)
+            return Problem(file=file, line=number, path=name, found=actual, expected=expected)
         values.append(value)
     forward, backward, activation, weights = values
     return _Node(

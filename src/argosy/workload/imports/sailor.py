@@ -200,11 +200,11 @@ def _length(document: Document, embedding: _Amounts) -> int:
             "tokens, positions and a mask: "
             "no training config of this folder states the sequence length"
         )
-        found = f"{elements} elements in {size} bytes"
+        actual = f"{elements} elements in {size} bytes"
         problem = document.problem(
             ("1", "0", "act_input_floats"), expected, suggestion="pass sequence_length"
         )
-        raise InputError([replace(problem, found=found)])
+        raise InputError([replace(problem, found=actual)])
     return length
 
 
