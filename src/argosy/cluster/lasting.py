@@ -105,7 +105,7 @@ def _parts(cluster: Cluster) -> list[list[Node]]:
 
 
 class _DisjointParts:
-    """A union-find structure over the indices of nodes, which begin as parts of their own."""
+    """A union-find structure that joins indices of nodes, which begin as parts of their own."""
 
     def __init__(self, count: int) -> None:
         self._parent = list(range(count))

@@ -323,7 +323,7 @@ def play_islands(
 
 @dataclass(kw_only=True)
 class _IslandRun:
-    """The state of islands during a simulation."""
+    """The state that islands have during a simulation."""
 
     player: _Player
     plan: IslandPlan

@@ -90,7 +90,8 @@ class IslandParts:
 
 @dataclass(frozen=True, kw_only=True)
 class PageContent:
-    """What the page of a plan shows besides the plan, its cluster and its timelines."""
+    """The content that the page of a plan shows besides the plan, its cluster and its
+    timelines."""
 
     explanation: Explanation | None = None
     memory: Sequence[DeviceMemory] = ()

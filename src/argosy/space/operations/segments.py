@@ -100,7 +100,7 @@ def chain_of_step(
 
 @dataclass(frozen=True, kw_only=True)
 class _SegmentWork:
-    """The work of each segment."""
+    """The work that the nodes of each segment do."""
 
     flop: Mapping[Phase, Sequence[float]]
     launches: Sequence[int]
