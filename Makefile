@@ -101,7 +101,7 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 	@touch $@
 
 # The dependency group of that name, and the extras of argosy that it is used with.
-$(VENV)/.test $(VENV)/.coverage: EXTRAS := [hf,torch,ray,nbody]
+$(VENV)/.test $(VENV)/.coverage: EXTRAS := [hf,torch,nbody]
 $(VENV)/.bench: EXTRAS := [torch,nbody]
 $(VENV)/.torch: EXTRAS := [torch]
 $(VENV)/.torch: GROUP := tested-torch

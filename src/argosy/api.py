@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from argosy.exporters.form import Export
     from argosy.report.page import Report
 
+# Tables are printed this many characters wide.
 _COLUMNS = 120
-"""Tables are printed this many characters wide."""
-_SAMPLES_PER_DEVICE = 8
-"""A comparison uses this many samples per device as its global batch unless one is given."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,13 +255,13 @@ def compare(
     from argosy.baselines import BASELINES
     from argosy.cli.names import known_name
     from argosy.cli.planning.choose import PlanningTask
-    from argosy.cli.planning.compare import compared
+    from argosy.cli.planning.compare import SAMPLES_PER_DEVICE, compared
     from argosy.report.contest import contest_table
 
     where = _cluster(cluster)
     loaded = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     names = tuple(known_name("only", name, BASELINES) for name in only or BASELINES)
-    batch = _SAMPLES_PER_DEVICE * len(where.devices) if global_batch is None else global_batch
+    batch = SAMPLES_PER_DEVICE * len(where.devices) if global_batch is None else global_batch
     task = PlanningTask(
         chain=loaded,
         cluster=where,

@@ -14,9 +14,9 @@ from functools import cached_property
 
 Location = tuple[str | int, ...]
 """Keys and indices that lead to a value: ``("nodes", 0, "nic")``."""
+# Depth of nested tables up to which lines are kept; a deeper value gets the line of the table
+# around it.
 _DEEPEST = 32
-"""Depth of nested tables up to which lines are kept; a deeper value gets the line of the table
-around it."""
 
 
 def toml_lines(text: str) -> Iterator[tuple[Location, int]]:

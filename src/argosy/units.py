@@ -85,11 +85,13 @@ _WRONG_SPELLINGS = {
 """Spellings that people use after a prefix, and the units that they may mean; looked up as written,
 then in lower case."""
 
+# Bytes of a MiB and of a GiB, and seconds of an hour.
+MIB, GIB, HOUR = 2**20, 2**30, 3600.0
+# Significant digits after which any two different floats differ.
 _MOST_DIGITS = 17
-"""Significant digits after which any two different floats differ."""
+# Products below this value are computed in decimals, because one with a power of two may be rounded
+# twice.
 _SMALLEST_NORMAL = 1e-300
-"""Products below this value are computed in decimals, because one with a power of two may be
-rounded twice."""
 # Endings that people use for "per second".
 _PER_SECOND = ("", "/s", "ps", "/sec", "/second", " per second")
 

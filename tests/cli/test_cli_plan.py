@@ -62,9 +62,9 @@ CASES = {
     ): "Cannot write missing/plan.json because the folder missing does not exist. Try creating it.",
     (
         "--executor",
-        "rey",
-    ): '--executor: found "rey", expected one of the executors process, thread, ray; '
-    'did you mean "ray"?',
+        "thraed",
+    ): '--executor: found "thraed", expected one of the executors process, thread; '
+    'did you mean "thread"?',
     (
         "-o",
         "made.txt/plan.json",

@@ -69,7 +69,7 @@ def test_every_python_that_is_listed_is_tested() -> None:
 
 def test_extras_are_for_users_and_torch_is_not_capped() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert extras.keys() == {"torch", "hf", "ray", "nbody"}
+    assert extras.keys() == {"torch", "hf", "nbody"}
     assert all("<" not in line for line in extras["torch"])
 
 

@@ -18,10 +18,11 @@ from argosy.document import Document
 from argosy.errors import InfeasibleError
 from argosy.explain import infeasible
 from argosy.explain.infeasible import Infeasibility, diagnose
-from argosy.explain.remedy import GIB, Change, ChangeKind, RemedyTrial, with_kind, with_more_nodes
+from argosy.explain.remedy import Change, ChangeKind, RemedyTrial, with_kind, with_more_nodes
 from argosy.plan.check import check_plan
 from argosy.plan.offload import NO_OFFLOAD, Offload, parse_offload
 from argosy.planner import Settings, find_plan
+from argosy.units import GIB
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 from argosy.workload.tuning import parse_tuning

@@ -154,7 +154,7 @@ COSTLY = {"demo": 0.02, "compare": 0.5, "nbody run": 0.3, "plan": 0.5, "doctor":
 """How often a command comes, beside others."""
 
 
-_MEASURING = ("argosy.measure.profile", "argosy.measure.probe_worker", "ray")
+_MEASURING = ("argosy.measure.profile", "argosy.measure.probe_worker")
 
 
 class ReachedWorkError(BaseException):

@@ -54,7 +54,6 @@ PAIRS = {
 
 ALLOWED = {
     ("__init__.py", "import_module"): "names of our own modules, from a table in that file",
-    ("solve/ray_executor.py", "import_module"): 'the module "ray", and no other',
     (
         "runtime/job/program.py",
         "exec_module",

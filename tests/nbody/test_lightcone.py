@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from argosy.errors import InputError
-from argosy.nbody.cosmology import Cosmology
-from argosy.nbody.files.lightcone import LIGHT, LightCone, LightConeSettings, distance
+from argosy.nbody.cosmology import LIGHT, Cosmology
+from argosy.nbody.files.lightcone import LightCone, LightConeSettings, distance
 from argosy.nbody.force.settings import GravitySettings
 from argosy.nbody.initial.conditions import initial_conditions
 from argosy.nbody.particles import Box, Particles

@@ -60,8 +60,8 @@ from argosy.units import counted
 
 # Devices are divided into at most this many units in (5) to (7), which bounds the search time.
 _MOST_UNITS = 16
+# At most this many candidates, in the order of (1), are checked for one that fits.
 _MOST_TRIED = 64
-"""At most this many candidates, in the order of (1), are checked for one that fits."""
 
 
 @dataclass(frozen=True, kw_only=True)

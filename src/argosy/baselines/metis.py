@@ -34,16 +34,18 @@ from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan, Recompute
 from argosy.units import counted
 
-# Limits that bound the search time: groups of a plan, arrangements of one multiset of sizes,
-# orders of the kinds, and plans in all.
+# The following limits bound the search time. A plan has at most this many groups.
 _MOST_GROUPS = 16
+# At most this many arrangements of one multiset of sizes are tried.
 _MOST_ARRANGEMENTS = 4
+# At most this many orders of the device kinds are tried.
 _MOST_ORDERS = 6
+# At most this many plans are tried in all.
 _MOST_PLANS = 400
+# A group has at least this share of the mean size n / S (2).
 _VARIANCE = 0.5
-"""A group has at least this share of the mean size n / S (2)."""
+# The share of a stage that lacks memory is reduced at most this often (4).
 _ATTEMPTS = 3
-"""The share of a stage that lacks memory is reduced at most this often (4)."""
 
 Row = tuple[str, ...]
 """The names of a group's devices."""

@@ -64,9 +64,9 @@ peak, forward and backward, in their usual ratio: whole iterations cannot distin
 ABOUT_MEMORY = ("process_bytes", "activation_factor")
 """Constants that are fitted to peak bytes; the others are fitted to seconds."""
 
+# Largest number of constants about seconds at a time: more would be a regression, not a
+# calibration.
 MOST = 5
-"""Largest number of constants about seconds at a time: more would be a regression, not a
-calibration."""
 
 _USUAL = {
     "gathered": 1.0,
@@ -76,8 +76,8 @@ _USUAL = {
     "process_bytes": 1e9,
 }
 """Starting values of the constants whose default is 0, which has no logarithm."""
+# Largest number of runs for which each is left out in turn (6).
 _MOST_LEFT_OUT = 16
-"""Largest number of runs for which each is left out in turn (6)."""
 # Usual error of a prediction, in logarithms (4).
 _USUAL_ERROR = 0.05
 # Usual changes, in logarithms, of the constants that the catalogue has by device kind (4).
@@ -88,14 +88,14 @@ _USUAL_CHANGE = {
     "attention_peak": 0.1,
     "passes": 0.1,
 }
+# Usual change, in logarithms, of all other constants (4).
 _ANY_CHANGE = 1.0
-"""Usual change, in logarithms, of all other constants (4)."""
+# Change of a constant's logarithm by which (5) is measured.
 _PROBE = -0.05
-"""Change of a constant's logarithm by which (5) is measured."""
+# Least change of predictions by which a constant counts as identified (5).
 _LEAST_EFFECT = 0.01
-"""Least change of predictions by which a constant counts as identified (5)."""
+# Edge of the first simplex, in logarithms.
 _STEP = 0.25
-"""Edge of the first simplex, in logarithms."""
 
 
 @dataclass(frozen=True, kw_only=True)

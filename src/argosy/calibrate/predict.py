@@ -50,14 +50,12 @@ from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import depth_of
 from argosy.sim.constant import pipeline_seconds
-from argosy.sim.simulate import iteration_seconds
+from argosy.sim.simulate import SMALL_PLAN, iteration_seconds
 from argosy.workload.chain import Chain, Layer
 
-_SMALL = 512
-"""Devices times micro-batches up to which a run is simulated without folding."""
+# Devices times micro-batches above which an interleaved run is not simulated: (6) was within 0.4 %
+# of the simulation when both were tried.
 _LARGE = 16_384
-"""Devices times micro-batches above which an interleaved run is not simulated: (6) was within 0.4 %
-of the simulation when both were tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +132,9 @@ def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibra
     if run.plan.schedule.kind is ScheduleKind.INTERLEAVED and size > _LARGE:
         return float(quick_seconds(measured, [run], calibration)[0])
     cluster, model = own.cluster(run.cluster), own.compute_model(measured.profiles or None)
-    return iteration_seconds(run.plan, own.chain(run.chain), cluster, model, whole=size <= _SMALL)
+    return iteration_seconds(
+        run.plan, own.chain(run.chain), cluster, model, whole=size <= SMALL_PLAN
+    )
 
 
 class _Pricing:

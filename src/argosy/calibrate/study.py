@@ -29,10 +29,10 @@ from argosy.calibrate.run import MeasuredRun, Measurements
 from argosy.cost.calibration import Calibration
 from argosy.errors import bad_input
 
+# Number of runs below which each is left out in turn.
 FEW = 40
-"""Number of runs below which each is left out in turn."""
+# Least number of runs that anything is fitted on.
 LEAST = 4
-"""Least number of runs that anything is fitted on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,8 +45,8 @@ _OUTSIDE = {"V100": 100, "A100": 1600, "A800": 1600}
 _OUTSIDE_OTHERS = 3200
 # Share of NVLink's stated rate that collectives reach.
 _NVLINK_REACHED = 0.79
+# GB/s one way, for kinds without NVLink.
 _PCIE = 16
-"""GB/s one way, for kinds without NVLink."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,17 +40,17 @@ from argosy.sim.islands import exchange_seconds, play_islands
 from argosy.units import SIZE, counted
 from argosy.workload.chain import Chain
 
+# Share of the time of a step that an exchange may add before H grows (3).
 EXCHANGE_SHARE = 0.05
-"""Share of the time of a step that an exchange may add before H grows (3)."""
+# Default maximum number of steps between two exchanges that (3) chooses.
 DEFAULT_LIMIT = 100
-"""Default maximum number of steps between two exchanges that (3) chooses."""
+# Divisions of a cluster with more parts are only tried if the user requests them.
 _MOST_ISLANDS = 8
-"""Divisions of a cluster with more parts are only tried if the user requests them."""
+# Samples are shared again at most this often (2).
 _MOST_ROUNDS = 4
-"""Samples are shared again at most this often (2)."""
+# Shares are multiples of a power of two, at least the global batch over twice this number, so that
+# micro-batches divide them.
 _PARTS_OF_BATCH = 64
-"""Shares are multiples of a power of two, at least the global batch over twice this number, so that
-micro-batches divide them."""
 
 
 @dataclass(frozen=True, kw_only=True)

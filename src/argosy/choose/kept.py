@@ -28,10 +28,10 @@ from argosy.plan.plan import Plan
 from argosy.sim.tasks.compile import compile_plan
 from argosy.workload.chain import Chain
 
+# Number of bandwidths at which the first lines are computed.
 _SAMPLES = 16
-"""Number of bandwidths at which the first lines are computed."""
+# The search for further lines stops after this many rounds; the result is then a lower bound.
 _ROUNDS = 12
-"""The search for further lines stops after this many rounds; the result is then a lower bound."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from argosy.errors import NothingFitsError
 from argosy.plan.plan import ClusterRef, LeftOut, Plan, RunnerUp
 from argosy.planner import Settings, find_plan, kept_plans
 from argosy.sim.prediction import play_once, prediction
+from argosy.sim.simulate import SMALL_PLAN
 from argosy.units import TIME
 from argosy.workload.chain import Chain
 
@@ -30,8 +31,6 @@ from argosy.workload.chain import Chain
 _KEPT = 8
 # A plan names at most this many runner-ups.
 _RUNNER_UPS = 3
-# Plans with at most this product of devices and micro-batches are simulated whole.
-_SMALL = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ def _views(cluster: Cluster, settings: Settings) -> Iterator[tuple[Cluster, Sett
 def _candidate(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> UncertainPlan:
     """Return a plan with its prediction (2) and its error."""
     if plan.predicted is None:
-        is_small = len(plan.devices) * plan.num_micro_batches <= _SMALL
+        is_small = len(plan.devices) * plan.num_micro_batches <= SMALL_PLAN
         played = play_once(plan, chain, cluster, model, whole=is_small)
         plan = replace(plan, predicted=prediction(plan, played, chain))
     assert plan.predicted is not None

@@ -33,12 +33,11 @@ from argosy.space.option import Vector
 from argosy.space.pool import Pool, able_pools
 from argosy.space.price import Prices
 from argosy.space.rate import throughput_bound
+from argosy.units import HOUR
 from argosy.workload.chain import Chain
 
 # The granularity is the finest with at most this many vectors, which bounds the search time.
 _MOST_VECTORS = 400
-_HOUR = 3600.0
-"""Seconds per hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,7 @@ def priced(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> P
         plan=plan,
         seconds=seconds,
         price_per_hour=per_hour,
-        cost_per_step=seconds * per_hour / _HOUR + moved,
+        cost_per_step=seconds * per_hour / HOUR + moved,
     )
 
 
@@ -234,7 +233,7 @@ class _FrontSearch:
         return least
 
     def _is_beaten(self, vector: Vector, least: float) -> bool:
-        cost = least * self._price(vector) / _HOUR
+        cost = least * self._price(vector) / HOUR
         return any(point.seconds <= least and point.cost_per_step <= cost for point in self.found)
 
     def _look(self, vector: Vector) -> None:

@@ -26,8 +26,8 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.settings import without_deadlock
 from argosy.workload.chain import Chain
 
+# A schedule that gains less than this share is not worth a switch.
 CLEARLY = 0.005
-"""A schedule that gains less than this share is not worth a switch."""
 # Number of bandwidths, between the highest and the lowest, at which schedules are compared.
 _GRID = 128
 # A switch is free, so more schedules are tried than a search covers.

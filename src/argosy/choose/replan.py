@@ -33,10 +33,10 @@ from argosy.plan.plan import Plan
 from argosy.planner import Settings, kept_plans
 from argosy.workload.chain import Chain
 
+# Each view of the cluster contributes at most this many plans.
 _PLANS_PER_VIEW = 6
-"""Each view of the cluster contributes at most this many plans."""
+# Quantiles of bandwidth over time for which plans are searched: bad, fair and good times.
 _QUANTILES = (0.1, 0.3, 0.7)
-"""Quantiles of bandwidth over time for which plans are searched: bad, fair and good times."""
 
 
 @dataclass(frozen=True, kw_only=True)

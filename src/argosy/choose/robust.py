@@ -48,18 +48,18 @@ from argosy.planner import Settings, kept_plans
 from argosy.units import TIME
 from argosy.workload.chain import Chain
 
+# The pessimistic view has every link and device at this quantile.
 _LOW = 0.1
-"""The pessimistic view has every link and device at this quantile."""
+# Each view contributes at most this many plans.
 _PLANS_PER_VIEW = 12
-"""Each view contributes at most this many plans."""
+# At most this many plans are tried under every schedule.
 _PLANS = 16
-"""At most this many plans are tried under every schedule."""
+# The exact engine judges this many plans, and the best one for the average.
 _FINALISTS = 4
-"""The exact engine judges this many plans, and the best one for the average."""
+# Scenarios are simulated for at least this many iterations.
 _LEAST_HORIZON = 10
-"""Scenarios are simulated for at least this many iterations."""
+# Objectives that differ by no more than this share count as equal.
 _EQUAL = 1e-6
-"""Objectives that differ by no more than this share count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)

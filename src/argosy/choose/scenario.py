@@ -30,9 +30,8 @@ from argosy.plan.plan import Plan
 from argosy.sim.simulate import play, task_graph
 from argosy.workload.chain import Chain
 
+# A scenario is evaluated at no more than this many moments, which bounds the time of an estimate.
 MOST_STATES = 512
-"""A scenario is evaluated at no more than this many moments, which bounds the time of an
-estimate."""
 
 
 class Robust(StrEnum):

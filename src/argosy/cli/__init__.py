@@ -16,8 +16,9 @@ from argosy.errors import ArgosyError, InputError, impossible
 
 COMPLETING = "_ARGOSY_COMPLETE"
 """The environment variable that a shell sets to request completions."""
-# Exit codes if the reader of our output has gone, and after an interrupt (128 + SIGINT).
+# The exit code if the reader of our output has gone.
 BROKEN_PIPE = 1
+# The exit code after an interrupt: 128 + SIGINT.
 INTERRUPTED = 130
 # System errors for missing permission, and for missing space.
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -38,9 +38,9 @@ from argosy.workload.profile import Profile
 
 # The value of --trace and --calibration that means none.
 _NONE = "none"
+# The largest number of iterations of a simulation, including skipped ones: the result has the time
+# of each.
 MOST_ITERATIONS = 10**6
-"""The largest number of iterations of a simulation, including skipped ones: the result has the time
-of each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ import typer
 from argosy.cli import names
 from argosy.errors import bad_input
 
+# The largest tensor-parallel group: larger than any real one, and small enough to be listed.
 _MOST_DEVICES = 65_536
-"""The largest tensor-parallel group: larger than any real one, and small enough to be listed."""
+# The largest number of cells per side of a mesh: more than fits into any memory.
 _MOST_CELLS = 65_536
-"""The largest number of cells per side of a mesh: more than fits into any memory."""
 
 
 def no_nan(parameter: typer.CallbackParam, value: float | None) -> float | None:
@@ -403,9 +403,7 @@ Workers = Annotated[
 ]
 ExecutorName = Annotated[
     str,
-    typer.Option(
-        "--executor", help="What the workers are: process, thread or ray (needs argosy[ray])."
-    ),
+    typer.Option("--executor", help="What the workers are: process or thread."),
 ]
 MeshCells = Annotated[
     int | None,

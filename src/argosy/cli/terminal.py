@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 STDOUT = Path("-")
 """The value of ``-o`` that sends the result to stdout; all other output then goes to stderr."""
+# The number of columns that the tables are designed for.
 _LEAST_COLUMNS = 80
-"""The number of columns that the tables are designed for."""
 
 
 def stdout_console(width: int | None = None, *, beside: Path | None = None) -> Console:

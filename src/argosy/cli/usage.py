@@ -46,20 +46,34 @@ def as_input_error(error: Any, arguments: Sequence[str]) -> InputError:
         suggestion = closest(str(option), sorted(known)) or see
         return bad_input("one of its options", str(option), where=command, suggestion=suggestion)
     if option is not None:
-        takes_none = "not take" in error.message
+        takes_none = _is_flag(error.ctx, option)
         values: list[object] = (
             list(_values([option], arguments)) if takes_none else [_Bare("nothing")]
         )
         return bad_input(
             "no value" if takes_none else "a value", values[-1] if values else None, where=option
         )
-    if named := re.search(r"No such command ['\"](.*?)['\"]\.", error.message):
+    if error.ctx is not None and hasattr(error.ctx.command, "commands"):
         names = list(error.ctx.command.commands)
+        named = _unknown_command(error.ctx, arguments)
         expected = f"one of the commands {', '.join(names)}"
-        return bad_input(expected, named[1], where=command, suggestion=closest(named[1], names))
+        return bad_input(expected, named, where=command, suggestion=closest(named, names))
     if extra := re.search(r"extra argument(?:s|\(s\))? \((.*)\)", error.message, re.DOTALL):
         return bad_input("no more arguments", extra[1], where=command, suggestion=see)
     return bad_input(f"what {command} --help shows", error.message, where=command)
+
+
+def _is_flag(context: Any, option: str) -> bool:
+    """Return whether an option of a command takes no value."""
+    parameters = context.command.params
+    return any(option in parameter.opts and parameter.is_flag for parameter in parameters)
+
+
+def _unknown_command(context: Any, arguments: Sequence[str]) -> str:
+    """Return the word that should have been a subcommand; groups have only flags before it."""
+    depth = len(context.command_path.split()) - 1
+    words = [word for word in arguments if word == "-" or not word.startswith("-")]
+    return words[depth] if depth < len(words) else ""
 
 
 def is_help(error: Exception) -> bool:

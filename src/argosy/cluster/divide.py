@@ -18,8 +18,8 @@ Division = tuple[tuple[str, ...], ...]
 
 # Option that error messages name.
 _OPTION = "--islands"
+# Bytes of the message for which the fastest of several routes is chosen.
 _PROBE_BYTES = 1e6
-"""Bytes of the message for which the fastest of several routes is chosen."""
 
 
 def divisions(cluster: Cluster) -> list[Division]:

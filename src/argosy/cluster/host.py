@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from argosy.cluster.topology import Cluster, Link, Node, Route
 from argosy.cluster.trace import Trace
+from argosy.units import GIB
 
 
 class Tier(StrEnum):
@@ -28,10 +29,10 @@ class Tier(StrEnum):
     """A drive of the node; priced and simulated, not run."""
 
 
+# Share of a host's memory that a plan may fill: the rest is for the system and the data.
 USABLE_HOST = 0.8
-"""Share of a host's memory that a plan may fill: the rest is for the system and the data."""
 # Least bytes of host memory that are assumed (1).
-_LEAST_SIZE = 32 * 2**30
+_LEAST_SIZE = 32 * GIB
 
 
 def host_size(cluster: Cluster, node: Node) -> float:
@@ -59,16 +60,6 @@ def host_bandwidth(cluster: Cluster, name: str) -> float:
         for device in (node.devices if node.host_memory.shared else (name,))
     ]
     return max(kind.host_bandwidth for kind in kinds)
-
-
-def tier_bandwidth(cluster: Cluster, name: str, tier: Tier) -> float:
-    """Return the bytes/s that a device reaches alone, in each direction; 0 without a drive."""
-    rate = host_bandwidth(cluster, name)
-    return (
-        min(rate, cluster.node_of[name][0].host_memory.nvme_bandwidth)
-        if tier is Tier.NVME
-        else rate
-    )
 
 
 def tier_name(node: str, tier: Tier) -> str:

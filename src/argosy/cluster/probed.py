@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from argosy.dtype import Dtype
 from argosy.units import COMPUTE, RATE, SIZE, TIME
 
+# Largest relative difference of figures between hosts that share an entry.
 _MOST_DIFFERENCE = 0.1
-"""Largest relative difference of figures between hosts that share an entry."""
 # Share of the narrower NIC's rate below which a pair of hosts gets a link of its own.
 _SLOW_PAIR_SHARE = 0.75
+# Share of the best device of a kind from which on a device counts as equal to it.
 _EQUAL_SHARE = 0.97
-"""Share of the best device of a kind from which on a device counts as equal to it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from argosy.dtype import Dtype
 from argosy.errors import Mismatch
 from argosy.units import COMPUTE, RATE, SIZE, TIME, Quantity, finite
 
+# Largest bytes, bytes/s or FLOP/s, so that products stay finite.
 _LARGEST = 1e21
-"""Largest bytes, bytes/s or FLOP/s, so that products stay finite."""
+# Smallest bytes, bytes/s or FLOP/s, so that quotients stay finite.
 _SMALLEST = 1e-6
-"""Smallest bytes, bytes/s or FLOP/s, so that quotients stay finite."""
+# Largest number of nodes of a group, devices of a node, or NICs of a host.
 _MOST = 10_000
-"""Largest number of nodes of a group, devices of a node, or NICs of a host."""
 
 
 def _positive(quantity: Quantity, smallest: float = _SMALLEST) -> BeforeValidator:

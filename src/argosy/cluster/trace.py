@@ -31,8 +31,8 @@ from argosy.errors import bad_input
 
 FloatArray = NDArray[np.float64]
 
+# Seconds that stand for the end of time in (1), so that interpolation has a right end.
 _FOREVER = 1e12
-"""Seconds that stand for the end of time in (1), so that interpolation has a right end."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import math
 
 from argosy.workload.chain import Layer
 
+# Bytes/s that stand for a link that is down: a plan that uses it becomes too slow to be chosen, and
+# nothing divides by 0.
 DOWN = 1.0
-"""Bytes/s that stand for a link that is down: a plan that uses it becomes too slow to be chosen,
-and nothing divides by 0."""
 
 
 def ring_seconds(num_bytes: float, count: int, bandwidth: float, latency: float) -> float:

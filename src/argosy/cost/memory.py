@@ -53,18 +53,18 @@ from dataclasses import dataclass, replace
 
 from argosy.errors import bad_input, closest
 from argosy.plan.plan import Recompute, Stage
+from argosy.units import MIB
 from argosy.workload.chain import SUMMED_BYTES, Chain, Frozen, Layer
 from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
 
+# Share of a device's memory that a plan may fill: the rest is workspace and fragmentation.
 USABLE = 0.92
-"""Share of a device's memory that a plan may fill: the rest is workspace and fragmentation."""
+# Number of layers whose activations, weights or moments a device holds while they are copied (11).
 COPIED_LAYERS = 2
-"""Number of layers whose activations, weights or moments a device holds while they are copied
-(11)."""
-PIECE_BYTES = 64 * 2**20
-"""Bytes of moments that an update copies and updates at a time (11)."""
+# Bytes of moments that an update copies and updates at a time (11).
+PIECE_BYTES = 64 * MIB
+# Number of a layer's outputs that a device of a tensor-parallel group holds for a moment (9).
 WHOLE_OUTPUTS = 2
-"""Number of a layer's outputs that a device of a tensor-parallel group holds for a moment (9)."""
 
 
 @dataclass(frozen=True, kw_only=True)

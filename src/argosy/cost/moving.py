@@ -33,8 +33,8 @@ from argosy.cost.regions import Interval, deliveries
 from argosy.plan.plan import Plan, Stage
 from argosy.workload.chain import Chain, Frozen
 
+# Seconds that a switch takes beside its bytes, because process groups are formed again.
 PAUSE = 0.5
-"""Seconds that a switch takes beside its bytes, because process groups are formed again."""
 
 # Parts of a layer below this length are rounding errors.
 _ROUNDING = 1e-9

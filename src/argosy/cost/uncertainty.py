@@ -39,14 +39,14 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import largest_of
 from argosy.plan.plan import Plan
 
+# Relative margin below a device's memory within which a peak counts as close (4).
 MEMORY_MARGIN = 0.1
-"""Relative margin below a device's memory within which a peak counts as close (4)."""
+# Largest residual r of a prediction in (5), relative.
 RESIDUAL = 0.08
-"""Largest residual r of a prediction in (5), relative."""
+# s of (5): standard deviation of the logarithms of the plans' true times.
 PLANS_APART = 0.4
-"""s of (5): standard deviation of the logarithms of the plans' true times."""
+# Largest number n of plans in (5), because the errors of nearly equal plans are nearly equal.
 MOST_PLANS = 26
-"""Largest number n of plans in (5), because the errors of nearly equal plans are nearly equal."""
 # r of (5) over e.
 _RESIDUAL_OVER_ERROR = 2 / 3
 # Largest e of a kind with a measured profile (1).

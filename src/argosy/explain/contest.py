@@ -35,8 +35,8 @@ from argosy.sim.simulate import first_end, play, plays_whole
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
+# The number of times at which iterations begin on a changing cluster.
 MOMENTS = 8
-"""The number of times at which iterations begin on a changing cluster."""
 
 
 class Loss(StrEnum):

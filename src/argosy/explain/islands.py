@@ -12,12 +12,12 @@ from argosy.plan.islands import Compression, IslandPlan, lead
 from argosy.sim.islands import play_islands
 from argosy.workload.chain import Chain
 
+# Numbers of steps between exchanges that are tried, beside the plan's own.
 _FACTORS = (1, 10, 50, 100, 500)
-"""Numbers of steps between exchanges that are tried, beside the plan's own."""
 
 
+# Shares by which computing may take longer than predicted.
 _LONGER = (0.0, 0.02, 0.04, 0.06, 0.08, 0.1)
-"""Shares by which computing may take longer than predicted."""
 
 
 def island_what_ifs(

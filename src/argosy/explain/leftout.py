@@ -36,8 +36,8 @@ from argosy.workload.chain import Chain
 
 # The factor by which (2) improves a link or a device.
 _MORE = 100.0
-_PAYS = 5e-4
-"""A relative gain below this counts as none."""
+# A relative gain below this counts as none.
+LEAST_GAIN = 5e-4
 # Slower plans than this many times are described by the factor, others in percent.
 _TIMES = 10.0
 # The reason that is given if no use of a device passes the checker.
@@ -152,9 +152,9 @@ class LeftOutQuestions:
 
     def _cause(self, device: Device, best: _Way, ways: list[_Way]) -> tuple[Cause, str]:
         """Return the cause and a phrase that explains it (2)."""
-        if not best.missing and self._gain(best.seconds) > _PAYS:
+        if not best.missing and self._gain(best.seconds) > LEAST_GAIN:
             return Cause.NONE, "; the search did not look there (try --level 2)"
-        if ways[0].missing and self._gain(ways[0].seconds) > _PAYS:
+        if ways[0].missing and self._gain(ways[0].seconds) > LEAST_GAIN:
             return Cause.MEMORY, f", but lacks {SIZE.format(ways[0].missing, digits=3)} of memory"
         edges = {
             self.cluster.links[link].edge
@@ -253,7 +253,7 @@ def _faster(gain: float) -> str:
     >>> _faster(0.02), _faster(-0.5), _faster(-0.98), _faster(0.0)
     ('2 % faster', '100 % slower', '50 times as slow', 'as fast')
     """
-    if abs(gain) < _PAYS:
+    if abs(gain) < LEAST_GAIN:
         return "as fast"
     if gain > 0:
         return f"{100 * gain:.3g} % faster"

@@ -31,20 +31,18 @@ from argosy.solve.feasible import FittingPlan
 from argosy.solve.unmeasured import Untimed, find_any_fit, find_untimed
 from argosy.space.pool import Pool, able_pools
 from argosy.space.price import Prices
-from argosy.units import counted
+from argosy.units import GIB, counted
 from argosy.workload.chain import Chain
 
-# Bytes of a GiB.
-GIB = 2.0**30
+# The largest factor of memory, nodes or samples that is tried.
 _MOST_TIMES = 16
-"""The largest factor of memory, nodes or samples that is tried."""
 # The largest number of devices of a cluster with more nodes.
 _MOST_DEVICES = 4096
+# The largest number of device kinds of the catalogue that are tried instead of one kind.
 _MOST_CARDS = 8
-"""The largest number of device kinds of the catalogue that are tried instead of one kind."""
 
+# The CPU seconds of the search for (3).
 _SECONDS = 1.5
-"""The CPU seconds of the search for (3)."""
 
 
 class ChangeKind(StrEnum):
@@ -192,7 +190,7 @@ def _more_memory(trial: RemedyTrial) -> Iterator[Change]:
         most = math.ceil(_MOST_TIMES * size / GIB)
 
         def fits(more: int, kind: str = kind) -> bool:
-            return replace(trial, more=((kind, more * GIB),)).fit() is not None
+            return replace(trial, more=((kind, float(more * GIB)),)).fit() is not None
 
         least = least_that_fits(fits, most)
         if least is not None:

@@ -26,10 +26,10 @@ from argosy.sim.simulate import simulate
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
+# Bytes/s that are added to an edge.
 MORE_BANDWIDTH = 1e9
-"""Bytes/s that are added to an edge."""
+# The factor by which the devices of a stage become faster.
 MORE_SPEED = 1.1
-"""The factor by which the devices of a stage become faster."""
 # The largest number of groups of edges that are tried.
 _MOST_EDGES = 3
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _PROGRAM = "train.py:build"
 """The program that a run starts unless another is named."""
+# Steps of a run unless a number is given.
 _STEPS = 100
-"""Steps of a run unless a number is given."""
 
 
 @dataclass(frozen=True, kw_only=True)

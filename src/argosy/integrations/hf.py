@@ -68,8 +68,8 @@ _FOLDER = "argosy"
 _ITEMS = "num_items_in_batch"
 _ROWS = "argosy_rows"
 """The key in a batch whose outputs are kept, with the numbers of its rows."""
+# The approximate number of elements of each tensor that ranks compare.
 _SAMPLES = 64
-"""The approximate number of elements of each tensor that ranks compare."""
 _NO_LOGITS = (
     "none for a model that is captured: its program computes the loss alone; eval_loss is there"
 )

@@ -25,8 +25,8 @@ from argosy.lab.job import LabJob, WorkerCommand, free_port
 
 _CONTROL = "nvidia-cuda-mps-control"
 """The command that starts and controls the daemon of CUDA MPS."""
+# Seconds to wait for an answer of the daemon, and for its end.
 _PATIENCE = 10.0
-"""Seconds to wait for an answer of the daemon, and for its end."""
 
 
 def why_no_card() -> str | None:

@@ -18,11 +18,11 @@ from typing import IO
 from argosy.errors import RunError
 from argosy.runtime.processes.failure import how_it_ended
 
+# Seconds between two looks at the processes.
 _POLL = 0.02
-"""Seconds between two looks at the processes."""
+# Seconds for processes to end after a signal; a tenth of it lets the others report after one has
+# failed.
 _PATIENCE = 3.0
-"""Seconds for processes to end after a signal; a tenth of it lets the others report after one has
-failed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,12 +37,12 @@ from argosy.lab.job import LabJob, WorkerCommand, free_port
 from argosy.lab.layout import INTERFACE, LabLayout, Port, lay_out
 from argosy.lab.record import FOLDER, Record, myself, prefix_of, records
 
+# The part of the cores that devices may use together; the rest is for the machine itself.
 _SPARE = 0.8
-"""The part of the cores that devices may use together; the rest is for the machine itself."""
+# Seconds between two looks for the program's ready mark.
 _POLL = 0.01
-"""Seconds between two looks for the program's ready mark."""
+# Letters of a cluster's name in the name of a lab.
 _NAME_LENGTH = 20
-"""Letters of a cluster's name in the name of a lab."""
 
 
 class LabClock(StrEnum):

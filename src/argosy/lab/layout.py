@@ -23,8 +23,8 @@ SWITCH = "switch"
 """The namespace that contains all bridges."""
 INTERFACE = "eth0"
 """A host's only interface beside its loopback."""
+# The most nodes that a lab accepts.
 _MOST_HOSTS = 64
-"""The most nodes that a lab accepts."""
 _CORE = "core"
 """The bridge of hosts that are under no switch."""
 

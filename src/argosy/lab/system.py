@@ -20,18 +20,18 @@ from pathlib import Path
 
 from argosy.errors import RunError
 
+# Seconds of traffic that a token bucket holds.
 _BURST_SECONDS = 2e-3
-"""Seconds of traffic that a token bucket holds."""
+# Bytes of the smallest bucket, which must hold the largest packet.
 _LEAST_BURST = 16 * 1024
-"""Bytes of the smallest bucket, which must hold the largest packet."""
+# Bytes of a packet before it is cut into frames, whose headers are added.
 _LARGEST_PACKET = 15_000
-"""Bytes of a packet before it is cut into frames, whose headers are added."""
 _QUEUE = "200ms"
 """The longest time that a packet waits for its bucket before it is dropped."""
+# Microseconds of a period in which core time is given out.
 _PERIOD = 10_000
-"""Microseconds of a period in which core time is given out."""
+# Microseconds of core time per period, the least that the kernel accepts.
 _LEAST_QUOTA = 1_000
-"""Microseconds of core time per period, the least that the kernel accepts."""
 _NAMESPACES = Path("/run/netns")
 """The folder in which ``ip`` lists named namespaces."""
 _CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+# Bytes of an allocation that no other code makes, which separates two segments.
 _MARK = 12_347
-"""Bytes of an allocation that no other code makes, which separates two segments."""
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,16 @@ from argosy.cluster.probed import ProbedDevice, ProbedHost, ProbedLink
 from argosy.dtype import Dtype
 from argosy.measure.cards import card_facts
 from argosy.runtime.processes.world import gather_texts
+from argosy.units import MIB
 
 _DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
 """Dtypes of products that are measured."""
 _SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
 """Sizes n of products by type of device; the best rate of all counts."""
+# Elements of a message whose time is all latency.
 _SMALL = 8
-"""Elements of a message whose time is all latency."""
-_MOST_BYTES = 64 * 2**20
-"""Bytes of the largest message, which bounds the memory of a probe."""
+# Bytes of the largest message, which bounds the memory of a probe.
+_MOST_BYTES = 64 * MIB
 Report = Callable[[str], None]
 """A function that is called with what is measured next."""
 

@@ -39,8 +39,8 @@ from argosy.workload.architecture import (
     TokenEmbedding,
 )
 
+# The probability of dropout, a usual value.
 _DROPOUT = 0.1
-"""The probability of dropout, a usual value."""
 
 
 def check_sliceable(architecture: Architecture, *, tokens: int, width: int, name: str) -> None:

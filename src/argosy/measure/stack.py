@@ -28,8 +28,8 @@ from argosy.measure.timing import typical_seconds
 from argosy.runtime.stages.compiling import compiled
 from argosy.workload.architecture import Architecture, TokenEmbedding
 
+# The number of blocks in a stack; embeddings and heads are measured alone.
 BLOCKS = 4
-"""The number of blocks in a stack; embeddings and heads are measured alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,8 @@ Times = list[tuple[float, float]]
 
 FEWEST, MOST = 4, 100
 """The least and most repeats of a measurement."""
+# Cycles per second of a GPU's clock, approximately, to set how long it waits for the host.
 _CYCLES_PER_SECOND = 2e9
-"""Cycles per second of a GPU's clock, approximately, to set how long it waits for the host."""
 
 
 def typical_seconds(

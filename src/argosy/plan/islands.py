@@ -26,8 +26,8 @@ from enum import StrEnum
 from argosy.plan.plan import Certificate, ClusterRef, ModelRef, Plan
 from argosy.units import counted
 
+# Number of values that share one scale in an exchange of 8-bit integers.
 INT8_BLOCK = 1024
-"""Number of values that share one scale in an exchange of 8-bit integers."""
 
 
 class Compression(StrEnum):

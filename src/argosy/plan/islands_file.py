@@ -53,10 +53,6 @@ class IslandPlanSchema(Schema):
     certificate: CertificateSchema | None = None
 
 
-def is_island_plan(document: Document) -> bool:
-    return document.data.get("kind") == KIND
-
-
 def island_plan_from_document(document: Document) -> IslandPlan:
     """Return the island plan of a document; raise one ``InputError`` with everything that is wrong
     with the file or with a plan in it."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from argosy.report.marks import percent
 from argosy.report.summary import Summary
 from argosy.report.tables import plain_table
-from argosy.units import SIZE, TIME
+from argosy.units import GIB, SIZE, TIME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def case_table(cases: Sequence[Case]) -> Table:
             TIME.format(case.mean_seconds, digits=3),
             TIME.format(case.worst_seconds, digits=3),
             percent(case.changing.bubble_fraction),
-            f"{peak / 2**30:.1f} of {SIZE.format(capacity, digits=3)}{mark}",
+            f"{peak / GIB:.1f} of {SIZE.format(capacity, digits=3)}{mark}",
         )
     return table
 

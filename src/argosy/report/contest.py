@@ -20,10 +20,10 @@ from argosy.units import TIME, counted
 
 # The name of our own planner in the table.
 OURS = "argosy"
+# Plans whose times differ by less than this factor count as equally fast.
 _SAME = 1.0005
-"""Plans whose times differ by less than this factor count as equally fast."""
+# Up to this factor of the best time, no single reason for the difference is worth naming.
 _CLOSE = 1.02
-"""Up to this factor of the best time, no single reason for the difference is worth naming."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,23 +16,21 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.memory import USABLE
 from argosy.cost.offload import HostUse
 from argosy.explain import DeviceMemory, Explanation, WhatIf
+from argosy.explain.leftout import LEAST_GAIN
 from argosy.report.marks import percent
 from argosy.report.plan import collectives_in_short, devices_in_short, interval_in_words, throughput
 from argosy.report.summary import critical_parts
-from argosy.report.tables import named_lines, plain_table
-from argosy.units import SIZE, TIME
+from argosy.report.tables import MOST_PARTS, named_lines, plain_table
+from argosy.units import GIB, SIZE, TIME
 
-# The largest number of parts of the critical path, and of settings, that are listed.
-_MOST_PARTS = 4
+# The largest number of settings that are listed.
 _MOST_SETTINGS = 4
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 """The parts of the memory that a device holds (fields of ``explain.DeviceMemory``)."""
-_NOTHING = 0.0005
-"""A relative gain below this is shown as none."""
 # Shares of the time below this are not listed.
 _HALF_A_PERCENT = 0.005
+# Bytes of the "1 GB more memory" that a sentence of the report considers.
 _MORE_MEMORY = 1e9
-"""Bytes of the "1 GB more memory" that a sentence of the report considers."""
 
 
 def memory_table(explanation: Explanation, cluster: Cluster) -> Table:
@@ -55,14 +53,14 @@ def _memory_cells(memory: DeviceMemory) -> tuple[str, ...]:
     amounts = [getattr(memory, part) for part in MEMORY_PARTS]
     return (
         *(_gib(amount) for amount in (*amounts, memory.peak)),
-        f"{memory.capacity / 2**30:.0f}",
+        f"{memory.capacity / GIB:.0f}",
         _gib(memory.free),
     )
 
 
 def _gib(num_bytes: float) -> str:
     """Return bytes as a number of GiB."""
-    return f"{num_bytes / 2**30:.1f}"
+    return f"{num_bytes / GIB:.1f}"
 
 
 def reason_table(explanation: Explanation, cluster: Cluster) -> Table:
@@ -101,7 +99,7 @@ def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, 
     total = sum(spent for _, spent in path)
     shown = [
         (part_name, spent)
-        for part_name, spent in path[:_MOST_PARTS]
+        for part_name, spent in path[:MOST_PARTS]
         if spent >= _HALF_A_PERCENT * total
     ]
     rest = total - sum(spent for _, spent in shown)
@@ -145,7 +143,7 @@ def gain_in_percent(gain: float) -> str:
     >>> gain_in_percent(0.0312), gain_in_percent(-0.5), gain_in_percent(0.0001)
     ('3.1 %', '-50.0 %', '-')
     """
-    return "-" if abs(gain) < _NOTHING else f"{100 * gain:.1f} %"
+    return "-" if abs(gain) < LEAST_GAIN else f"{100 * gain:.1f} %"
 
 
 def memory_in_a_sentence(explanation: Explanation) -> str:
@@ -154,7 +152,7 @@ def memory_in_a_sentence(explanation: Explanation) -> str:
     if fullest.peak > fullest.capacity:
         lacks = SIZE.format(fullest.peak - fullest.capacity, digits=3)
         return f"This plan cannot run: {fullest.device} lacks {lacks} of memory."
-    helpful = [item for item in explanation.settings if item.gain > _NOTHING]
+    helpful = [item for item in explanation.settings if item.gain > LEAST_GAIN]
     if not explanation.settings:
         return (
             "More memory buys this plan nothing: no stage recomputes, or exchanges weights to "
@@ -183,7 +181,7 @@ def help_in_a_sentence(explanation: Explanation) -> str:
         if not what_if.missing
     ]
     best = sorted(
-        (what_if for what_if in fitting if what_if.gain > _NOTHING),
+        (what_if for what_if in fitting if what_if.gain > LEAST_GAIN),
         key=lambda what_if: -what_if.gain,
     )[:2]
     if not best:

@@ -26,8 +26,9 @@ from argosy.report.summary import node_pair
 from argosy.timeline import SpanKind, Timeline
 from argosy.units import TIME
 
-# The longest label of a row, and the narrowest chart, in characters.
+# Labels of rows have at most this many characters.
 _MOST_LABEL = 20
+# A chart is at least this many characters wide.
 _LEAST_COLUMNS = 20
 
 

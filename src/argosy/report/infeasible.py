@@ -11,7 +11,7 @@ from argosy.explain.infeasible import Infeasibility, Need
 from argosy.explain.remedy import Change
 from argosy.plan.file import plan_to_dict
 from argosy.report.tables import plain_table
-from argosy.units import TIME
+from argosy.units import GIB, TIME
 
 
 def need_table(infeasibility: Infeasibility) -> Table:
@@ -38,7 +38,7 @@ def need_table(infeasibility: Infeasibility) -> Table:
         sizes = [need.total, need.state, need.activations, need.buffers, need.room]
         over = f"{need.over:.2f}x" if need.over > 1 else "-"
         on = f"{need.devices}x {need.kind}"
-        table.add_row(str(need.stage), layers, on, *(f"{size / 2**30:.1f}" for size in sizes), over)
+        table.add_row(str(need.stage), layers, on, *(f"{size / GIB:.1f}" for size in sizes), over)
     return table
 
 

@@ -24,15 +24,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from argosy.timeline import Span, SpanKind, Timeline
+from argosy.units import GIB
 
 # One Chrome trace event.
 Event = dict[str, Any]
 
-# Stream numbers of computation and of the first lane of communication, above 0 as (3) demands.
+# The stream number of computation, above 0 as (3) demands.
 _COMPUTE_STREAM = 7
+# The stream number of the first lane of communication.
 _FIRST_NETWORK_STREAM = 20
+# The process id of the host in a rank's document; 0 is the device.
 _HOST = 1000
-"""The process id of the host in a rank's document; 0 is the device."""
 
 
 def encode(document: dict[str, Any], *, compress: bool = True) -> bytes:
@@ -224,7 +226,7 @@ def _memory(steps: Iterable[tuple[float, float]], pid: int) -> Iterator[Event]:
             "pid": pid,
             "tid": 0,
             "ts": _microseconds(time),
-            "args": {"GiB": held / 2**30},
+            "args": {"GiB": held / GIB},
         }
 
 

@@ -8,9 +8,8 @@ from argosy.cluster.trace import Trace
 
 # The characters of a sparkline, from lowest to highest.
 _LEVELS = "▁▂▃▄▅▆▇█"
+# The longest number in a name that is read as one; Python refuses numbers of some thousand digits.
 _MOST_DIGITS = 18
-"""The longest number in a name that is read as one; Python refuses numbers of some thousand
-digits."""
 
 
 def bar(share: float, *, width: int = 10) -> str:

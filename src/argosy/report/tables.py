@@ -10,10 +10,10 @@ from rich.text import Text
 
 from argosy.report.marks import bar, names_in_short, percent, sparkline
 from argosy.report.summary import DeviceFigures, LinkFigures, Summary
-from argosy.units import RATE, SIZE, TIME
+from argosy.units import GIB, RATE, SIZE, TIME
 
 # The largest number of parts of the critical path that are listed.
-_MOST_PARTS = 4
+MOST_PARTS = 4
 
 
 def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
@@ -68,9 +68,9 @@ def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
     if total:
         parts = [
             f"{part_name} {percent(spent / total)}"
-            for part_name, spent in summary.critical[:_MOST_PARTS]
+            for part_name, spent in summary.critical[:MOST_PARTS]
         ]
-        rest = sum(spent for _, spent in summary.critical[_MOST_PARTS:])
+        rest = sum(spent for _, spent in summary.critical[MOST_PARTS:])
         parts += [f"other {percent(rest / total)}"] if rest else []
         yield "critical path", ", ".join(parts)
 
@@ -106,7 +106,7 @@ def _shown(device: DeviceFigures) -> tuple[object, ...]:
 
 def _gib(num_bytes: float) -> str:
     """Return bytes as a number of GiB."""
-    return f"{num_bytes / 2**30:.1f}"
+    return f"{num_bytes / GIB:.1f}"
 
 
 def link_table(links: Iterable[LinkFigures], end: float, *, most: int = 6) -> Table:

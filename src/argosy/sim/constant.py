@@ -35,8 +35,8 @@ dependencies."""
 # Kinds of work in a ``Step``.
 _FORWARD, _BACKWARD, _HALF = range(3)
 
+# Up to this number of candidates, a plain Python loop is faster than numpy vectors.
 _FEW = 6
-"""Up to this number of candidates, a plain Python loop is faster than numpy vectors."""
 
 
 def pipeline_seconds(

@@ -10,10 +10,10 @@ from argosy.cluster.topology import Cluster
 from argosy.plan.islands import IslandPlan
 from argosy.timeline import LinkUse, Span, Timeline
 
+# Steps that are shown before an exchange, and again after its result is used.
 _AROUND = 2
-"""Steps that are shown before an exchange, and again after its result is used."""
+# The largest number of steps of a window around an exchange.
 _MOST_STEPS = 24
-"""The largest number of steps of a window around an exchange."""
 
 
 @dataclass(kw_only=True)

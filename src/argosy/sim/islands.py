@@ -38,11 +38,10 @@ from argosy.sim.simulate import first_end, play
 from argosy.timeline import SpanKind, Timeline
 from argosy.workload.chain import Chain
 
+# Seconds without a byte after which an island counts as lost, the default of a real run too (4).
 LOST_AFTER = 10.0
-"""Seconds without a byte after which an island counts as lost, the default of a real run too
-(4)."""
+# Bytes of a parameter (fp32) that is sent between the devices of an island and its lead.
 _WEIGHT_BYTES = 4
-"""Bytes of a parameter (fp32) that is sent between the devices of an island and its lead."""
 
 
 @dataclass(frozen=True, kw_only=True)

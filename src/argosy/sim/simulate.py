@@ -25,6 +25,9 @@ from argosy.sim.tasks.compile import compile_plan
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
+# A plan with at most this product of devices and micro-batches is played whole at no noticeable
+# cost, although folding it along its symmetries would be faster.
+SMALL_PLAN = 512
 # The largest number of steps (1) of a whole simulation: a CPU of 2020 takes about a second for it.
 MOST_WHOLE = 8192
 

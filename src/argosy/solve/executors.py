@@ -1,5 +1,4 @@
-"""Run simulations in parallel: on processes, threads, or a Ray cluster, all as a
-``concurrent.futures.Executor``.
+"""Run simulations in parallel, on processes or threads, as a ``concurrent.futures.Executor``.
 
 Results never depend on the executor or on the number of workers, because they are taken in the
 order of the calls. Modules are imported when they are needed, because starting a pool is rare and
@@ -17,15 +16,12 @@ from enum import StrEnum
 class ExecutorKind(StrEnum):
     PROCESS = "process"
     THREAD = "thread"
-    RAY = "ray"
-    """Ray takes several seconds to start; it pays only if simulations need more than one
-    machine."""
 
 
 @contextlib.contextmanager
 def workers(kind: ExecutorKind, count: int) -> Iterator[Executor | None]:
     """Yield an executor with ``count`` workers, or None for a single process, which is this one."""
-    if count == 1 and kind is not ExecutorKind.RAY:
+    if count == 1:
         yield None
         return
     with _open(kind, count) as executor:
@@ -42,7 +38,3 @@ def _open(kind: ExecutorKind, count: int) -> Executor:
             from concurrent.futures import ThreadPoolExecutor
 
             return ThreadPoolExecutor(count)
-        case ExecutorKind.RAY:
-            from argosy.solve.ray_executor import RayExecutor
-
-            return RayExecutor(count)

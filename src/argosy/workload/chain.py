@@ -29,8 +29,8 @@ class Selective(StrEnum):
     """Everything except every second matrix product and attention, as torchtitan's selective op."""
 
 
+# Bytes of an element that PowerSGD sums, and of an error that it keeps: fp32.
 SUMMED_BYTES = 4
-"""Bytes of an element that PowerSGD sums, and of an error that it keeps: fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from argosy.errors import InputError, Mismatch, Problem
 from argosy.workload.chain import Frozen, Layer
 from argosy.workload.fields import Amount, Count, Name, Natural
 
+# Largest number of operations of a program: more is a mistake, and each is checked.
 _MOST_OPERATIONS = 1_000_000
-"""Largest number of operations of a program: more is a mistake, and each is checked."""
 
 
 def _range(value: object) -> object:

@@ -26,8 +26,8 @@ class OptimizerCost:
     source: str = ""
 
 
+# Bytes of a moment in blocks of 256 with a 4-byte scale each, as in bitsandbytes.
 _EIGHT_BITS = 1 + 4 / 256
-"""Bytes of a moment in blocks of 256 with a 4-byte scale each, as in bitsandbytes."""
 OPTIMIZERS: dict[str, OptimizerCost] = {
     "adamw": OptimizerCost(state_bytes=8, source="torch.optim.AdamW"),
     "adam": OptimizerCost(state_bytes=8, source="torch.optim.Adam"),

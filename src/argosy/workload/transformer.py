@@ -69,8 +69,8 @@ from argosy.workload.architecture import (
 )
 from argosy.workload.chain import Chain, Layer
 
+# Operations per element of a norm or an activation function.
 _OPERATIONS_PER_ELEMENT = 8
-"""Operations per element of a norm or an activation function."""
 # Bytes of a token id: int64.
 _ID_BYTES = 8
 # Bytes of a logit in the loss: fp32.

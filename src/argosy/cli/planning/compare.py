@@ -50,9 +50,9 @@ Only = Annotated[
     typer.Option("--only", metavar="NAME", help="Compare with this planner only. Repeatable."),
 ]
 # Samples per device of the default global batch.
-_PER_DEVICE = 8
+SAMPLES_PER_DEVICE = 8
+# The number of columns from which the table also describes each plan.
 _WIDE = 110
-"""The number of columns from which the table also describes each plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ def _task(cluster: Cluster, options: CompareOptions) -> PlanningTask:
     from argosy.workload.load import load_model
 
     batch = options.global_batch
-    batch = _PER_DEVICE * len(cluster.devices) if batch is None else batch
+    batch = SAMPLES_PER_DEVICE * len(cluster.devices) if batch is None else batch
     check_at_least("--global-batch", batch, 1)
     chain = load_model(
         options.model,

@@ -166,9 +166,3 @@ def show_reasons(console: Console, explanation: Explanation, cluster: Cluster) -
     """Print the bottleneck and the memory."""
     for part in _reasons(explanation, cluster):
         console.print(part)
-
-
-def show_what_ifs(console: Console, explanation: Explanation) -> None:
-    """Print what faster devices and links or more memory would gain."""
-    for part in _what_ifs(explanation):
-        console.print(part)

@@ -21,17 +21,16 @@ if TYPE_CHECKING:
     from argosy.nbody.planning.play import PlayedRun
     from argosy.timeline import Timeline
 
-_MOST_RECORDED = 100
-"""The largest number of steps whose spans are written into a timeline."""
 PREFIX = "gravity:"
 """The prefix of a box that is given instead of a model: gravity:512^3."""
+# The number of steps that are simulated to compare plans.
 _STEPS = 20
-"""The number of steps that are simulated to compare plans."""
 
 
 def simulate_gravity(document: Document, options: SimulateOptions) -> None:
     """Simulate a gravity plan step by step, with ``--adapt`` also re-balanced."""
     from argosy.cli.planning.adapting import check_reach
+    from argosy.cli.planning.simulate import MOST_RECORDED
     from argosy.cli.terminal import print_json, stdout_console, write_file
     from argosy.nbody.planning.play import step_timeline
     from argosy.timeline.file import dumps_timeline
@@ -41,7 +40,7 @@ def simulate_gravity(document: Document, options: SimulateOptions) -> None:
     runs = _played(plan, where, options)
     if options.output is not None:
         done = max(len(runs[0][1].ends), 1)
-        timeline = step_timeline(where, plan.box, plan.plan, min(done, _MOST_RECORDED))
+        timeline = step_timeline(where, plan.box, plan.plan, min(done, MOST_RECORDED))
         write_file(options.output, dumps_timeline(timeline).encode())
     if options.json:
         names = {

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from argosy.report.summary import Summary
     from argosy.timeline import Timeline
 
-_MOST_RECORDED = 100
-"""The largest number of iterations whose spans are recorded; figures cover all iterations."""
+# The largest number of iterations whose spans are recorded; figures cover all iterations.
+MOST_RECORDED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ def play(
             scenario.cluster,
             model=scenario.model,
             iterations=count,
-            record=min(count, max(_MOST_RECORDED, least_recorded)),
+            record=min(count, max(MOST_RECORDED, least_recorded)),
             until=end,
         )
     if iterations is None and len(timeline.iteration_ends) == MOST_ITERATIONS:

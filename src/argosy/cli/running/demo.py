@@ -35,10 +35,11 @@ SCHEDULES = {
     "k=4": ("kfkb", 4),
     "eager": ("eager-1f1b", None),
 }
+# Seconds of simulated time on the changing network.
 SECONDS = 180.0
-"""Seconds of simulated time on the changing network."""
-# Iterations on the constant network, and recorded iterations on the changing one.
+# The constant network is simulated for this many iterations.
 _CALM_ITERATIONS = 3
+# On the changing network this many iterations are recorded.
 _RECORDED = 6
 _TOLD = ("k=1", "k=4")
 """The schedules that the last sentence compares; the trace of the first one is written."""

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from argosy.workload.chain import Chain
     from argosy.workload.profile import Profile
 
-# Training steps, and samples per step.
+# The small GPT is trained for this many steps.
 STEPS = 6
+# A training step has this many samples.
 GLOBAL_BATCH = 16
 # The config.json of the model.
 _MODEL = {
@@ -48,8 +49,8 @@ _SPEEDS = {"fast": 4.0, "middle": 2.0, "slow": 1.0, "slower": 1.0}
 _RATES = {"fast": "100 Mbit/s", "middle": "50 Mbit/s", "slow": "50 Mbit/s", "slower": "25 Mbit/s"}
 _LOOPBACK = "10 Gbit/s"
 """The bandwidth that is assumed between plain processes, whose links are not shaped."""
+# Seconds of one sample's forward through a block at speed 1.
 _SECONDS = 12e-3
-"""Seconds of one sample's forward through a block at speed 1."""
 _EVEN = "megatron"
 """The planner of the even plan: the best one with equal layers and samples everywhere."""
 

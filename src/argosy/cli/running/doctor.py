@@ -20,7 +20,6 @@ PACKAGES = {
     "numba": ("nbody", "argosy[nbody]"),
     "scipy": ("nbody", "argosy[nbody]"),
     "h5py": ("snapshots of nbody", "argosy[nbody]"),
-    "ray": ("plan --executor ray", "argosy[ray]"),
     "pynvml": ("cards' facts in probe", "nvidia-ml-py"),
     "hta": ("reading traces", "HolisticTraceAnalysis"),
 }

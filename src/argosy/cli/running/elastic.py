@@ -12,13 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argosy.cli.running.processes import POLL
 from argosy.cli.running.run_checks import warn_of_other_options, warning_line
 
 if TYPE_CHECKING:
     from argosy.runtime.job.launch import Launch
-
-# Seconds between looks at the agents.
-_POLL = 0.05
 
 
 def _nodes_here(launch: Launch, node: str | None) -> list[str]:
@@ -125,7 +123,7 @@ def _wait_for(agents: Sequence[subprocess.Popen[bytes]], print_news: Callable[[]
         while not ended:
             ended = all(agent.poll() is not None for agent in agents)
             print_news()
-            time.sleep(_POLL)
+            time.sleep(POLL)
     finally:
         for agent in agents:
             if agent.poll() is None:

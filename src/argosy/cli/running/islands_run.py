@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from argosy.cli.running.processes import POLL
 from argosy.errors import InputError, RunError, bad_input, excluded, refused
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
     from argosy.runtime.processes.run_folder import Tail
     from argosy.runtime.processes.run_spec import RunSpec
 
-# Seconds between looks at the islands.
-_POLL = 0.05
 # The address at which islands on this machine meet.
 _LOOPBACK = "127.0.0.1"
+# Seconds in which the process at which islands meet must be up.
 _STORE_WAIT = 120.0
-"""Seconds in which the process at which islands meet must be up."""
 
 
 @dataclass
@@ -210,7 +209,7 @@ def _meeting(spec: RunSpec, island: int | None, node_rank: int) -> Iterator[str]
                 raise RunError(
                     f"Cannot open {place} for islands to meet; {spec.folder}/meeting.log has more."
                 )
-            time.sleep(_POLL)
+            time.sleep(POLL)
         yield f"{place.rpartition(':')[0]}:{file.read_text()}"
     finally:
         end_process(process)
@@ -238,7 +237,7 @@ def _run_here(
                 for island, lock in islands:
                     _tell(island, quiet=quiet)
                     _look_after(island, node_rank, lock, restarts, quiet=quiet)
-                time.sleep(_POLL)
+                time.sleep(POLL)
         finally:
             for island, _ in islands:
                 if island.process is not None:

@@ -7,8 +7,10 @@ import subprocess
 from collections.abc import Mapping
 from typing import IO
 
+# Seconds between two looks at processes that were started.
+POLL = 0.05
+# Seconds that torchrun gets to end its workers before it is killed.
 _GRACE = 40.0
-"""Seconds that torchrun gets to end its workers before it is killed."""
 
 
 def start_process(

@@ -26,6 +26,7 @@ from argosy.cli.options import (
     Width,
     no_nan,
 )
+from argosy.cli.running.processes import POLL
 from argosy.cli.running.run_checks import (
     check_folder_is_new,
     check_init,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from argosy.runtime.job.launch import Launch
     from argosy.runtime.processes.run_spec import RunSpec
 
-# Seconds between looks at the processes.
-_POLL = 0.05
 
 ProgramName = Annotated[
     str,
@@ -451,7 +450,7 @@ def _watch(
             sys.stderr.write("\n".join(lines) + "\n")
         if ended:
             return progress.lines
-        time.sleep(_POLL)
+        time.sleep(POLL)
 
 
 def _progress_line(line: dict[str, Any], plan: Plan) -> str:

@@ -34,8 +34,8 @@ _USUAL_KIND = {
 }
 # Expected value of an attribute that counts.
 _WHOLE = "a whole number, at least 0"
+# Bytes/s if the file does not state it: PCIe 4.0 with 16 lanes, less its overhead.
 _PCIE_GUESS = 25e9
-"""Bytes/s if the file does not state it: PCIe 4.0 with 16 lanes, less its overhead."""
 
 
 def read_nccl(

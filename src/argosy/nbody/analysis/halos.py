@@ -15,8 +15,8 @@ from argosy.errors import bad_input
 from argosy.nbody.compiled import compiled, inlined
 from argosy.nbody.particles import Floats, Names, wrapped
 
+# The largest number of cells per dimension.
 _MOST_CELLS = 256
-"""The largest number of cells per dimension."""
 
 
 @dataclass(frozen=True, kw_only=True)

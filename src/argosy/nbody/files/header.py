@@ -25,16 +25,15 @@ from argosy.nbody.particles import Names
 
 # Units of GADGET in cm and g; GRAMS is 1e10 solar masses.
 CM_PER_MPC, CM_PER_KPC, GRAMS, CM_PER_KM = 3.085678e24, 3.085678e21, 1.989e43, 1e5
+# kpc per Mpc: files are in kpc/h, which readers assume; inside the program lengths are in Mpc/h.
 KPC = 1000.0
-"""kpc per Mpc: files are in kpc/h, which readers assume; inside the program lengths are in
-Mpc/h."""
+# Expansion factors beyond this are taken for input errors.
 _LATEST = 1e3
-"""Expansion factors beyond this are taken for input errors."""
 # Largest BoxSize in any unit, and largest unit of length in cm. Floats hold their cubes.
 _LARGEST, _LONGEST_UNIT = 1e30, 1e33
+# The accepted relative difference between the matter in a file and that of its cosmology; units and
+# constants differ by 0.1 %.
 _SAME_MASS = 1e-2
-"""The accepted relative difference between the matter in a file and that of its cosmology; units
-and constants differ by 0.1 %."""
 # The accepted relative difference between time and redshift.
 _SAME_TIME = 1e-3
 _OTHERS = ("gas", "", "disk", "bulge", "stars", "black holes")

@@ -25,19 +25,17 @@ import numpy as np
 
 from argosy.errors import InputError, Problem, bad_input
 from argosy.nbody.compiled import compiled
-from argosy.nbody.cosmology import Cosmology
+from argosy.nbody.cosmology import LIGHT, Cosmology
 from argosy.nbody.files.header import KPC
 from argosy.nbody.files.snapshot import read_array, read_names, reading, write_header, writing
 from argosy.nbody.particles import Box, Floats, Names, Particles
 from argosy.nbody.ranks import Ranks
 
-LIGHT = 299792.458
-"""The speed of light in km/s."""
+# Points per unit of ln a, between which chi is interpolated linearly: the error is at most 0.01
+# Mpc/h.
 _POINTS = 200
-"""Points per unit of ln a, between which chi is interpolated linearly: the error is at most 0.01
-Mpc/h."""
+# The largest number of boxes from the observer to the farthest crossing, along an axis.
 _MOST_IMAGES = 200
-"""The largest number of boxes from the observer to the farthest crossing, along an axis."""
 
 
 @dataclass(frozen=True, kw_only=True)

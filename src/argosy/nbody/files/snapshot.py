@@ -22,9 +22,9 @@ from argosy.errors import InputError, Problem, impossible
 from argosy.nbody.files.header import CM_PER_KM, CM_PER_KPC, GRAMS, KPC, check_ids, read_header
 from argosy.nbody.particles import Box, Floats, Names, Particles, check_finite, wrapped
 
+# The largest accepted number of bytes of an array per byte of its file; HDF5's compression reaches
+# about 1000.
 _MOST_PACKED = 2000
-"""The largest accepted number of bytes of an array per byte of its file; HDF5's compression reaches
-about 1000."""
 
 
 def write_snapshot(path: Path, box: Box, *, overwrite: bool = False) -> None:

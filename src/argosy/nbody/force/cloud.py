@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from argosy.nbody.compiled import compiled, compiled_exactly, inlined
 from argosy.nbody.particles import Floats
 
+# The number of integer units of a particle's mass.
 UNIT = 1 << 40
-"""The number of integer units of a particle's mass."""
 
 # Mass in units of 1 / UNIT particles; also numbers of planes.
 Masses = NDArray[np.int64]

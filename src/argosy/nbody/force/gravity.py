@@ -27,12 +27,12 @@ from argosy.nbody.force.split import ForceSplit
 from argosy.nbody.force.tasks import Flags, TaskBuffer, empty_buffer, list_tasks, target_cells
 from argosy.nbody.force.tree import Floats, Integers, Tree, build_tree
 
+# The initial number of tasks of a buffer.
 _BUFFER = 1 << 16
-"""The initial number of tasks of a buffer."""
+# The cost of an interaction with a node, in pairs.
 NODE_PAIRS = 3.0
-"""The cost of an interaction with a node, in pairs."""
+# Pieces of a buffer per thread.
 _CHUNKS = 4
-"""Pieces of a buffer per thread."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from argosy.nbody.compiled import compiled
 
+# Bits of a key per dimension.
 BITS = 21
-"""Bits of a key per dimension."""
 # Bits of a key.
 KEY_BITS = 3 * BITS
 

@@ -21,13 +21,13 @@ from argosy.nbody.force.split import Coefficients
 from argosy.nbody.force.tasks import FAR, NODE, TaskBuffer
 from argosy.nbody.force.tree import Floats, Integers, Tree
 
+# The number of sources that are summed at a time.
 BLOCK = 1024
-"""The number of sources that are summed at a time."""
 
+# Floats of the widest vector; blocks are filled up to a multiple of it.
 LANES = 16
-"""Floats of the widest vector; blocks are filled up to a multiple of it."""
+# The number of integer coordinates per box and dimension.
 _PARTS = 1 << 32
-"""The number of integer coordinates per box and dimension."""
 
 # Coordinates in cut-offs, and as integers of 2^-32 boxes.
 Singles = NDArray[np.float32]

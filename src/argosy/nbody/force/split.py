@@ -49,10 +49,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+# The distance at which the softened force becomes Newton's, in softening lengths.
 SPLINE = 2.8
-"""The distance at which the softened force becomes Newton's, in softening lengths."""
+# The degree of the polynomial (2).
 DEGREE = 10
-"""The degree of the polynomial (2)."""
 
 # Coefficients of polynomials, one row each.
 Coefficients = NDArray[np.float32]

@@ -35,11 +35,11 @@ NODE, FAR, NEAR = 0, 1, 2
 """The kinds of tasks: a node as a whole; a leaf beyond the softening; a leaf that may be within."""
 
 
+# Nodes with at most this number of particles are computed one by one: a node costs as much as three
+# particles.
 FEWEST = 4.0
-"""Nodes with at most this number of particles are computed one by one: a node costs as much as
-three particles."""
+# The square of 0.8 in (2).
 NEAREST = 0.64
-"""The square of 0.8 in (2)."""
 
 
 class TaskBuffer(NamedTuple):

@@ -42,8 +42,8 @@ from argosy.nbody.gpu.tree import (
 from argosy.nbody.motion.evolve import LocalGravity
 from argosy.nbody.particles import Floats, Particles
 
+# Particles of a leaf on a GPU; large leaves give fewer tasks to list and more pairs to sum.
 LEAF_SIZE = 128
-"""Particles of a leaf on a GPU; large leaves give fewer tasks to list and more pairs to sum."""
 
 
 @dataclass(frozen=True, kw_only=True)

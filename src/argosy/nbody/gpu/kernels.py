@@ -18,11 +18,11 @@ from torch import Tensor
 
 TARGETS, SOURCES, WARPS = 64, 16, 2
 """The fastest block sizes of the pair kernel on an H200 (``benchmarks/gpu_gravity.py``)."""
+# Particles of a program on the mesh and along the curve.
 _POINTS = 128
-"""Particles of a program on the mesh and along the curve."""
+# The number of integer coordinates per box and dimension: with 32 bits, a difference wraps to the
+# nearest image.
 _PARTS = 1 << 32
-"""The number of integer coordinates per box and dimension: with 32 bits, a difference wraps to the
-nearest image."""
 
 
 # ``triton.jit`` with a type.

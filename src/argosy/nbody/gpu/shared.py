@@ -31,8 +31,8 @@ from argosy.nbody.particles import Floats, Names, Particles
 from argosy.nbody.processes.shared import ForcePhase, SharedGravity, even_planes
 from argosy.nbody.ranks import gather
 
+# The largest number of cells per dimension of the grid that describes where particles are.
 _MOST_CELLS = 64
-"""The largest number of cells per dimension of the grid that describes where particles are."""
 
 
 @dataclass(kw_only=True)

@@ -15,12 +15,12 @@ from torch import Tensor
 from argosy.nbody.force.split import ForceSplit
 from argosy.nbody.gpu.tree import DeviceTasks, DeviceTree
 
+# The number of sources that are summed at a time for one leaf.
 _ROW = 128
-"""The number of sources that are summed at a time for one leaf."""
+# The largest number of pairs that are summed in one operation.
 _MOST_PAIRS = 1 << 23
-"""The largest number of pairs that are summed in one operation."""
+# The coordinate of a padding source, in cut-offs: it is too far away to act.
 _FAR_AWAY = 4.0
-"""The coordinate of a padding source, in cut-offs: it is too far away to act."""
 
 
 def sum_on_device(

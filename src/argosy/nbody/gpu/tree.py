@@ -22,8 +22,8 @@ from argosy.nbody.force.hilbert import BITS, KEY_BITS
 from argosy.nbody.force.split import ForceSplit
 from argosy.nbody.force.tasks import FAR, FEWEST, NEAR, NEAREST, NODE
 
+# The number of target leaves that are walked together.
 _CHUNK = 1 << 18
-"""The number of target leaves that are walked together."""
 
 
 def device_keys(positions: Tensor, box: float) -> Tensor:

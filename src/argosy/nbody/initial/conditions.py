@@ -34,11 +34,11 @@ from argosy.nbody.particles import Box, Floats, Particles, wrapped
 
 _SMALLEST, _LARGEST = 1e-6, 1e6
 """The accepted range of box sizes, Mpc/h: from a star's neighbourhood to beyond the horizon."""
+# The largest number of particles per side: more than fits into a machine, and countable by an
+# array.
 _MOST_PER_SIDE = 100_000
-"""The largest number of particles per side: more than fits into a machine, and countable by an
-array."""
+# Redshifts beyond this are taken for input errors: radiation is not modelled.
 _EARLIEST = 1e6
-"""Redshifts beyond this are taken for input errors: radiation is not modelled."""
 
 
 class Order(StrEnum):

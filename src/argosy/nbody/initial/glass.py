@@ -22,11 +22,12 @@ from argosy.nbody.particles import Floats, wrapped
 
 _LARGEST_TILE, _SMALLEST_TILE = 16, 8
 """Particles per side of the small glass that is computed; a larger one consists of copies."""
-# The share of (1) that a step moves, and the number of steps.
+# A step moves particles by this share of (1).
 _DAMPING = 0.6
+# A glass is relaxed in this many steps.
 _STEPS = 80
+# The softening in mean separations; at smaller distances, repulsion hardly grows.
 _SOFTENING = 0.1
-"""The softening in mean separations; at smaller distances, repulsion hardly grows."""
 
 
 def glass(per_side: int, box: float, seed: int) -> Floats:

@@ -17,15 +17,15 @@ import math
 import numpy as np
 
 from argosy.errors import bad_input, impossible
-from argosy.nbody.cosmology import Cosmology
+from argosy.nbody.cosmology import LIGHT, Cosmology
 from argosy.nbody.force.tree import Floats
 
 # The temperature of the cosmic microwave background in kelvin.
 _CMB_KELVIN = 2.7255
-_HUBBLE_LENGTH = 2997.92458
-"""The Hubble length c / H0 in Mpc/h."""
+# The Hubble length c / H0 in Mpc/h; H0 is 100 km/s per Mpc/h.
+_HUBBLE_LENGTH = LIGHT / 100
+# The wave number at which A_s is given, 1/Mpc.
 _PIVOT = 0.05
-"""The wave number at which A_s is given, 1/Mpc."""
 _FAINTEST, _BRIGHTEST = 1e-12, 1e-6
 """Primordial amplitudes outside this range are taken for input errors."""
 

@@ -15,8 +15,8 @@ import numpy as np
 from argosy.errors import InputError, Problem, bad_input
 from argosy.nbody.force.tree import Floats
 
+# The smallest number of rows of a table.
 _FEWEST = 16
-"""The smallest number of rows of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)

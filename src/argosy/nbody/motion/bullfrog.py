@@ -33,8 +33,8 @@ from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.motion.evolve import AfterStep, ForceEngine
 from argosy.nbody.particles import Box, Floats, Particles, wrapped
 
+# The expansion factor at which (2) begins; only matter counts then.
 _EARLY = 1e-4
-"""The expansion factor at which (2) begins; only matter counts then."""
 
 
 @dataclass(frozen=True, kw_only=True)

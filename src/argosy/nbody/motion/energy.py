@@ -94,8 +94,8 @@ def drift(samples: Sequence[EnergySample]) -> Drift:
     )
 
 
+# The number of samples that a cubic spline needs.
 _FEWEST = 4
-"""The number of samples that a cubic spline needs."""
 
 
 def write_samples(path: Path, samples: Sequence[EnergySample]) -> None:

@@ -127,9 +127,9 @@ class LocalGravity:
 
 # Per particle, the number of times that its step is halved.
 Levels = NDArray[np.int64]
+# The longest step in ln a; twice that left the power at z = 2 up to 2.5 % off, in bins in which it
+# is faint.
 _LONGEST = 0.05
-"""The longest step in ln a; twice that left the power at z = 2 up to 2.5 % off, in bins in which it
-is faint."""
 AfterStep = Callable[[int, Box], None]
 """A callback for the number of steps done and the box after them."""
 

@@ -45,12 +45,12 @@ from argosy.timeline import SpanKind
 # Per device, whether it belongs to a group.
 Flags = NDArray[np.bool_]
 
+# The number of choices that are simulated, times the number of devices.
 _PLAYED = 160
-"""The number of choices that are simulated, times the number of devices."""
+# The number of groups of devices that are considered, times the number of devices.
 _MOST_GROUPS = 300
-"""The number of groups of devices that are considered, times the number of devices."""
+# The share of a device's memory that a plan may use.
 _USABLE = 0.9
-"""The share of a device's memory that a plan may use."""
 
 
 class StepPhase(StrEnum):

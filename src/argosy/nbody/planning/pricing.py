@@ -39,25 +39,26 @@ from argosy.nbody.particles import Floats
 
 # FLOP of a pair (1).
 PAIR_FLOP = 40.0
+# Bytes per particle: position, momentum, force and share of the tree, including the copies that
+# exist while particles move (7).
 PARTICLE_BYTES = 400.0
-"""Bytes per particle: position, momentum, force and share of the tree, including the copies that
-exist while particles move (7)."""
-# Bytes of memory per halo particle, and per mesh cell (7).
+# Bytes of memory per halo particle (7).
 GHOST_BYTES = 100.0
+# Bytes of memory per mesh cell (7).
 CELL_BYTES = 48.0
+# Bytes of the position and the id of a particle that is fetched (4).
 SENT_BYTES = 36.0
-"""Bytes of the position and the id of a particle that is fetched (4)."""
+# Bytes of the position, momentum and id of a particle that changes rank.
 STATE_BYTES = 56.0
-"""Bytes of the position, momentum and id of a particle that changes rank."""
-# Bytes of a position or force (6), and of a mode (5).
+# Bytes of a position or force (6).
 POINT_BYTES = 24.0
+# Bytes of a mode (5).
 MODE_BYTES = 16.0
 
+# Interactions per particle, with the leaves of a CPU and the default force error.
 _INTERACTIONS = 990.0
-"""Interactions per particle, with the leaves of a CPU and the default force error."""
+# The standard deviation of the logarithm of the interactions per particle, over runs of the curve.
 _SPREAD = 1.0
-"""The standard deviation of the logarithm of the interactions per particle, over runs of the
-curve."""
 # The largest number of items of a box.
 _ITEMS = 4096
 

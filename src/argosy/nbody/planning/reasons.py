@@ -13,8 +13,8 @@ from argosy.nbody.planning.pricing import BoxWork
 from argosy.sim.engine.exact import simulate_exact
 from argosy.timeline import Timeline
 
+# The factor by which devices and links become faster in an improvement.
 _MORE = 2.0
-"""The factor by which devices and links become faster in an improvement."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,8 @@ from argosy.workload.chain import Chain
 
 _MOST_DRAWN = 16 * MOST_WHOLE
 """The largest number of devices x micro-batches x steps that is simulated for a picture."""
+# The largest number of rows in the table of exchanges.
 _MOST_EXCHANGES = 40
-"""The largest number of rows in the table of exchanges."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from argosy.report.page.page import PageContent, Picture, ScenarioTimes, report_
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
+# The largest number of iterations of a scenario that are simulated.
 _ITERATIONS = 200
-"""The largest number of iterations of a scenario that are simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)

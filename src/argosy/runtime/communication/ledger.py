@@ -43,15 +43,16 @@ from argosy.schedule import (
     build_schedule,
     with_communication,
 )
+from argosy.units import MIB
 from argosy.workload.chain import Chain
 
+# Micro-batches whose gradients may be in flight at once, which bounds their memory.
 MOST_GRADIENTS = 16
-"""Micro-batches whose gradients may be in flight at once, which bounds their memory."""
-BUCKET_BYTES = 32 * 2**20
-"""Bytes of gradients that are summed together: large enough to be fast, small enough to need little
-additional memory."""
+# Bytes of gradients that are summed together: large enough to be fast, small enough to need little
+# additional memory.
+BUCKET_BYTES = 32 * MIB
+# Buckets in flight at once.
 MOST_BUCKETS = 4
-"""Buckets in flight at once."""
 
 
 def lookahead(plan: Plan) -> int:

@@ -29,8 +29,8 @@ from argosy.runtime.processes.ranks import devices_by_rank, links_between, seats
 from argosy.runtime.processes.world import gather_texts
 from argosy.timeline import Contact, ContactKind, Span, SpanKind, Timeline
 
+# Pings per rank, of which the one with the least round trip counts.
 _PINGS = 12
-"""Pings per rank, of which the one with the least round trip counts."""
 _COMPUTATION = frozenset(kind for kind in SpanKind if not kind.is_communication)
 """Kinds of spans in which a rank computes."""
 _Known = tuple[Span, int | None]

@@ -34,11 +34,11 @@ from argosy.runtime.processes.ranks import devices_by_rank
 from argosy.runtime.processes.run_folder import forget_after
 from argosy.runtime.processes.run_spec import RunSpec
 
+# Generations in a row that may end before their first step; after them the job fails.
 _MOST_BARREN = 5
-"""Generations in a row that may end before their first step; after them the job fails."""
+# Crashes of one device's worker in a row, before its first step, after which the device is not used
+# any more.
 _MOST_CRASHES = 2
-"""Crashes of one device's worker in a row, before its first step, after which the device is not
-used any more."""
 
 
 class DeposedError(Exception):

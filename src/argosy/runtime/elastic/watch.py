@@ -14,10 +14,10 @@ from argosy.runtime.elastic.wire import Message
 if TYPE_CHECKING:
     from argosy.runtime.elastic.leader import Leader
 
+# Seconds in which other workers may report that they caused a failure.
 _AFTERMATH = 1.0
-"""Seconds in which other workers may report that they caused a failure."""
+# Multiples of ``RunSpec.lost_after`` after which present but unused hosts are considered again.
 _ASIDE = 5
-"""Multiples of ``RunSpec.lost_after`` after which present but unused hosts are considered again."""
 
 
 @dataclass(frozen=True, kw_only=True)

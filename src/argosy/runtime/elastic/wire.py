@@ -22,16 +22,18 @@ from collections.abc import Iterator
 from io import BufferedRWPair
 from typing import Any
 
+from argosy.units import MIB
+
 Message = dict[str, Any]
 """A message as a JSON object."""
+# Bytes that a line may have.
 _LONGEST = 2**28
-"""Bytes that a line may have."""
+# Connections without proof of the token that are open at a time.
 _MOST_STRANGERS = 128
-"""Connections without proof of the token that are open at a time."""
+# Bytes that the line with the proof may have.
 _LONGEST_OPENING = 2**10
-"""Bytes that the line with the proof may have."""
-_CHUNK = 2**20
-"""Bytes of a block that are sent before waiting for the peer to take them."""
+# Bytes of a block that are sent before waiting for the peer to take them.
+_CHUNK = MIB
 
 
 class LostError(Exception):

@@ -44,8 +44,8 @@ _SAME = {"aten.detach.default", "aten.clone.default"}
 """Operations that return their operand."""
 _FILLED = {"aten.full.default", "aten.expand.default", "aten.repeat.default"}
 """Operations whose results are equal for all samples if their operands are."""
+# The most elements of an operation that is tested, which bounds the time of a test.
 _MOST_TRIED = 2**22
-"""The most elements of an operation that is tested, which bounds the time of a test."""
 
 
 class SampleDependence(StrEnum):

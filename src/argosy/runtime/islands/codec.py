@@ -7,8 +7,8 @@ from torch import Tensor
 
 from argosy.plan.islands import INT8_BLOCK, Compression
 
+# The largest 8-bit integer that is used; -128 is not, so that the range is symmetric.
 _LARGEST = 127
-"""The largest 8-bit integer that is used; -128 is not, so that the range is symmetric."""
 
 
 def encoded_size(count: int, dtype: torch.dtype, compression: Compression) -> int:

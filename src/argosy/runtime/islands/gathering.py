@@ -26,8 +26,8 @@ from argosy.runtime.processes.world import gather_texts
 if TYPE_CHECKING:
     from argosy.runtime.step.trainer import Trainer
 
+# The tag of these messages; their process group carries no other point-to-point messages.
 _TAG = 11
-"""The tag of these messages; their process group carries no other point-to-point messages."""
 
 
 @dataclass(frozen=True, kw_only=True)

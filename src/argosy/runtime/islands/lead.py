@@ -19,9 +19,9 @@ from argosy.runtime.islands.mean import gather_numbers, hand_over, weighted_mean
 from argosy.runtime.islands.membership import STALE, LostIslandError, Membership
 from argosy.runtime.islands.outer import OuterState
 
+# The number of exchanges from which H adapts; their median ignores one that is slow for another
+# reason than the link.
 _MEASURED = 3
-"""The number of exchanges from which H adapts; their median ignores one that is slow for another
-reason than the link."""
 
 
 @dataclass(frozen=True, kw_only=True)

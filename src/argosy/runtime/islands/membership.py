@@ -29,8 +29,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: igno
 
 from argosy.errors import RunError
 
+# Seconds between two looks at the store.
 _POLL = 0.02
-"""Seconds between two looks at the store."""
 STALE = "stale"
 """A key in the announcement of an island whose shared parameters may differ from the others'
 (4)."""

@@ -47,10 +47,10 @@ from argosy.timeline import ContactKind, SpanKind
 
 _SENT, _WAITED, _WORKED, _SIZE, _NEWS = 1, 2, 3, 4, 5
 """Kinds of rows of a message; kind 0 marks a row that is not used."""
+# Numbers in a row: its kind and five values.
 _COLUMNS = 6
-"""Numbers in a row: its kind and five values."""
+# Steps after which clocks are compared again, because they drift apart.
 _AGAIN = 200
-"""Steps after which clocks are compared again, because they drift apart."""
 _COMPUTATION = (
     SpanKind.FORWARD,
     SpanKind.BACKWARD,
@@ -58,8 +58,8 @@ _COMPUTATION = (
     SpanKind.WEIGHT_GRADIENT,
 )
 """Kinds of marks that measure the speed of a device."""
+# Steps before and after a change whose median seconds are logged; three exclude an outlier.
 _AROUND = 3
-"""Steps before and after a change whose median seconds are logged; three exclude an outlier."""
 
 Event = dict[str, Any]
 """A line of ``decisions.jsonl``."""

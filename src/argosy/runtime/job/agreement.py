@@ -39,8 +39,8 @@ _OPTIONS = ("save_every", "clip", "seed", "adapt", "horizon", "min_gain")
 """Options of a run that must be equal on all ranks."""
 _OF_PLAIN_RUNS, _OF_ELASTIC_RUNS = ("steps", "resume"), ("copy_every",)
 """Further such options that only plain runs, or only elastic runs, have."""
+# Hexadecimal digits of a hash that a message shows; twelve are unlikely to collide.
 _SHOWN = 12
-"""Hexadecimal digits of a hash that a message shows; twelve are unlikely to collide."""
 
 
 def given_facts(spec: RunSpec, plan: Plan, *, elastic: bool = False) -> dict[str, str]:

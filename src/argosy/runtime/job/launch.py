@@ -21,8 +21,8 @@ from argosy.plan.plan import Plan
 from argosy.runtime.processes.ranks import NodeRanks, devices_by_rank, nodes_of
 from argosy.runtime.processes.run_spec import RUN, RunSpec
 
+# TCP port of rank 0's store unless given; torchrun's default master port is the same.
 DEFAULT_PORT = 29500
-"""TCP port of rank 0's store unless given; torchrun's default master port is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,9 +67,9 @@ from argosy.timeline.file import dumps_timeline
 from argosy.workload.capture.digest import initial_digest
 from argosy.workload.capture.initial import Recording, run_build
 
+# Steps whose spans are recorded, from the beginning of a run or generation; this bounds the size of
+# the timeline.
 RECORDED = 50
-"""Steps whose spans are recorded, from the beginning of a run or generation; this bounds the size
-of the timeline."""
 
 
 def main(values: list[str]) -> int:

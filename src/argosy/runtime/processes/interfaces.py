@@ -15,8 +15,8 @@ import sys
 
 from argosy.errors import RunError
 
+# SIOCGIFADDR, the ioctl request that returns the IPv4 address of an interface.
 _GET_ADDRESS = 0x8915
-"""SIOCGIFADDR, the ioctl request that returns the IPv4 address of an interface."""
 
 
 def is_loopback(address: str) -> bool:

@@ -27,8 +27,8 @@ from argosy.workload.fields import Natural
 
 MANIFEST = "argosy.json"
 """The name of the manifest in the folder of a checkpoint."""
+# Files that one process hashes at once.
 _THREADS = 4
-"""Files that one process hashes at once."""
 _Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 

@@ -46,8 +46,8 @@ from argosy.runtime.processes.interfaces import (
 BACKEND = "bound-store"
 """The name under which torchrun finds ``BoundStore``."""
 _LOOPBACK = "127.0.0.1"
+# Connections that may wait to be accepted, so that this many ranks can connect at once.
 _BACKLOG = 4096
-"""Connections that may wait to be accepted, so that this many ranks can connect at once."""
 _JOINING = datetime.timedelta(minutes=10)
 """The time for which a node waits for the first node."""
 

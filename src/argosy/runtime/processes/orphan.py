@@ -6,8 +6,8 @@ import ctypes
 import signal
 import sys
 
+# The number of this operation of ``prctl`` in Linux.
 _PR_SET_PDEATHSIG = 1
-"""The number of this operation of ``prctl`` in Linux."""
 
 
 def end_with_parent() -> None:

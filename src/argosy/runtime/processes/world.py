@@ -29,17 +29,17 @@ of these."""
 _SHARED_SETTINGS = {"NCCL_MAX_CTAS": "4"}
 """Further settings if ranks share a GPU: waiting kernels of NCCL must leave processors to those
 that compute."""
+# torch ends a process of NCCL without a message after this multiple of the run's timeout, that is,
+# later than ``await_device`` raises an error.
 _WATCHDOG = 1.5
-"""torch ends a process of NCCL without a message after this multiple of the run's timeout, that is,
-later than ``await_device`` raises an error."""
+# Seconds between two queries of the GPU.
 _POLL = 1e-4
-"""Seconds between two queries of the GPU."""
+# Seconds that aborting communicators may take.
 _ABORTING = 10.0
-"""Seconds that aborting communicators may take."""
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 """The environment variable that allows several ranks of NCCL on one GPU."""
+# The first version of NCCL that runs several ranks on one GPU.
 _FIRST_SHARING = (2, 30)
-"""The first version of NCCL that runs several ranks on one GPU."""
 
 
 def check_supported(plan: Plan) -> None:

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 BACKEND = "inductor"
 """The backend of torch.compile."""
+# Compiled variants that one function may have, since the stages and layers of a rank share it;
+# beyond its own limit of 8 torch would run eagerly.
 _MOST_VARIANTS = 256
-"""Compiled variants that one function may have, since the stages and layers of a rank share it;
-beyond its own limit of 8 torch would run eagerly."""
 
 
 def compiled(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,8 +32,8 @@ from argosy.errors import InputError, Problem
 from argosy.runtime.graphs.calls import mask_key, random_mask
 from argosy.runtime.stages.moment import Moment
 
+# The most masks that one layer may draw in a run, which keeps the keys of layers apart.
 _MOST_MASKS = 2**16
-"""The most masks that one layer may draw in a run, which keeps the keys of layers apart."""
 
 
 def drops(layer: nn.Module) -> bool:

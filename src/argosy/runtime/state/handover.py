@@ -17,8 +17,8 @@ from argosy.runtime.communication.boxes import Boxes, HeldPart, HeldParts
 from argosy.runtime.processes.failure import in_contact
 from argosy.runtime.state.moves import HeldPiece, RegionMove
 
+# The first tag of migrations; other tags are smaller.
 _TAG = 2**30
-"""The first tag of migrations; other tags are smaller."""
 _DTYPES = sorted({str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)})
 """All dtypes of torch in a fixed order, so that each has a tag of its own."""
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from argosy.cost.regions import Region, deliveries, volume
+from argosy.units import MIB
 
-WAVE = 256 * 2**20
-"""Bytes that are in flight together, which bounds the additional memory of a migration."""
+# Bytes that are in flight together, which bounds the additional memory of a migration.
+WAVE = 256 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)

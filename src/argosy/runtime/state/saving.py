@@ -27,11 +27,10 @@ from argosy.runtime.state.state import Rows, merged, trainer_state
 if TYPE_CHECKING:
     from argosy.runtime.step.trainer import Trainer
 
+# Seconds between a checkpoint that could not be written and the next attempt.
 RETRY_SECONDS = 5.0
-"""Seconds between a checkpoint that could not be written and the next attempt."""
+# Attempts to write the last checkpoint of a run again; with ``RETRY_SECONDS`` they take a minute.
 LAST_TRIES = 12
-"""Attempts to write the last checkpoint of a run again; with ``RETRY_SECONDS`` they take a
-minute."""
 
 
 class Saver:

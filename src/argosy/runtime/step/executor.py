@@ -44,10 +44,10 @@ from argosy.runtime.weights.overlap import GradientEvents
 from argosy.schedule import Action, ActionKind, build_schedule, with_communication
 from argosy.schedule.communicate import check_channels
 
+# The first tag of messages about forms; tags of tensors are smaller.
 _FORM_TAG = 2**28
-"""The first tag of messages about forms; tags of tensors are smaller."""
+# The most tensors that a stage may send on, since tags number them.
 _MOST_TENSORS = 64
-"""The most tensors that a stage may send on, since tags number them."""
 _FORWARD_KINDS = (ActionKind.RECEIVE_FORWARD, ActionKind.FORWARD, ActionKind.SEND_FORWARD)
 """Actions that an evaluation runs."""
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from argosy.errors import RunError
 from argosy.runtime.processes.failure import ElsewhereError
 
+# The first scale; overflows reduce it quickly if it is too large.
 _FIRST = 2.0**16
-"""The first scale; overflows reduce it quickly if it is too large."""
+# Steps without overflow after which the scale doubles.
 _PATIENCE = 2000
-"""Steps without overflow after which the scale doubles."""
 
 
 class LossScale:

@@ -36,8 +36,8 @@ _ELEMENTWISE = frozenset(
     )
 )
 """Optimizers that update every element from its own gradient and state alone."""
+# Bytes of state per element that are assumed before there is any state, as for Adam in float32.
 _USUAL_WIDTH = 8
-"""Bytes of state per element that are assumed before there is any state, as for Adam in float32."""
 
 
 @dataclass(eq=False)

@@ -29,8 +29,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from argosy.runtime.weights.host_memory import CopyStream, HostBuffers
 
+# Bytes below which a storage stays on the device, since copying it would save little memory.
 _SMALL = 8 * 1024
-"""Bytes below which a storage stays on the device, since copying it would save little memory."""
 
 
 @dataclass(eq=False, slots=True)

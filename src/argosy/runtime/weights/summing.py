@@ -34,8 +34,8 @@ from argosy.runtime.communication.collectives import (
 
 Groups = Mapping[tuple[int, ...], dist.ProcessGroup | None]
 """Process groups by their ranks; None if this rank is not a member."""
+# The tag of messages between members; tags of micro-batches are smaller.
 _TAG = 2**29
-"""The tag of messages between members; tags of micro-batches are smaller."""
 
 
 class Pending(Protocol):

@@ -30,8 +30,8 @@ from argosy.sim.engine.network import ActiveFlow
 if TYPE_CHECKING:
     from argosy.sim.engine.exact import Engine
 
+# The largest period p, in iterations, after which a repeated view is recognised.
 _LONGEST = 8
-"""The largest period p, in iterations, after which a repeated view is recognised."""
 # The tolerance of equal times, as a share of the clock.
 _SAME = 1e-12
 

@@ -50,9 +50,8 @@ from argosy.workload.capture.initial import Recording
 from argosy.workload.capture.write import NOTHING
 
 _CPU = torch.device("cpu")
+# Largest number of elements of a tensor that is neither parameter, buffer nor part of the batch.
 MOST_CONSTANT = 2**20
-"""Largest number of elements of a tensor that is neither parameter, buffer nor part of the
-batch."""
 
 
 @torch.library.custom_op("argosy::own_gradient", mutates_args=())

@@ -27,8 +27,8 @@ from argosy.workload.capture.initial import FakeModel, Recording
 from argosy.workload.capture.trace import trace
 from argosy.workload.graph import Argument, Graph, GraphNode
 
+# Numbers of samples that are traced. None is 1, which would make different sizes look equal.
 COUNTS = (2, 3, 5)
-"""Numbers of samples that are traced. None is 1, which would make different sizes look equal."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from argosy.workload.capture.blame import blamed
 
 # Expected behaviour of ``build``, for error messages.
 BUILDS = "build() to return a model, a loss function and a batch"
+# Elements up to which a tensor exists at once.
 SMALL = 2**16
-"""Elements up to which a tensor exists at once."""
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 _READING_INITIALISERS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 """Initialisers of ``nn.init`` that read values; they do nothing on the meta device."""

@@ -14,7 +14,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -66,17 +65,6 @@ def num_samples(fake: FakeModel) -> int:
     """Return the first dim of the batch's first tensor; 1 if there is none."""
     first = next((leaf for leaf in tree_flatten(fake.batch)[0] if isinstance(leaf, Tensor)), None)
     return int(first.shape[0]) if first is not None and first.dim() else 1
-
-
-def with_samples(fake: FakeModel, count: int) -> FakeModel:
-    """Return the model with the first ``count`` samples of its batch: every tensor whose first dim
-    is the number of samples is cut."""
-    whole = num_samples(fake)
-
-    def part(tensor: Tensor) -> Tensor:
-        return tensor[:count] if tensor.dim() and tensor.shape[0] == whole else tensor
-
-    return replace(fake, batch=tree_map_only(Tensor, part, fake.batch))
 
 
 def trace(

@@ -65,10 +65,10 @@ CATALOGUE_NAMES = {
 
 # Cephalo's names of dtypes.
 _DTYPES = {Dtype.FP32: "float32", Dtype.FP16: "float16"}
+# Micro-batches at which a fit is evaluated (3).
 _FITTED = (1, 5)
-"""Micro-batches at which a fit is evaluated (3)."""
+# Tokens of a vision model (7).
 _IMAGE_TOKENS = 197
-"""Tokens of a vision model (7)."""
 
 Times = dict[int, tuple[float, float]]
 """Forward and backward milliseconds by micro-batch."""

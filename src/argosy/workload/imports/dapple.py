@@ -42,8 +42,8 @@ _EDGE = re.compile(r"\s+(\S+) -- (\S+)\s*")
 # File name: model and profile batch.
 _BATCH = re.compile(r"(.*?)-pbs-(\d+)")
 
+# Largest number of bytes or milliseconds; anything above was not measured.
 _LARGEST = 1e18
-"""Largest number of bytes or milliseconds; anything above was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
