@@ -90,6 +90,72 @@ part's own folder are not ordered."""
 SAME_NAME = {"Trainer": "integrations.hf.Trainer replaces transformers.Trainer in a user's script"}
 """Public class names that occur twice, each with its reason."""
 
+MOST_FUNCTION_LINES = 50
+MOST_PARAMETERS = 6
+KERNELS = {"compiled", "compiled_exactly", "inlined", "_jit"}
+"""Decorators of kernels for numba and Triton. How a kernel rounds depends on how it is divided, and
+its parameters are arrays and sizes, so its length and its parameters are not limited."""
+
+LONG_FUNCTIONS = {
+    "adapt.play.play": "to be divided when policies next change",
+    "solve.finalists.judge._columns": "to be divided when the judge next changes",
+    "solve.pool_search._look": "to be divided when the search next changes",
+}
+"""Functions of more than 50 lines, each with its reason."""
+
+_API = "keyword-only options of the public interface, which users see in its documentation"
+_TORCH = "torch calls it, and determines its parameters"
+_ARRAYS = "arrays of one computation, each of which is named where it is called"
+_PARTS = "an object that is assembled once from parts that no other function groups"
+_PRICED = "a chain, a plan or an architecture with the options of one question about it"
+MANY_PARAMETERS = {
+    "adapt.controller.__init__": _PARTS,
+    "adapt.controller.after_step": _PRICED,
+    "adapt.play.play": _PRICED,
+    "api.compare": _API,
+    "api.export": _API,
+    "api.find_plan": _API,
+    "api.simulate": _API,
+    "choose.islands.find_island_plan": _PRICED,
+    "choose.robust.find_robust_plan": _PRICED,
+    "nbody.force.gravity.tree_force": _ARRAYS,
+    "nbody.gpu.force.__call__": _ARRAYS,
+    "nbody.gpu.kernels.sum_tasks": _ARRAYS,
+    "nbody.initial.conditions.initial_conditions": _API,
+    "nbody.processes.domain.essential_tree": _ARRAYS,
+    "report.gantt.gantt": _API,
+    "runtime.elastic.snapshot.__init__": _PARTS,
+    "runtime.graphs.attention.backward": _TORCH,
+    "runtime.graphs.attention.forward": _TORCH,
+    "runtime.graphs.attention.math_backward": _TORCH,
+    "runtime.islands.membership.__init__": _PARTS,
+    "runtime.stages.dropout._attention": _TORCH,
+    "runtime.stages.experts._routed": _TORCH,
+    "runtime.stages.graph_stage.__init__": _PARTS,
+    "runtime.stages.ring.forward": _TORCH,
+    "runtime.stages.stage.__init__": _PARTS,
+    "runtime.step.executor.__init__": _PARTS,
+    "runtime.step.trainer.parallelize": _API,
+    "runtime.weights.holding.__init__": _PARTS,
+    "sim.constant.pipeline_seconds": _ARRAYS,
+    "sim.islands.play_islands": _PRICED,
+    "sim.simulate.play": _PRICED,
+    "sim.simulate.simulate": _PRICED,
+    "solve.finalists.interleave.with_interleaved": _PRICED,
+    "solve.finalists.variant.in_place_of": _PRICED,
+    "solve.pool_search.__init__": _PARTS,
+    "solve.search.menu.__init__": _PARTS,
+    "space.enumerate._with_zero": _PRICED,
+    "space.price.seconds": _PRICED,
+    "workload.capture.decompose.backward": _TORCH,
+    "workload.capture.decompose.batch_norm": _TORCH,
+    "workload.capture.decompose.batch_norm_backward": _TORCH,
+    "workload.capture.forward.capture_forward": _PRICED,
+    "workload.load.load_model": _API,
+    "workload.transformer.build_chain": _PRICED,
+}
+"""Functions with more than six parameters, each with its reason."""
+
 FILES = sorted(SOURCE.rglob("*.py"))
 each_file = pytest.mark.parametrize(
     "file", FILES, ids=lambda file: file.relative_to(SOURCE).as_posix()
@@ -231,6 +297,44 @@ def test_no_module_has_a_name_that_says_nothing(file: Path) -> None:
 @each_file
 def test_a_file_is_one_idea(file: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions of a file that are no kernels."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = {
+                ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list
+            }
+            if decorators.isdisjoint(KERNELS):
+                yield node
+
+
+def name_of(file: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Return the module and the name of a function."""
+    module = file.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".")
+    return f"{module}.{function.name}"
+
+
+def test_functions_are_short() -> None:
+    every = [(file, function) for file in FILES for function in functions(file)]
+    long = {
+        name_of(file, function)
+        for file, function in every
+        if (function.end_lineno or 0) - function.lineno + 1 > MOST_FUNCTION_LINES
+    }
+    assert long == set(LONG_FUNCTIONS)
+
+
+def test_functions_have_few_parameters() -> None:
+    many = set()
+    for file in FILES:
+        for function in functions(file):
+            given = function.args
+            names = [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+            if sum(name not in ("self", "cls") for name in names) > MOST_PARAMETERS:
+                many.add(name_of(file, function))
+    assert many == set(MANY_PARAMETERS)
 
 
 @each_file

@@ -96,7 +96,7 @@ def test_an_edge_that_is_down_needs_its_bandwidths(case: tuple[Plan, Chain, Clus
         InputError, match=r'edge: found "v0.nic", expected an edge that is not down at time 0'
     ):
         keep([plan], chain, down, EDGE)
-    kept = keep([plan], chain, down, EDGE, low=1e8, high=1e9)
+    kept = keep([plan], chain, down, EDGE, between=(1e8, 1e9))
     assert kept.seconds(5e8) == pytest.approx([slowly(plan, chain, cluster, 5e8)], rel=1e-9)
 
 

@@ -65,21 +65,23 @@ def keep(
     edge: str,
     *,
     model: ComputeModel | None = None,
-    low: float | None = None,
-    high: float | None = None,
+    between: tuple[float, float] | None = None,
 ) -> KeptPlans:
-    """Prepare plans for changes of an edge, by default from a hundredth of its bandwidth at time 0
-    to four times it."""
+    """Prepare plans for changes of an edge ``between`` two bandwidths, by default a hundredth of
+    its bandwidth at time 0 and four times it."""
     if edge not in cluster.edges:
         suggestion = closest(edge, sorted(cluster.edges))
         raise bad_input(f"an edge of {cluster.name}", edge, where="edge", suggestion=suggestion)
     links = frozenset(cluster.edges[edge])
     now = max(cluster.links[link].bandwidth.at(0) for link in links)
-    if not now and (low is None or high is None):
+    if not now and between is None:
         raise bad_input("an edge that is not down at time 0, or its bandwidths", edge, where="edge")
-    low, high = low or now / 100, high or 4 * now
+    low, high = between or (now / 100, 4 * now)
+    model = model or ComputeModel()
     lines = [
-        edge_lines(plan, chain, cluster, links, model or ComputeModel(), low, high)
+        edge_lines(
+            SteadyGraph(compile_plan(plan, chain, cluster, model), cluster), links, low, high
+        )
         for plan in plans
     ]
     most = max(len(plan_lines) for plan_lines in lines)
@@ -97,17 +99,10 @@ def keep(
 
 
 def edge_lines(
-    plan: Plan,
-    chain: Chain,
-    cluster: Cluster,
-    links: frozenset[int],
-    model: ComputeModel,
-    low: float,
-    high: float,
+    steady: SteadyGraph, links: frozenset[int], low: float, high: float
 ) -> list[tuple[float, float]]:
     """Return (a, c) of every line that is the maximum somewhere between two bandwidths, flattest
     first."""
-    steady = SteadyGraph(compile_plan(plan, chain, cluster, model), cluster)
     network = steady.at([0.0])
     lines: dict[tuple[float, float], tuple[float, float]] = {}
     points = np.geomspace(1 / high, 1 / low, _SAMPLES)

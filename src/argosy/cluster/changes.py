@@ -117,15 +117,8 @@ def _change_links(
     for offset, edge in enumerate(matches):
         first = stated.links[edges[edge][0]]
         parts = 2 if edges[edge][0] in stated.halved else 1
-        bandwidth, latency = _link_traces(
-            change,
-            columns,
-            first.bandwidth.at(0),
-            first.latency.at(0) * parts,
-            document,
-            place,
-            offset,
-        )
+        now = (first.bandwidth.at(0), first.latency.at(0) * parts)
+        bandwidth, latency = _link_traces(change, columns, now, document, place, offset)
         latency_of_part = latency.scaled(1 / parts) if latency else None
         for index in edges[edge]:
             links[index] = replace(
@@ -141,12 +134,13 @@ def _change_links(
 def _link_traces(
     change: ChangeSchema,
     columns: TraceColumns | None,
-    bandwidth: float,
-    latency: float,
+    now: tuple[float, float],
     document: Document,
     place: Location,
     offset: int,
 ) -> tuple[Trace | None, Trace | None]:
+    """Return the traces of a link's bandwidth and latency; ``now`` are those at time 0."""
+    bandwidth, latency = now
     if columns is not None:
         traces = columns.traces(bandwidth=bandwidth, latency=latency)
         return traces.bandwidth, traces.latency

@@ -19,6 +19,7 @@ it is slower. Differences in (7) mean pieces that are too small to run at full s
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -93,45 +94,29 @@ def contest(
     costs = model or ComputeModel()
     whole = all(plays_whole(plan) for _, plan in plans)  # if one is folded, all are
     begun = [[from_moment(cluster, moment) for moment in moments(cluster)] for cluster in scenarios]
-    return [_entry(name, plan, chain, begun, costs, objective, whole=whole) for name, plan in plans]
+    entries = []
+    for name, plan in plans:
+        played = [
+            [play(plan, chain, cluster, costs, whole=whole) for cluster in clusters]
+            for clusters in begun
+        ]
+        seconds = objective(
+            [np.array([first_end(timeline) for timeline in timelines]) for timelines in played]
+        )
+        losses: dict[Loss, float] = {}
+        if math.isfinite(seconds):
+            timelines = itertools.chain.from_iterable(played)
+            exposed = float(np.mean([communication_seconds(timeline) for timeline in timelines]))
+            losses = _losses(plan, chain, begun[0][0], costs, seconds, exposed)
+        shares = tuple((loss, losses.get(loss, 0.0)) for loss in Loss)
+        entries.append(Entry(name=name, plan=plan, seconds=seconds, losses=shares))
+    return entries
 
 
 def moments(cluster: Cluster, count: int = MOMENTS) -> list[float]:
     """Return ``count`` times spread evenly until the last change, or only 0 if nothing changes."""
     last = last_change([cluster])
     return [last * index / count for index in range(count)] if last > 0 else [0.0]
-
-
-def _entry(
-    name: str,
-    plan: Plan,
-    chain: Chain,
-    begun: Sequence[Sequence[Cluster]],
-    model: ComputeModel,
-    objective: Objective,
-    *,
-    whole: bool,
-) -> Entry:
-    """Simulate one plan; ``begun`` has, for every scenario, the cluster from each start time on."""
-    played = [
-        [play(plan, chain, cluster, model, whole=whole) for cluster in clusters]
-        for clusters in begun
-    ]
-    seconds = objective(
-        [np.array([first_end(timeline) for timeline in timelines]) for timelines in played]
-    )
-    exposed = float(
-        np.mean([communication_seconds(timeline) for timelines in played for timeline in timelines])
-    )
-    losses = (
-        _losses(plan, chain, begun[0][0], model, seconds, exposed) if math.isfinite(seconds) else {}
-    )
-    return Entry(
-        name=name,
-        plan=plan,
-        seconds=seconds,
-        losses=tuple((loss, losses.get(loss, 0.0)) for loss in Loss),
-    )
 
 
 def communication_seconds(timeline: Timeline) -> float:
@@ -157,7 +142,13 @@ def _losses(
     for stage in plan.stages:
         for replica in stage.replicas:
             for member, device in enumerate(replica.devices):
-                computed, twice = _busy(plan, chain, cluster, model, stage, replica, member)
+                portion = Portion(
+                    device=cluster.device(device),
+                    samples=replica.samples,
+                    share=replica.shares[member],
+                    width=replica.width,
+                )
+                computed, twice = _busy(plan, chain, model, stage, portion)
                 busy[device] = busy.get(device, 0.0) + computed
                 again[device] = again.get(device, 0.0) + twice
         slowest = max(busy[device] for device in stage.devices)
@@ -195,20 +186,10 @@ def _speed(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, name
 
 
 def _busy(
-    plan: Plan,
-    chain: Chain,
-    cluster: Cluster,
-    model: ComputeModel,
-    stage: Stage,
-    replica: Replica,
-    member: int,
+    plan: Plan, chain: Chain, model: ComputeModel, stage: Stage, portion: Portion
 ) -> tuple[float, float]:
     """Return u_d, and the part of it that is recomputation, in seconds."""
-    device = cluster.device(replica.devices[member])
-    portion = Portion(
-        device=device, samples=replica.samples, share=replica.shares[member], width=replica.width
-    )
-    speed = device.speed.at(0) or 1.0
+    speed = portion.device.speed.at(0) or 1.0
     seconds = sum(stage_seconds(model, chain, stage, portion))
     plain = sum(stage_seconds(model, chain, replace(stage, recompute=Recompute.NONE), portion))
     update = update_seconds(chain, stage, portion)

@@ -17,6 +17,7 @@ for, and the gradients of the weights.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -39,6 +40,10 @@ _FORWARD, _BACKWARD, _HALF = range(3)
 _FEW = 6
 
 
+# A value per stage: a number, or a row of candidates.
+Values = TypeVar("Values")
+
+
 def pipeline_seconds(
     schedule: ScheduleSpec,
     num_micro_batches: int,
@@ -56,18 +61,17 @@ def pipeline_seconds(
     seconds between stages s and s + 1. Without ``returns`` all stages have a backward.
     """
     back = (transfer, latency) if returns is None else (transfer * returns, latency * returns)
-    arrays = (forward, backward, transfer, latency, *back, tail)
+    arrays = _StageSeconds(forward, backward, transfer, latency, *back, tail)
 
     def seconds(count: int) -> FloatArray:
         program = _program(schedule, len(forward), count)
         if forward.shape[1] > _FEW:
-            return _many(program, *arrays)
-        return np.array(
-            [
-                _one(program, *(array[:, candidate].tolist() for array in arrays))
-                for candidate in range(forward.shape[1])
-            ]
-        )
+            return _many(program, arrays)
+        candidates = [
+            _StageSeconds(*(array[:, candidate].tolist() for array in arrays))
+            for candidate in range(forward.shape[1])
+        ]
+        return np.array([_one(program, seconds_of_one) for seconds_of_one in candidates])
 
     return steady_seconds(seconds, schedule, len(forward), num_micro_batches)
 
@@ -153,18 +157,22 @@ def _family_order(
     return order + [(stage, backward, index) for index in range(done, num_micro_batches)]
 
 
-def _one(
-    program: Program,
-    forward: list[float],
-    backward: list[float],
-    transfer: list[float],
-    latency: list[float],
-    back_transfer: list[float],
-    back_latency: list[float],
-    tail: list[float],
-) -> float:
+class _StageSeconds(NamedTuple, Generic[Values]):
+    """A tuple that holds the seconds of stages, with a value or a row of candidates per stage."""
+
+    forward: Values
+    backward: Values
+    transfer: Values
+    latency: Values
+    back_transfer: Values
+    back_latency: Values
+    tail: Values
+
+
+def _one(program: Program, given: _StageSeconds[list[float]]) -> float:
     """Return the seconds of one iteration of a single candidate (3), in plain Python."""
     workers, steps = program
+    forward, backward, transfer, latency, back_transfer, back_latency, tail = given
     seconds = (forward, backward, [whole / 2 for whole in backward])
     free = [0.0] * len(set(workers))
     size = len(forward)
@@ -188,18 +196,10 @@ def _one(
     )
 
 
-def _many(
-    program: Program,
-    forward: FloatArray,
-    backward: FloatArray,
-    transfer: FloatArray,
-    latency: FloatArray,
-    back_transfer: FloatArray,
-    back_latency: FloatArray,
-    tail: FloatArray,
-) -> FloatArray:
+def _many(program: Program, given: _StageSeconds[FloatArray]) -> FloatArray:
     """Return the seconds of one iteration of many candidates (3), in numpy vectors."""
     workers, steps = program
+    forward, backward, transfer, latency, back_transfer, back_latency, tail = given
     free = np.zeros((len(set(workers)), forward.shape[1]))
     link = np.zeros((2, *forward.shape))
     arrival: list[FloatArray | None] = [None] * len(steps)

@@ -296,8 +296,9 @@ def _gather_node(
         into[4 + k, at] = np.float32(tree.moments[node, k] / (cutoff * cutoff))
 
 
+# One loop nest, because a kernel that is divided differently may round differently.
 @compiled
-def compute_leaves(
+def compute_leaves(  # noqa: C901
     tree: Tree,
     places: Places,
     first: int,
