@@ -59,12 +59,12 @@ def test_what_is_left_out_is_said(cluster: Cluster) -> None:
 def test_a_link_between_two_sides_joins_two_bridges(cluster: Cluster) -> None:
     layout = lay_out(cluster)
     assert len(layout.bridges) == 2
-    wire = next(cable for cable in layout.cables if cable.one.link == "wan.forward")
-    assert wire.other.link == "wan.back"
+    wire = next(cable for cable in layout.cables if cable.first.link == "wan.forward")
+    assert wire.second.link == "wan.back"
     homes = {
-        cable.one.namespace: cable.bridges[1]
+        cable.first.namespace: cable.bridges[1]
         for cable in layout.cables
-        if cable.one.namespace != SWITCH
+        if cable.first.namespace != SWITCH
     }
     assert wire.bridges == (homes["a0"], homes["b0"])
     assert homes["a0"] == homes["a1"]
@@ -77,8 +77,8 @@ def test_a_link_between_two_sides_joins_two_bridges(cluster: Cluster) -> None:
 )
 def test_a_switch_is_a_bridge_with_an_uplink(cluster: Cluster) -> None:
     layout = lay_out(cluster)
-    uplink = next(cable for cable in layout.cables if cable.one.link == "rack.uplink.out")
-    assert uplink.other.link == "rack.uplink.in"
+    uplink = next(cable for cable in layout.cables if cable.first.link == "rack.uplink.out")
+    assert uplink.second.link == "rack.uplink.in"
     assert uplink.bridges[0] == "rack"
     assert len(layout.cables) == 4
 

@@ -94,7 +94,7 @@ def full_mesh(
             Link(name=f"{edge}.{way}", edge=edge, bandwidth=next(bandwidth), latency=next(latency))
             for way in ("forward", "back")
         ]
-        ends = {"one": frozenset([one]), "other": frozenset([other])}
+        ends = {"nodes": frozenset([one]), "far_nodes": frozenset([other])}
         wires.append(
             Wire(name=edge, **ends, forward=len(links) - 2, back=len(links) - 1, bypasses_nic=True)
         )

@@ -304,8 +304,8 @@ class Builder:
             wires.append(
                 Wire(
                     name=name,
-                    one=frozenset(left),
-                    other=frozenset(right),
+                    nodes=frozenset(left),
+                    far_nodes=frozenset(right),
                     forward=forward,
                     back=back,
                     bypasses_nic=link.bypasses_nic,

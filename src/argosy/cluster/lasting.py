@@ -134,7 +134,7 @@ def _wires(cluster: Cluster) -> dict[str, tuple[tuple[int, bool], ...]]:
     """Return, per node, its ends of wires."""
     ends: dict[str, tuple[tuple[int, bool], ...]] = {}
     for at, wire in enumerate(cluster.wires):
-        for names, end in ((wire.one, True), (wire.other, False)):
+        for names, end in ((wire.nodes, True), (wire.far_nodes, False)):
             for name in names:
                 ends[name] = (*ends.get(name, ()), (at, end))
     return ends

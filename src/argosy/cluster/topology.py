@@ -125,8 +125,9 @@ class Wire:
     the switches."""
 
     name: str
-    one: frozenset[str]
-    other: frozenset[str]
+    nodes: frozenset[str]
+    """The names of the nodes at the end where ``forward`` begins."""
+    far_nodes: frozenset[str]
     forward: int
     back: int
     bypasses_nic: bool
@@ -274,8 +275,8 @@ class Cluster:
         nics = (start.nic[0], end.nic[1]) if start.nic and end.nic else None
         has_wire = False
         for wire in self.wires:
-            forward = start.name in wire.one and end.name in wire.other
-            back = start.name in wire.other and end.name in wire.one
+            forward = start.name in wire.nodes and end.name in wire.far_nodes
+            back = start.name in wire.far_nodes and end.name in wire.nodes
             if not (forward or back):
                 continue
             has_wire = True

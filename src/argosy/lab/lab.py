@@ -123,7 +123,8 @@ class Lab:
             system.run(*link, "set", f"bridge{index}", "up")
         for cable in self.layout.cables:
             ends = [
-                (self.prefix + port.namespace, port.interface) for port in (cable.one, cable.other)
+                (self.prefix + port.namespace, port.interface)
+                for port in (cable.first, cable.second)
             ]
             near = ("name", ends[0][1], "netns", ends[0][0])
             far = ("name", ends[1][1], "netns", ends[1][0])

@@ -43,8 +43,8 @@ class Port:
 class Cable:
     """A cable that connects two ports; an end in the switch's namespace belongs to a bridge."""
 
-    one: Port
-    other: Port
+    first: Port
+    second: Port
     bridges: tuple[str | None, str]
 
 
@@ -71,7 +71,7 @@ class LabLayout:
         return {
             port.link: port
             for cable in self.cables
-            for port in (cable.one, cable.other)
+            for port in (cable.first, cable.second)
             if port.link
         }
 
@@ -86,7 +86,7 @@ def lay_out(cluster: Cluster) -> LabLayout:
     problems = [*_refusals(cluster)]
     islands = _islands(cluster)
     for wire in cluster.wires:
-        groups = (wire.one, wire.other)
+        groups = (wire.nodes, wire.far_nodes)
         sides = [{islands[node] for node in group} for group in groups]
         reached = [{node for node, at in islands.items() if at in side} for side in sides]
         whole = all(nodes == set(group) for nodes, group in zip(reached, groups, strict=True))
@@ -143,7 +143,7 @@ def _refusals(cluster: Cluster) -> list[Problem]:
         _problem(cluster.links[link].name, "no capacity shared by several edges")
         for _, link in cluster.shared
     ]
-    pairs = [frozenset((wire.one, wire.other)) for wire in cluster.wires]
+    pairs = [frozenset((wire.nodes, wire.far_nodes)) for wire in cluster.wires]
     problems += [
         _problem(wire.name, "one link between two groups, none parallel to it")
         for index, wire in enumerate(cluster.wires)
@@ -164,7 +164,7 @@ def _islands(cluster: Cluster) -> dict[str, int]:
         apart = {
             peer
             for wire in cluster.wires
-            for here, there in ((wire.one, wire.other), (wire.other, wire.one))
+            for here, there in ((wire.nodes, wire.far_nodes), (wire.far_nodes, wire.nodes))
             if node.name in here
             for peer in there
         }
@@ -213,7 +213,7 @@ def _uplinks(cluster: Cluster, islands: Mapping[str, int]) -> list[Cable]:
 def _wires(cluster: Cluster, islands: Mapping[str, int]) -> list[Cable]:
     cables = []
     for index, wire in enumerate(cluster.wires):
-        sides = tuple(f"{_CORE}{islands[min(group)]}" for group in (wire.one, wire.other))
+        sides = tuple(f"{_CORE}{islands[min(group)]}" for group in (wire.nodes, wire.far_nodes))
         ports = [
             Port(SWITCH, f"wire{2 * index + at}", cluster.links[link].name)
             for at, link in enumerate((wire.forward, wire.back))

@@ -44,7 +44,9 @@ def link_table(cluster: Cluster) -> Table:
     capacities."""
     table = plain_table("link", "between", "bandwidth", "latency", right=("bandwidth", "latency"))
     between = {
-        wire.name: f"{names_in_short(sorted(wire.one))} and {names_in_short(sorted(wire.other))}"
+        wire.name: " and ".join(
+            names_in_short(sorted(names)) for names in (wire.nodes, wire.far_nodes)
+        )
         for wire in cluster.wires
     }
     of_nodes = {

@@ -267,9 +267,9 @@ def _looks(cluster: Cluster, node: Node) -> tuple[Any, ...]:
     uplinks = tuple(figures(pair) for pair in node.uplinks)
     narrow = tuple(pair for pair in node.uplinks if _separates(cluster, node, pair))
     wires = tuple(
-        (w.name, node.name in w.one)
+        (w.name, node.name in w.nodes)
         for w in cluster.wires
-        if node.name in w.one or node.name in w.other
+        if node.name in w.nodes or node.name in w.far_nodes
     )
     return kinds, media, figures(node.nic or ()), uplinks, narrow, wires, node.host_memory
 
