@@ -58,15 +58,15 @@ class Document:
             data = data[part]
         return Document(self.file, data, self.lines, (*self.prefix, *location))
 
-    def chosen(self, what: str, name: str) -> Document:
-        """Return the table ``name`` of a file that has one table per ``what``; raise if there is no
+    def chosen(self, kind: str, name: str) -> Document:
+        """Return the table ``name`` of a file that has one table per ``kind``; raise if there is no
         such table."""
         if not isinstance(self.data.get(name), dict):
-            expected = f"a {what} of this file ({', '.join(self.data)})"
+            expected = f"a {kind} of this file ({', '.join(self.data)})"
             suggestion = closest(name, self.data)
             problem = Problem(
                 file=self.file,
-                path=what,
+                path=kind,
                 found=show(name),
                 expected=expected,
                 suggestion=suggestion,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def known_name(option: str, name: str, known: Iterable[str], what: str = "") -> str:
+def known_name(option: str, name: str, known: Iterable[str], plural: str = "") -> str:
     """Return ``name`` if it is known; else raise ``InputError`` that lists the known names.
 
-    ``what`` is a word for the kind of names.
+    ``plural`` is a word for the kind of names.
     """
     from argosy.errors import bad_input, closest
 
     names = [str(known_value) for known_value in known]
     if name not in names:
-        expected = f"one of {f'the {what} ' if what else ''}{', '.join(names)}"
+        expected = f"one of {f'the {plural} ' if plural else ''}{', '.join(names)}"
         raise bad_input(expected, name, where=option, suggestion=closest(name, names))
     return name
 

@@ -74,19 +74,19 @@ def progress(message: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
-def tell(what: str, *, quiet: bool) -> None:
+def tell(text: str, *, quiet: bool) -> None:
     """Print a line on stderr unless ``quiet`` is set."""
     if not quiet:
-        sys.stderr.write(f"{what}\n")
+        sys.stderr.write(f"{text}\n")
 
 
 @contextlib.contextmanager
-def needs(what: str, extra: str) -> Iterator[None]:
+def needs(reason: str, extra: str) -> Iterator[None]:
     """Raise ``RunError`` with the package to install if an import inside the context fails."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise RunError(f"{what} ({error}); pip install 'argosy[{extra}]'") from None
+        raise RunError(f"{reason} ({error}); pip install 'argosy[{extra}]'") from None
 
 
 def has_spinner() -> bool:
@@ -114,11 +114,11 @@ def say_written(text: str, output: Path) -> None:
         sys.stdout.write(f"{text}\n")
 
 
-def no_stdout(path: Path, what: str, *, option: str = "--output") -> None:
+def no_stdout(path: Path, kind: str, *, option: str = "--output") -> None:
     """Raise ``InputError`` if something that stdout cannot take, such as a folder, is to go
     there."""
     if path == STDOUT:
-        raise impossible(f"write {what} to stdout", f"{option} is -", "a name")
+        raise impossible(f"write {kind} to stdout", f"{option} is -", "a name")
 
 
 def check_output(

@@ -81,9 +81,9 @@ class _Host:
     nic: tuple[float, float] | None
     """Bytes/s and seconds of its NIC; None with a single host."""
 
-    def is_like(self, other: _Host) -> bool:
-        own, theirs = self._figures, other._figures
-        if [d.kind for d in self.devices] != [d.kind for d in other.devices] or len(own) != len(
+    def is_like(self, host: _Host) -> bool:
+        own, theirs = self._figures, host._figures
+        if [d.kind for d in self.devices] != [d.kind for d in host.devices] or len(own) != len(
             theirs
         ):
             return False

@@ -162,22 +162,22 @@ class Lab:
         """Return the share of a core that a device has at full speed."""
         return self._speeds[device].full
 
-    def change(self, what: str, value: float) -> None:
+    def change(self, name: str, value: float) -> None:
         """Give an edge another bandwidth (bytes/s, both ways), or a device another speed (relative
         to its full one)."""
-        if what in self.cluster.device_index:
+        if name in self.cluster.device_index:
             if value > 0 and not self.with_shares:
                 reason = "the lab was started without shares of cores"
-                raise impossible(f"change the speed of {what}", reason, "0, for a lost device")
-            self._set_speed(what, value)
+                raise impossible(f"change the speed of {name}", reason, "0, for a lost device")
+            self._set_speed(name, value)
             return
         edges = sorted({link.edge for link in self.cluster.links if link.name in self._ports})
-        if what not in edges:
+        if name not in edges:
             expected = f"an edge or a device of {self.cluster.name}"
             names = [*edges, *self.cluster.device_index]
-            raise bad_input(expected, what, suggestion=closest(what, names))
+            raise bad_input(expected, name, suggestion=closest(name, names))
         for link in self.cluster.links:
-            if link.edge == what and link.name in self._ports:
+            if link.edge == name and link.name in self._ports:
                 self._shape(link.name, value)
 
     @cached_property

@@ -255,7 +255,7 @@ def _total(sizes: Sequence[float], rates: Sequence[float], ends: Sequence[float]
 
 
 def probe_all(
-    notes: ProbeNotes, *, seconds: float = 0.3, report: Report = lambda what: None
+    notes: ProbeNotes, *, seconds: float = 0.3, report: Report = lambda text: None
 ) -> None:
     """Measure every rank's device, all at the same time, then every link, then every host's links,
     into ``notes``, equally on all ranks; what they already contain is not measured again."""

@@ -20,12 +20,12 @@ from argosy.runtime.processes.meeting import meet
 
 
 def measure(
-    name: str, notes: ProbeNotes, *, seconds: float, report: Report = lambda what: None
+    name: str, notes: ProbeNotes, *, seconds: float, report: Report = lambda text: None
 ) -> str | None:
     """Return the cluster file's text on rank 0, None on the others; measurements are added to the
     notes, which rank 0 keeps."""
     if not is_first():
-        notes, report = ProbeNotes(), lambda what: None
+        notes, report = ProbeNotes(), lambda text: None
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -100,10 +100,10 @@ def error_table(study: Study) -> Table:
     return table
 
 
-def error_cells(found: Errors) -> list[str]:
+def error_cells(errors: Errors) -> list[str]:
     """Return the cells of a table for the errors of predictions."""
-    shares = (found.median, found.mean, found.ninetieth, found.worst)
-    return [str(found.count), *(f"{100 * share:.1f} %" for share in shares), f"{found.rank:.3f}"]
+    shares = (errors.median, errors.mean, errors.ninetieth, errors.worst)
+    return [str(errors.count), *(f"{100 * share:.1f} %" for share in shares), f"{errors.rank:.3f}"]
 
 
 def worst_table(study: Study, count: int = 5) -> Table:

@@ -143,10 +143,10 @@ def _rate(option: str, text: str | None) -> float | None:
     return None if text is None else parse_rate(option, text)
 
 
-def _needed(option: str, value: _Value | None, what: str) -> _Value:
+def _needed(option: str, value: _Value | None, fact: str) -> _Value:
     """Return the value of an option that a format needs; raise ``InputError`` if it is missing."""
     from argosy.errors import refused
 
     if value is None:
-        raise refused(f"{option} is needed: the file does not contain the {what}")
+        raise refused(f"{option} is needed: the file does not contain the {fact}")
     return value

@@ -399,12 +399,12 @@ def movie(options: MovieOptions) -> None:
     )
 
 
-def _check_new(output: Path, what: str) -> None:
+def _check_new(output: Path, kind: str) -> None:
     """Raise ``InputError``, before anything is computed, if a file exists or cannot be written."""
     from argosy.cli.terminal import check_output, no_stdout
     from argosy.errors import impossible
 
-    no_stdout(output, what)
+    no_stdout(output, kind)
     if output.exists():
         raise impossible(f"write {output}", "a file of this name exists", "another name")
     check_output(output)

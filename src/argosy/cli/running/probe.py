@@ -174,7 +174,7 @@ def _here(name: str, notes: ProbeNotes, seconds: float, *, quiet: bool) -> str |
     with needs("measuring needs torch", "torch"):
         from argosy.measure.probe_worker import measure
     return measure(
-        name, notes, seconds=seconds, report=lambda what: tell(f"measuring {what}", quiet=quiet)
+        name, notes, seconds=seconds, report=lambda text: tell(f"measuring {text}", quiet=quiet)
     )
 
 

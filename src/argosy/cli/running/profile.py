@@ -142,7 +142,7 @@ def _measured(
             sequence_length=tokens,
             known=() if earlier is None else earlier.rows,
             is_compiled=options.compile_layers,
-            report=lambda what: tell(f"measuring {what}", quiet=options.quiet),
+            report=lambda text: tell(f"measuring {text}", quiet=options.quiet),
             save=save,
         )
 

@@ -61,7 +61,7 @@ class GravityPlan:
     """The usual choices, which the plan was compared with."""
 
 
-def dumps_gravity_plan(found: StepPlan, seed: int) -> str:
+def dumps_gravity_plan(planned: StepPlan, seed: int) -> str:
     """Return a gravity plan as JSON."""
 
     def row(domains: Domains) -> dict[str, Any]:
@@ -69,19 +69,19 @@ def dumps_gravity_plan(found: StepPlan, seed: int) -> str:
         return {"name": domains.name, "ends": list(domains.ends), "planes": list(domains.planes)}
 
     cluster = {
-        "name": found.cluster.name,
-        "hash": found.cluster.hash,
-        "content": json.loads(found.cluster.content),
+        "name": planned.cluster.name,
+        "hash": planned.cluster.hash,
+        "content": json.loads(planned.cluster.content),
     }
     content = {
         "version": 1,
         "kind": KIND,
         "cluster": cluster,
-        "particles": found.box.particles,
-        "mesh_cells": found.box.mesh_cells,
+        "particles": planned.box.particles,
+        "mesh_cells": planned.box.mesh_cells,
         "seed": seed,
-        "plan": row(found.best.domains),
-        "compared": [row(choice.domains) for choice in found.others],
+        "plan": row(planned.best.domains),
+        "compared": [row(choice.domains) for choice in planned.others],
     }
     return json.dumps(content, indent=1) + "\n"
 

@@ -134,7 +134,7 @@ class HeldPart(NamedTuple):
         return view
 
     def take(self, source: HeldPart) -> None:
-        """Copy the elements that both parts hold from ``other``."""
+        """Copy the elements that both parts hold from ``source``."""
         for box in self.boxes:
             for given in source.boxes:
                 common = overlap(box.region, given.region)

@@ -141,13 +141,13 @@ class Recorder:
         return event
 
     def _marking(
-        self, what: str, stage: int | None, micro_batch: int | None, gradient: bool
+        self, name: str, stage: int | None, micro_batch: int | None, gradient: bool
     ) -> _Marking | _Nothing:
         if not self.enabled:
             return _NOTHING
-        on_host = what in _CONTACTS and not self.contacts_on_device
+        on_host = name in _CONTACTS and not self.contacts_on_device
         return _Marking(
-            self, (what, stage, micro_batch, gradient), time.perf_counter if on_host else self.now
+            self, (name, stage, micro_batch, gradient), time.perf_counter if on_host else self.now
         )
 
     def computing(self, action: Action) -> _Marking | _Nothing:

@@ -345,10 +345,12 @@ class GraphCut:
             )
 
 
-def _is_same(op: str, other: str) -> bool:
+def _is_same(op: str, recorded: str) -> bool:
     """Return whether two operations compute the same; torch has several kernels of attention, by
     dtype and device."""
-    return op == other or all(name.startswith("aten._scaled_dot_product_") for name in (op, other))
+    return op == recorded or all(
+        name.startswith("aten._scaled_dot_product_") for name in (op, recorded)
+    )
 
 
 def aligned(

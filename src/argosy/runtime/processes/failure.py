@@ -44,17 +44,17 @@ class Note:
 
 
 @contextlib.contextmanager
-def in_contact(what: str) -> Iterator[None]:
+def in_contact(moment: str) -> Iterator[None]:
     """Raise an ``ElsewhereError`` in place of the errors that torch.distributed raises if a peer
     goes away."""
     try:
         yield
     except RuntimeError as error:
-        raise _lost(what, error) from error
+        raise _lost(moment, error) from error
 
 
 @contextlib.contextmanager
-def in_contact_beside_others(what: str) -> Iterator[None]:
+def in_contact_beside_others(moment: str) -> Iterator[None]:
     """Do as ``in_contact`` around code that may also fail by itself, such as a user's model: only
     errors of torch.distributed are replaced."""
     try:
@@ -62,7 +62,7 @@ def in_contact_beside_others(what: str) -> Iterator[None]:
     except RuntimeError as error:
         if not is_of_torch_distributed(error):
             raise
-        raise _lost(what, error) from error
+        raise _lost(moment, error) from error
 
 
 @contextlib.contextmanager
@@ -80,10 +80,10 @@ def ending_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def _lost(what: str, error: RuntimeError) -> ElsewhereError:
+def _lost(moment: str, error: RuntimeError) -> ElsewhereError:
     first = (str(error).splitlines() or [""])[0]
     reason = first.partition("] ")[2] or first
-    return ElsewhereError(f"lost contact {what}: {reason.partition('. This is typically')[0]}")
+    return ElsewhereError(f"lost contact {moment}: {reason.partition('. This is typically')[0]}")
 
 
 def is_of_torch_distributed(error: RuntimeError) -> bool:

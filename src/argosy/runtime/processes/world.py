@@ -149,7 +149,7 @@ def nccl_version() -> tuple[int, ...]:
     return (major, *divmod(rest, 100))
 
 
-def await_device(device: torch.device, what: str) -> None:
+def await_device(device: torch.device, moment: str) -> None:
     """Wait for the work queued on a GPU, but no longer than the run's timeout, since the kernels of
     NCCL wait permanently for a rank that is gone.
 
@@ -164,7 +164,9 @@ def await_device(device: torch.device, what: str) -> None:
     while not event.query():
         if time.monotonic() > end:
             abort()
-            raise ElsewhereError(f"lost contact {what}: another rank sent nothing for {limit:g} s")
+            raise ElsewhereError(
+                f"lost contact {moment}: another rank sent nothing for {limit:g} s"
+            )
         time.sleep(_POLL)
 
 

@@ -124,15 +124,15 @@ def assignment(placement: ProgramPlacement, problem: AssignmentProblem | None = 
     return cheapest_tangled(problem, holds=usual_choices(placement))
 
 
-def described(placement: ProgramPlacement, found: Found) -> Program:
+def described(placement: ProgramPlacement, result: Found) -> Program:
     """Return the program that an assignment describes."""
     graph, choices = placement.graph, placement.choices
     nodes, costs = len(graph.nodes), placement.problem.costs[: len(graph.nodes)]
     rows = tuple(
-        options[x] for options, x in zip(placement.rows, found.choice[:nodes], strict=True)
+        options[x] for options, x in zip(placement.rows, result.choice[:nodes], strict=True)
     )
     taken = tuple(
-        options[x] for options, x in zip(placement.deliveries, found.choice[nodes:], strict=True)
+        options[x] for options, x in zip(placement.deliveries, result.choice[nodes:], strict=True)
     )
     moves = []
     for value, delivery in enumerate(taken):
@@ -148,8 +148,8 @@ def described(placement: ProgramPlacement, found: Found) -> Program:
         rows=rows,
         deliveries=taken,
         moves=tuple(moves),
-        row_seconds=tuple([cost.item(x) for cost, x in zip(costs, found.choice, strict=False)]),
-        bound=found.bound,
+        row_seconds=tuple([cost.item(x) for cost, x in zip(costs, result.choice, strict=False)]),
+        bound=result.bound,
         unknown=choices.unknown,
     )
 
