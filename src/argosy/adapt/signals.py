@@ -44,13 +44,13 @@ from argosy.workload.chain import Chain
 # A rate below its link's believed bandwidth by more than this share does not explain a slow route
 # (3).
 TOLERANCE = 0.15
+# At most this many earlier messages may have kept the link busy; it bounds the cost of (1).
 _WINDOW = 8
-"""At most this many earlier messages may have kept the link busy; it bounds the cost of (1)."""
+# A receiver must have waited for at least this share of a message's time; otherwise the message may
+# have arrived earlier than its timestamp.
 _WAITED = 0.1
-"""A receiver must have waited for at least this share of a message's time; otherwise the message
-may have arrived earlier than its timestamp."""
+# Messages with fewer bytes are ignored, because they measure latency.
 _LEAST_BYTES = 4096
-"""Messages with fewer bytes are ignored, because they measure latency."""
 
 
 class ObservedTransfer(NamedTuple):

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+# H stays if its relative change would be at most this.
 _HYSTERESIS = 0.25
-"""H stays if its relative change would be at most this."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,9 +37,9 @@ from argosy.space.price import widest
 from argosy.space.widths import node_widths
 from argosy.workload.chain import Chain
 
+# A search gets this factor times the best plan of the others as its ceiling, because level 1 skips
+# shapes that it estimates near the ceiling.
 _ROOM = 1.2
-"""A search gets this factor times the best plan of the others as its ceiling, because level 1 skips
-shapes that it estimates near the ceiling."""
 
 
 class EvenSearch:

@@ -38,9 +38,9 @@ from argosy.space.pool import Pool
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
 
+# The programme (3) is solved only for granularities with at most this many states, which takes a
+# moment.
 _MOST_STATES = 20_000
-"""The programme (3) is solved only for granularities with at most this many states, which takes a
-moment."""
 
 # For each state, or for each end, the first layer that is reached.
 Reach = NDArray[np.intp]

@@ -22,10 +22,10 @@ from argosy.space.pool import Pool
 from argosy.space.price import Prices
 from argosy.space.rate import period, pool_rates
 
+# Parts are searched only in clusters with at most this many devices; level 1 must stay fast.
 _MOST_DEVICES = 32
-"""Parts are searched only in clusters with at most this many devices; level 1 must stay fast."""
+# If there are more parts of whole nodes than this, only whole pools are taken as parts.
 _MOST_PARTS = 32
-"""If there are more parts of whole nodes than this, only whole pools are taken as parts."""
 
 
 def parts_of(

@@ -29,9 +29,8 @@ from argosy.solve.settings import Settings
 from argosy.workload.chain import Chain
 from argosy.workload.graph import Graph
 
+# A group over several nodes has at most this many devices; more rarely pay for their collectives.
 MOST_SHARING = 16
-"""A group over several nodes has at most this many devices; more rarely pay for their
-collectives."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,9 @@ SCHEDULES = (
     ScheduleSpec(kind=ScheduleKind.KFKB, k=4),
 )
 
+# On at most this many devices level 1 considers every shape and every setting of memory, and
+# tightens its bounds.
 FEW_DEVICES = 16
-"""On at most this many devices level 1 considers every shape and every setting of memory, and
-tightens its bounds."""
 # Level 2 mixes kinds in a stage by default only on at most this many pools and devices.
 _MIXED_POOLS, _MIXED_DEVICES = 3, 64
 

@@ -29,14 +29,14 @@ from argosy.space.enumerate import Scope
 from argosy.space.operations.sharding import unit_counts
 from argosy.space.price import Prices
 
+# A replica or group of unequal devices has at most this many devices.
 _MOST_DEVICES = 8
-"""A replica or group of unequal devices has at most this many devices."""
+# A variant is simulated only if its devices times micro-batches are at most this many.
 _MOST_STEPS = 1024
-"""A variant is simulated only if its devices times micro-batches are at most this many."""
+# At most this many sizes of micro-batches are tried.
 _MOST_SIZES = 4
-"""At most this many sizes of micro-batches are tried."""
+# Times that differ by less than this share count as equal.
 _FASTER = 1 - 1e-9
-"""Times that differ by less than this share count as equal."""
 
 
 def with_uneven_parts(plain: Plan, search: PoolSearch, cluster: Cluster) -> Plan:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from argosy.space.option import Vector
 from argosy.space.pool import Pool
 
+# Searches for even plans and for plans of whole nodes divide a pool into at most this many units,
+# which bounds their time.
 _MOST_UNITS = 12
-"""Searches for even plans and for plans of whole nodes divide a pool into at most this many units,
-which bounds their time."""
 
 
 def granularities(pools: Sequence[Pool]) -> Iterator[Vector]:

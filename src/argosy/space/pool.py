@@ -30,12 +30,12 @@ from argosy.errors import InputError, Problem
 from argosy.units import counted
 from argosy.workload.chain import Chain
 
+# A link with more than this latency, in seconds, separates sites (1). Links inside a data centre
+# stay far below it.
 _FAR = 1e-3
-"""A link with more than this latency, in seconds, separates sites (1). Links inside a data centre
-stay far below it."""
+# A link with less than the bandwidth of this many NICs separates sites (1): it limits even two
+# nodes that send at once.
 _NARROW = 2
-"""A link with less than the bandwidth of this many NICs separates sites (1): it limits even two
-nodes that send at once."""
 
 
 @dataclass(frozen=True, kw_only=True)

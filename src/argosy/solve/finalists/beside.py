@@ -15,14 +15,14 @@ from argosy.solve.search.shape import Shape
 from argosy.space.enumerate import Scope
 from argosy.space.option import Option, Vector
 
+# The exact engine simulates at most this many uniform pipelines.
 _UNIFORM = 8
-"""The exact engine simulates at most this many uniform pipelines."""
+# This many moves from the winner are simulated at once.
 _MOVED = 3
-"""This many moves from the winner are simulated at once."""
+# On few devices ``_ROUNDS`` times as many moves are simulated, in at most this many rounds.
 _ROUNDS = 4
-"""On few devices ``_ROUNDS`` times as many moves are simulated, in at most this many rounds."""
+# A move that the judge finds slower than this factor times the winner is not simulated.
 _NEAR = 1.005
-"""A move that the judge finds slower than this factor times the winner is not simulated."""
 
 
 def with_uniform(

@@ -14,9 +14,10 @@ from argosy.solve.finalists.verdict import ExactTrial
 from argosy.solve.search.shape import Shape
 from argosy.space.option import Option, Vector
 
+# At most this many plans are kept, the fastest ones.
 _MOST = 32
+# Neighbours that the judge finds slower than this factor times the best plan are dropped.
 _NEAR = 1.05
-"""Neighbours that the judge finds slower than this factor times the best plan are dropped."""
 
 
 class Incumbents:

@@ -24,9 +24,8 @@ from argosy.solve.finalists.variant import in_place_of, played_if_it_fits
 from argosy.units import counted
 from argosy.workload.chain import Chain
 
+# A plan is simulated only if its devices times micro-batches times chunks are at most this many.
 _MOST_TASKS = 20_000
-"""A plan is simulated only if its devices times micro-batches times chunks are at most this
-many."""
 
 
 def with_interleaved(

@@ -25,11 +25,11 @@ from argosy.space.option import PoolPart
 from argosy.space.place import Places
 from argosy.space.pool import Pool
 
+# Links between NICs are negligible if their latency is at most this share of that of the NICs.
 _FAR = 0.1
-"""Links between NICs are negligible if their latency is at most this share of that of the NICs."""
+# A link with at least this factor times the bandwidth of a NIC does not slow an exchange: trees
+# cross it twice.
 _AMPLE = 2.0
-"""A link with at least this factor times the bandwidth of a NIC does not slow an exchange: trees
-cross it twice."""
 
 
 class Sums:

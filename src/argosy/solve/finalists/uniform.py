@@ -62,15 +62,16 @@ from argosy.space.option import Option, PoolPart
 from argosy.space.price import FloatArray, Prices, shares
 from argosy.space.shares import share_samples, whole_seconds
 
+# At most this many plans are cut and judged, those with the least (1) first.
 _MOST_CUT = 48
-"""At most this many plans are cut and judged, those with the least (1) first."""
+# The plans that are judged have at most this product of stages and micro-batches together, and one
+# of them has at most an eighth of it.
 _MOST_JUDGED = 30_000
-"""stages times micro-batches of all of them together, and of one an eighth of that."""
+# A layout is not cut if (1) without the exchange is above this times the best time: on six of the
+# bundled clusters no layout was judged to take less than 0.88 of (1).
 _NEAR = 1.15
-"""A layout is not cut if (1) without the exchange is above this times the best time: on six of the
-bundled clusters no layout was judged to take less than 0.88 of (1)."""
+# At most this many cuts of two stages are tried for one that fits.
 _MOST_CUTS = 8
-"""At most this many cuts of two stages are tried for one that fits."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from argosy.cost.memory import USABLE
 from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.plan.plan import Certificate, LeftOut, Plan, Predicted, RunnerUp
 from argosy.sim.prediction import Played, play_once, prediction
-from argosy.sim.simulate import iteration_seconds
+from argosy.sim.simulate import SMALL_PLAN, iteration_seconds
 from argosy.sim.tasks.choose import KnownRates
 from argosy.solve.finalists.candidate import Candidate, lightened
 from argosy.solve.finalists.devices import on_devices
@@ -28,13 +28,11 @@ from argosy.space.price import Prices
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
 
-_SMALL = 512
-"""A plan is simulated whole if its devices times micro-batches are at most this many; a larger one
-is folded along its symmetries."""
+# If folding loses something, a plan with at most this product of devices and micro-batches is
+# played whole also to rank it.
 _TINY = 128
-"""The same of a plan that is played whole also to rank it, if folding loses something."""
+# Times that differ by less than this share count as equal.
 _SAME = 1e-9
-"""Times that differ by less than this share count as equal."""
 # A plan names at most this many runner-ups.
 _MOST_RUNNER_UPS = 3
 _Result = TypeVar("_Result")
@@ -152,7 +150,7 @@ class ExactTrial:
         small = {
             candidate.key: candidate
             for candidate in candidates
-            if candidate.num_steps <= _SMALL and candidate.key not in self.iterations
+            if candidate.num_steps <= SMALL_PLAN and candidate.key not in self.iterations
         }
         play = partial(
             play_once, chain=self.prices.chain, cluster=self.calm, model=self.prices.model
@@ -161,12 +159,12 @@ class ExactTrial:
             zip(small, self._map(partial(play, whole=True), small.values()), strict=True)
         )
         times = self.seconds(
-            [candidate for candidate in candidates if candidate.num_steps > _SMALL]
+            [candidate for candidate in candidates if candidate.num_steps > SMALL_PLAN]
         )
         folded = iter(times)
         return [
             self.iterations[candidate.key].seconds
-            if candidate.num_steps <= _SMALL
+            if candidate.num_steps <= SMALL_PLAN
             else next(folded)
             for candidate in candidates
         ]

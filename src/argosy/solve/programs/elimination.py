@@ -31,9 +31,8 @@ from argosy.errors import InfeasibleError
 
 # An array of costs with one axis per variable.
 Table = NDArray[np.float64]
+# A table with more entries than this is not built; the graph is then too tangled for this method.
 MOST_ENTRIES = 1e7
-"""A table with more entries than this is not built; the graph is then too tangled for this
-method."""
 
 
 class TangledError(InfeasibleError):

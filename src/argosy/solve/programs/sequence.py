@@ -43,8 +43,8 @@ RING = "ring"
 """The implementation of attention that passes keys and values around a ring."""
 # The operation that torch captures for attention on a CPU.
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+# The dim of tokens in queries, keys and values: samples, heads, tokens, elements of a head.
 _SEQUENCE_DIM = 2
-"""The dim of tokens in queries, keys and values: samples, heads, tokens, elements of a head."""
 
 
 def sequence_length(graph: Graph) -> int:

@@ -27,8 +27,8 @@ from argosy.space.operations.sharding import REPLICATED
 from argosy.units import counted
 from argosy.workload.graph import Graph, Role
 
+# The program (1) and the ratios (2) are improved in turn at most this often.
 MOST_ROUNDS = 6
-"""The program (1) and the ratios (2) are improved in turn at most this often."""
 
 
 @dataclass(frozen=True, kw_only=True)

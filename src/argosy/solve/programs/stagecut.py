@@ -35,13 +35,12 @@ from argosy.space.operations.flop import flop_of
 from argosy.workload.graph import Graph, Role
 from argosy.workload.part import forward_order
 
+# Shares by which the work of a stage may exceed its target, tried one after the other.
 TOLERANCES = (0.08, 0.16, 0.32, 0.64, 1.28)
-"""Shares by which the work of a stage may exceed its target, tried one after the other."""
+# Maximum seconds for the integer programme; after that the best cut so far is taken.
 TIME_LIMIT = 20.0
-"""Maximum seconds for the integer programme; after that the best cut so far is taken."""
+# Pieces with less than this share of all FLOP are merged into their reader if there is only one.
 SMALL = 1e-3
-"""Pieces with less than this share of all FLOP are merged into their reader if there is only
-one."""
 
 
 @dataclass(frozen=True, kw_only=True)

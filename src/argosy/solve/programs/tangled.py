@@ -39,10 +39,11 @@ from argosy.space.operations.rules import ShardingRule
 from argosy.space.operations.sharding import REPLICATED, State
 from argosy.workload.graph import Role
 
+# A table has at most this many entries; otherwise a variable is held.
 MOST_ENTRIES = 1e6
-"""A table has at most this many entries; otherwise a variable is held."""
+# Maximum number of rounds (3).
 ROUNDS = 4
-"""Maximum number of rounds (3)."""
+# A round that improves the best value by less than this share is the last one.
 NO_GAIN = 1e-6
 
 

@@ -32,12 +32,12 @@ from argosy.workload.chain import Chain
 from argosy.workload.graph import Graph, GraphNode
 from argosy.workload.part import forward_order, renamed
 
+# Maximum share of a segment's FLOP that every device of a group may do whole.
 _WHOLE_WORK = 0.02
-"""Maximum share of a segment's FLOP that every device of a group may do whole."""
+# Maximum share of a segment's weights that every device may hold whole.
 _WHOLE_WEIGHTS = 0.02
-"""Maximum share of a segment's weights that every device may hold whole."""
+# Weights below this share of a model's weights may be whole in any segment.
 _FEW_WEIGHTS = 1e-3
-"""Weights below this share of a model's weights may be whole in any segment."""
 _ALL_REDUCES = {
     GroupCollective.ALL_REDUCE: 1.0,
     GroupCollective.ALL_GATHER: 0.5,

@@ -51,12 +51,12 @@ Numbers = Sequence[float] | FloatArray
 Boundaries = list[int]
 """0, followed by the end of each device: one more entry than there are devices."""
 
+# A bound is moved by this share so that no rounding of sums can make it wrong.
 _MARGIN = 1e-9
-"""A bound is moved by this share so that no rounding of sums can make it wrong."""
+# Costs that differ by a smaller share count as equal in (4).
 _SAME = 1e-12
-"""Costs that differ by a smaller share count as equal in (4)."""
+# A ``repr`` lists at most this many runs.
 _SHOWN = 8
-"""A ``repr`` lists at most this many runs."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from argosy.space.price import Prices
 
+# Longer chains are combined into bundles of several layers if that is allowed.
 _MOST_BUNDLES = 100
-"""Longer chains are combined into bundles of several layers if that is allowed."""
 
 _Indices = NDArray[np.intp]
 

@@ -22,10 +22,10 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import default_depth, group_size, usual_depth
 from argosy.units import counted
 
+# Plans of more stages are not searched.
 MOST_STAGES = 32
-"""Plans of more stages are not searched."""
+# Assumed number of stages of a pipeline; it only decides which shapes are searched first.
 _FILL = 4
-"""Assumed number of stages of a pipeline; it only decides which shapes are searched first."""
 
 
 @dataclass(frozen=True, kw_only=True)

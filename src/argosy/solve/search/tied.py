@@ -29,8 +29,8 @@ from argosy.space.place import row_places
 from argosy.space.pool import Pool
 from argosy.space.price import FloatArray, Prices
 
+# Plans are divided if (1) or (2) can be longer than this share of the time to beat.
 _WORTH = 0.002
-"""Plans are divided if (1) or (2) can be longer than this share of the time to beat."""
 Tied = tuple[int, int, FloatArray]
 """A layer, the other one, and for each option the least seconds of a stage that has the first and
 not the other."""

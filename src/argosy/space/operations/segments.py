@@ -60,24 +60,23 @@ from argosy.workload.powersgd import summed_elements
 
 FloatArray = NDArray[np.float64]
 
+# A step is cut into at most about this many segments: K in (1). More would slow the search down.
 MOST_SEGMENTS = 128
-"""A step is cut into at most about this many segments: K in (1). More would slow the search
-down."""
+# Number of kernels in the forward of a transformer's block, for which the floors of
+# ``cost.compute`` were measured.
 BLOCK_LAUNCHES = 20.0
-"""Number of kernels in the forward of a transformer's block, for which the floors of
-``cost.compute`` were measured."""
+# Moving a byte counts as this many FLOP in the measure of work in (1); they take about equally
+# long.
 _BYTE_WORK = 100.0
-"""Moving a byte counts as this many FLOP in the measure of work in (1); they take about equally
-long."""
+# The first and the last segment have at least this share of all work.
 _LEAST_WORK = 1e-4
-"""The first and the last segment have at least this share of all work."""
 KEPT_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.convolution.default")
 """Products with weights, whose results selective recomputation keeps."""
 # Entries ``flop`` of the table whose operations count as matrix work (2).
 _PRODUCTS = ("product", "convolution", "attention")
+# FLOP that the backward of attention counts over those of its five products: twice the forward's
+# two.
 _ATTENTION_BACKWARD = 0.8
-"""FLOP that the backward of attention counts over those of its five products: twice the forward's
-two."""
 _COPIES = frozenset({"aten.clone.default"})
 """Operations that repeat what they read, beside those that expand a dim."""
 _VIEWS = frozenset({"view", "permute", "split", "whole"})

@@ -32,9 +32,9 @@ from argosy.errors import Mismatch
 
 # The size of each dim of a tensor.
 Shape = tuple[int, ...]
+# Longer texts, in characters, are rejected before parsing: numbers with more digits are no sizes of
+# tensors.
 _LONGEST_STATE = 60
-"""Longer texts, in characters, are rejected before parsing: numbers with more digits are no sizes
-of tensors."""
 
 
 class Layout(StrEnum):
