@@ -46,7 +46,8 @@ def as_input_error(error: Any, arguments: Sequence[str]) -> InputError:
         suggestion = closest(str(option), sorted(known)) or see
         return bad_input("one of its options", str(option), where=command, suggestion=suggestion)
     if option is not None:
-        takes_none = _is_flag(error.ctx, option)
+        # Only a flag is refused with a value; any other option is refused without one.
+        takes_none = any(argument.startswith(f"{option}=") for argument in arguments)
         values: list[object] = (
             list(_values([option], arguments)) if takes_none else [_Bare("nothing")]
         )
@@ -61,12 +62,6 @@ def as_input_error(error: Any, arguments: Sequence[str]) -> InputError:
     if extra := re.search(r"extra argument(?:s|\(s\))? \((.*)\)", error.message, re.DOTALL):
         return bad_input("no more arguments", extra[1], where=command, suggestion=see)
     return bad_input(f"what {command} --help shows", error.message, where=command)
-
-
-def _is_flag(context: Any, option: str) -> bool:
-    """Return whether an option of a command takes no value."""
-    parameters = context.command.params
-    return any(option in parameter.opts and parameter.is_flag for parameter in parameters)
 
 
 def _unknown_command(context: Any, arguments: Sequence[str]) -> str:
