@@ -96,13 +96,6 @@ KERNELS = {"compiled", "compiled_exactly", "inlined", "_jit"}
 """Decorators of kernels for numba and Triton. How a kernel rounds depends on how it is divided, and
 its parameters are arrays and sizes, so its length and its parameters are not limited."""
 
-LONG_FUNCTIONS = {
-    "adapt.play.play": "to be divided when policies next change",
-    "solve.finalists.judge._columns": "to be divided when the judge next changes",
-    "solve.pool_search._look": "to be divided when the search next changes",
-}
-"""Functions of more than 50 lines, each with its reason."""
-
 _API = "keyword-only options of the public interface, which users see in its documentation"
 _TORCH = "torch calls it, and determines its parameters"
 _ARRAYS = "arrays of one computation, each of which is named where it is called"
@@ -323,7 +316,7 @@ def test_functions_are_short() -> None:
         for file, function in every
         if (function.end_lineno or 0) - function.lineno + 1 > MOST_FUNCTION_LINES
     }
-    assert long == set(LONG_FUNCTIONS)
+    assert not long
 
 
 def test_functions_have_few_parameters() -> None:

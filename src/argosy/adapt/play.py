@@ -173,11 +173,9 @@ def play(
     while clock < until and len(steps) < most_steps:
         current = controller.plan
         seconds = stage.seconds(current, clock)
-        gone = (
-            stage.gone_after(current, clock, min(clock + seconds, until))
-            if seconds > _STUCK * usual
-            else math.inf
-        )
+        gone = math.inf
+        if seconds > _STUCK * usual:
+            gone = stage.gone_after(current, clock, min(clock + seconds, until))
         if limits.reach is AdaptationLevel.FULL and math.isfinite(gone):
             end, lost = _give_up(stage, controller, clock, gone + NOTICE, len(steps))
             if controller.plan is not current:

@@ -41,7 +41,7 @@ from argosy.solve.search.kinds import ground_of
 from argosy.solve.search.menu import Menu
 from argosy.solve.search.pipeline import PlanSearch
 from argosy.solve.search.reach import promising_shapes, reach_bound
-from argosy.solve.search.shape import MOST_STAGES, estimated, hoped
+from argosy.solve.search.shape import MOST_STAGES, Shape, estimated, hoped
 from argosy.solve.settings import FEW_DEVICES, SearchProgress, Settings, played_scope, search_scope
 from argosy.solve.unmeasured import why_no_plan
 from argosy.space.enumerate import Scope, quick_parts, stage_options, stage_parts, with_splits
@@ -282,10 +282,8 @@ class PoolSearch:
         scope = self.scope(units)
         self.units, self.branches, self.left_open = units, [], math.inf
         proves = self.level > 1 or not self.settings.prune
-        counts, ground = (
-            scope.counts(self.pools),
-            ground_of(self.cluster, self.pools, units, is_quick=not proves),
-        )
+        counts = scope.counts(self.pools)
+        ground = ground_of(self.cluster, self.pools, units, is_quick=not proves)
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
         self.menus: dict[int, dict[Vector, list[Option]]] = {}
         shapes = promising_shapes(self.prices, self._batch_shapes, scope)
@@ -299,14 +297,9 @@ class PoolSearch:
             is_alone = self._is_quick and estimated(bound, shape) > _HARDLY * self.incumbents.best
             parts = stage_parts(self.prices, shape.micro_batch_size, scope, self.counters)
             if self.settings.prune:
-                most = min(self._goal, hoped(bound, shape))
-                if is_alone:  # a bound above one that stays open does not raise the certificate
-                    most = min([most, self.left_open, *(branch.bound for branch in self.branches)])
+                most = self._highest_useful_bound(bound, shape, is_alone=is_alone)
                 bound = reach_bound(self.prices, shape, parts, counts, bound, most)
-                is_closed = bound >= self._goal or (
-                    self._is_quick and bound * _CLOSE >= self.incumbents.best
-                )
-                if is_closed and not is_alone:
+                if self._is_closed(bound) and not is_alone:
                     self._leave(bound)
                     continue
             if is_alone:
@@ -331,6 +324,19 @@ class PoolSearch:
         for best in self.incumbents.found[:1]:
             self.incumbents.improve(best, self.menus.get(best.shape.micro_batch_size, {}))
         return self.incumbents.best
+
+    def _highest_useful_bound(self, bound: float, shape: Shape, *, is_alone: bool) -> float:
+        """Return the bound of a shape above which a still higher one changes nothing."""
+        most = min(self._goal, hoped(bound, shape))
+        if not is_alone:
+            return most
+        # A bound above one that stays open does not raise the certificate.
+        return min([most, self.left_open, *(branch.bound for branch in self.branches)])
+
+    def _is_closed(self, bound: float) -> bool:
+        """Return whether a shape with this bound is not searched any further."""
+        is_close = self._is_quick and bound * _CLOSE >= self.incumbents.best
+        return bound >= self._goal or is_close
 
     def _leave(self, bound: float) -> None:
         self.counters.add("bound")
@@ -378,7 +384,7 @@ class PoolSearch:
         rounds = 0
         while (rounds := rounds + 1) <= most_rounds and not self.budget.is_spent:
             self.incumbents.confirm()
-            branch = min(self.branches, key=lambda one: one.bound, default=None)
+            branch = min(self.branches, key=lambda branch: branch.bound, default=None)
             least = branch.bound if branch is not None else math.inf
             goal = self._goal / (1 + (_QUICK_GAP if most_rounds < math.inf else 0.0)) + self.slack
             self._report()

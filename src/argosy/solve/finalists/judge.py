@@ -78,7 +78,12 @@ def plan_key(shape: Shape, plan: Complete) -> Key:
 
 def _at_both_ends(ways: Sequence[float]) -> list[float]:
     """Return for each stage the seconds of the transfers on both its sides."""
-    return [one + other for one, other in zip(ways, [0.0, *ways[:-1]], strict=True)]
+    return [behind + before for behind, before in zip(ways, [0.0, *ways[:-1]], strict=True)]
+
+
+def _with_waits(seconds: Sequence[float], ways: Sequence[float]) -> list[float]:
+    """Return the seconds of stages with those of the transfers at both of their ends."""
+    return [own + more for own, more in zip(seconds, _at_both_ends(ways), strict=True)]
 
 
 class Judge:
@@ -283,24 +288,21 @@ class Judge:
             latency = [*wiring.latency]
         else:
             hops = [
-                self._hop(one.option.parts, other.option.parts)
-                for one, other in itertools.pairwise(plan)
+                self._hop(choice.option.parts, following.option.parts)
+                for choice, following in itertools.pairwise(plan)
             ]
             alone = shared = [hop[0] * output for hop, output in zip(hops, outputs, strict=True)]
             busiest, latency = 0.0, [hop[1] for hop in hops]
         transfer, latency, shared = [*alone, 0.0], [*latency, 0.0], [*shared, 0.0]
         if share := self.prices.model.blocking:
             # Both ends of a transfer wait for it, there and back.
-            ways = [share * one + other for one, other in zip(transfer, latency, strict=True)]
-            forward = [
-                seconds + more for seconds, more in zip(forward, _at_both_ends(ways), strict=True)
-            ]
+            ways = [share * sent + late for sent, late in zip(transfer, latency, strict=True)]
+            forward = _with_waits(forward, ways)
             if returns is not None:
                 ways = [way * is_sent for way, is_sent in zip(ways, returns, strict=True)]
-            backward = [
-                seconds + more for seconds, more in zip(backward, _at_both_ends(ways), strict=True)
-            ]
-            transfer, shared = ([(1 - share) * one for one in each] for each in (transfer, shared))
+            backward = _with_waits(backward, ways)
+            transfer = [(1 - share) * seconds for seconds in transfer]
+            shared = [(1 - share) * seconds for seconds in shared]
             latency = [0.0] * len(plan)
         tail, late = self._tails(plan, stages, forward, transfer, wiring)
         passing = 0.0
@@ -312,19 +314,8 @@ class Judge:
                     passing += choice.option.zero * choice.option.once_around(
                         choice.first, choice.end
                     )
-        return Columns(
-            forward,
-            backward,
-            transfer,
-            latency,
-            tail,
-            busiest,
-            shared,
-            late,
-            passing,
-            is_known,
-            returns,
-        )
+        times = (forward, backward, transfer, latency, tail)
+        return Columns(*times, busiest, shared, late, passing, is_known, returns)
 
     def _fits(self, plan: Complete, depths: Sequence[int], group: int) -> bool:
         for choice, depth in zip(plan, depths, strict=True):
@@ -340,13 +331,11 @@ class Judge:
 
     def _stage(self, choice: Choice) -> tuple[float, float, float]:
         key = (choice.option, choice.first, choice.end)
-        found = self.stages.get(key)
-        if found is None:
-            found = self.stages[key] = (
-                *choice.option.seconds(*key[1:]),
-                choice.option.tail(*key[1:]),
-            )
-        return found
+        seconds = self.stages.get(key)
+        if seconds is None:
+            seconds = (*choice.option.seconds(*key[1:]), choice.option.tail(*key[1:]))
+            self.stages[key] = seconds
+        return seconds
 
     def _tails(
         self,
