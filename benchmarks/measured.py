@@ -188,10 +188,10 @@ def page(paths: Sequence[Path]) -> Iterator[str]:
         "bias",
     )
     yield from _table(head, rows)
-    yield "Bias is the median of predicted over measured. Constants that eight runs told, by set:\n"
+    yield "Bias is the median of predicted over measured. Constants that eight runs identify, by set:\n"
     yield from _table(("set", "constants"), [[one.name, one.constants] for one in sets])
     judged = [run for one in sets for run in one.judged]
-    yield "Bias and error by what a run is an example of:\n"
+    yield "Bias and error by class of runs:\n"
     yield from _table(
         (
             "of",

@@ -21,12 +21,12 @@ OTHERS = {
 }
 HEAD = """# Predictions against measurements
 
-Made by `python -m benchmarks.validation docs/validation.md` from data that nobody of this project measured: vTrain
+Made by `python -m benchmarks.validation docs/validation.md` from measurements of other projects: vTrain
 (VIA-Research/vTrain, MIT), Sailor (eth-easl/sailor, MIT), Vidur (microsoft/vidur, MIT), Cephalo (benson-guo/cephalo,
 MIT), LLM Foundry (mosaicml/llm-foundry, Apache-2.0), torchtitan (pytorch/torchtitan, BSD-3), Korthikanti et al.
-(arXiv:2205.05198); and from layers that we measured on an H200. No run is judged that constants were fitted on.
-Predictions of runs are those of the exact engine that plans are judged with. How to do the same with your own runs:
-`argosy calibrate` and `docs/formats.md`.
+(arXiv:2205.05198); and from layers that we measured on an H200. Runs on which constants
+were fitted are not judged. The exact engine, which also decides between plans, makes the predictions. For your own
+runs, see `argosy calibrate` and `docs/formats.md`.
 """
 
 
@@ -96,9 +96,10 @@ def _runs() -> Iterator[str]:
         [[s.measured.source, *(_constant(s, name) for name in names)] for s in studies()],
     )
     yield """\
-Of the mixed RTX runs' published figures two peaks of memory are below what the model's state takes and one run is a
-copy of another: the former count for their times only, the latter not at all. The worst of vTrain's runs are small
-layers on groups of four, where launching kernels hides the reductions that the model adds to it.
+In the published figures of the mixed RTX runs, two peaks of memory are below the bytes of the model's state, and one
+run is a copy of another. The former are judged by their times only; the latter is omitted. The worst predictions of
+vTrain's runs are those of small layers on groups of four: the launches of their kernels overlap with reductions that
+the model adds to them.
 """
 
 
@@ -174,7 +175,7 @@ def _kinds() -> Iterator[str]:
     yield """\
 Cephalo's measured blocks (forward + backward, 512 tokens) against the roofline with the constants of each kind's
 generation. For some generations these were fitted on every second block; the others are judged. fp32 products may have
-run as tf32 where a kind has it, and nothing here says so: a ratio far above 1 in fp32 on Ampere and later is that.
+run as tf32 on kinds that have it; the data do not state it. A ratio far above 1 in fp32 on Ampere and later means tf32.
 """
     rows = [
         [one.kind, str(one.dtype), str(one.count), f"{one.ratio:.2f}", f"{100 * one.error:.0f} %"]
@@ -192,8 +193,8 @@ Blocks of eight models, hidden widths 768 to 4096, bf16 and fp32, micro-batches 
 slice alone), measured by `benchmarks/gpu_profile.py` with torch 2.11.0+cu130 on 2026-11-15
 (`benchmarks/results/2026-11-15-h200-profile.json`); the same rows ship as profiles (`--profile h200-llama-2-7b`).
 `python -m benchmarks.h200` makes this table alone. *As they come*: a host launches kernels one by one; *the device
-alone*: every launch was made ahead; *device busy*: blocks for which the two differ by less than a quarter. Below that
-the host decides, whose pace drifts from second to second (one round of a row against another: 14 % in bf16, 11 % in
+alone*: every launch was made ahead; *device busy*: blocks for which the two differ by less than a quarter. In the other
+blocks the host limits the pace, and it drifts from second to second (one round of a row against another: 14 % in bf16, 11 % in
 fp32), so these rows are the mean of six rounds. (2) has seven constants per dtype: shares of the peak, the passes of
 kept bytes, what a split layer moves of whole outputs, and seconds beside the work; and as they come three more: two
 floors, and how many more launches a split layer makes. Fitted on all rows they ship as `--calibration h200-bf16` and
@@ -221,8 +222,8 @@ def _clusters() -> Iterator[str]:
     yield "## Sailor's clusters\n"
     yield """\
 OPT-350 with Sailor's layer times, 1,024 samples of 2,048 tokens, fp32, on A100-40GB and V100-16GB in nodes of four;
-iterations per second. The judge is Sailor's simulator, written anew from its formulas (`benchmarks/sailor_judge.py`);
-a test holds it against five plain uneven splits of the layers. Our planner searches once per number of replicas, for
+iterations per second. The judge is Sailor's simulator, reimplemented from its formulas (`benchmarks/sailor_judge.py`);
+a test compares it with five plain uneven splits of the layers. Our planner searches once per number of replicas, for
 transfers that overlap and for transfers that block, and keeps its finalists; *first* is the best in the judge of those
 that our costs put first, *kept* of all finalists, and *ours* is what small steps from the best finalists reach, led by
 the judge (`choose.climb`, `benchmarks/sailor_clusters.py`). Metis reaches 0.0445 on 8 + 8.
