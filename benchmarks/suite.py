@@ -139,7 +139,7 @@ SUITE = (
     Entry(
         name="islands-lab",
         shows="two islands in the lab over a slow link that is preempted, against the best synchronous plan",
-        note="2026-11-16-islands.md",
+        note="2026-11-18-islands.md",
         command="python -m benchmarks.lab.islands",
         needs="root",
     ),
