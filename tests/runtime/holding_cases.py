@@ -77,6 +77,23 @@ def train_mixed(zero: int) -> tuple[list[float], dict[str, list[float]]]:
     }
 
 
+def train_from_a_file(zero: int, path: str | None) -> list[float]:
+    """The losses of a model whose weights are views of one file in memory, as those that
+    ``from_pretrained`` reads are; None: the same weights, each with memory of its own."""
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(WIDTH, WIDTH)), torch.randn(4, WIDTH)
+    if path is not None:
+        count = sum(weight.numel() for weight in model.parameters())
+        at, mapped = 0, torch.from_file(f"{path}.{dist.get_rank()}", shared=False, size=count)
+        for weight in model.parameters():
+            view = mapped[at : at + weight.numel()].view_as(weight)
+            at += weight.numel()
+            weight.data = view.copy_(weight.data)
+        assert not model[0].weight.data.untyped_storage().resizable()
+    trainer = parallelize(model, loss_of, adam, batch, plan_for(((1, 1),), zero))
+    return [trainer.step(batch) for _ in range(3)]
+
+
 def patience_of_groups() -> list[float]:
     """Seconds: of all ranks, and of some of them."""
     some: Any = open_groups([(0, 1)], {})[0, 1]

@@ -3,8 +3,15 @@ its dtype."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from runtime.holding_cases import buffers_of_ranks_that_drew_apart, patience_of_groups, train_mixed
+from runtime.holding_cases import (
+    buffers_of_ranks_that_drew_apart,
+    patience_of_groups,
+    train_from_a_file,
+    train_mixed,
+)
 from runtime.rank_pool import RankPool
 
 
@@ -23,6 +30,15 @@ def test_rows_of_several_dtypes_travel_together(ranks: RankPool, zero: int) -> N
         assert [*rows[0][1][name], *rows[1][1][name]] == pytest.approx(
             values, rel=1e-2, abs=1e-2
         ), name
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_weights_may_be_views_of_a_file(ranks: RankPool, tmp_path: Path, zero: int) -> None:
+    """ZeRO 3 frees and allocates the memory of each weight by itself."""
+    for rank in range(2):
+        (tmp_path / f"weights.{rank}").write_bytes(bytes(4 * (4 * 4 + 4)))
+    from_file = ranks(2, train_from_a_file, zero, str(tmp_path / "weights"))
+    assert from_file == ranks(2, train_from_a_file, zero, None)
 
 
 def test_some_ranks_wait_as_long_as_all_do(ranks: RankPool) -> None:

@@ -125,11 +125,23 @@ def keep_own(
             weight.install(weight.parameter)
             continue
         data = _real(data, weight.name, recording).to(device)
+        if keepings[weight.name].level == 3:
+            data = _in_own_storage(data)
         if recording is None:
             share(weight, data)
         whole = HeldPart(data, rows(0, weight.shape))
         kept.append(kept_weight(weight, _part_of(whole, boxes)))
     return tuple(kept)
+
+
+def _in_own_storage(data: Tensor) -> Tensor:
+    """Return a tensor whose storage can be freed and allocated again without touching others.
+
+    Weights that were read from a file may be views of its memory map, which has a fixed size.
+    """
+    storage = data.untyped_storage()
+    is_alone = storage.nbytes() == data.numel() * data.element_size()
+    return data if is_alone and storage.resizable() else data.clone()
 
 
 def _part_of(whole: HeldPart, boxes: tuple[TensorBox, ...]) -> HeldPart:
