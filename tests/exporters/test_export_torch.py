@@ -1,5 +1,5 @@
 """Plans for torch.distributed.pipelining: the exported module runs on two processes, its gradients
-are those of one."""
+are those of one, and its loss is that of Argosy's own runtime by the same plan."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.exporters.torch import export_torch
 from argosy.plan.plan import Plan, Recompute
+from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.load import load_model
 
@@ -117,8 +118,23 @@ def work(rank: int, folder: Path) -> None:
             for index in range(module.CUTS[stage], module.CUTS[stage + 1])
             for key, parameter in mine[index].named_parameters()
         }
-        torch.save((found, loss), folder / name / f"{rank}.pt")
+        torch.save((found, loss, own_loss(name)), folder / name / f"{rank}.pt")
     dist.destroy_process_group()
+
+
+def own_loss(name: str) -> float:
+    """The loss of a step of Argosy's own runtime by the same plan; on every rank of it."""
+    made = small_plan(name)
+    inputs, targets = (values[: made.global_batch] for values in batch())
+    rows = {"x": inputs, "y": targets}
+    trainer = parallelize(
+        nn.Sequential(*layers()),
+        lambda model, part: loss_fn(model(part["x"]), part["y"]),
+        lambda weights: torch.optim.SGD(weights, lr=0.1),
+        rows,
+        made,
+    )
+    return trainer.step(rows)
 
 
 def alone(parts: int) -> tuple[float, dict[str, torch.Tensor]]:
@@ -153,12 +169,13 @@ def test_torch_runs_every_schedule_with_the_gradients_of_one_process(tmp_path: P
         loose = 0.05 if name == "replicas" else 1e-6
         loss, expected = alone(2 if name == "replicas" else 1)
         found = [torch.load(tmp_path / name / f"{rank}.pt") for rank in range(2)]
-        grads = {key: grad for one, _ in found for key, grad in one.items()}
+        grads = {key: grad for one, _, _ in found for key, grad in one.items()}
         assert set(grads) == set(expected)
         for key, grad in grads.items():
             assert torch.allclose(grad, expected[key], rtol=loose, atol=loose), (name, key)
-        (shown, *_) = [float(one.detach()) for _, one in found if one is not None]
+        (shown, *_) = [float(one.detach()) for _, one, _ in found if one is not None]
         assert shown == pytest.approx(loss, rel=max(loose, 1e-5)), name
+        assert [own for _, _, own in found] == pytest.approx([shown] * 2, rel=max(loose, 1e-5))
 
 
 def test_what_it_has_no_words_for() -> None:
