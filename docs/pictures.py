@@ -20,7 +20,7 @@ from argosy.workload.load import load_model
 
 FOLDER = Path(__file__).parent / "pictures"
 WIDTH, ROW, MARGIN = 900, 16, 90
-PHOTOGRAPHED = 1165
+PHOTOGRAPHED = 1182
 """Pixels of the page, from its top to the end of the timeline."""
 COLOURS = {SpanKind.FORWARD: "#3b82c4", SpanKind.BACKWARD: "#e0912f", SpanKind.UPDATE: "#8a5cb8"}
 
