@@ -146,3 +146,16 @@ def test_a_model_that_fits_nowhere(run: Run) -> None:
     result = run("compare", "-m", "llama-3-8b", "-c", "two-cards", "--dtype", "fp16", "-q")
     assert result.code == 3
     assert "no plan of llama-3-8b" in result.err
+
+
+def test_a_plan_has_its_own_model_cluster_and_batch(run: Run) -> None:
+    result = run("compare", "gpt2-xl-on-two-cards", "--only", "megatron", "--json", "-q")
+    content = json.loads(result.out)
+    assert content["model"] == "gpt2-xl" and content["cluster"]["name"] == "two-cards"
+    refused = run("compare", "gpt2-xl-on-two-cards", "-b", "8")
+    assert (refused.code, refused.err) == (
+        2,
+        "error: --global-batch cannot be combined with a plan, which has its own\n",
+    )
+    refused = run("compare", "-m", "gpt2")
+    assert "argosy compare needs --model and --cluster, or a plan" in refused.err

@@ -61,6 +61,11 @@ def test_a_program_gets_what_a_config_gets(run: Run) -> None:
         ("trace", "plan.json"),
     ):
         assert run(*command, "--quiet").code == 0, command
+    compared = json.loads(run("compare", "plan.json", "--only", "dp-ev", "--json", "-q").out)
+    ours, other = compared["rows"]
+    assert (compared["model"], compared["global_batch"]) == ("train", 65536)
+    assert ours["iteration_seconds"] == pytest.approx(plan.predicted.iteration_seconds, rel=1e-2)
+    assert (ours["name"], other["name"]) == ("argosy", "dp-ev")
     refused = run("export", "plan.json", "--to", "megatron")
     assert (
         refused.code == 2

@@ -42,6 +42,15 @@ PlanSource = Annotated[
         autocompletion=names.plans,
     ),
 ]
+OptionalPlan = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PLAN",
+        help="A plan.json, or the name of a bundled plan, in place of a model.",
+        show_default=False,
+        autocompletion=names.plans,
+    ),
+]
 ClusterSource = Annotated[
     str | None,
     typer.Option(
@@ -115,6 +124,15 @@ TargetCluster = Annotated[
     str,
     typer.Option(
         "--cluster", "-c", help="A cluster file, or a bundled name.", autocompletion=names.clusters
+    ),
+]
+OptionalCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        help="A cluster file, or a bundled name; of a plan, by default its own.",
+        autocompletion=names.clusters,
     ),
 ]
 OptionalModel = Annotated[

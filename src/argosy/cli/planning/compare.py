@@ -17,15 +17,16 @@ from argosy.cli.options import (
     Islands,
     Json,
     Level,
-    ModelSource,
     OptimizerName,
+    OptionalCluster,
+    OptionalModel,
+    OptionalPlan,
     Profiles,
     Quiet,
     RobustName,
     Scenarios,
     SequenceLength,
     SyncEvery,
-    TargetCluster,
     Traces,
     Width,
 )
@@ -77,8 +78,9 @@ class Comparison:
 class CompareOptions:
     """The options that ``argosy compare`` takes."""
 
-    model: ModelSource
-    cluster: TargetCluster
+    plan: OptionalPlan = None
+    model: OptionalModel = None
+    cluster: OptionalCluster = None
     global_batch: Batch = None
     trace: Traces = None
     scenario: Scenarios = None
@@ -95,6 +97,17 @@ class CompareOptions:
     json: Json = False
     quiet: Quiet = False
 
+    @property
+    def of_the_model(self) -> dict[str, object]:
+        """Return the options that describe a model and how it is planned."""
+        return {
+            "--global-batch": self.global_batch,
+            "--sequence-length": self.sequence_length,
+            "--dtype": self.dtype,
+            "--optimizer": self.optimizer,
+            "--islands": None if self.islands == "off" else self.islands,
+        }
+
 
 @takes_options
 def compare(options: CompareOptions) -> None:
@@ -104,7 +117,8 @@ def compare(options: CompareOptions) -> None:
     it is slower. If links or devices change, each plan is simulated from several start times (of
     every scenario), and the mean counts, or the objective of --robust; the others plan for the
     cluster as it is at time 0, ours for its changes. With --islands, plans whose groups of devices
-    exchange parameters only every few steps are shown beside ours, for the cluster at time 0.
+    exchange parameters only every few steps are shown beside ours, for the cluster at time 0. With
+    a plan, also one for a program, its model, cluster and batch are used, and ours is that plan.
 
     \b
     Examples:
@@ -114,41 +128,81 @@ def compare(options: CompareOptions) -> None:
         argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16 \\
             --scenario "v*.nic=on-off:low=0.1" --robust p95
         argosy compare -m gpt2-xl -c geo-8 -b 256 --islands auto
+        argosy compare plan.json --only megatron
     """
     from argosy.choose.scenario import Robust
-    from argosy.cli.inputs import with_traces
-    from argosy.cli.planning.gravity_plans import PREFIX
     from argosy.cli.planning.islands import IslandRequest, compared_islands
     from argosy.cli.planning.scenarios import load_scenarios
-    from argosy.cluster.file import load_cluster
     from argosy.errors import excluded
 
     islands = IslandRequest(islands=options.islands, sync_every=options.sync_every).options()
-    where = load_cluster(options.cluster)
     if options.trace and options.scenario:
         raise excluded("--trace", "--scenario")
-    where = with_traces(where, options.trace) if options.trace else where
-    if options.model.startswith(PREFIX):
-        _compare_gravity(where, options)
-        return
     wanted = Robust(known_name("--robust", options.robust, Robust, "objectives"))
+    planned: Plan | None = None
+    if options.plan is not None:
+        task, planned = _task_of_plan(options.plan, options)
+    else:
+        given = _task(options)
+        if given is None:
+            return
+        task = given
+    where = task.cluster
     scenarios = load_scenarios(where, options.scenario) if options.scenario else (where,)
     changes = Changes(scenarios=tuple(scenarios), robust=wanted)
-    task = _task(where, options)
-    rows = compared(task, names=_chosen(options.only), quiet=options.quiet, changes=changes)
+    names = _chosen(options.only)
+    rows = compared(task, names=names, quiet=options.quiet, ours=planned, changes=changes)
     island_plans: list[IslandPlan] = []
     if islands is not None:
         island_plans = compared_islands(task, _our_seconds(rows), islands, quiet=options.quiet)
     _show(Comparison(task=task, changes=changes, rows=rows, islands=island_plans), options)
 
 
-def _task(cluster: Cluster, options: CompareOptions) -> PlanningTask:
-    """Return the inputs that all planners are given."""
-    from argosy.cli.inputs import check_at_least, compute_model
+def _task_of_plan(plan: str, options: CompareOptions) -> tuple[PlanningTask, Plan]:
+    """Return the inputs that a plan was made from, and the plan."""
+    from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
     from argosy.cli.planning.choose import PlanningTask
+    from argosy.plan.file import read_plan
+    from argosy.planner import Settings
+
+    unused = {**options.of_the_model, "--model": options.model}
+    unused["--level"] = options.level if options.level > 1 else None
+    refuse_options(unused, "cannot be combined with a plan, which has its own")
+    inputs = ScenarioInputs(
+        cluster=options.cluster,
+        traces=options.trace or (),
+        profiles=options.profile or (),
+        quiet=options.quiet,
+    )
+    loaded = load_scenario(read_plan(plan), inputs)
+    task = PlanningTask(
+        chain=loaded.chain,
+        cluster=loaded.cluster,
+        global_batch=loaded.plan.global_batch,
+        settings=Settings(),
+        model=loaded.model,
+    )
+    return task, loaded.plan
+
+
+def _task(options: CompareOptions) -> PlanningTask | None:
+    """Return the inputs that all planners are given; None for gravity, which is compared at
+    once."""
+    from argosy.cli.inputs import check_at_least, compute_model, with_traces
+    from argosy.cli.planning.choose import PlanningTask
+    from argosy.cli.planning.gravity_plans import PREFIX
+    from argosy.cluster.file import load_cluster
+    from argosy.errors import refused
     from argosy.planner import Settings
     from argosy.workload.load import load_model
 
+    if options.model is None or options.cluster is None:
+        raise refused("argosy compare needs --model and --cluster, or a plan")
+    cluster = load_cluster(options.cluster)
+    cluster = with_traces(cluster, options.trace) if options.trace else cluster
+    if options.model.startswith(PREFIX):
+        _compare_gravity(options.model, cluster, options)
+        return None
     batch = options.global_batch
     batch = SAMPLES_PER_DEVICE * len(cluster.devices) if batch is None else batch
     check_at_least("--global-batch", batch, 1)
@@ -165,25 +219,19 @@ def _task(cluster: Cluster, options: CompareOptions) -> PlanningTask:
     )
 
 
-def _compare_gravity(cluster: Cluster, options: CompareOptions) -> None:
+def _compare_gravity(model: str, cluster: Cluster, options: CompareOptions) -> None:
     """Compare plans of gravity; reject options that do not apply to it."""
     from argosy.cli.inputs import refuse_options
     from argosy.cli.planning.gravity_plans import compare_gravity
 
-    unused = {
-        "--global-batch": options.global_batch,
+    others = {
         "--only": options.only,
-        "--sequence-length": options.sequence_length,
-        "--dtype": options.dtype,
-        "--optimizer": options.optimizer,
         "--profile": options.profile,
         "--scenario": options.scenario,
-        "--islands": None if options.islands == "off" else options.islands,
     }
+    unused = {**options.of_the_model, **others}
     refuse_options(unused, "does not apply to gravity")
-    compare_gravity(
-        options.model, cluster, width=options.width, json=options.json, quiet=options.quiet
-    )
+    compare_gravity(model, cluster, width=options.width, json=options.json, quiet=options.quiet)
 
 
 def _our_seconds(rows: Sequence[ContestRow]) -> float:
@@ -225,7 +273,7 @@ def _to_dict(comparison: Comparison, options: CompareOptions) -> dict[str, Any]:
     task = comparison.task
     ref = cost_model_ref(task.chain, task.cluster, task.model)
     return {
-        "model": options.model,
+        "model": options.model or task.chain.name,
         "cluster": {"name": task.cluster.name, "hash": task.cluster.hash},
         "global_batch": task.global_batch,
         "cost_model": "default" if ref is None else ref.hash,
