@@ -81,6 +81,12 @@ units."""
 _QUICK_ROUNDS, _QUICK_GAP = 36, 0.003
 """Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which
 it stops."""
+_MORE_ROUNDS, _PROVEN = 360, 0.15
+"""Rounds that level 1 adds if the gap is larger than ``_PROVEN``. If it stays larger, the
+certificate is about the finest units whose gap is not."""
+
+Proof = tuple[float, Vector, int]
+"""The bound, the units and the level of a proof."""
 
 
 class PoolSearch:
@@ -132,9 +138,10 @@ class PoolSearch:
         self.pending: list[float] = []
         """Bounds of shapes that were not searched yet."""
         self._batch_shapes = list(batch_shapes(global_batch, settings.schedules))
-        self.finished: tuple[float, Vector, int] = (0.0, (), 1)
-        """The bound, the units and the level of the last proof that was completed, at first those
-        of level 1."""
+        self.finished: Proof = (0.0, (), 1)
+        """The last proof that was completed, at first that of level 1."""
+        self.proofs: list[Proof] = []
+        """The bounds of level 1 for each of the units that it searched."""
         self.units = self.settings.units or next(iter(granularities(self.pools)))
 
     def run(self) -> Plan:
@@ -167,7 +174,18 @@ class PoolSearch:
         ):
             self._search_parts()  # otherwise no part has a plan that is worth it
         self.winners.append(self._decide().winner)
-        self.finished = self.bound, self.units, 1
+        self.finished = self._widest_proof()
+
+    def _widest_proof(self) -> Proof:
+        """Return the proof of level 1 with the finest units whose bound is close to the best plan,
+        or else with the finest units.
+
+        Units without a plan as fast as the best one prove nothing about it.
+        """
+        last, best = (self.bound, self.units, 1), self.incumbents.best
+        proofs = [*self.proofs, last]
+        close = [proof for proof in proofs if self._is_proven(proof[0]) and proof[0] <= best]
+        return close[-1] if close else last
 
     def _search_parts(self) -> None:
         """Search parts of a small cluster alone, if their throughput allows a better plan."""
@@ -207,9 +225,21 @@ class PoolSearch:
             has_plan = bool(self.incumbents.found)
             if has_plan and self.budget.is_spent:
                 return
+            if has_plan and self.level == 1:
+                self._prove_quickly()
+
+    def _prove_quickly(self) -> None:
+        """Tighten the bounds of these units, if there are few devices and all cuts are searched."""
         is_fine = all(branch.search.menu.grid.loose is None for branch in self.branches)
-        if self.level == 1 and self.num_devices <= FEW_DEVICES and is_fine and not self.is_part:
-            self._prove(_QUICK_ROUNDS)
+        if self.num_devices <= FEW_DEVICES and is_fine and not self.is_part:
+            self._prove(_QUICK_ROUNDS, _QUICK_GAP)
+            if not self._is_proven(self.bound):
+                self._prove(_MORE_ROUNDS, _PROVEN)
+        self.proofs.append((self.bound, self.units, 1))
+
+    def _is_proven(self, bound: float) -> bool:
+        """Return whether a lower bound is as close to the best plan as level 1 aims at."""
+        return self.incumbents.best <= (1 + _PROVEN) * bound
 
     def _refines(self, units: Vector) -> bool:
         """Return whether these units are searched although coarser ones have a plan."""
@@ -379,18 +409,17 @@ class PoolSearch:
         )
         return Branch(search=search, counts=counts, most_stages=most_stages)
 
-    def _prove(self, most_rounds: float) -> None:
-        """Search best-first over all shapes, until the gap is small enough."""
+    def _prove(self, most_rounds: float, gap: float = 0.0) -> None:
+        """Search best-first over all shapes, until the gap is small enough; ``gap`` is what level 1
+        leaves."""
         rounds = 0
         while (rounds := rounds + 1) <= most_rounds and not self.budget.is_spent:
             self.incumbents.confirm()
             branch = min(self.branches, key=lambda branch: branch.bound, default=None)
             least = branch.bound if branch is not None else math.inf
-            goal = self._goal / (1 + (_QUICK_GAP if most_rounds < math.inf else 0.0)) + self.slack
+            goal = self._goal / (1 + gap) + self.slack
             self._report()
-            doubtful = (
-                self.incumbents.least_open_suspect + self.slack if self.level > 1 else math.inf
-            )
+            doubtful = self.incumbents.least_open_suspect + self.slack
             if min(least, doubtful) >= goal:
                 self.finished = self.bound, self.units, self.level
                 return
