@@ -10,6 +10,8 @@ from runtime.own_programs import PROGRAMS
 from runtime.program_cases import WAYS, alone, plan_for, plans_of_a_journey, prepared, train, travel
 from runtime.rank_pool import RankPool
 
+from argosy.plan.file import loads_plan
+
 DRAWN = {
     "variational",
     "diffusion",
@@ -77,7 +79,8 @@ def check(ranks: RankPool, name: str, way: str) -> None:
     wanted = REFUSED.get(name) or (
         MIXED.get(name) if way in ("replicas", "stages", "saving") else None
     )
-    outcomes = ranks(3, train, name, way, plan)
+    count = len(loads_plan(plan).devices) if plan is not None else 3
+    outcomes = ranks(count, train, name, way, plan)
     if wanted is not None:
         for kind, found in outcomes:
             assert kind == "refused", found
