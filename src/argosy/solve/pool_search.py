@@ -81,9 +81,9 @@ units."""
 _QUICK_ROUNDS, _QUICK_GAP = 36, 0.003
 """Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which
 it stops."""
-_MORE_ROUNDS, _PROVEN = 360, 0.15
-"""Rounds that level 1 adds if the gap is larger than ``_PROVEN``. If it stays larger, the
-certificate is about the finest units whose gap is not."""
+_PROVEN = 0.15
+"""If the gap of level 1 is larger than this, its certificate is about the finest units whose gap is
+not."""
 
 Proof = tuple[float, Vector, int]
 """The bound, the units and the level of a proof."""
@@ -233,8 +233,6 @@ class PoolSearch:
         is_fine = all(branch.search.menu.grid.loose is None for branch in self.branches)
         if self.num_devices <= FEW_DEVICES and is_fine and not self.is_part:
             self._prove(_QUICK_ROUNDS, _QUICK_GAP)
-            if not self._is_proven(self.bound):
-                self._prove(_MORE_ROUNDS, _PROVEN)
         self.proofs.append((self.bound, self.units, 1))
 
     def _is_proven(self, bound: float) -> bool:
