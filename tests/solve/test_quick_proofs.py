@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planning_cases import FOLDED, Recipe, found_best, random_case
+from support.planning_cases import FOLDED, Recipe, found_best, random_case
 
 from argosy.errors import InfeasibleError
 from argosy.planner import Settings

@@ -184,7 +184,7 @@ class PoolSearch:
         """
         last, best = (self.bound, self.units, 1), self.incumbents.best
         proofs = [*self.proofs, last]
-        close = [proof for proof in proofs if self._is_proven(proof[0]) and proof[0] <= best]
+        close = [proof for proof in proofs if best / (1 + _PROVEN) <= proof[0] <= best]
         return close[-1] if close else last
 
     def _search_parts(self) -> None:
@@ -234,10 +234,6 @@ class PoolSearch:
         if self.num_devices <= FEW_DEVICES and is_fine and not self.is_part:
             self._prove(_QUICK_ROUNDS, _QUICK_GAP)
         self.proofs.append((self.bound, self.units, 1))
-
-    def _is_proven(self, bound: float) -> bool:
-        """Return whether a lower bound is as close to the best plan as level 1 aims at."""
-        return self.incumbents.best <= (1 + _PROVEN) * bound
 
     def _refines(self, units: Vector) -> bool:
         """Return whether these units are searched although coarser ones have a plan."""
