@@ -140,8 +140,7 @@ class PoolSearch:
         self._batch_shapes = list(batch_shapes(global_batch, settings.schedules))
         self.finished: Proof = (0.0, (), 1)
         """The last proof that was completed, at first that of level 1."""
-        self.proofs: list[Proof] = []
-        """The bounds of level 1 for each of the units that it searched."""
+        self.proofs: list[Proof] = []  # of level 1, one for each of the units that it searched
         self.units = self.settings.units or next(iter(granularities(self.pools)))
 
     def run(self) -> Plan:
