@@ -41,13 +41,13 @@ from argosy.solve.search.tied import tied_tails
 from argosy.space.option import Option, Vector
 from argosy.space.price import FloatArray
 
+# The recurrence of fixed stages is evaluated only up to this many forwards; more would cost more
+# than it saves.
 _MOST_STEPS = 2048
-"""The recurrence of fixed stages is evaluated only up to this many forwards; more would cost more
-than it saves."""
+# A dive considers this many children of a node.
 _CHILDREN = 4
-"""A dive considers this many children of a node."""
+# The bounds are followed down at once for this many numbers of stages.
 _DESCENTS = 3
-"""The bounds are followed down at once for this many numbers of stages."""
 
 
 @dataclass(frozen=True, slots=True)
