@@ -3,8 +3,9 @@ the end.
 
     python tests/doors [--newest] [SYSTEM ...]
 
-A door is open if the system's own classes read the export of llama-3-8b on mixed-16 that was
-planned for it. Versions are those that the exporters name; ``--newest`` installs what is newest
+A door is open if the system's own classes read the exports of llama-3-8b on mixed-16 that were
+planned for it: one in its first number format, one in the first that all cards of mixed-16 have, so
+that stages may be on unequal cards. Versions are those that the exporters name; ``--newest`` installs what is newest
 instead and so says which version broke what. What pip does not have (argument parsers of
 Megatron-LM and FlagScale) comes by git from GitHub, or from the folder or address in
 ARGOSY_MEGATRON_LM and ARGOSY_FLAGSCALE.
@@ -46,6 +47,9 @@ PARSERS = {
     "ARGOSY_FLAGSCALE": "https://github.com/FlagOpen/FlagScale",
 }
 PARTS = {"ARGOSY_MEGATRON_LM": "megatron", "ARGOSY_FLAGSCALE": "flagscale"}
+# Systems whose best plan for mixed-16 has stages on unequal cards, in a format that all cards have.
+# DeepSpeed splits no tensors, so its plan leaves the V100s out.
+UNEQUAL = (TargetName.TORCHTITAN, TargetName.MEGATRON, TargetName.FLAGSCALE)
 # The Megatron-LM that FlagScale 0.9.0 patches.
 PATCHED = "3a2a972d9ffd5cee534b761f0803ea1b07389d2f"
 
@@ -62,8 +66,8 @@ class Door:
     """By pip; None: by git alone."""
     beside: tuple[str, ...]
     """What it imports and does not name."""
-    arguments: Callable[[Path], list[str]]
-    """Of its reader, behind the folder of exports."""
+    arguments: Callable[[Path, Path], list[str]]
+    """Of its reader, behind the folder of exports: by the door's folder and that one."""
     torch: str = TORCH
 
 
@@ -107,15 +111,15 @@ def devices(content: dict[str, object]) -> list[str]:
     ]
 
 
-def megatron_arguments(folder: Path) -> list[str]:
+def megatron_arguments(folder: Path, exports: Path) -> list[str]:
     source = checkout(
         "ARGOSY_MEGATRON_LM", f"core_v{TARGETS[TargetName.MEGATRON].version}", folder / "source"
     )
-    names = devices(plan_of(folder))
+    names = devices(plan_of(exports))
     return [str(source), str(len(names)), names[-1].rpartition(".")[0], "32"]
 
 
-def flagscale_arguments(folder: Path) -> list[str]:
+def flagscale_arguments(folder: Path, exports: Path) -> list[str]:
     ours = checkout(
         "ARGOSY_FLAGSCALE", f"v{TARGETS[TargetName.FLAGSCALE].version}", folder / "source"
     )
@@ -136,11 +140,13 @@ def flagscale_arguments(folder: Path) -> list[str]:
 
 
 DOORS = {
-    TargetName.TORCHTITAN: Door("torchtitan", (), lambda folder: [], torch=NEWEST_TORCH),
+    TargetName.TORCHTITAN: Door("torchtitan", (), lambda folder, exports: [], torch=NEWEST_TORCH),
     TargetName.MEGATRON: Door(
         "megatron-core", ("pydantic", "pyyaml", "regex", "six", "triton"), megatron_arguments
     ),
-    TargetName.DEEPSPEED: Door("deepspeed", ("setuptools", "wheel", "numpy"), lambda folder: []),
+    TargetName.DEEPSPEED: Door(
+        "deepspeed", ("setuptools", "wheel", "numpy"), lambda folder, exports: []
+    ),
     TargetName.FLAGSCALE: Door(
         None,
         (
@@ -160,32 +166,24 @@ DOORS = {
 }
 
 
-def export(name: TargetName, folder: Path) -> None:
+def dtypes_of(name: TargetName) -> list[Dtype]:
+    """The formats to plan in: V100s have no bf16, so plans in it use A100s alone."""
+    first, *others = TARGETS[name].dtypes
+    return [first, *[dtype for dtype in others if dtype is not Dtype.BF16][:1]]
+
+
+def export(name: TargetName, dtype: Dtype, folder: Path) -> None:
     """``planned``: the plan that was made for the system; ``small``: uneven stages on two processes
-    of a CPU."""
-    dtype = next(str(dtype) for dtype in TARGETS[name].dtypes)
-    command = [
-        "plan",
-        "-m",
-        MODEL,
-        "-c",
-        CLUSTER,
-        "-b",
-        BATCH,
-        "--dtype",
-        dtype,
-        "--for",
-        str(name),
-        "-q",
-    ]
+    of a CPU, beside the first format."""
     written = folder / "planned"
-    shutil.rmtree(written, ignore_errors=True)
-    one_file = name is TargetName.MEGATRON
+    shutil.rmtree(folder, ignore_errors=True)
     written.mkdir(parents=True)
-    target = written / "megatron.sh" if one_file else written
+    file = str(folder / "plan.json")
+    inputs = ["-m", MODEL, "-c", CLUSTER, "-b", BATCH, "--dtype", str(dtype)]
+    target = written / "megatron.sh" if name is TargetName.MEGATRON else written
     for arguments in (
-        [*command, "-o", str(folder / "plan.json")],
-        ["export", str(folder / "plan.json"), "--to", str(name), "-o", str(target)],
+        ["plan", *inputs, "--for", str(name), "-q", "-o", file],
+        ["export", file, "--to", str(name), "-o", str(target)],
     ):
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -194,11 +192,24 @@ def export(name: TargetName, folder: Path) -> None:
             except SystemExit as stop:
                 if stop.code:
                     raise ClosedError(said.getvalue()) from stop
+    if dtype is not TARGETS[name].dtypes[0]:
+        if name in UNEQUAL:
+            check_is_unequal(folder)
+        return
     plan = plan_from_document(read_plan(str(folder / "plan.json")))
     for words, small, made in small_exports(name, plan):
         (folder / words).mkdir(exist_ok=True)
         for file, text in made(small).files:
             (folder / words / file).write_text(text)
+
+
+def check_is_unequal(folder: Path) -> None:
+    """Raise an error if a plan has no stages on unequal cards."""
+    hosts = {device.partition(".")[0][0] for device in devices(plan_of(folder))}
+    if len(hosts) < 2:
+        raise ClosedError(
+            f"the plan uses hosts {', '.join(sorted(hosts))} alone, not A100 and V100"
+        )
 
 
 def small_exports(
@@ -274,11 +285,13 @@ def open_door(name: TargetName, *, newest: bool) -> str:
     door = DOORS[name]
     version = install(name, door, folder, newest=newest)
     try:
-        export(name, folder)
-        arguments = door.arguments(folder)
-        reader = (HERE / f"read_{name}.py").resolve()
-        python = (folder / "venv" / "bin" / "python").absolute()
-        run(python, "-W", "ignore", reader, folder.resolve(), *arguments, timeout=600)
+        for dtype in dtypes_of(name):
+            exports = folder / str(dtype)
+            export(name, dtype, exports)
+            arguments = door.arguments(folder, exports)
+            reader = (HERE / f"read_{name}.py").resolve()
+            python = (folder / "venv" / "bin" / "python").absolute()
+            run(python, "-W", "ignore", reader, exports.resolve(), *arguments, timeout=600)
     except ClosedError as closed:
         raise ClosedError(f"{name} {version} does not read its export:\n{closed}") from None
     return version

@@ -97,7 +97,8 @@ def main() -> None:
         "2",
         __file__,
     ]
-    subprocess.run([*command, str(folder / "small")], check=True, timeout=300)
+    for small in folder.glob("small"):
+        subprocess.run([*command, str(small)], check=True, timeout=300)
 
 
 if __name__ == "__main__":
