@@ -14,6 +14,7 @@ from runtime import (
     library_programs,
     model_programs,  # noqa: F401 (registers its programs)
     odd_programs,  # noqa: F401 (registers its programs)
+    stranger_programs,  # noqa: F401 (registers its programs)
 )
 from runtime.own_programs import BATCH, PROGRAMS
 from torch import Tensor

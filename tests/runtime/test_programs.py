@@ -27,6 +27,10 @@ MIXED = {
     "contrastive": r"aten\.mm\.default in the loss, which combines samples",
     "largest_of_the_batch": r"aten\.max\.default in the loss, which is not known to keep samples apart",
     "images_with_batch_norm": r"in norm, which uses a mean or a sum over the samples otherwise",
+    "two_towers_with_one_scale": r"aten\.mm\.default in the loss, which combines samples",
+    "padded_lstm_with_last_state": r"aten\.index\.Tensor in the loss, which combines samples",
+    "experts_by_top_two": r"aten\.pow\.Tensor_Scalar in the loss, which uses a mean or a sum",
+    "variance_and_covariance": r"aten\.var\.correction in the loss, which is not known to keep",
     "neighbours_of_nodes": r"aten\.index\.Tensor in the loss|aten\.index\.Tensor in .*which combines samples",
 }
 """Programs that no plan may divide: refused with replicas or micro-batches, trained otherwise."""
@@ -41,6 +45,7 @@ REFUSED = {
     "tied_by_data": "two parameters in the same memory.*assigning the parameter itself",
     "generator_in_the_loss": "leave generator= out",
     "counter_that_is_no_buffer": "register it as a buffer",
+    "attention_by_hand_with_a_cache_of_masks": "an earlier call of the loss has made.*as a buffer",
     "changed_through_data": "a tensor with gradients that was changed without them",
     "hook_on_a_tensor": "a hook on the gradient of a tensor",
     "hook_on_a_parameter": "inner.0.weight: found a hook on the gradient",
@@ -63,6 +68,8 @@ QUICK = (
     "layers_that_drop_out",
     "similar_views",
     "hook_on_a_module",
+    "variance_and_covariance",
+    "attention_by_hand_with_a_cache_of_masks",
 )
 SAVING = (
     "gradient_reversal",
@@ -114,8 +121,9 @@ def test_a_captured_program_moves_from_plan_to_plan(ranks: RankPool, name: str) 
         assert losses == pytest.approx(alone(name, 8), rel=1e-6)
 
 
-def test_a_group_executes_what_its_plan_says(ranks: RankPool) -> None:
-    check(ranks, "clipped_policy", "group")
+@pytest.mark.parametrize("name", ["clipped_policy", "variance_and_covariance"])
+def test_a_group_executes_what_its_plan_says(ranks: RankPool, name: str) -> None:
+    check(ranks, name, "group")
 
 
 @pytest.mark.exhaustive

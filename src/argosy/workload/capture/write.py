@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from argosy.errors import InputError, Problem
 from argosy.workload.capture.blame import stack_line
@@ -136,6 +137,8 @@ class GraphWriter:
             self.index[node] = self._value(name, role, node.meta["val"])
         elif node.op == "get_attr":
             tensor = getattr(self.traced, str(node.target))
+            if isinstance(tensor, FakeTensor):
+                raise _kept(tensor)
             self.index[node] = self._value(str(node.target), Role.CONSTANT, tensor)
             self.constants.append((self.index[node], _nested(tensor.tolist())))
         elif node.op == "call_function":
@@ -295,6 +298,15 @@ class GraphWriter:
         where = stack_line(reader.meta.get("stack_trace")) or reader.name
         actual = f"{type(part).__name__} given to {reader.target}"
         raise InputError([Problem(path=where, found=actual, expected="numbers, texts and tensors")])
+
+
+def _kept(tensor: Tensor) -> InputError:
+    """Return the error for a tensor that the program made in one call and read in a later one."""
+    found = f"a tensor of shape {list(tensor.shape)} that an earlier call of the loss has made"
+    expected = "no tensors that outlast the step"
+    suggestion = "register it as a buffer of the model, or make it again in every step"
+    problem = Problem(path="loss", found=found, expected=expected, suggestion=suggestion)
+    return InputError([problem])
 
 
 def _nested(part: Any) -> Argument:
