@@ -115,6 +115,9 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def __init__(self, world: World) -> None:
         self.world, self.now = world, 0.0
+        self.tasks: list[Any] = []
+        """All tasks, so that no coroutine of the dead is collected, and ended by that, before the
+        schedule is over."""
         super().__init__(_Selector(self))
         self.set_task_factory(self._task)
         self.set_exception_handler(self._raised)
@@ -133,6 +136,7 @@ class _Loop(asyncio.SelectorEventLoop):
         body = coroutine if life is None else _Mortal(coroutine, life, loop)
         task: Any = asyncio.Task(body, loop=loop, context=context)
         task._log_destroy_pending = False  # those of the dead stay as they are
+        self.tasks.append(task)
         return task
 
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
@@ -538,9 +542,11 @@ class World:
 
     def _clear_away(self) -> None:
         """End what the dead have left, while there is a loop."""
-        tasks: list[Any] = list(asyncio.all_tasks(self.loop))
-        for task in tasks:
-            task.get_coro().close()
+        for task in self.loop.tasks:
+            if not task.done():
+                task.get_coro().close()
+            elif task._log_traceback and not isinstance(task.exception(), DeposedError):
+                self.violations.append(f"nobody saw {task.exception()!r}")
         self.loop.close()
 
     def _serial(self) -> int:
