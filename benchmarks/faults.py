@@ -3,8 +3,8 @@ MINUTES]``.
 
 Each seed is one run of real processes with four or five faults (``tests/runtime/chaos.py``); it is
 *right* if every step's loss is that of one process, something happened at all times, and no process
-or file is left behind. The last table has how often each kind of fault was survived, with layers
-and with captured programs, and by which seeds.
+or file is left behind. The last table has how often each kind of fault was survived, with layers,
+with captured programs and with tensor-parallel groups, and by which seeds.
 
 ``--soak`` plays one run for that long, with a fault every 11 s, in the lab if there is one. One
 host never goes. Memory and open files of the agents are read every second, and lines are fitted
@@ -30,7 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from runtime.chaos import Schedule, draw, is_cut, play, soak
+from runtime.chaos import LAST, Schedule, draw, is_cut, play, soak
 
 from argosy.lab.system import why_not
 
@@ -132,7 +132,12 @@ def play_and_print(schedule: Schedule, tally: Tally, usage: Usage, *, cuts: bool
     """Play one schedule and print its row."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     faults = ", ".join(map(str, schedule.misfortunes))
-    network = f"{schedule.bandwidth}{' (lab)' if cuts else ''}{', captured' if schedule.is_captured else ''}"
+    kinds = [
+        (cuts, " (lab)"),
+        (schedule.is_captured, ", captured"),
+        (schedule.is_grouped, ", group"),
+    ]
+    network = schedule.bandwidth + "".join(text for is_so, text in kinds if is_so)
     sys.stdout.write(
         f"| {schedule.seed} | {schedule.hosts} x {schedule.devices} | {network} | {faults} | "
     )
@@ -153,43 +158,48 @@ def play_and_print(schedule: Schedule, tally: Tally, usage: Usage, *, cuts: bool
 
 @dataclass
 class Tally:
-    """By kind of fault: how often it was survived with layers and with captured programs, and by
-    which seeds."""
+    """By kind of fault: how often it was survived with layers, with captured programs and with
+    tensor-parallel groups of either, and by which seeds."""
 
     layers: Counter[str] = field(default_factory=Counter)
     captured: Counter[str] = field(default_factory=Counter)
+    grouped: Counter[str] = field(default_factory=Counter)
     seeds: dict[str, set[int]] = field(default_factory=dict)
 
     def add(self, schedule: Schedule, struck: int) -> None:
         for misfortune in schedule.misfortunes[:struck]:
             (self.captured if schedule.is_captured else self.layers)[misfortune.what] += 1
+            self.grouped[misfortune.what] += schedule.is_grouped
             self.seeds.setdefault(misfortune.what, set()).add(schedule.seed)
 
     def __str__(self) -> str:
         rows = [
-            "| fault | survived with layers | with captured programs | seeds |",
-            "| --- | --- | --- | --- |",
+            "| fault | survived with layers | with captured programs | in groups | seeds |",
+            "| --- | --- | --- | --- | --- |",
         ]
         for fault, seeds in sorted(self.seeds.items()):
             shown = ", ".join(map(str, sorted(seeds)))
-            rows.append(f"| {fault} | {self.layers[fault]} | {self.captured[fault]} | {shown} |")
+            counts = f"{self.layers[fault]} | {self.captured[fault]} | {self.grouped[fault]}"
+            rows.append(f"| {fault} | {counts} | {shown} |")
         return "\n".join(rows)
 
 
 def play_seeds(first: int, last: int) -> int:
     """Play seeds one after the other and print all tables; the number that failed."""
     begin, failed, tally, growths = time.monotonic(), [], Tally(), [(0, 0)]
-    captured = 0
+    captured = grouped = 0
     for seed in range(first, last + 1):
         cuts, usage = is_cut(seed), Usage()
         schedule = draw(seed, cuts=cuts)
         if play_and_print(schedule, tally, usage, cuts=cuts):
             growths.append(usage.growth())
             captured += schedule.is_captured
+            grouped += schedule.is_grouped
         else:
             failed.append(seed)
     played, minutes = last + 1 - first, (time.monotonic() - begin) / 60
     right = f"{played - len(failed)} of {played} right, {captured} of them with captured programs"
+    right += f", {grouped} with tensor-parallel groups"
     sys.stdout.write(
         f"\n{right}, in {minutes:.0f} minutes; failed: {failed or 'none'}\n\n{tally}\n"
     )
@@ -217,7 +227,7 @@ def play_soak(seed: int, minutes: float) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults")
     parser.add_argument("--first", type=int, default=0, help="the first seed, or that of a soak")
-    parser.add_argument("--last", type=int, default=61, help="the last seed")
+    parser.add_argument("--last", type=int, default=LAST, help="the last seed")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="one run for so long instead")
     options = parser.parse_args()
     sys.stdout.write(f"| {_COLUMNS} |\n|{' --- |' * (_COLUMNS.count('|') + 1)}\n")

@@ -37,6 +37,8 @@ SOAK_RATE = 0.001
 LONGEST = 600.0
 """Seconds in which something must happen: well above patience and the silences after which hosts
 are lost."""
+LAST = 73
+"""The last seed of the list that is played; others can be."""
 _RATE = 300e6 / 8
 _LAYERS_ONLY = 32
 """Seeds below this train a model that is made of layers."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.chaos import SOAK_RATE, draw, is_cut, play
+from runtime.chaos import LAST, SOAK_RATE, draw, is_cut, play
 from runtime.programs import double_gpt
 
 SAMPLE = (68,)
-SEEDS = range(74)
+SEEDS = range(LAST + 1)
 
 
 @pytest.mark.parametrize("seed", SAMPLE)
