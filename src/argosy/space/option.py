@@ -305,8 +305,19 @@ class Option:
 
     @cached_property
     def _ways_around(self) -> list[Rates]:
-        """Return the rates of ``ring`` for each algorithm: a ring (of one device per node, if there
-        are several nodes) and, if nothing is scattered or gathered separately, trees."""
+        """Return the rates of ``ring`` for each algorithm; they are computed once for all options
+        with these holders."""
+        holders = tuple(
+            (part.pool, part.width, part.replicas, part.context, part.expert) for part in self.parts
+        )
+        known, key = self.prices.ways_around, (self.zero > 0, holders)
+        if key not in known:
+            known[key] = self._find_ways_around()
+        return known[key]
+
+    def _find_ways_around(self) -> list[Rates]:
+        """Return the rates of a ring (of one device per node, if there are several nodes) and, if
+        nothing is scattered or gathered separately, trees."""
         if self.holders < 2:
             return [(0.0, 0.0, 0.0)]
         copies = self.holders // self.expert

@@ -42,6 +42,9 @@ class Prices:
         self._layers: dict[_Way, list[tuple[LayerSeconds, LayerSeconds]]] = {}
         self._whole: dict[_Way, float] = {}
         self._ranges: dict[tuple[int, int], tuple[int, float] | None] = {}
+        self.ways_around: dict[tuple[bool, tuple[tuple[int, ...], ...]], list[Rates]] = {}
+        """Rates of ``space.option`` at which weights go around their holders: whether they are
+        scattered, and pool, width, replicas, context and expert of each part."""
         self.offloaded: dict[tuple[object, ...], FloatArray] = {}
         """Tables of ``space.offloaded``, by name."""
 

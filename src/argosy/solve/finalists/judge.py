@@ -23,7 +23,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
@@ -162,8 +162,12 @@ class Judge:
                     if least_seconds(shape, columns[index]) - self._slack(shape, columns[index])
                     < below
                 ]
-            for index, times in self._times(shape, plans, members, columns).items():
-                if is_sure(times, columns[index], shape.num_micro_batches):
+            times_of = self._times(shape, plans, members, columns)
+            shared = self._least_shared(shape, times_of, columns)
+            for index, times in times_of.items():
+                least = min(time.least for time in times)
+                most = shared.get(index, least)
+                if is_sure(least, most, columns[index], shape.num_micro_batches):
                     found[index], under[index] = min(
                         ((t.least, t.schedule) for t in times), key=lambda pair: pair[0]
                     )
@@ -192,16 +196,35 @@ class Judge:
             if not fitting:
                 continue
             found = recurrence_seconds(schedule, count, [columns[index] for index in fitting])
-            doubted = [index for index in fitting if may_share(columns[index])]
-            most = dict(zip(fitting, found, strict=True))
-            if doubted:
-                slower = recurrence_seconds(
-                    schedule, count, [columns[index] for index in doubted], shared=True
-                )
-                most.update(zip(doubted, slower, strict=True))
             for index, seconds in zip(fitting, found, strict=True):
-                times[index].append(ScheduleTime(schedule, seconds, most[index]))
+                times[index].append(ScheduleTime(schedule, seconds))
         return times
+
+    def _least_shared(
+        self,
+        shape: Shape,
+        times_of: Mapping[int, Sequence[ScheduleTime]],
+        columns: Mapping[int, Columns],
+    ) -> dict[int, float]:
+        """Return the least seconds over all schedules of the plans that may share links, if every
+        transfer shares them.
+
+        Sharing makes no plan faster, so a schedule that is slower without it is not evaluated.
+        """
+        least = {index: math.inf for index in times_of if may_share(columns[index])}
+        alone = {(index, time.schedule): time.least for index in least for time in times_of[index]}
+        order = sorted(alone, key=lambda key: alone[key])
+        for schedule in dict.fromkeys(schedule for _, schedule in order):
+            chosen = [
+                index for index in least if alone.get((index, schedule), math.inf) < least[index]
+            ]
+            if not chosen:
+                continue
+            plans = [columns[index] for index in chosen]
+            found = recurrence_seconds(schedule, shape.num_micro_batches, plans, shared=True)
+            for index, seconds in zip(chosen, found, strict=True):
+                least[index] = min(least[index], seconds)
+        return least
 
     def _shared_time(
         self, shape: Shape, plan: Complete, times: Sequence[ScheduleTime], below: float, best: float
@@ -232,7 +255,7 @@ class Judge:
             return guess, under
         best, cost = math.inf, 1.0
         for at in order:
-            schedule, least, _ = times[at]
+            schedule, least = times[at]
             if cost * least >= best:
                 continue
             self.steps_left -= len(plan) * count

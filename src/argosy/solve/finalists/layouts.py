@@ -10,6 +10,7 @@ the boundary mixes them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -69,9 +70,8 @@ def _cut_rows(pools: Sequence[Pool], most_stages: int, widest_group: int) -> Ite
     for few in (number for number in (1, 2, 4, 8, 16) if 2 * number < total):
         for sizes in ((total - few, few), (few, total - few)):
             yield tuple(_along(pools, sizes))
-    equal = {
-        tuple(number for _ in pools) for number in range(2, max(pool.count for pool in pools) + 1)
-    }
+    common = math.gcd(*(pool.count for pool in pools))
+    equal = {(number,) * len(pools) for number in range(2, common + 1) if common % number == 0}
     equal |= {tuple(pool.per_node for pool in pools), tuple(pool.count for pool in pools)}
     for stage_sizes in sorted(equal):
         pairs = list(zip(pools, stage_sizes, strict=True))

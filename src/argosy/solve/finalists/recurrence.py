@@ -61,12 +61,10 @@ class Columns:
 
 
 class ScheduleTime(NamedTuple):
-    """A time that the recurrence gives for a plan under a schedule."""
+    """A time that the recurrence gives for a plan under a schedule, with every link to itself."""
 
     schedule: ScheduleSpec
     least: float
-    most: float
-    """Seconds if every transfer shares its links with all others."""
 
 
 def recurrence_seconds(
@@ -119,10 +117,9 @@ def late_seconds(
     return late + sum(sum(seconds) - max(seconds) for seconds in together.values())
 
 
-def is_sure(times: Sequence[ScheduleTime], plan: Columns, count: int) -> bool:
-    """Return whether the best of some times is accurate enough."""
-    least = min(time.least for time in times)
-    most = min(time.most for time in times)
+def is_sure(least: float, most: float, plan: Columns, count: int) -> bool:
+    """Return whether the time of a plan is accurate enough: ``least`` is the one without shared
+    links, ``most`` the one if every transfer shares its links with all others."""
     shared = (most - least) / _SELDOM + plan.late + count * plan.passing
     return plan.is_known and shared <= _SURE * least
 

@@ -83,28 +83,34 @@ class ShapeBound:
         self.moves = [states.taking(vector) for vector in ways]
         self.num_states = len(states)
         count, gate = shape.num_micro_batches, shape.gate
-        weights = _running(prices)
-        is_mixed = any(len(parts) > 1 for options in ways.values() for parts in options)
-        ahead, around = np.full(self.size, np.inf), np.full(self.size, np.inf)
-        self.costs: list[list[_Costs]] = []
+        options = [parts for vector_ways in ways.values() for parts in vector_ways]
+        single = [(at, part) for at, parts in enumerate(options) for part in parts]
+        devices = [sum(part.devices for part in parts) for parts in options]
+        slowest = self._sums(prices, [(part, part.most, devices[at]) for at, part in single])
+        exchange = np.array([_least_exchange(prices, parts, count) for parts in options])
+        exchange = exchange.reshape(len(options), 2) @ _running(prices)
+        whole = count * (slowest[:, 0] + slowest[:, 1]) + exchange[[at for at, _ in single]]
+        gated = count * (slowest[:, 0] + gate * slowest[:, 1])
+        rows = iter(zip(whole, gated, strict=True))
+        self.costs: list[list[_Costs]] = [
+            [[next(rows) for _ in parts] for parts in vector_ways] for vector_ways in ways.values()
+        ]
         """Costs of each vector and option."""
-        for options in ways.values():
-            costs = []
-            for parts in options:
-                exchange = _least_exchange(prices, parts, count) @ weights
-                devices = sum(part.devices for part in parts)
-                pairs = [_seconds(prices, part, part.most, devices) for part in parts]
-                costs.append(
-                    [(count * (f + b) + exchange, count * (f + gate * b)) for f, b in pairs]
-                )
-                for forward, backward in (
-                    [_seconds(prices, p, p.samples, devices) for p in parts] if is_mixed else pairs
-                ):
-                    np.minimum(ahead, np.diff(forward), out=ahead)
-                    np.minimum(around, np.diff(forward + gate * backward), out=around)
-            self.costs.append(costs)
+        quickest = slowest
+        if len(single) > len(options):
+            quickest = self._sums(
+                prices, [(part, part.samples, devices[at]) for at, part in single]
+            )
+        ahead = np.diff(quickest[:, 0]).min(axis=0, initial=np.inf)
+        around = np.diff(quickest[:, 0] + gate * quickest[:, 1]).min(axis=0, initial=np.inf)
         self.ahead = np.concatenate(([0.0], np.cumsum(ahead)))
         self.around = np.concatenate(([0.0], np.cumsum(around)))
+
+    def _sums(self, prices: Prices, portions: Sequence[tuple[PoolPart, int, int]]) -> FloatArray:
+        """Return [portion, forward or backward, cut]: running sums of the seconds of parts, with a
+        number of samples and of devices in the stage."""
+        sums = [_seconds(prices, *portion) for portion in portions]
+        return np.array(sums).reshape(len(portions), 2, self.size + 1)
 
     def covers(self, seconds: FloatArray) -> NDArray[np.bool_]:
         """Return for each of several times whether a plan may take it."""
@@ -135,6 +141,8 @@ class ShapeBound:
     def least(self, low: float, high: float) -> float:
         """Return a lower bound on all plans, between two times and near the least that may be
         reached; ``high`` if none is below."""
+        if not self.covers(np.array([high]))[0]:
+            return high  # one time is tested in a tenth of the time of an interval
         for _ in range(2):
             times = np.linspace(low, high, _SECTIONS + 1)
             covered = self.covers(times)
