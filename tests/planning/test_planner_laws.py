@@ -311,6 +311,34 @@ def test_a_slow_link_between_two_nodes_leaves_one_of_them_out(bandwidth: str, la
         assert careful.certificate.gap <= 0.01
 
 
+@pytest.mark.parametrize("names", [("three-a", "five-v"), ("one-a", "one-r")])
+def test_pipelines_without_replicas_are_no_faster_than_all_plans(names: tuple[str, str]) -> None:
+    """GPT-2 XL on nodes of odd sizes, and on single devices 20 ms apart."""
+    nodes = {
+        "three-a": ("A100-40GB", 3, 2, "20 us"),
+        "five-v": ("V100-16GB", 5, 1, "20 us"),
+        "one-a": ("A100-40GB", 1, 4, "20 ms"),
+        "one-r": ("RTX-3090", 1, 4, "20 ms"),
+    }
+    content = []
+    for name in names:
+        kind, devices, count, latency = nodes[name]
+        node: dict[str, Any] = {"name": name, "count": count}
+        node |= {"devices": {"kind": kind, "count": devices}}
+        node |= {"intra": [{"medium": "bus", "bandwidth": "50 GB/s", "latency": "5 us"}]}
+        node |= {"nic": {"bandwidth": "10 Gbit/s", "latency": latency}}
+        content.append(node)
+    cluster = cluster_of({"name": "stranger", "nodes": content})
+    chain = load_model("gpt2-xl", sequence_length=1024, dtype="fp16")
+    batch = 90 if names[0] == "three-a" else 64
+    free, bound = (
+        find_plan(chain, cluster, global_batch=batch, settings=Settings(replicas=replicas))
+        for replicas in (None, 1)
+    )
+    assert free.predicted is not None and bound.predicted is not None
+    assert free.predicted.iteration_seconds <= bound.predicted.iteration_seconds * (1 + NOISE)
+
+
 def test_a_second_node_never_makes_llama_slower() -> None:
     chain = load_model("llama-3-8b", sequence_length=1024, dtype="bf16")
     times = [

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -30,7 +31,7 @@ from argosy.plan.plan import Plan, Search
 from argosy.solve.budget import Budget
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.finalists.beside import with_uniform
-from argosy.solve.finalists.candidate import Candidate, diverse, on_pools, single_stages
+from argosy.solve.finalists.candidate import Candidate, diverse, on_pools, reshaped, single_stages
 from argosy.solve.finalists.incumbents import Incumbents
 from argosy.solve.finalists.judge import Judge
 from argosy.solve.finalists.verdict import ExactTrial, Verdict, certify
@@ -73,6 +74,8 @@ _TASKS = 1_500
 _PLAYS, _LIKELY = 2, 1.005
 """On a large cluster level 1 simulates at most ``_PLAYS`` plans until one is as fast as judged, and
 only finalists within the factor ``_LIKELY`` of the best."""
+_RESHAPED = 16
+"""On few devices this many plans are tried with micro-batches of all other sizes."""
 _PARTS = 2
 """Level 1 searches at most this many parts of a cluster by themselves."""
 _REFINED, _FEW_STATES = 32, 160
@@ -187,23 +190,34 @@ class PoolSearch:
         return close[-1] if close else last
 
     def _search_parts(self) -> None:
-        """Search parts of a small cluster alone, if their throughput allows a better plan."""
+        """Search parts of a small cluster alone, if their throughput allows a better plan, and
+        pipelines without replicas on few devices."""
         searched = 0
+        if self.num_devices <= FEW_DEVICES and self.settings.replicas is None:
+            self._search_part(replace(self.settings, replicas=1), self.pools)
         for bound, part, indices in parts_of(self.prices, self._batch_shapes):
             if searched == _PARTS or self.budget.is_spent:
                 return
             if bound >= self.incumbents.best:
                 continue
             searched += 1
-            settings = replace(self.settings, level=1, progress=None)
-            job = (self.chain, self.cluster, self.global_batch, settings, self.model)
-            search = PoolSearch(*job, pools=part, is_part=True)
-            try:
-                search.quick()
-            except NothingFitsError:
-                continue
-            self.winners.append(on_pools(search.winners[-1], self.prices, indices))
-            self.incumbents.add(self.winners[-1])
+            self._search_part(self.settings, part, indices)
+
+    def _search_part(
+        self, settings: Settings, pools: tuple[Pool, ...], indices: Sequence[int] | None = None
+    ) -> None:
+        """Add the plan that level 1 finds on some pools, or under narrower settings; ``indices``
+        are the numbers of the pools."""
+        settings = replace(settings, level=1, progress=None)
+        job = (self.chain, self.cluster, self.global_batch, settings, self.model)
+        search = PoolSearch(*job, pools=pools, is_part=True)
+        try:
+            search.quick()
+        except NothingFitsError:
+            return
+        indices = range(len(self.pools)) if indices is None else indices
+        self.winners.append(on_pools(search.winners[-1], self.prices, indices))
+        self.incumbents.add(self.winners[-1])
 
     def prove(self) -> None:
         """Run level 2: improve on level 1 and raise the bound."""
@@ -344,6 +358,8 @@ class PoolSearch:
             if self.level > 1:
                 self.incumbents.confirm()
                 self._report()
+        if self.num_devices <= FEW_DEVICES:
+            self._reshape(scope)
         for best in self.incumbents.found[:1]:
             self.incumbents.improve(best, self.menus.get(best.shape.micro_batch_size, {}))
         return self.incumbents.best
@@ -360,6 +376,15 @@ class PoolSearch:
         """Return whether a shape with this bound is not searched any further."""
         is_close = self._is_quick and bound * _CLOSE >= self.incumbents.best
         return bound >= self._goal or is_close
+
+    def _reshape(self, scope: Scope) -> None:
+        """Judge the best plans with micro-batches of all other sizes: in its own shape the bounds
+        may lead to other plans."""
+        for candidate in diverse(self.incumbents.found, _RESHAPED):
+            for shape in self._batch_shapes:
+                plan = reshaped(candidate, shape, scope)
+                if plan is not None:
+                    self.incumbents.keep(shape, [plan], candidate.units)
 
     def _leave(self, bound: float) -> None:
         self.counters.add("bound")

@@ -290,7 +290,7 @@ def _parts_of(
                 if parts is None:
                     counters.add("divisibility")
                     break
-                if not all(_is_measured(prices, part) for part in parts):
+                if not all(is_measured(prices, part) for part in parts):
                     counters.add("unmeasured")
                 elif expert == 1 or not any(part.extra for part in parts):
                     yield parts, recompute
@@ -357,7 +357,7 @@ def _groups(
         yield groups, context
 
 
-def _is_measured(prices: Prices, part: PoolPart) -> bool:
+def is_measured(prices: Prices, part: PoolPart) -> bool:
     """Return whether a profile has the times of a part's samples; if sequences are cut, fewer
     samples than were measured count as known."""
     known = prices.sample_range(part.pool, part.tensor_width)

@@ -14,9 +14,10 @@ from argosy.schedule.generate import group_size
 from argosy.solve.finalists.judge import Complete, Key, plan_key
 from argosy.solve.search.pipeline import Choice
 from argosy.solve.search.shape import Shape, held
-from argosy.space.enumerate import Scope
+from argosy.space.enumerate import Scope, is_measured
 from argosy.space.option import Option, Vector
 from argosy.space.price import Prices
+from argosy.space.shares import share_samples
 from argosy.units import counted
 
 # Kinds of recomputation by effort; ties go to the plan with less.
@@ -188,6 +189,52 @@ def shifted(plan: Complete, number: int = 1) -> Iterator[Complete]:
             moved = [*lengths]
             moved[source], moved[target] = moved[source] - number, moved[target] + number
             yield _with_lengths(chosen, moved)
+
+
+def reshaped(candidate: Candidate, shape: Shape, scope: Scope) -> Complete | None:
+    """Return a plan with the same stages, cut into other micro-batches, with the least
+    recomputation that fits.
+
+    There is none if a stage has too few samples or does not fit, or if the scope forbids it.
+    """
+    count = shape.num_micro_batches
+    if candidate.schedule not in shape.schedules:
+        return None
+    group, kept = (
+        group_size(candidate.schedule, count),
+        held(candidate.schedule, len(candidate.plan), count),
+    )
+    stages = []
+    for choice, depth in zip(candidate.plan, kept, strict=True):
+        variants = (
+            _resized(choice.option, shape.micro_batch_size, recompute, scope)
+            for recompute in _EFFORT
+            if recompute in scope.recompute
+        )
+        fitting = (
+            option
+            for option in variants
+            if option is not None and option.fits(choice.first, choice.end, depth, group)
+        )
+        option = next(fitting, None)
+        if option is None:
+            return None
+        stages.append(replace(choice, option=option))
+    return tuple(stages)
+
+
+def _resized(option: Option, micro_batch: int, recompute: Recompute, scope: Scope) -> Option | None:
+    """Return the option with its replicas' shares of a micro-batch of another size; None if there
+    are too few samples or the scope or a profile does not allow the shares."""
+    groups = [(part.pool, part.width, part.replicas) for part in option.parts]
+    split = {"context": option.context, "expert": option.expert}
+    parts = share_samples(option.prices, groups, micro_batch, recompute, **split)
+    if parts is None or not scope.allows_shares(parts):
+        return None
+    is_split = option.expert > 1 and any(part.extra for part in parts)
+    if is_split or not all(is_measured(option.prices, part) for part in parts):
+        return None
+    return replace(option, parts=parts, recompute=recompute)
 
 
 def on_pools(candidate: Candidate, prices: Prices, pools: Sequence[int]) -> Candidate:
