@@ -309,7 +309,7 @@ def _within_memory(
     for zero in scope.zero:
         option = Option(prices=prices, vector=devices, parts=parts, recompute=recompute, zero=zero)
         limited = share_within(option, most_samples(option)) if fits_nowhere(option) else None
-        if limited is not None and all(_is_measured(prices, part) for part in limited):
+        if limited is not None and all(is_measured(prices, part) for part in limited):
             ways[limited] = None
     return [limited for limited in ways if limited != parts]
 

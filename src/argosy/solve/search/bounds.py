@@ -8,21 +8,24 @@ With M micro-batches and n_q forwards before the first backward at the q-th stag
 programmes bound everything that follows, for q stages from layer a on with at most u devices:
 
     (0)  P[q, a, u] = min  p + 2x + P'
-    (1)  R[q, a, u] = min  max( p + 2x + R',  (n_q - 1) f_p + p )
+    (1)  R[q, a, u] = min  max( p + 2x + R',  (n_q - 1) f_p + p,  p + 2x + (n_(q-1) - 1) y )
     (2)  W[q, a, u] = min max( M g, p + 2x + W', M g - (n_q - 1) f + 2x + R', p + 2x + (M - 1) s +
-         P' ) =: min w*
+         P', p + 2x + (M - 1) s' + R' ) =: min w*
     (3)  S[q, a, u] = min  max( w* + w + tail,  M t + tail,  f_p + x + S' )
 
 over options of vector v and ends b; a prime is the suffix [q-1, b, u - v]. P is the way of any
 micro-batch there and back; R is that of the first one from its forward to the end of its backward,
 which n_q forwards precede; W is the time from the first forward of a stage until it has sent the
-last gradient back; S is the time until the stages have exchanged gradients and updated. The third
-term of (2): when the first micro-batch is back, M - n_q forwards and all M backwards are still to
-come. The last term of (2): a replica that sends for s seconds per micro-batch sends the last one
-after all others. Layers a and b are cuts of a grid (``solve.search.grid``). Each value is a lower
-bound for every plan in the space, because every number is taken at its minimum over the options
-that fit in memory: n_q in (2) under the schedule that overlaps most, in (1) under the one that
-overlaps least, and memory under the one that needs least.
+last gradient back; S is the time until the stages have exchanged gradients and updated. The last
+term of (1): before its first backward the next stage receives n_(q-1) micro-batches, each in y
+seconds; W takes it as part of R'. The third term of (2): when the first micro-batch is back, M -
+n_q forwards and all M backwards are still to come. The fourth: what sends for s seconds per
+micro-batch sends the last one after all others. The last: gradients need their link for s' seconds
+per micro-batch, and the first one is sent when the first micro-batch is through the stages behind.
+Layers a and b are cuts of a grid (``solve.search.grid``). Each value is a lower bound for every
+plan in the space, because every number is taken at its minimum over the options that fit in memory:
+n_q in (2) under the schedule that overlaps most, in (1) under the one that overlaps least, and
+memory under the one that needs least.
 
 A menu of one kind of plans (``solve.search.kinds``) also has options that make plans of a later
 kind, which belong to another menu. With A a value over all plans, O over those with an *odd* stage
@@ -162,12 +165,16 @@ def _step(
     begin = max(0, int(ends[0]) - least.fewest - least.length + 1)
     at = slice(begin, int(ends[-1]) - least.fewest + 1)
     *way, rest, whole, tail = _windows(following, least, at)
+    if least.arriving is not None:
+        rest = np.maximum(rest, least.arriving[:, :, at])
     passing = least.passing[:, :, at]
     longest = whole + passing
     np.maximum(longest, least.busy[:, :, at], out=longest)
     if least.sent is not None:
         behind = passing + least.sent[:, :, at]
         np.maximum(longest, behind + way[0] if way else behind, out=longest)
+    if least.back is not None:
+        np.maximum(longest, rest + (passing + least.back[:, :, at]), out=longest)
     np.maximum(longest, rest + least.drained[:, :, at], out=longest)
     later = rest + passing
     np.maximum(later, least.warm[:, :, at], out=later)
@@ -203,6 +210,11 @@ class _Least:
     sent: FloatArray | None
     """Seconds in which all other micro-batches are sent before the last: (M - 1) s; None if that is
     0."""
+    back: FloatArray | None
+    """The same of gradients that return: (M - 1) s'; None if that is not counted."""
+    arriving: FloatArray | None
+    """Seconds in which a replica of the next stage receives all that it needs before its first
+    backward: (n_(q-1) - 1) y; None if that is 0."""
 
 
 class _Strip:
@@ -234,7 +246,11 @@ class _Strip:
         self.quick_forward = strip(tables.quick_forward)
         self.over = [over[rows].min(axis=0)[columns] for over in menu.over]
         self.crossing = [count * crossing[rows][:, columns] for crossing in menu.crossing]
-        self.sent = [(count - 1) * sending[rows].min(axis=0)[columns] for sending in menu.sending]
+        self.has_lines = menu.has_lines
+        self.sent, self.back, self.arriving = (
+            [table[rows].min(axis=0)[columns] for table in tables_by_place]
+            for tables_by_place in (menu.line, menu.back, menu.arriving)
+        )
         self.most = strip(tables.most)
         self.most[count * strip(tables.load) >= upper] = 0.0
         self.most[:, outside] = 0.0
@@ -264,8 +280,10 @@ class _Strip:
             )
         if most not in self.drained:
             self.drained[most] = self._least(self.busy - (most - 1) * self.forward)
+        is_free, others = where == Where.ANYWHERE, shape.num_micro_batches - 1
+        has_lines = self.has_lines and not is_free
+        before = shape.least_in_flight(left - 1) - 1 if left > 1 else 0
         if where not in self.full:
-            is_free = where == Where.ANYWHERE
             self.full[where] = self._least(
                 self.busy if is_free else np.maximum(self.busy, self.crossing[where])
             )
@@ -280,7 +298,9 @@ class _Strip:
             after=after,
             done=done,
             ahead=quick_forward + over,
-            sent=None if where == Where.ANYWHERE else self.sent[where][:, None, :],
+            sent=None if is_free else others * self.sent[where][:, None, :],
+            back=others * self.back[where][:, None, :] if has_lines else None,
+            arriving=before * self.arriving[where][:, None, :] if has_lines and before else None,
         )
 
     def _least(self, values: FloatArray) -> FloatArray:

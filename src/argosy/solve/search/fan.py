@@ -47,6 +47,13 @@ class Fan:
     sent: FloatArray
     """[where, row]: seconds in which all other micro-batches are sent before the last: (M - 1)
     s."""
+    back: FloatArray
+    """[where, row]: the same of gradients that return: (M - 1) s'."""
+    arriving: FloatArray
+    """[where, row]: seconds in which a replica of the next stage receives all that it needs before
+    its first backward."""
+    sending: FloatArray
+    """[where, row]: seconds that the followed replica sends a micro-batch."""
     returning: FloatArray
     """Seconds that NICs need for all gradients that go to a stage in another node."""
     fixed: FloatArray
@@ -85,6 +92,11 @@ def fan_of(
     transfers = np.array([table[option, end] for table in menu.over])
     over = transfers[Where.ANYWHERE]
     most, least = shape.most_in_flight(left), shape.least_in_flight(left)
+    before = max(0, shape.least_in_flight(left - 1) - 1) if left > 1 else 0
+    back = arriving = np.zeros(transfers.shape)
+    if menu.has_lines:
+        back = np.array([table[option, end] for table in menu.back])
+        arriving = np.array([table[option, end] for table in menu.arriving])
     is_returned = bool(menu.grid.cuts[first] > menu.prices.chain.first_backward)
     return Fan(
         option=option,
@@ -102,7 +114,10 @@ def fan_of(
         over=transfers,
         entering=np.array([table[option, first] for table in menu.over]),
         leaving=np.array([count * table[option, end] for table in menu.crossing]),
-        sent=np.array([(count - 1) * table[option, end] for table in menu.sending]),
+        sent=np.array([(count - 1) * table[option, end] for table in menu.line]),
+        back=(count - 1) * back,
+        arriving=before * arriving,
+        sending=np.array([table[option, end] for table in menu.sending]),
         returning=count * menu.crossing[Where.OTHER_NODE][option, first] * is_returned,
         fixed=np.array([forward, quick - forward, late, over, over, tail]),
     )

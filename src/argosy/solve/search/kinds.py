@@ -58,6 +58,10 @@ class Ground:
     """Whether nodes of a pool are interchangeable, with one route from node to node."""
     has_one_medium: tuple[bool, ...] = ()
     """For each pool, whether there is only one route inside its nodes."""
+    has_single_lines: bool = False
+    """Whether one wire at most leads from a site to another, so that pools of a site share it."""
+    is_duplex: bool = False
+    """Whether gradients find the same bandwidth as activations in the other direction."""
     is_quick: bool = False
     """Whether even plans are distinguished only if all numbers of replicas and nodes divide one
     another."""
@@ -84,7 +88,37 @@ def ground_of(
         has_one_medium=tuple(
             len(cluster.node_of[pool.nodes[0][0]][0].media) == 1 for pool in pools
         ),
+        has_single_lines=_has_single_lines(cluster, pools),
+        is_duplex=_is_duplex(cluster, pools),
         is_quick=is_quick,
+    )
+
+
+def _has_single_lines(cluster: Cluster, pools: Sequence[Pool]) -> bool:
+    """Return whether at most one wire joins any two sites."""
+    if any(node.uplinks for node in cluster.nodes):
+        return False
+    site_of = {home: pool.site for pool in pools for home in pool.homes}
+    pairs = [
+        {
+            frozenset((site_of[one], site_of[other]))
+            for one, other in itertools.product(wire.nodes, wire.far_nodes)
+            if one in site_of and other in site_of and site_of[one] != site_of[other]
+        }
+        for wire in cluster.wires
+    ]
+    return sum(map(len, pairs)) == len(frozenset().union(*pairs))
+
+
+def _is_duplex(cluster: Cluster, pools: Sequence[Pool]) -> bool:
+    """Return whether NICs and the links between sites are as wide in both directions."""
+    for node in cluster.nodes:
+        if len({cluster.links[link].bandwidth.at(0) for link in node.nic or ()}) > 1:
+            return False
+    return all(
+        one.far[other.site][0] == other.far[one.site][0]
+        for one, other in itertools.combinations(pools, 2)
+        if one.far and one.site != other.site
     )
 
 
@@ -215,14 +249,15 @@ def _least(hops: Sequence[Hop]) -> Hop:
     return Hop(min(hop.per_byte for hop in hops), min(hop.latency for hop in hops))
 
 
-def sending_seconds(option: Option, site: int | None = None) -> float:
-    """Return the seconds per output byte that NICs, or the links to a site, need for what any
-    replica sends of a micro-batch: its part of the next one follows."""
+def sending_seconds(option: Option, ways: SiteWays | None = None, *, fewest: bool) -> float:
+    """Return the seconds per output byte that NICs, or the links to a site, need for what the
+    replica with most (``fewest``) samples sends of a micro-batch: its part of the next one
+    follows."""
     seconds = []
     for part, pool in zip(option.parts, option.pools, strict=True):
-        samples = part.most if len(option.parts) == 1 else part.samples
+        samples = part.samples if fewest else part.most
         near = samples * _over_nics(part, pool).per_byte if pool.nic_bandwidth else 0.0
-        seconds.append(near if site is None else max(near, samples / pool.far[site][0]))
+        seconds.append(near if ways is None else max(near, samples / ways.rate(pool)))
     return min(seconds)
 
 
@@ -244,8 +279,45 @@ def leaving_seconds(option: Option, ground: Ground) -> float:
     )
 
 
-def crossing_seconds(option: Option, site: int) -> float:
-    """Return the seconds per output byte that the links to another site need for a micro-batch."""
-    return sum(part.all_samples for part in option.parts) / max(
-        pool.far[site][0] for pool in option.pools
-    )
+@dataclass(frozen=True, kw_only=True)
+class SiteWays:
+    """The lines that lead from the pools of a stage to another site."""
+
+    site: int
+    is_spread: bool
+    """Whether the next stage may be at several other sites at once: then all lines count."""
+    has_single_lines: bool
+    """Whether pools of one site share one line to each other site."""
+
+    def rate(self, pool: Pool) -> float:
+        """Return the bytes/s that can leave the site of a pool for the next stage."""
+        if not self.is_spread:
+            return pool.far[self.site][0]
+        return sum(rate for site, (rate, _) in enumerate(pool.far) if site != pool.site)
+
+    def lines(self, option: Option) -> list[tuple[int, float]]:
+        """Return the samples of a stage that pass each line, and the bytes/s of the line."""
+        groups: dict[int, tuple[int, float]] = {}
+        for part, pool in zip(option.parts, option.pools, strict=True):
+            line = pool.site if self.has_single_lines else pool.index
+            samples, rate = groups.get(line, (0, 0.0))
+            groups[line] = samples + part.all_samples, max(rate, self.rate(pool))
+        return list(groups.values())
+
+
+def crossing_seconds(option: Option, ways: SiteWays) -> float:
+    """Return the seconds per output byte that the busiest line to another site needs for a
+    micro-batch."""
+    return max(samples / rate for samples, rate in ways.lines(option))
+
+
+def arriving_seconds(option: Option, ground: Ground, ways: SiteWays | None = None) -> float:
+    """Return the least seconds per output byte of one sample to a replica in other nodes, or at
+    another site, if all NICs or lines of a stage serve it alone."""
+    near = 0.0
+    if ground.through_nics and all(pool.nic_bandwidth for pool in option.pools):
+        near = 1 / sum(
+            math.ceil(part.devices / pool.per_node) * pool.nic_bandwidth
+            for part, pool in zip(option.parts, option.pools, strict=True)
+        )
+    return near if ways is None else max(near, 1 / sum(rate for _, rate in ways.lines(option)))

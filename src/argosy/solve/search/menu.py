@@ -9,6 +9,11 @@ For a stage from cut a to cut b of a grid, (1) to (7) of ``solve.search.tables``
                    the place of the next stage
     (10) sending   seconds that links need for what one replica on the certain way sends of it, by
                    the place of the next stage
+    (11) line      seconds that the links need for what has passed them before the certain way ends:
+                   (9) if it may be that of any sample, or of all at once, and otherwise (10)
+    (12) back      the same of gradients, 0 if only one replica is followed
+    (13) arriving  seconds that the links need for what a replica of the next stage takes of it, at
+                   least; it does n forwards before its first backward
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ from argosy.solve.search.grid import CutGrid, all_cuts
 from argosy.solve.search.kinds import (
     Ground,
     PlanKind,
+    SiteWays,
+    arriving_seconds,
     crossing_seconds,
     even_hops,
     hop_inside,
@@ -82,14 +89,26 @@ class Menu:
         """Kind of the plans that the menu makes; its bounds hold for those of later kinds too."""
         self.group = group or shape.group
         """Number of micro-batches in a row whose receive buffers count."""
-        is_mixed = self.kind is PlanKind.MIXED
-        self.costs = Costs(
-            self.options, shape, ground, self.grid, is_mixed=is_mixed, group=self.group
-        )
         self.beginnings = Beginnings(prices.pools, ground, self.vectors)
+        has_sites = self.beginnings.num_sites > 1
+        self.follows_any = self.kind is PlanKind.MIXED or (
+            self.kind is PlanKind.ALIKE and has_sites
+        )
+        """Whether the certain way is the quickest one of any sample. Between sites that is worth
+        more than the slowest replicas: what all replicas send there counts."""
+        self.costs = Costs(
+            self.options, shape, ground, self.grid, is_mixed=self.follows_any, group=self.group
+        )
         self.over = self._full_hops() if self.kind is PlanKind.EVEN else self._hops()
         self.crossing = self._crossings()
         self.sending = self._sending()
+        counts_all = self.follows_any or self.kind is PlanKind.EVEN
+        self.line = self.crossing if counts_all else self.sending
+        self.has_lines = has_sites or not ground.is_quick
+        """Whether (12) and (13) count; on one site they are worth their time in a proof only."""
+        nothing = [np.zeros(crossing.shape) for crossing in self.crossing]
+        self.back = self._gradients() if counts_all and self.has_lines else nothing
+        self.arriving = self._arriving() if self.has_lines else nothing
 
     @cached_property
     def kinds(self) -> NDArray[np.str_]:
@@ -254,11 +273,7 @@ class Menu:
     def _hops(self) -> list[FloatArray]:
         """Return the seconds of transfers along a thread (8) for each ``Where``: [option, cut], 0
         at the ends of the chain."""
-        common = (
-            1
-            if self.kind is PlanKind.MIXED
-            else min(option.parts[0].most for option in self.options)
-        )
+        common = 1 if self.follows_any else min(option.parts[0].most for option in self.options)
         hops = [
             [hop_inside(option, self.ground, common) for option in self.options],
             [hop_outside(option, common) for option in self.options],
@@ -277,12 +292,19 @@ class Menu:
         cut]."""
         leaving = self.costs.leaving
         by_side = [np.zeros(len(leaving)), leaving]
-        for site in self._other_sites:
-            crossing = np.array([crossing_seconds(option, site) for option in self.options])
+        for ways in self._site_ways:
+            crossing = [
+                0.0 if self._is_at(option, ways.site) else crossing_seconds(option, ways)
+                for option in self.options
+            ]
             by_side.append(np.maximum(leaving, crossing))
         return [
             np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in by_side
         ]
+
+    @staticmethod
+    def _is_at(option: Option, site: int) -> bool:
+        return any(pool.site == site for pool in option.pools)
 
     def _sending(self) -> list[FloatArray]:
         """Return the seconds that links need for one replica's part of a micro-batch (10) for each
@@ -291,15 +313,55 @@ class Menu:
             return self.crossing
         by_side = [
             np.zeros(len(self.options)),
-            np.array([sending_seconds(option) for option in self.options]),
+            np.array([self._sending_seconds(option) for option in self.options]),
         ]
-        for site in self._other_sites:
-            by_side.append(np.array([sending_seconds(option, site) for option in self.options]))
+        for ways in self._site_ways:
+            by_side.append(
+                np.array([self._sending_seconds(option, ways) for option in self.options])
+            )
         if not self.ground.through_nics:
             by_side = [np.zeros(len(self.options)) for _ in by_side]
         return [
             np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in by_side
         ]
+
+    def _arriving(self) -> list[FloatArray]:
+        """Return (13) for each ``Where``: [option, cut]. Replicas of even plans take all samples
+        at the same moment."""
+        if self.kind is PlanKind.EVEN:
+            return self.crossing
+        fewest = min(part.samples for option in self.options for part in option.parts)
+        by_side = [[0.0] * len(self.options)]
+        for ways in (None, *self._site_ways):
+            by_side.append([arriving_seconds(option, self.ground, ways) for option in self.options])
+        outputs = self.prices.outputs[self.grid.cuts]
+        return [fewest * np.multiply.outer(seconds, outputs) for seconds in by_side]
+
+    def _sending_seconds(self, option: Option, ways: SiteWays | None = None) -> float:
+        return sending_seconds(option, ways, fewest=self.follows_any)
+
+    @cached_property
+    def _site_ways(self) -> list[SiteWays]:
+        """Return the ways to each site, if there are several.
+
+        A stage that is at several sites takes from a stage at another one over several lines.
+        """
+        sites = [
+            {pool.site for pool, n in zip(self.prices.pools, vector, strict=True) if n}
+            for vector in self.vectors
+        ]
+        is_spread = len(self._other_sites) > 2 and any(len(some) > 1 for some in sites)
+        lines = self.ground.has_single_lines
+        return [
+            SiteWays(site=site, is_spread=is_spread, has_single_lines=lines)
+            for site in self._other_sites
+        ]
+
+    def _gradients(self) -> list[FloatArray]:
+        """Return (12) for each ``Where``: [option, cut]."""
+        cuts = self.grid.cuts
+        is_returned = self.prices.returned[cuts] >= self.prices.outputs[cuts]
+        return [crossing * (is_returned * self.ground.is_duplex) for crossing in self.crossing]
 
     @property
     def _other_sites(self) -> range:

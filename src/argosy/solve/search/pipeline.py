@@ -7,7 +7,8 @@ stage in front at which it is longest; Y is the same around a fixed stage whose 
 backwards. The next stage q, with c = max(G, F + w + tail), gives
 
     (1)  bound = max( what is fixed,  F + M t + tail,  c + M g,  M load,
-                      M crossing,  c + p + 2x + W',  c + p + 2x + (M - 1) s + P',  F + f_p + x + S',
+                      M crossing,  c + p + 2x + W',  c + p + 2x + (M - 1) s + P',
+                      c + p + 2x + (M - 1) s' + R',  F + f_p + x + S',
                       max(Y + p + 2x,  c + M g - (n_q - 1) f + 2x) + R',   Y + (n_q - 1) f_p + p )
 
 which never decreases along a path: a best-first search on it meets complete plans in the order of
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -83,6 +84,8 @@ class _Node:
     """Y, in seconds."""
     row: int = -1
     """The option of the last fixed stage."""
+    is_placed: bool = False
+    """Whether the place of the next stage is certain without it."""
     over: float = 0.0
     """Seconds of the transfer from the last fixed stage, as far as they are certain without the
     next one."""
@@ -101,6 +104,19 @@ class _Entry:
     tie: tuple[int, ...]
     children: Iterator[tuple[float, _Node]] = field(compare=False)
     node: _Node = field(compare=False)
+
+
+class _Joint(NamedTuple):
+    """What the links between the last fixed stage and each row need, in seconds."""
+
+    crossing: FloatArray
+    """For all micro-batches."""
+    sent: FloatArray
+    """For all micro-batches but the last."""
+    back: FloatArray
+    """For all gradients but the last."""
+    taken: FloatArray
+    """For all that a replica of the row receives before its first backward."""
 
 
 class _Next(NamedTuple):
@@ -329,25 +345,68 @@ class PlanSearch:
         around = np.maximum(node.around + 2 * longer, ahead + fan.late)
         passing = around + fan.passing
         drained = np.maximum(waiting + fan.passing, around + fan.waits)
+        joint = self._joint(node, fan)
         rows = np.arange(len(fan.option))
         bound, rest = np.full(len(rows), np.inf), np.full(len(rows), np.inf)
         for where, group in self.ways[:, :, fan.vector]:
             way, first, whole, tail = self._following(node, fan, following, group)
+            if self.menu.has_lines:
+                first = np.maximum(first, fan.arriving[where, rows])
             more = fan.over[where, rows] - fan.over[Where.ANYWHERE]
             here = np.maximum.reduce(
                 [
                     fan.leaving[where, rows],
-                    passing + 2 * more + np.maximum(whole, fan.sent[where, rows] + way),
+                    passing
+                    + 2 * more
+                    + np.maximum.reduce(
+                        [whole, fan.sent[where, rows] + way, fan.back[where, rows] + first]
+                    ),
                     drained + 2 * more + first,
                     ahead + fan.ahead + more + tail,
                 ]
             )
+            if joint is not None:
+                back = np.maximum(fan.passing + 2 * more + first, np.maximum(fan.warm, joint.taken))
+                there = node.around + 2 * longer
+                np.maximum(here, there + joint.back + back, out=here)
+                np.maximum(here, passing + 2 * more + joint.sent + way, out=here)
+                np.maximum(here, joint.crossing, out=here)
             here[group < 0] = np.inf
             np.minimum(bound, here, out=bound)
             np.minimum(rest, fan.passing + 2 * more + first, out=rest)
         bound = np.maximum.reduce([bound, *self._alone(node, fan, ahead, around, waiting)])
         bound[following.is_short[fan.vector]] = np.inf
         return bound, rest
+
+    def _joint(self, node: _Node, fan: Fan) -> _Joint | None:
+        """Return what the links between the last fixed stage and every row need; None if that was
+        certain before the row was known."""
+        if node.row < 0 or node.is_placed or not self.menu.has_lines:
+            return None
+        menu, count = self.menu, self.shape.num_micro_batches
+        ahead = self.shape.least_in_flight(node.left) - 1
+        return _Joint(
+            count * self._between(node, fan, menu.crossing),
+            (count - 1) * self._between(node, fan, menu.line),
+            (count - 1) * self._between(node, fan, menu.back),
+            ahead * self._between(node, fan, menu.arriving),
+        )
+
+    def _between(self, node: _Node, fan: Fan, tables: Sequence[FloatArray]) -> FloatArray:
+        """Return the entries of tables by ``Where`` for the transfer from the last fixed stage to
+        every row; the least of them for a row at several sites."""
+        values = [float(table[node.row, node.first]) for table in tables]
+        begins = self._next(node.devices).begins[fan.vector]
+        seconds = np.where(begins, values[Where.OTHER_NODE], 0.0)
+        if len(self.in_site) > 1:
+            near = self.in_site[:, self.menu.vector_of[node.row]]
+            is_far = ~self.in_site[near][:, fan.vector].any(axis=0)
+            far = np.full(len(seconds), np.inf)
+            for site in np.nonzero(~near)[0].tolist():
+                there = self.in_site[site, fan.vector]
+                far = np.where(there, np.minimum(far, values[Where.SITE + site]), far)
+            seconds = np.where(is_far, far, seconds)
+        return np.asarray(seconds)
 
     def _alone(
         self, node: _Node, fan: Fan, ahead: FloatArray, around: FloatArray, waiting: FloatArray
@@ -407,11 +466,12 @@ class PlanSearch:
         around = max(node.around + 2 * longer, ahead + float(fan.late[0]))
         alone = self._alone(node, fan, np.array([ahead]), np.array([around]), np.array([waiting]))
         where = Where.OTHER_NODE if following.ends[vector] else Where.ANYWHERE
+        is_placed = where == Where.OTHER_NODE and len(self.in_site) == 1
         over = float(fan.over[where, 0])
         more = over - float(fan.over[Where.ANYWHERE, 0])
         passing = float(fan.passing[0]) + 2 * more
         forward, backward, late, hop, back, tail = fan.fixed[:, 0].tolist()
-        sent = float(fan.sent[where, 0]) / max(1, self.shape.num_micro_batches - 1)
+        sent = float(fan.sending[where, 0])
         stage = (forward, backward, late, hop + more, back + more, tail, sent)
         return _Node(
             choices=(
@@ -428,9 +488,18 @@ class PlanSearch:
             fixed=max(float(term[0]) for term in alone),
             drained=max(waiting + passing, around + float(fan.waits[0]) + 2 * more),
             row=option,
+            is_placed=is_placed,
             over=over,
-            stages=(*with_longer_hop(node.stages, longer), stage),
+            stages=(*self._with_transfer(node, fan, longer), stage),
         )
+
+    def _with_transfer(self, node: _Node, fan: Fan, longer: float) -> tuple[Fixed, ...]:
+        """Return the fixed stages, the last of them with the transfer to a row whose place is
+        known."""
+        if node.row < 0 or node.is_placed or not self.menu.has_lines:
+            return with_longer_hop(node.stages, longer)
+        sending = float(self._between(node, fan, self.menu.sending)[0])
+        return with_longer_hop(node.stages, longer, sending)
 
 
 def _ways(menu: Menu) -> NDArray[np.intp]:

@@ -106,12 +106,15 @@ def prefix_seconds(
     return max(end + stage[5] for end, stage in zip(free, fixed, strict=True))
 
 
-def with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, ...]:
-    """Return the stages with a transfer of the last one that takes ``seconds`` longer, both
-    ways."""
-    if not seconds:
+def with_longer_hop(
+    stages: tuple[Fixed, ...], seconds: float, sending: float = 0.0
+) -> tuple[Fixed, ...]:
+    """Return the stages with a transfer of the last one that takes ``seconds`` longer, both ways,
+    and for which a replica sends at least for ``sending`` seconds."""
+    if not seconds and not sending:
         return stages
     *front, (forward, backward, late, over, back, tail, sent) = stages
+    sent = max(sent, sending)
     return (*front, (forward, backward, late, over + seconds, back + seconds, tail, sent))
 
 
