@@ -165,12 +165,10 @@ class Judge:
             times_of = self._times(shape, plans, members, columns)
             shared = self._least_shared(shape, times_of, columns)
             for index, times in times_of.items():
-                least = min(time.least for time in times)
-                most = shared.get(index, least)
-                if is_sure(least, most, columns[index], shape.num_micro_batches):
-                    found[index], under[index] = min(
-                        ((t.least, t.schedule) for t in times), key=lambda pair: pair[0]
-                    )
+                fastest = min(times, key=lambda time: time.least)
+                most = shared.get(index, fastest.least)
+                if is_sure(fastest.least, most, columns[index], shape.num_micro_batches):
+                    under[index], found[index] = fastest
                 else:
                     slack = self._slack(shape, columns[index])
                     found[index], under[index] = self._shared_time(

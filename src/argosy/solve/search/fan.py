@@ -90,13 +90,13 @@ def fan_of(
         for table in (tables.gated, tables.quick, tables.quick_forward, tables.tail, tables.late)
     )
     transfers = np.array([table[option, end] for table in menu.over])
-    over = transfers[Where.ANYWHERE]
+    over, nothing = transfers[Where.ANYWHERE], np.zeros(transfers.shape)
     most, least = shape.most_in_flight(left), shape.least_in_flight(left)
     before = max(0, shape.least_in_flight(left - 1) - 1) if left > 1 else 0
-    back = arriving = np.zeros(transfers.shape)
-    if menu.has_lines:
-        back = np.array([table[option, end] for table in menu.back])
-        arriving = np.array([table[option, end] for table in menu.arriving])
+    back, arriving = (
+        np.array([table[option, end] for table in by_place]) if menu.has_lines else nothing
+        for by_place in (menu.back, menu.arriving)
+    )
     is_returned = bool(menu.grid.cuts[first] > menu.prices.chain.first_backward)
     return Fan(
         option=option,

@@ -99,12 +99,16 @@ class Menu:
         self.costs = Costs(
             self.options, shape, ground, self.grid, is_mixed=self.follows_any, group=self.group
         )
+        self._add_transfers(has_lines=has_sites or not ground.is_quick)
+
+    def _add_transfers(self, *, has_lines: bool) -> None:
+        """Add the tables (8) to (13)."""
         self.over = self._full_hops() if self.kind is PlanKind.EVEN else self._hops()
         self.crossing = self._crossings()
         self.sending = self._sending()
         counts_all = self.follows_any or self.kind is PlanKind.EVEN
         self.line = self.crossing if counts_all else self.sending
-        self.has_lines = has_sites or not ground.is_quick
+        self.has_lines = has_lines
         """Whether (12) and (13) count; on one site they are worth their time in a proof only."""
         nothing = [np.zeros(crossing.shape) for crossing in self.crossing]
         self.back = self._gradients() if counts_all and self.has_lines else nothing
