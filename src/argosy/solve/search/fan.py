@@ -75,8 +75,7 @@ def fan_of(
 ) -> Fan:
     """Return the stages of at most ``lengths`` bundles that begin at cut ``first``, the ``left``-th
     from the end, and may stay below ``upper``; dominated ones are dropped if there is ``slack``."""
-    shape, count = menu.shape, menu.shape.num_micro_batches
-    tables = menu.starting(first, lengths)
+    shape, count, tables = menu.shape, menu.shape.num_micro_batches, menu.starting(first, lengths)
     fits = tables.most >= shape.least_in_flight(left)
     fits &= count * np.maximum(tables.slow, tables.load) < upper
     if left == 1:

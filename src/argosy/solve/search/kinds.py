@@ -281,7 +281,7 @@ def leaving_seconds(option: Option, ground: Ground) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteWays:
-    """The lines that lead from the pools of a stage to another site."""
+    """A set of lines that leads from the pools of a stage to another site."""
 
     site: int
     is_spread: bool

@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from argosy.solve.search.boundary import Boundary, in_site
 from argosy.solve.search.bounds import suffix_bounds
 from argosy.solve.search.fan import Fan, fan_of
 from argosy.solve.search.menu import Menu
@@ -106,19 +107,6 @@ class _Entry:
     node: _Node = field(compare=False)
 
 
-class _Joint(NamedTuple):
-    """What the links between the last fixed stage and each row need, in seconds."""
-
-    crossing: FloatArray
-    """For all micro-batches."""
-    sent: FloatArray
-    """For all micro-batches but the last."""
-    back: FloatArray
-    """For all gradients but the last."""
-    taken: FloatArray
-    """For all that a replica of the row receives before its first backward."""
-
-
 class _Next(NamedTuple):
     """The facts about a stage behind the fixed ones, for each vector that it may take."""
 
@@ -160,7 +148,7 @@ class PlanSearch:
         )
         self.takes = np.array(menu.vectors)
         self.ways = _ways(menu)
-        self.in_site = _in_site(menu)
+        self.in_site = in_site(menu)
         self.apart = menu.apart(upper)
         """The menu for first stages whose tied weights are not in one node; None if plans are not
         divided by that."""
@@ -345,7 +333,8 @@ class PlanSearch:
         around = np.maximum(node.around + 2 * longer, ahead + fan.late)
         passing = around + fan.passing
         drained = np.maximum(waiting + fan.passing, around + fan.waits)
-        joint = self._joint(node, fan)
+        boundary = self._boundary(node, fan)
+        joint = boundary.joint(node.left) if boundary is not None else None
         rows = np.arange(len(fan.option))
         bound, rest = np.full(len(rows), np.inf), np.full(len(rows), np.inf)
         for where, group in self.ways[:, :, fan.vector]:
@@ -378,35 +367,13 @@ class PlanSearch:
         bound[following.is_short[fan.vector]] = np.inf
         return bound, rest
 
-    def _joint(self, node: _Node, fan: Fan) -> _Joint | None:
-        """Return what the links between the last fixed stage and every row need; None if that was
+    def _boundary(self, node: _Node, fan: Fan) -> Boundary | None:
+        """Return the boundary between the last fixed stage and every row; None if its place was
         certain before the row was known."""
         if node.row < 0 or node.is_placed or not self.menu.has_lines:
             return None
-        menu, count = self.menu, self.shape.num_micro_batches
-        ahead = self.shape.least_in_flight(node.left) - 1
-        return _Joint(
-            count * self._between(node, fan, menu.crossing),
-            (count - 1) * self._between(node, fan, menu.line),
-            (count - 1) * self._between(node, fan, menu.back),
-            ahead * self._between(node, fan, menu.arriving),
-        )
-
-    def _between(self, node: _Node, fan: Fan, tables: Sequence[FloatArray]) -> FloatArray:
-        """Return the entries of tables by ``Where`` for the transfer from the last fixed stage to
-        every row; the least of them for a row at several sites."""
-        values = [float(table[node.row, node.first]) for table in tables]
         begins = self._next(node.devices).begins[fan.vector]
-        seconds = np.where(begins, values[Where.OTHER_NODE], 0.0)
-        if len(self.in_site) > 1:
-            near = self.in_site[:, self.menu.vector_of[node.row]]
-            is_far = ~self.in_site[near][:, fan.vector].any(axis=0)
-            far = np.full(len(seconds), np.inf)
-            for site in np.nonzero(~near)[0].tolist():
-                there = self.in_site[site, fan.vector]
-                far = np.where(there, np.minimum(far, values[Where.SITE + site]), far)
-            seconds = np.where(is_far, far, seconds)
-        return np.asarray(seconds)
+        return Boundary(self.menu, self.in_site, node.row, node.first, fan.vector, begins)
 
     def _alone(
         self, node: _Node, fan: Fan, ahead: FloatArray, around: FloatArray, waiting: FloatArray
@@ -496,9 +463,10 @@ class PlanSearch:
     def _with_transfer(self, node: _Node, fan: Fan, longer: float) -> tuple[Fixed, ...]:
         """Return the fixed stages, the last of them with the transfer to a row whose place is
         known."""
-        if node.row < 0 or node.is_placed or not self.menu.has_lines:
+        boundary = self._boundary(node, fan)
+        if boundary is None:
             return with_longer_hop(node.stages, longer)
-        sending = float(self._between(node, fan, self.menu.sending)[0])
+        sending = float(boundary.between(self.menu.sending)[0])
         return with_longer_hop(node.stages, longer, sending)
 
 
@@ -509,16 +477,3 @@ def _ways(menu: Menu) -> NDArray[np.intp]:
         [*ways, *[FollowingPlace(-1, -1)] * (most - len(ways))] for ways in menu.beginnings.ways
     ]
     return np.array(padded).transpose(1, 2, 0)
-
-
-def _in_site(menu: Menu) -> NDArray[np.bool_]:
-    """Return [site, vector]: whether the vector has devices in the site."""
-    sites = [
-        {pool.site for pool, count in zip(menu.prices.pools, vector, strict=True) if count}
-        for vector in menu.vectors
-    ]
-    rows = [
-        [site in vector_sites for vector_sites in sites]
-        for site in range(menu.beginnings.num_sites)
-    ]
-    return np.array(rows)
