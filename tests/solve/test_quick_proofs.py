@@ -8,6 +8,7 @@ from support.planning_cases import FOLDED, Recipe, found_best, random_case
 from argosy.errors import InfeasibleError
 from argosy.planner import Settings
 from argosy.solve.pool_search import PoolSearch
+from argosy.solve.proof import widest_proof
 
 CASES = Recipe(
     min_devices=4, max_devices=8, max_pools=2, max_layers=4, batches=(2, 4), per_node=(1, 2)
@@ -30,16 +31,7 @@ def test_no_plan_of_its_units_is_faster_than_the_bound(seed: int) -> None:
 
 
 def test_the_finest_units_with_a_small_gap_count_if_they_have_a_plan_as_fast() -> None:
-    case = random_case(1501, CASES)
-    settings = Settings(schedules=case.schedules)
-    search = PoolSearch(case.chain, case.cluster, case.global_batch, settings, case.model)
-    search.run()
-    best, ones = search.incumbents.best, search.units
-    fast, close, far = (0.9 * best, (4,), 1), (0.95 * best, (2,), 1), (0.5 * best, (1,), 1)
-    search.left_open, search.branches = 0.6 * best, []
-    search.proofs = [fast, close, far]
-    assert search._widest_proof() == close
-    search.proofs = [(2 * best, (4,), 1), far]
-    assert search._widest_proof() == (0.6 * best, ones, 1)
-    search.left_open = 0.9 * best
-    assert search._widest_proof() == (0.9 * best, ones, 1)
+    fast, close, far = (0.9, (4,), 1), (0.95, (2,), 1), (0.5, (1,), 1)
+    assert widest_proof([fast, close, far], 1.0) == close
+    assert widest_proof([(2.0, (4,), 1), far, (0.6, (1,), 1)], 1.0) == (0.6, (1,), 1)
+    assert widest_proof([(2.0, (4,), 1), far, (0.9, (1,), 1)], 1.0) == (0.9, (1,), 1)

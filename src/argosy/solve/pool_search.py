@@ -31,11 +31,12 @@ from argosy.plan.plan import Plan, Search
 from argosy.solve.budget import Budget
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.finalists.beside import with_uniform
-from argosy.solve.finalists.candidate import Candidate, diverse, on_pools, reshaped, single_stages
+from argosy.solve.finalists.candidate import Candidate, diverse, on_pools, single_stages
 from argosy.solve.finalists.incumbents import Incumbents
 from argosy.solve.finalists.judge import Judge
 from argosy.solve.finalists.verdict import ExactTrial, Verdict, certify
 from argosy.solve.parts import parts_of
+from argosy.solve.proof import Proof, widest_proof
 from argosy.solve.search.frontier import Branch
 from argosy.solve.search.grid import all_cuts, coarse_cuts
 from argosy.solve.search.kinds import ground_of
@@ -74,8 +75,6 @@ _TASKS = 1_500
 _PLAYS, _LIKELY = 2, 1.005
 """On a large cluster level 1 simulates at most ``_PLAYS`` plans until one is as fast as judged, and
 only finalists within the factor ``_LIKELY`` of the best."""
-_RESHAPED = 16
-"""On few devices this many plans are tried with micro-batches of all other sizes."""
 _PARTS = 2
 """Level 1 searches at most this many parts of a cluster by themselves."""
 _REFINED, _FEW_STATES = 32, 160
@@ -84,12 +83,6 @@ units."""
 _QUICK_ROUNDS, _QUICK_GAP = 36, 0.003
 """Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which
 it stops."""
-_PROVEN = 0.15
-"""If the gap of level 1 is larger than this, its certificate is about the finest units whose gap is
-not."""
-
-Proof = tuple[float, Vector, int]
-"""The bound, the units and the level of a proof."""
 
 
 class PoolSearch:
@@ -176,25 +169,16 @@ class PoolSearch:
         ):
             self._search_parts()  # otherwise no part has a plan that is worth it
         self.winners.append(self._decide().winner)
-        self.finished = self._widest_proof()
-
-    def _widest_proof(self) -> Proof:
-        """Return the proof of level 1 with the finest units whose bound is close to the best plan,
-        or else with the finest units.
-
-        Units without a plan as fast as the best one prove nothing about it.
-        """
-        last, best = (self.bound, self.units, 1), self.incumbents.best
-        proofs = [*self.proofs, last]
-        close = [proof for proof in proofs if best / (1 + _PROVEN) <= proof[0] <= best]
-        return close[-1] if close else last
+        last = (self.bound, self.units, 1)
+        self.finished = widest_proof([*self.proofs, last], self.incumbents.best)
 
     def _search_parts(self) -> None:
         """Search parts of a small cluster alone, if their throughput allows a better plan, and
         pipelines without replicas on few devices."""
         searched = 0
         if self.num_devices <= FEW_DEVICES and self.settings.replicas is None:
-            self._search_part(replace(self.settings, replicas=1), self.pools)
+            everything = range(len(self.pools))
+            self._search_part(replace(self.settings, replicas=1), self.pools, everything)
         for bound, part, indices in parts_of(self.prices, self._batch_shapes):
             if searched == _PARTS or self.budget.is_spent:
                 return
@@ -204,10 +188,10 @@ class PoolSearch:
             self._search_part(self.settings, part, indices)
 
     def _search_part(
-        self, settings: Settings, pools: tuple[Pool, ...], indices: Sequence[int] | None = None
+        self, settings: Settings, pools: tuple[Pool, ...], indices: Sequence[int]
     ) -> None:
-        """Add the plan that level 1 finds on some pools, or under narrower settings; ``indices``
-        are the numbers of the pools."""
+        """Add the plan that level 1 finds on some pools with their numbers, or under narrower
+        settings."""
         settings = replace(settings, level=1, progress=None)
         job = (self.chain, self.cluster, self.global_batch, settings, self.model)
         search = PoolSearch(*job, pools=pools, is_part=True)
@@ -215,7 +199,6 @@ class PoolSearch:
             search.quick()
         except NothingFitsError:
             return
-        indices = range(len(self.pools)) if indices is None else indices
         self.winners.append(on_pools(search.winners[-1], self.prices, indices))
         self.incumbents.add(self.winners[-1])
 
@@ -359,7 +342,7 @@ class PoolSearch:
                 self.incumbents.confirm()
                 self._report()
         if self.num_devices <= FEW_DEVICES:
-            self._reshape(scope)
+            self.incumbents.reshape(self._batch_shapes, scope)
         for best in self.incumbents.found[:1]:
             self.incumbents.improve(best, self.menus.get(best.shape.micro_batch_size, {}))
         return self.incumbents.best
@@ -376,15 +359,6 @@ class PoolSearch:
         """Return whether a shape with this bound is not searched any further."""
         is_close = self._is_quick and bound * _CLOSE >= self.incumbents.best
         return bound >= self._goal or is_close
-
-    def _reshape(self, scope: Scope) -> None:
-        """Judge the best plans with micro-batches of all other sizes: in its own shape the bounds
-        may lead to other plans."""
-        for candidate in diverse(self.incumbents.found, _RESHAPED):
-            for shape in self._batch_shapes:
-                plan = reshaped(candidate, shape, scope)
-                if plan is not None:
-                    self.incumbents.keep(shape, [plan], candidate.units)
 
     def _leave(self, bound: float) -> None:
         self.counters.add("bound")

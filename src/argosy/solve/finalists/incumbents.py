@@ -8,15 +8,18 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from argosy.solve.finalists.candidate import Candidate, neighbours, shifted
+from argosy.solve.finalists.candidate import Candidate, diverse, neighbours, reshaped, shifted
 from argosy.solve.finalists.judge import SAME, Complete, Judge, Key, plan_key
 from argosy.solve.finalists.verdict import ExactTrial
 from argosy.solve.search.shape import Shape
+from argosy.space.enumerate import Scope
 from argosy.space.option import Option, Vector
 
 # At most this many plans are kept, the fastest ones.
 _MOST = 32
 # Neighbours that the judge finds slower than this factor times the best plan are dropped.
+_RESHAPED = 16
+"""This many plans are tried with micro-batches of all other sizes."""
 _NEAR = 1.05
 
 
@@ -141,6 +144,15 @@ class Incumbents:
             if not fresh or fresh[0].seconds >= best.seconds * (1 - 1e-9):
                 return
             best = fresh[0]
+
+    def reshape(self, shapes: Sequence[Shape], scope: Scope) -> None:
+        """Judge the best plans with micro-batches of all other sizes: in their own shapes the
+        bounds may lead to other plans."""
+        for candidate in diverse(self.found, _RESHAPED):
+            for shape in shapes:
+                plan = reshaped(candidate, shape, scope)
+                if plan is not None:
+                    self.keep(shape, [plan], candidate.units)
 
     def suspect(self, shape: Shape, plans: Sequence[tuple[float, Complete]], units: Vector) -> None:
         """Add complete plans that a search of one schedule has returned, with their bounds; the
