@@ -31,7 +31,7 @@ from argosy.document import parse_toml
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica
 from argosy.plan.plan import Stage as PlanStage
-from argosy.planner import Settings, find_plan
+from argosy.planner import Settings, kept_plans
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
@@ -235,9 +235,9 @@ class Planner:
 
     def __init__(self, chain: Chain, global_batch: int) -> None:
         self.chain, self.global_batch = chain, global_batch
-        self.found: dict[tuple[float, ...], Plan | None] = {}
+        self.found: dict[tuple[float, ...], list[Plan]] = {}
 
-    def __call__(self, believed: Cluster) -> Plan:
+    def __call__(self, believed: Cluster) -> list[Plan]:
         rates = {link.name: in_grains(link.bandwidth.at(0), SEARCHED) for link in believed.links}
         speeds = {
             device.name: in_grains(device.speed.at(0), SEARCHED) for device in believed.devices
@@ -246,24 +246,24 @@ class Planner:
         if key not in self.found:
             world = World(bandwidths=tuple(rates.items()), speeds=tuple(speeds.items()))
             try:
-                self.found[key] = find_plan(
+                self.found[key] = kept_plans(
                     self.chain,
                     in_world(believed, world),
                     global_batch=self.global_batch,
                     settings=Settings(),
+                    model=ComputeModel(),
                 )
             except InfeasibleError:
-                self.found[key] = None
-        plan = self.found[key]
-        if plan is None:
+                self.found[key] = []
+        if not self.found[key]:
             raise InfeasibleError(f"no plan of {self.chain.name} on what is left")
-        return plan
+        return self.found[key]
 
 
 def rates(chain: Chain, cluster: Cluster, planner: Planner) -> list[float]:
     """Samples per second of every policy, in the order of ``POLICIES``."""
     plain = plan_on(cluster, chain)
-    planned = planner(pair())
+    planned = planner(pair())[0]
     stage = Playback(chain, cluster, ComputeModel())
     found, variants = [], []
     for plan, reaches in (

@@ -195,7 +195,7 @@ def kept_plans(
         ]
     cluster = within_reach(cluster)
     search = PoolSearch(chain, cluster, global_batch, settings, model)
-    best = search.run().bare
+    best = with_uneven_parts(search.run(), search, at_time_zero(cluster)).bare
     variants = [
         placed(candidate, search.prices, cluster)
         for candidate in diverse(search.incumbents.found, most)

@@ -31,7 +31,7 @@ from argosy.plan.plan import (
     Replica,
 )
 from argosy.plan.plan import Stage as PlanStage
-from argosy.planner import Settings, find_plan
+from argosy.planner import Settings, kept_plans
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.engine.exact import simulate_exact
 from argosy.sim.tasks.compile import compile_plan
@@ -105,8 +105,14 @@ def course(chain: Chain, changes: str, reach: AdaptationLevel) -> PolicyRun:
     cluster = cluster_with(changes)
     plan = plan_on(cluster, chain)
 
-    def replan(believed: Cluster) -> Plan:
-        return find_plan(chain, believed, global_batch=plan.global_batch, settings=Settings())
+    def replan(believed: Cluster) -> list[Plan]:
+        return kept_plans(
+            chain,
+            believed,
+            global_batch=plan.global_batch,
+            settings=Settings(),
+            model=ComputeModel(),
+        )
 
     return play(
         Playback(chain, cluster, ComputeModel()),
@@ -122,8 +128,14 @@ def oracle_course(chain: Chain, changes: str) -> PolicyRun:
     cluster = cluster_with(changes)
     plan = plan_on(cluster, chain)
 
-    def replan(believed: Cluster) -> Plan:
-        return find_plan(chain, believed, global_batch=plan.global_batch, settings=Settings())
+    def replan(believed: Cluster) -> list[Plan]:
+        return kept_plans(
+            chain,
+            believed,
+            global_batch=plan.global_batch,
+            settings=Settings(),
+            model=ComputeModel(),
+        )
 
     return play_oracle(Playback(chain, cluster, ComputeModel()), [plan], until=UNTIL, replan=replan)
 
@@ -210,7 +222,7 @@ def test_no_change_is_made_to_a_plan_that_is_slower_in_the_latest_step(
         cluster,
         limits=ControllerLimits(horizon=10_000),
         schedules=[replace(plan, schedule=schedule) for schedule in SCHEDULES],
-        replan=lambda believed: next(others, plan),
+        replan=lambda believed: [next(others, plan)],
     )
     levels = st.sampled_from((0.2, 0.5, 1.0))
     step = 0
@@ -249,7 +261,11 @@ def test_no_move_is_made_once_the_latest_samples_say_that_a_change_is_over(
         plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8))
     )
     controller = Controller(
-        plan, chain, cluster, limits=ControllerLimits(horizon=10_000), replan=lambda believed: other
+        plan,
+        chain,
+        cluster,
+        limits=ControllerLimits(horizon=10_000),
+        replan=lambda believed: [other],
     )
     speeds, full = ({"b0.0": speed, "b0.1": speed} for speed in (slow, 1.0))
     for step in range(steps):
@@ -265,7 +281,11 @@ def test_a_search_that_outlasts_a_step_leaves_the_decision_to_the_newest(chain: 
         plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8))
     )
     controller = Controller(
-        plan, chain, cluster, limits=ControllerLimits(horizon=10_000), replan=lambda believed: other
+        plan,
+        chain,
+        cluster,
+        limits=ControllerLimits(horizon=10_000),
+        replan=lambda believed: [other],
     )
     slow = {"b0.0": 0.3, "b0.1": 0.3}
     for step in range(60):
@@ -358,7 +378,7 @@ def test_what_a_move_took_counts_for_the_next(chain: Chain) -> None:
         plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8))
     )
     limits = ControllerLimits(horizon=10_000)
-    controller = Controller(plan, chain, cluster, limits=limits, replan=lambda believed: other)
+    controller = Controller(plan, chain, cluster, limits=limits, replan=lambda believed: [other])
     slow, fast = ({"b0.0": speed, "b0.1": speed} for speed in (0.5, 1.0))
 
     def until_moved(speeds: dict[str, float]) -> Decision:

@@ -77,8 +77,8 @@ class ControllerMachine(RuleBasedStateMachine):
             variants=self._variants,
         )
 
-    def _replan(self, believed: Cluster) -> Plan:
-        return find_plan(self.chain, believed, global_batch=BATCH, settings=Settings(level=1))
+    def _replan(self, believed: Cluster) -> list[Plan]:
+        return [find_plan(self.chain, believed, global_batch=BATCH, settings=Settings(level=1))]
 
     def _variants(self, plan: Plan) -> list[Plan]:
         fitting = [

@@ -26,7 +26,7 @@ from runtime.migration_cases import (
 from runtime.rank_pool import RankError, RankPool
 
 from argosy.cost.regions import Region, outside, shared_regions, volume
-from argosy.runtime.state.moves import HeldPiece, moves_between, waves
+from argosy.runtime.state.moves import HeldPiece, RegionMove, moves_between, waves
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 KFKB = ScheduleSpec(kind=ScheduleKind.KFKB, k=2)
@@ -189,6 +189,21 @@ def pieces(draw: st.DrawFn) -> HeldPiece:
     )
 
 
+def node_of(rank: int) -> int:
+    """Return the first rank of a rank's node; nodes have two ranks."""
+    return rank - rank % 2
+
+
+def direct(moves: Sequence[RegionMove], piece: HeldPiece, target: int) -> set[tuple[int, ...]]:
+    """Return the elements that a rank receives from ranks that held them before."""
+    return {
+        cell
+        for move in moves
+        if move.piece is piece and move.target == target and not move.is_passed_on
+        for cell in cells([move.region])
+    }
+
+
 @given(st.lists(pieces(), max_size=4))
 def test_every_missing_element_comes_once_from_somebody_who_has_it(some: list[HeldPiece]) -> None:
     moves = moves_between(some, ["n0.0", "n0.1", "n1.0", "n1.1"])
@@ -198,7 +213,21 @@ def test_every_missing_element_comes_once_from_somebody_who_has_it(some: list[He
             arrived = cells([move.region for move in mine])
             assert sorted(arrived) == sorted(set(cells(wanted)) - set(cells(piece.before[target])))
             for move in mine:
-                assert set(cells([move.region])) <= set(cells(piece.before[move.source]))
+                given = set(cells(piece.before[move.source]))
+                if move.is_passed_on:
+                    assert node_of(move.source) == node_of(target)
+                    given = direct(moves, piece, move.source)
+                assert set(cells([move.region])) <= given
+        for node in {node_of(target) for target in piece.after}:
+            held = {cell for rank in (node, node + 1) for cell in cells(piece.before[rank])}
+            crossing = [
+                cell
+                for move in moves
+                if move.piece is piece and node_of(move.target) == node != node_of(move.source)
+                for cell in cells([move.region])
+            ]
+            assert len(crossing) == len(set(crossing))
+            assert not set(crossing) & held
     portions = list(waves(some, moves, most=100))
     assert sorted(map(id, (piece for found, _ in portions for piece in found))) == sorted(
         map(id, some)

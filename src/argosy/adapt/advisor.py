@@ -29,7 +29,7 @@ from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
-from argosy.planner import Settings, find_plan
+from argosy.planner import Settings, kept_plans
 from argosy.workload.chain import Chain
 
 _NEAR = 0.05
@@ -109,7 +109,7 @@ class Mind:
         known = dict.fromkeys((*usual, *(rule.schedule for rule in self.brief.plan.policy)))
         return schedules_that_fit(plan, self.brief.chain, self.cluster, known)
 
-    def _replan(self, believed: Cluster) -> Plan:
+    def _replan(self, believed: Cluster) -> list[Plan]:
         devices = tuple(
             replace(d, speed=Trace.constant(1.0)) if abs(d.speed.at(0) - 1) < _NEAR else d
             for d in believed.devices
@@ -119,20 +119,24 @@ class Mind:
             level=self.brief.level, runnable=True, max_width=width, max_context=1, max_expert=1
         )
         brief = self.brief
-        plan = find_plan(
+        plans = kept_plans(
             brief.chain,
             replace(believed, devices=devices),
             global_batch=brief.plan.global_batch,
             settings=settings,
             model=brief.model,
         )
-        for stage in plan.stages:
-            mixing = [layer for layer in brief.undivided if stage.first <= layer < stage.end]
-            if mixing and len(stage.replicas) > 1:
-                raise InfeasibleError(
-                    f"the best plan divides the samples that layer {mixing[0]} mixes"
-                )
-        return plan
+        fitting = [plan for plan in plans if not self._divides_what_mixes(plan)]
+        if not fitting:
+            raise InfeasibleError("every good plan divides samples that a layer mixes")
+        return fitting
+
+    def _divides_what_mixes(self, plan: Plan) -> bool:
+        return any(
+            stage.first <= layer < stage.end and len(stage.replicas) > 1
+            for layer in self.brief.undivided
+            for stage in plan.stages
+        )
 
     def observe(self, seen: Observation, is_newest: Callable[[], bool] = lambda: True) -> Advice:
         """Process an observation. An observation that is not the newest only updates the world; a

@@ -36,8 +36,10 @@ detected it. Regret of a plan found in a changed world starts at its gain times 
 world. Before the first change the cluster is expected to stay as its file states: regret starts at
 n times the gain. A plan that was left because of a loss is returned to at once when it runs again.
 
-Searching for a plan takes seconds, so plans that were found are kept and compared in every world. A
-search is made only in a world unlike those searched in (``SEARCHED``), on average at most every
+A search returns several good plans. Those that are not both slower and dearer to move to than
+another are kept, so that a plan near the one in force is found before the best one is worth its
+price. Searching takes seconds, so plans that were found are compared in every later world. A search
+is made only in a world unlike those searched in (``SEARCHED``), on average at most every
 ``replan_every`` steps, at once if a device or link is lost, and never while the latest samples
 contradict the belief.
 """
@@ -47,7 +49,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -143,13 +145,13 @@ class Controller:
         limits: ControllerLimits | None = None,
         model: ComputeModel | None = None,
         schedules: Sequence[Plan] = (),
-        replan: Callable[[Cluster], Plan] | None = None,
+        replan: Callable[[Cluster], Sequence[Plan]] | None = None,
         variants: Callable[[Plan], Sequence[Plan]] | None = None,
     ) -> None:
         """Start with a plan.
 
         ``schedules`` is the plan under the schedules that it may switch to; ``variants`` finds
-        these for another plan; ``replan`` finds a plan for a cluster.
+        these for another plan; ``replan`` finds good plans for a cluster.
         """
         self.plan = plan
         self.chain, self.cluster = chain, cluster
@@ -329,8 +331,18 @@ class Controller:
         self.lost = gone
         assert self.replan is not None
         with contextlib.suppress(InfeasibleError):
-            plan = self.replan(within_reach(in_world(self.cluster, world)))
-            self.kept.setdefault(plan_key(plan), plan)
+            plans = self.replan(within_reach(in_world(self.cluster, world)))
+            for plan in self._worth_keeping(plans, world):
+                self.kept.setdefault(plan_key(plan), plan)
+
+    def _worth_keeping(self, plans: Sequence[Plan], world: World) -> Iterator[Plan]:
+        """Yield the plans that are cheaper to move to than every faster one."""
+        least = math.inf
+        for plan in sorted(plans, key=lambda plan: self.predictor.seconds(plan, world)):
+            moving = self._moving(self.plan, plan, world)
+            if moving < least or math.isinf(least):
+                yield plan
+                least = moving
 
     def _count_regret(self) -> None:
         """Add the latest step to the regret of every kept plan (3)."""

@@ -155,7 +155,7 @@ def play(
     until: float,
     limits: ControllerLimits,
     schedules: Sequence[Plan] = (),
-    replan: Callable[[Cluster], Plan] | None = None,
+    replan: Callable[[Cluster], Sequence[Plan]] | None = None,
     most_steps: float = math.inf,
 ) -> PolicyRun:
     """Run a policy from time 0 until the first step that would begin after ``until``, or for
@@ -216,7 +216,7 @@ def play_oracle(
     plans: Sequence[Plan],
     *,
     until: float,
-    replan: Callable[[Cluster], Plan] | None = None,
+    replan: Callable[[Cluster], Sequence[Plan]] | None = None,
     most_steps: float = math.inf,
 ) -> PolicyRun:
     """Run an oracle that knows the future and moves for free.
@@ -233,7 +233,7 @@ def play_oracle(
             state = tuple(in_grains(trace.at(moment), SEARCHED) for trace in stage.moving)
             if replan is not None and state not in ranked:
                 with contextlib.suppress(InfeasibleError):
-                    candidates.append(replan(within_reach(at_moment(stage.cluster, moment))))
+                    candidates += replan(within_reach(at_moment(stage.cluster, moment)))
             known = ranked.setdefault(state, [])
             for index in range(len(known), len(candidates)):
                 known.append((stage.lasting(candidates[index], moment), index))

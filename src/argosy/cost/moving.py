@@ -9,11 +9,15 @@ device if the layers are in several stages, and whole under ZeRO 2 and 3 too if 
 one stage use them.
 
     (1)  a device receives what it holds under the new plan and did not hold under the old one
-    (2)  the source is a device that held it: first one of the same node, then the one that has sent
-         the fewest bytes so far; if none of them can be reached, any reachable device, which reads
-         a copy or a checkpoint
-    (3)  seconds = the longest that any link takes for the bytes that cross it, and ``PAUSE`` for
-         the switch itself
+    (2)  the source is a device of the same node that held it, or else one of the same node that
+         receives it too and passes it on, or else any device that held it; of several, the one that
+         has sent the fewest bytes so far; if none of them can be reached, any reachable device,
+         which reads a copy or a checkpoint
+    (3)  seconds = the longest that any link takes for the bytes that cross it, those that are
+         passed on after the others, and ``PAUSE`` for the switch itself
+
+So what several devices of a node receive crosses the network once. Of them, the one that has
+received the fewest bytes so far receives it from the other node.
 
 Gradients do not move: plans change between steps. Experts count as if every holder had all of them.
 """
@@ -29,13 +33,15 @@ from typing import NamedTuple
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import optimizer_bytes
-from argosy.cost.regions import Interval, deliveries
+from argosy.cost.regions import Interval, Region, outside, tiered_deliveries, volume
 from argosy.plan.plan import Plan, Stage
 from argosy.workload.chain import Chain, Frozen
 
 # Seconds that a switch takes beside its bytes, because process groups are formed again.
 PAUSE = 0.5
 
+# The tier of sources that receive a part themselves, in the same move.
+_PASSED_ON = 1
 # Parts of a layer below this length are rounding errors.
 _ROUNDING = 1e-9
 
@@ -62,6 +68,10 @@ class _Weights(NamedTuple):
     whole."""
 
 
+Transfer = tuple[str, str, float]
+"""Source, target, bytes."""
+_Offers = Mapping[str, Sequence[Region]]
+"""Parts of a layer that each device can send."""
 _Held = dict[_Weights, dict[str, _Kept]]
 """Intervals that each device keeps of each set of weights."""
 
@@ -70,14 +80,16 @@ _Held = dict[_Weights, dict[str, _Kept]]
 class Migration:
     """A set of transfers that a move needs, by (1) and (2)."""
 
-    transfers: tuple[tuple[str, str, float], ...]
-    """Source, target, bytes; at most one for each pair."""
+    transfers: tuple[Transfer, ...]
+    """At most one for each pair of devices."""
+    passed_on: tuple[Transfer, ...] = ()
+    """The same for bytes that their source receives by ``transfers``."""
 
     @cached_property
     def received(self) -> dict[str, float]:
         """Return the bytes that each device receives."""
         amounts: dict[str, float] = defaultdict(float)
-        for _, target, size in self.transfers:
+        for _, target, size in (*self.transfers, *self.passed_on):
             amounts[target] += size
         return dict(amounts)
 
@@ -88,13 +100,21 @@ class Migration:
     def seconds(self, cluster: Cluster, time: float = 0.0) -> float:
         """Return the seconds (3) at the bandwidths of a time: infinity if a needed link is down, 0
         if nothing moves."""
-        crossing: dict[int, float] = defaultdict(float)
-        for source, target, size in self.transfers:
-            for link in cluster.fastest(source, target, size, time).links:
-                crossing[link] += size
-        rates = {link: cluster.links[link].bandwidth.at(time) for link in crossing}
-        times = [size / rates[link] if rates[link] else math.inf for link, size in crossing.items()]
-        return max(times) + PAUSE if times else 0.0
+        if not self.transfers:
+            return 0.0
+        phases = (self.transfers, self.passed_on)
+        return sum(_seconds(transfers, cluster, time) for transfers in phases) + PAUSE
+
+
+def _seconds(transfers: Sequence[Transfer], cluster: Cluster, time: float) -> float:
+    """Return the longest that any link takes for the bytes that cross it."""
+    crossing: dict[int, float] = defaultdict(float)
+    for source, target, size in transfers:
+        for link in cluster.fastest(source, target, size, time).links:
+            crossing[link] += size
+    rates = {link: cluster.links[link].bandwidth.at(time) for link in crossing}
+    times = (size / rates[link] if rates[link] else math.inf for link, size in crossing.items())
+    return max(times, default=0.0)
 
 
 def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float = 0.0) -> Migration:
@@ -103,17 +123,13 @@ def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float 
     before, sources = _held(old, weights), _Sources(old, cluster, time)
     widths = (chain.dtype.bytes, optimizer_bytes(chain))
     for group, kept in _held(new, weights).items():
-        holders = [
-            {name: had[kind] for name, had in before[group].items()} for kind in range(len(widths))
-        ]
-        for device, wanted in kept.items():
-            if group.frozen_bytes:
-                sources.deliver(device, wanted[0], holders[0], group.frozen_bytes)
-                continue
-            for kind, width in enumerate(widths):
-                sources.deliver(device, wanted[kind], holders[kind], width * group.size)
-    transfers = [(*pair, size) for pair, size in sources.sent.items() if size > 0]
-    return Migration(transfers=tuple(sorted(transfers)))
+        kinds = [(0, group.frozen_bytes)] if group.frozen_bytes else []
+        kinds = kinds or [(kind, width * group.size) for kind, width in enumerate(widths)]
+        for kind, whole in kinds:
+            holders = {name: had[kind] for name, had in before[group].items()}
+            wanted = {name: will_have[kind] for name, will_have in kept.items()}
+            sources.deliver(wanted, holders, whole)
+    return sources.migration()
 
 
 class _Sources:
@@ -121,38 +137,61 @@ class _Sources:
 
     def __init__(self, plan: Plan, cluster: Cluster, time: float) -> None:
         self.cluster, self.time, self.devices = cluster, time, plan.devices
-        self.sent: dict[tuple[str, str], float] = defaultdict(float)
-        self.totals: dict[str, float] = defaultdict(float)
+        self.transfers: dict[tuple[str, str], float] = defaultdict(float)
+        self.passed_on: dict[tuple[str, str], float] = defaultdict(float)
+        self.sent: dict[str, float] = defaultdict(float)
+        self.received: dict[str, float] = defaultdict(float)
+
+    def migration(self) -> Migration:
+        """Return all transfers so far."""
+        phases = (
+            tuple(sorted((*pair, size) for pair, size in sizes.items() if size > 0))
+            for sizes in (self.transfers, self.passed_on)
+        )
+        return Migration(transfers=next(phases), passed_on=next(phases))
 
     def deliver(
-        self, target: str, wanted: Interval, holders: Mapping[str, Interval], whole: float
+        self, wanted: Mapping[str, Interval], holders: Mapping[str, Interval], whole: float
     ) -> None:
-        """Add the transfers by which ``target`` receives the wanted interval; ``whole`` is the
-        bytes of the interval from 0 to 1."""
-        regions = {name: [(held,)] for name, held in holders.items()}
-        for source, ((begin, end),) in deliveries(
-            target, [(wanted,)], regions, self._source_for, rounding=_ROUNDING
-        ):
-            if source is not None:
-                self.sent[source, target] += (end - begin) * whole
-                self.totals[source] += (end - begin) * whole
+        """Add the transfers by which devices receive the wanted intervals; ``whole`` is the bytes
+        of the interval from 0 to 1."""
+        held: _Offers = {name: [(interval,)] for name, interval in holders.items()}
+        arrived: dict[str, list[Region]] = defaultdict(list)
+        for target in sorted(wanted, key=lambda name: (self.received[name], name)):
+            missing = outside([(wanted[target],)], held.get(target, ()))
+            if not missing:
+                continue
+            for tier, source, region in tiered_deliveries(
+                target,
+                missing,
+                self._tiers(target, held, arrived),
+                lambda sources, _: min(sources, key=lambda name: (self.sent[name], name)),
+                rounding=_ROUNDING,
+            ):
+                size = volume([region]) * whole
+                phase = self.passed_on if tier == _PASSED_ON else self.transfers
+                phase[source, target] += size
+                self.sent[source] += size
+                self.received[target] += size
+                if tier != _PASSED_ON:
+                    arrived[target].append(region)
 
-    def _source_for(self, holders: list[str], target: str) -> str | None:
-        """Return the source for a target; None if the plan had no other device."""
-        others = [name for name in self.devices if name != target]
-        node = self.cluster.node_of
-        for names in (holders, others):
-            reachable = [name for name in names if self._reaches(name, target)]
-            if reachable:
-                return min(
-                    reachable,
-                    key=lambda source: (
-                        node[source][0].name != node[target][0].name,
-                        self.totals[source],
-                        source,
-                    ),
-                )
-        return next(iter((*holders, *others)), None)
+    def _tiers(self, target: str, held: _Offers, arrived: _Offers) -> list[_Offers]:
+        """Return what devices can send to a target, in the order in which they are asked (2)."""
+        anyone = {name: [((0.0, 1.0),)] for name in self.devices if name != target}
+        reachable = {
+            name for name in {*held, *arrived, *anyone} - {target} if self._reaches(name, target)
+        }
+        near = {name for name in reachable if self._node(name) == self._node(target)}
+        choices = ((held, near), (arrived, near), (held, reachable), (anyone, reachable))
+        tiers: list[_Offers] = [
+            {name: regions for name, regions in offers.items() if name in names}
+            for offers, names in choices
+        ]
+        return [*tiers, {name: regions for name, regions in held.items() if name != target}, anyone]
+
+    def _node(self, device: str) -> str:
+        return self.cluster.node_of[device][0].name
 
     def _reaches(self, source: str, target: str) -> bool:
         return (

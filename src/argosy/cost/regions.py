@@ -7,10 +7,12 @@ A region is an interval in every dim: rows and columns of a matrix, a part of a 
     (1)  the part of a region that is outside another is at most two regions for each dim
     (2)  a target receives what it wants and does not hold, each element once, from a holder that is
          chosen for the first missing element and then sends as much as it holds
+    (3)  of several sets of holders, the first that has an element sends it
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -96,6 +98,26 @@ def deliveries(
         assert part is not None
         yield source, part
         missing[:0] = outside([region], [part])
+
+
+def tiered_deliveries(
+    target: Holder,
+    wanted: Iterable[Region],
+    tiers: Sequence[Mapping[Holder, Sequence[Region]]],
+    choose: Callable[[list[Holder], Holder], Holder],
+    *,
+    rounding: float = 0,
+) -> Iterator[tuple[int, Holder, Region]]:
+    """Yield tier, source and region of everything that ``target`` receives from others, by (3) and
+    in each tier by (2); what no tier has is omitted."""
+    missing = list(wanted)
+    for tier, holders in enumerate(tiers):
+        later = outside(missing, itertools.chain.from_iterable(holders.values()))
+        here = outside(missing, later)
+        for source, region in deliveries(target, here, holders, choose, rounding=rounding):
+            if source is not None:
+                yield tier, source, region
+        missing = later
 
 
 def _first_in(region: Region, regions: Sequence[Region], rounding: float) -> Region | None:

@@ -111,13 +111,13 @@ def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, P
     from argosy.adapt.play import Playback, play, play_oracle
     from argosy.choose.policy import schedules_that_fit, schedules_to_try
     from argosy.cluster.lasting import last_change
-    from argosy.planner import Settings, find_plan
+    from argosy.planner import Settings, kept_plans
 
     plan, chain, model = scenario.plan, scenario.chain, scenario.model
 
-    def replan(cluster: Any) -> Plan:
-        """Find a plan for the cluster as it is then."""
-        return find_plan(
+    def replan(cluster: Any) -> list[Plan]:
+        """Find good plans for the cluster as it is then."""
+        return kept_plans(
             chain, cluster, global_batch=plan.global_batch, settings=Settings(), model=model
         )
 

@@ -2,7 +2,8 @@
 those after it.
 
 Elements that a rank already has are not sent: the same tensor stays if nothing changes, otherwise
-they are copied. All elements of one dtype from one rank to another are one message.
+they are copied. All elements of one dtype from one rank to another are one message. Elements that a
+rank passes on to others of its node are sent once they have arrived.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Handover:
         old parts are removed from ``old``."""
         keys = [(piece.name, piece.what) for piece in pieces]
         new = {key: self._begin(key, boxes[key], old.get(key)) for key in keys if key in boxes}
-        self._send_and_receive(moves, old, new)
+        self._send_and_receive([move for move in moves if not move.is_passed_on], old, new)
+        self._send_and_receive([move for move in moves if move.is_passed_on], new, new)
         for key in keys:
             old.pop(key, None)
         return new
@@ -80,7 +82,7 @@ class Handover:
     def _send_and_receive(
         self,
         moves: Sequence[RegionMove],
-        old: Mapping[Key, HeldParts],
+        given: Mapping[Key, HeldParts],
         new: Mapping[Key, HeldParts],
     ) -> None:
         """Exchange one message for each pair of ranks and dtype."""
@@ -92,7 +94,7 @@ class Handover:
         calls, arriving = [], []
         for (source, target, kind), bundle in sorted(bundles.items()):
             tag = _TAG + _DTYPES.index(kind)
-            mine = old if source == self.rank else new
+            mine = given if source == self.rank else new
             parts = [mine[move.piece.name, move.piece.what].at(move.region) for move in bundle]
             if source == self.rank:
                 message = torch.cat([part.reshape(-1) for part in parts]).to(self.carrier)

@@ -1,8 +1,9 @@
 """Find what ranks send each other when one plan follows another. Needs no torch.
 
 A piece is a weight, a tensor of its optimizer's state or a buffer. A rank holds regions of it,
-before and after. It receives what it lacks as ``cost.moving`` prices it: of several ranks that held
-it, from one of its own node, then from the one that sends the fewest bytes so far.
+before and after. It receives what it lacks as ``cost.moving`` prices it: from a rank of its own
+node that held it, or else from one of its node that receives it too and passes it on, or else from
+any rank that held it; of several, from the one that sends the fewest bytes so far.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from argosy.cost.regions import Region, deliveries, volume
+from argosy.cost.regions import Region, outside, tiered_deliveries, volume
 from argosy.units import MIB
 
 # Bytes that are in flight together, which bounds the additional memory of a migration.
@@ -41,10 +42,16 @@ class RegionMove(NamedTuple):
     source: int
     target: int
     region: Region
+    is_passed_on: bool = False
+    """True if the source receives the region itself, in the same migration."""
 
     @property
     def bytes(self) -> int:
         return int(volume([self.region])) * self.piece.item_bytes
+
+
+# The tier of sources that receive a region themselves, in the same migration.
+_PASSED_ON = 1
 
 
 def moves_between(pieces: Iterable[HeldPiece], roster: Sequence[str]) -> list[RegionMove]:
@@ -52,18 +59,31 @@ def moves_between(pieces: Iterable[HeldPiece], roster: Sequence[str]) -> list[Re
     rank."""
     nodes = [device.rpartition(".")[0] for device in roster]
     sent: dict[int, int] = defaultdict(int)
-    moves = []
+    received: dict[int, int] = defaultdict(int)
+    moves: list[RegionMove] = []
 
-    def choose(holders: list[int], target: int) -> int:
-        assert holders, "every element is held by some rank"
-        return min(holders, key=lambda rank: (nodes[rank] != nodes[target], sent[rank], rank))
+    def idlest(ranks: list[int], _: int) -> int:
+        return min(ranks, key=lambda rank: (sent[rank], rank))
 
     for piece in pieces:
-        for target, wanted in sorted(piece.after.items()):
-            for source, region in deliveries(target, wanted, piece.before, choose):
-                assert source is not None
-                moves.append(RegionMove(piece, source, target, region))
+        arrived: dict[int, list[Region]] = defaultdict(list)
+        for target in sorted(piece.after, key=lambda rank: (received[rank], rank)):
+            missing = outside(piece.after[target], piece.before.get(target, ()))
+            if not missing:
+                continue
+            near = {rank for rank, node in enumerate(nodes) if node == nodes[target]} - {target}
+            tiers = [
+                {rank: regions for rank, regions in offers.items() if rank in near}
+                for offers in (piece.before, arrived)
+            ]
+            for tier, source, region in tiered_deliveries(
+                target, missing, [*tiers, piece.before], idlest
+            ):
+                moves.append(RegionMove(piece, source, target, region, tier == _PASSED_ON))
                 sent[source] += moves[-1].bytes
+                received[target] += moves[-1].bytes
+                if tier != _PASSED_ON:
+                    arrived[target].append(region)
     return moves
 
 
