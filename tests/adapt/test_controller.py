@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from argosy.adapt.advisor import Brief, Mind, Observation
 from argosy.adapt.controller import AdaptationLevel, Controller, ControllerLimits, Decision
 from argosy.adapt.play import Playback, PolicyRun, play, play_oracle
-from argosy.adapt.predictor import Predictor
+from argosy.adapt.predictor import Predictor, plan_key
 from argosy.adapt.shares import in_proportion
 from argosy.adapt.watch import World, reason
 from argosy.cluster.file import build_cluster
@@ -293,6 +293,32 @@ def test_a_search_that_outlasts_a_step_leaves_the_decision_to_the_newest(chain: 
         decision = controller.after_step(step, 4.0, {}, slow, is_newest=lambda: False)
         assert not (decision.is_change and len(controller.searched) > searches)
     assert controller.plan == other
+
+
+def test_plans_are_kept_that_no_faster_one_is_cheaper_to_move_to(chain: Chain) -> None:
+    cluster = cluster_with(CALM)
+    plan = plan_on(cluster, chain)
+    first, last = plan.stages
+    near, far = (
+        replace(plan, stages=(replace(first, end=cut), replace(last, first=cut)))
+        for cut in (first.end + 4, first.end + 8)
+    )
+    swapped = [
+        replace(first, replicas=last.replicas, end=first.end - 4),
+        replace(last, replicas=first.replicas, first=last.first - 4),
+    ]
+    dear = replace(plan, stages=tuple(swapped))
+    limits = ControllerLimits(horizon=10_000)
+    controller = Controller(
+        plan, chain, cluster, limits=limits, replan=lambda _: [dear, near, far, plan]
+    )
+    slow = {"b0.0": 0.5, "b0.1": 0.5}
+    for step in range(4):
+        controller.after_step(step, 2.0, {}, slow)
+    world = controller.watch.world
+    seconds = [controller.predictor.seconds(kept, world) for kept in (far, dear, near, plan)]
+    assert seconds == sorted(seconds)
+    assert set(controller.kept) == {plan_key(kept) for kept in (plan, near, far)}
 
 
 def test_a_lost_device_stops_a_static_plan_and_not_an_adaptive_one(chain: Chain) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from argosy.cluster.file import build_cluster, cluster_from_content, with_changes
 from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
 from argosy.cost.memory import optimizer_bytes, state_bytes
-from argosy.cost.moving import PAUSE, migration
+from argosy.cost.moving import FORMING, PAUSE, migration, process_groups
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.file import load_plan
@@ -247,6 +248,20 @@ def test_what_cannot_be_reached_comes_from_somebody_who_can(chain: Chain) -> Non
     assert math.isinf(back.seconds(cluster))
 
 
+def test_a_lost_device_sends_nothing_though_its_link_is_up(chain: Chain) -> None:
+    """The copy of its state is in another node's memory."""
+    cluster = pair()
+    lost = [replace(device, speed=Trace.constant(0.0)) for device in cluster.devices[2:]]
+    without = replace(cluster, devices=(*cluster.devices[:2], *lost))
+    plan = halves(cluster, chain, 20, 0)
+    alone = plan_of(
+        cluster, chain, Stage(first=0, end=len(chain.layers), replicas=replicas("a0.0", "a0.1"))
+    )
+    moved = migration(plan, alone, chain, without)
+    assert {source[0] for source, *_ in moved.transfers} == {"a"}
+    assert {source[0] for source, *_ in migration(plan, alone, chain, cluster).transfers} == {"b"}
+
+
 def test_bytes_take_the_way_that_is_up_then(chain: Chain) -> None:
     """Over PCIe while NVLink, which is faster at time 0, is down."""
     text = """
@@ -294,3 +309,22 @@ def test_a_big_plan_moves_one_layer_over_one_nic() -> None:
     assert found.seconds(cluster) == pytest.approx(
         once / into + passed_on / inside.bandwidth.at(0) + PAUSE
     )
+
+
+def test_groups_are_formed_once(chain: Chain) -> None:
+    """Moving a layer between two stages needs none; going back to a plan needs none either."""
+    cluster = pair()
+    plan, shifted = halves(cluster, chain, 20, 0), halves(cluster, chain, 21, 0)
+    assert not migration(plan, shifted, chain, cluster).new_groups
+    apart = plan_of(
+        cluster,
+        chain,
+        Stage(first=0, end=20, replicas=replicas("a0.0", "b0.0")),
+        Stage(first=20, end=len(chain.layers), replicas=replicas("a0.1", "b0.1")),
+    )
+    there = migration(plan, apart, chain, cluster)
+    assert frozenset({"a0.0", "b0.0"}) in there.new_groups
+    back = migration(apart, plan, chain, cluster)
+    assert frozenset({"a0.0", "a0.1"}) in back.new_groups
+    saved = back.seconds(cluster) - back.seconds(cluster, known=process_groups(plan, chain))
+    assert saved == pytest.approx(FORMING)

@@ -60,7 +60,7 @@ from argosy.adapt.watch import MEMORY, ClusterWatch, World, are_alike, in_world,
 from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.cost.moving import migration
+from argosy.cost.moving import migration, process_groups
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.workload.chain import Chain
@@ -182,6 +182,8 @@ class Controller:
         """Measured over predicted seconds of the last steps, by plan."""
         self.usual = _REMEMBERED * [1.0]
         """The ratios of the plan that last had ``_REMEMBERED`` of them."""
+        self.groups = set(process_groups(plan, chain))
+        """Process groups of all plans so far."""
         self.moving_ratio = 1.0
         """Measured over predicted seconds of the last move."""
 
@@ -228,6 +230,7 @@ class Controller:
     def _take(self, decision: Decision) -> None:
         if decision.what is AdaptationLevel.FULL:
             self.regrets.clear()
+            self.groups |= process_groups(decision.plan, self.chain)
             self.forced_from = plan_key(self.plan) if math.isinf(decision.before) else None
             if self.variants is not None:
                 self.schedules = tuple(variant.schedule for variant in self.variants(decision.plan))
@@ -400,7 +403,8 @@ class Controller:
     def _moving(self, old: Plan, new: Plan, world: World) -> float:
         """Return the seconds of a move in a world."""
         believed = in_world(self.cluster, world)
-        return self.moving_ratio * migration(old, new, self.chain, believed).seconds(believed)
+        moves = migration(old, new, self.chain, believed)
+        return self.moving_ratio * moves.seconds(believed, known=self.groups)
 
 
 def _lost(world: World) -> set[str]:

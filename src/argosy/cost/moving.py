@@ -11,10 +11,11 @@ one stage use them.
     (1)  a device receives what it holds under the new plan and did not hold under the old one
     (2)  the source is a device of the same node that held it, or else one of the same node that
          receives it too and passes it on, or else any device that held it; of several, the one that
-         has sent the fewest bytes so far; if none of them can be reached, any reachable device,
-         which reads a copy or a checkpoint
+         has sent the fewest bytes so far; if all of them are lost or cannot be reached, any
+         reachable device, which reads a copy or a checkpoint
     (3)  seconds = the longest that any link takes for the bytes that cross it, those that are
-         passed on after the others, and ``PAUSE`` for the switch itself
+         passed on after the others, ``PAUSE`` for the switch itself, and ``FORMING`` if devices
+         must communicate that have not done so before
 
 So what several devices of a node receive crosses the network once. Of them, the one that has
 received the fewest bytes so far receives it from the other node.
@@ -26,9 +27,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from argosy.cluster.topology import Cluster
@@ -37,8 +39,10 @@ from argosy.cost.regions import Interval, Region, outside, tiered_deliveries, vo
 from argosy.plan.plan import Plan, Stage
 from argosy.workload.chain import Chain, Frozen
 
-# Seconds that a switch takes beside its bytes, because process groups are formed again.
-PAUSE = 0.5
+# Seconds that a switch takes beside its bytes, because stages and optimizer are made again.
+PAUSE = 0.1
+# Seconds in which new process groups are formed; groups that exist are kept.
+FORMING = 0.4
 
 # The tier of sources that receive a part themselves, in the same move.
 _PASSED_ON = 1
@@ -68,6 +72,8 @@ class _Weights(NamedTuple):
     whole."""
 
 
+DeviceGroup = frozenset[str] | tuple[str, str]
+"""Devices that sum or gather together, or a pair that sends activations and gradients."""
 Transfer = tuple[str, str, float]
 """Source, target, bytes."""
 _Offers = Mapping[str, Sequence[Region]]
@@ -84,6 +90,8 @@ class Migration:
     """At most one for each pair of devices."""
     passed_on: tuple[Transfer, ...] = ()
     """The same for bytes that their source receives by ``transfers``."""
+    new_groups: frozenset[DeviceGroup] = frozenset()
+    """Sets of devices that communicate under the new plan and did not under the old one."""
 
     @cached_property
     def received(self) -> dict[str, float]:
@@ -97,13 +105,16 @@ class Migration:
     def bytes(self) -> float:
         return sum(self.received.values())
 
-    def seconds(self, cluster: Cluster, time: float = 0.0) -> float:
+    def seconds(
+        self, cluster: Cluster, time: float = 0.0, known: Set[DeviceGroup] = frozenset()
+    ) -> float:
         """Return the seconds (3) at the bandwidths of a time: infinity if a needed link is down, 0
-        if nothing moves."""
+        if nothing moves. ``known`` are groups that earlier plans have formed."""
         if not self.transfers:
             return 0.0
+        pause = PAUSE if self.new_groups <= known else PAUSE + FORMING
         phases = (self.transfers, self.passed_on)
-        return sum(_seconds(transfers, cluster, time) for transfers in phases) + PAUSE
+        return sum(_seconds(transfers, cluster, time) for transfers in phases) + pause
 
 
 def _seconds(transfers: Sequence[Transfer], cluster: Cluster, time: float) -> float:
@@ -129,7 +140,24 @@ def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float 
             holders = {name: had[kind] for name, had in before[group].items()}
             wanted = {name: will_have[kind] for name, will_have in kept.items()}
             sources.deliver(wanted, holders, whole)
-    return sources.migration()
+    new_groups = process_groups(new, chain) - process_groups(old, chain)
+    return replace(sources.migration(), new_groups=new_groups)
+
+
+def process_groups(plan: Plan, chain: Chain) -> frozenset[DeviceGroup]:
+    """Return the devices that communicate with each other under a plan: those that hold the same
+    weights, tensor-parallel groups, and pairs of devices of neighbouring stages."""
+    holders = {frozenset(kept) for kept in _held(plan, tuple(_weights(chain))).values()}
+    tensor_parallel = {
+        frozenset(replica.devices) for stage in plan.stages for replica in stage.replicas
+    }
+    neighbours = {
+        pair
+        for stage, following in pairwise(plan.stages)
+        for pair in product(stage.devices, following.devices)
+    }
+    collective = {group for group in holders | tensor_parallel if len(group) > 1}
+    return frozenset(collective | neighbours)
 
 
 class _Sources:
@@ -194,12 +222,11 @@ class _Sources:
         return self.cluster.node_of[device][0].name
 
     def _reaches(self, source: str, target: str) -> bool:
-        return (
-            self.cluster.bandwidth_at(
-                self.cluster.fastest(source, target, 1e6, self.time), self.time
-            )
-            > 0
-        )
+        """Return whether a device is there and can send to another."""
+        if self.cluster.device(source).speed.at(self.time) == 0:
+            return False
+        route = self.cluster.fastest(source, target, 1e6, self.time)
+        return self.cluster.bandwidth_at(route, self.time) > 0
 
 
 def _weights(chain: Chain) -> Iterator[_Weights]:
