@@ -1,6 +1,6 @@
 """Policies against traces: a pipeline over two pairs of cards, static, with adaptive k, with
-shares, with re-planning, the planner's plan static and with re-planning, and the oracle that knows
-the future.
+shares, with re-planning, the planner's plan static and with re-planning, and two oracles that know
+the future: one moves for nothing, the other pays for its moves.
 
     python -m benchmarks.adaptation                  the table, as markdown
     python -m benchmarks.adaptation oboe flips       only traces whose names begin so
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from argosy.adapt.controller import SEARCHED, AdaptationLevel, ControllerLimits
 from argosy.adapt.play import Playback, play, play_oracle
+from argosy.adapt.predictor import plan_key
 from argosy.adapt.watch import World, are_alike, in_grains, in_world
 from argosy.choose.policy import schedules_that_fit
 from argosy.cluster.changes import device_steps, link_steps
@@ -35,6 +36,7 @@ from argosy.planner import Settings, kept_plans
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
+from benchmarks.paying_oracle import paying_oracle
 from benchmarks.scenarios import slot
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -53,6 +55,7 @@ POLICIES = (
     "static, planner's plan, samples/s",
     "full from it",
     "oracle over it",
+    "paying oracle over it",
     "longest change, steps",
     "full over oracle",
     "full from it over oracle",
@@ -278,7 +281,10 @@ def rates(chain: Chain, cluster: Cluster, planner: Planner) -> list[float]:
                 play(stage, plan, until=SECONDS, limits=limits, schedules=fitting, replan=planner)
             )
     found.append(play_oracle(stage, variants, until=SECONDS, replan=planner))
-    return [course.samples_per_second for course in found]
+    used = {plan_key(step.plan): step.plan for course in found for step in course.steps}
+    others = [plan for key, plan in used.items() if key != plan_key(planned)]
+    paying = paying_oracle(stage, [planned, *others], SECONDS)
+    return [*(course.samples_per_second for course in found), paying]
 
 
 def main(names: Sequence[str]) -> None:
@@ -292,10 +298,11 @@ def main(names: Sequence[str]) -> None:
     for name, cluster in [*traces(), *fresh()]:
         if not name.startswith(tuple(names)) if names else name.startswith("fresh"):
             continue
-        plain, *adaptive, planned, full, oracle = rates(chain, cluster, planner)
+        plain, *adaptive, planned, full, oracle, paying = rates(chain, cluster, planner)
         steps = longest_change(cluster) * planned / BATCH
         cells = [f"{plain:.2f}", *(f"{rate / plain:.3f}" for rate in adaptive)]
         cells += [f"{planned:.2f}", f"{full / planned:.3f}", f"{oracle / planned:.3f}"]
+        cells += [f"{paying / planned:.3f}"]
         cells += [f"{steps:.0f}", f"{adaptive[-1] / oracle:.3f}", f"{full / oracle:.3f}"]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
         ratios.append((min(min(adaptive) / plain, full / planned), name))
