@@ -92,6 +92,9 @@ class Migration:
     """The same for bytes that their source receives by ``transfers``."""
     new_groups: frozenset[DeviceGroup] = frozenset()
     """Sets of devices that communicate under the new plan and did not under the old one."""
+    is_free: bool = False
+    """True if the plans differ at most in their schedule and shares, which running stages can
+    change."""
 
     @cached_property
     def received(self) -> dict[str, float]:
@@ -109,8 +112,8 @@ class Migration:
         self, cluster: Cluster, time: float = 0.0, known: Set[DeviceGroup] = frozenset()
     ) -> float:
         """Return the seconds (3) at the bandwidths of a time: infinity if a needed link is down, 0
-        if nothing moves. ``known`` are groups that earlier plans have formed."""
-        if not self.transfers:
+        if stages stay as they are. ``known`` are groups that earlier plans have formed."""
+        if self.is_free:
             return 0.0
         pause = PAUSE if self.new_groups <= known else PAUSE + FORMING
         phases = (self.transfers, self.passed_on)
@@ -141,7 +144,20 @@ def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float 
             wanted = {name: will_have[kind] for name, will_have in kept.items()}
             sources.deliver(wanted, holders, whole)
     new_groups = process_groups(new, chain) - process_groups(old, chain)
-    return replace(sources.migration(), new_groups=new_groups)
+    is_free = is_same_division(old, new)
+    return replace(sources.migration(), new_groups=new_groups, is_free=is_free)
+
+
+def is_same_division(old: Plan, new: Plan) -> bool:
+    """Return whether two plans differ at most in their schedule and in the samples of replicas."""
+    return old.micro_batch_size == new.micro_batch_size and tuple(
+        map(_without_shares, old.stages)
+    ) == tuple(map(_without_shares, new.stages))
+
+
+def _without_shares(stage: Stage) -> tuple[object, ...]:
+    groups = tuple((replica.devices, replica.shares) for replica in stage.replicas)
+    return stage.first, stage.end, stage.recompute, stage.zero, groups
 
 
 def process_groups(plan: Plan, chain: Chain) -> frozenset[DeviceGroup]:

@@ -35,9 +35,10 @@ from argosy.adapt.signals import (
     work_of,
 )
 from argosy.adapt.watch import World
+from argosy.cost.moving import is_same_division
 from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan, schedule_to_dict
-from argosy.plan.plan import Plan, Stage
+from argosy.plan.plan import Plan
 from argosy.runtime.communication.measured import clock_offsets
 from argosy.runtime.processes.failure import in_contact
 from argosy.runtime.processes.ranks import links_between, seats_of
@@ -275,10 +276,7 @@ def change_to(trainer: Trainer, plan: Plan) -> Moved | None:
     """Continue with another plan in the cheapest way: another schedule, other shares, or a
     migration, whose bytes and seconds are returned."""
     before = trainer.plan
-    is_same_division = plan.micro_batch_size == before.micro_batch_size and tuple(
-        map(_without_shares, plan.stages)
-    ) == tuple(map(_without_shares, before.stages))
-    if not is_same_division:
+    if not is_same_division(before, plan):
         return trainer.move(plan)
     for index, (old, new) in enumerate(zip(before.stages, plan.stages, strict=True)):
         if old != new:
@@ -286,11 +284,6 @@ def change_to(trainer: Trainer, plan: Plan) -> Moved | None:
     if plan.schedule != before.schedule:
         trainer.set_schedule(plan.schedule)
     return None
-
-
-def _without_shares(stage: Stage) -> tuple[object, ...]:
-    groups = tuple((replica.devices, replica.shares) for replica in stage.replicas)
-    return stage.first, stage.end, stage.recompute, stage.zero, groups
 
 
 def described(decision: Decision, brief: Brief) -> Event:
