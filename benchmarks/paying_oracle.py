@@ -23,7 +23,7 @@ from argosy.cost.moving import DeviceGroup, Migration, migration, process_groups
 from argosy.plan.plan import Plan
 
 # Seconds between two moments of the programme.
-GRID = 1.0
+GRID = 2.0
 
 
 def paying_oracle(stage: Playback, plans: Sequence[Plan], seconds: float) -> float:

@@ -50,7 +50,7 @@ PREEMPTED = (
     'steps = [["5 s", "4 Gbit/s"], ["20 s", "25 Gbit/s"], ["30 s", "4 Gbit/s"], ["50 s", "25 Gbit/s"]]\n'
 )
 HALVED = '[[changes]]\ndevice = "b0.*"\nsteps = [["5 s", 0.5]]\n'
-DIPPED = '[[changes]]\ndevice = "b0.*"\nsteps = [["15 s", 0.25], ["23 s", 1.0]]\n'
+DIPPED = '[[changes]]\ndevice = "b0.*"\nsteps = [["15 s", 0.25], ["21 s", 1.0]]\n'
 LASTING = '[[changes]]\ndevice = "b0.*"\nsteps = [["15 s", 0.25]]\n'
 LOST = '[[changes]]\ndevice = "b0.0"\nsteps = [["5 s", 0]]\n'
 
@@ -179,8 +179,8 @@ def test_a_re_plan_pays_when_a_host_halves_its_speed(chain: Chain) -> None:
 
 
 def test_a_dip_that_is_over_is_not_re_planned_for(chain: Chain) -> None:
-    """The host is four times as slow for eight seconds: three steps, the last of them only in its
-    first part."""
+    """The host is four times as slow for six seconds: two steps, the last of them only in its first
+    half."""
     assert not [
         decision
         for decision in course(chain, DIPPED, AdaptationLevel.FULL).decisions

@@ -68,7 +68,7 @@ class Observation:
     speeds: dict[str, float]
     steps_left: int
     last: dict[str, float] = field(default_factory=dict)
-    """Levels by link in the later half of the step."""
+    """Levels by link and by device in the later half of the step."""
     moved: float | None = None
     """Seconds of the migration before this step."""
 

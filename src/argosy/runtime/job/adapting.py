@@ -3,8 +3,9 @@
 After every step all ranks exchange one small message of fixed size. Adapting sends nothing else.
 
     (1)  each rank reports, on a common clock, when its messages left and when it stopped waiting
-         for those that arrived; the seconds of one micro-batch; and the seconds that it exchanged
-         parts of a micro-batch with other ranks of its stage
+         for those that arrived; the seconds of one micro-batch, over the whole step and over its
+         later half; and the seconds that it exchanged parts of a micro-batch with other ranks of
+         its stage
     (2)  rank 0 turns these into bandwidths and speeds (``adapt.signals``) and passes them to the
          controller, which runs in a process of its own (``adapt.advisor``) while steps go on
     (3)  rank 0 announces a decision that has arrived meanwhile in its next message, so that all
@@ -168,8 +169,9 @@ class Adapter:
             elif mark.what in _COMPUTATION:
                 own = mark.end - mark.start - mark.together
                 works[mark.stage][mark.what].append(ObservedWork(own, mark.together))
-        for stage, kinds in works.items():
-            yield _WORKED, stage, 0, 0, *work_of(kinds)
+        for stage, kinds in works.items():  # the last micro-batches come first
+            later = {kind: own[: -(-len(own) // 2)] for kind, own in kinds.items()}
+            yield _WORKED, stage, *work_of(later), *work_of(kinds)
         for stage, size in self.trainer.executor.bytes_handed_on().items():
             yield _SIZE, stage, 0, 0, size, 0
         if not self.keeps_marks:
@@ -178,28 +180,38 @@ class Adapter:
     def _observation(self, gathered: Sequence[Any], seconds: float, steps_left: int) -> Observation:
         """Build an observation for the controller from the rows of all ranks (2)."""
         trainer, brief = self.trainer, self.brief
-        works = {
-            (int(row[1]), trainer.roster[rank]): ObservedWork(*row[4:])
+        worked = {
+            (int(row[1]), trainer.roster[rank]): row[2:]
             for rank, rows in enumerate(gathered)
             for row in rows
             if row[0] == _WORKED
         }
+        later, whole = (
+            speeds_seen(
+                {key: ObservedWork(*row[at : at + 2]) for key, row in worked.items()},
+                trainer.plan,
+                brief.chain,
+                brief.cluster,
+                brief.model,
+            )
+            for at in (0, 2)
+        )
         messages = sorted(
             messages_in(gathered, trainer.plan, trainer.roster), key=lambda message: message.arrived
         )
         moved = None if self.last_move is None else self.last_move.seconds
         self.last_move = None
         bandwidths = bandwidths_seen(messages, brief.cluster, self.believed)
-        speeds = speeds_seen(works, trainer.plan, brief.chain, brief.cluster, brief.model)
-        self.seen = bandwidths | speeds
+        self.seen = bandwidths | whole
         return Observation(
             step=trainer.steps - 1,
             plan=trainer.plan,
             seconds=seconds,
             bandwidths=bandwidths,
-            speeds=speeds,
+            speeds=whole,
             steps_left=steps_left,
-            last=bandwidths_seen(messages[len(messages) // 2 :], brief.cluster, self.believed),
+            last=later
+            | bandwidths_seen(messages[len(messages) // 2 :], brief.cluster, self.believed),
             moved=moved,
         )
 
