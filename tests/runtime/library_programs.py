@@ -56,7 +56,10 @@ def gpt2_gradient_checkpointing() -> Built:
     from transformers import GPT2LMHeadModel
 
     model = GPT2LMHeadModel(gpt2_config())
-    model.gradient_checkpointing_enable()
+    if hasattr(model, "activation_checkpointing_enable"):  # its name in newer versions
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable()
     return model.train(), language_loss, plain()
 
 

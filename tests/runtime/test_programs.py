@@ -23,15 +23,14 @@ DRAWN = {
 """Programs whose random numbers are those of the plan's seed, not of torch: one process runs them
 by a plan, too."""
 MIXED = {
-    "root_of_the_mean": r"aten\.sqrt\.default in the loss, which uses a mean or a sum over the samples otherwise",
+    "root_of_the_mean": r"aten\.sqrt\.default in the loss, which uses a mean or a sum over the samples in other ways",
     "contrastive": r"aten\.mm\.default in the loss, which combines samples",
     "largest_of_the_batch": r"aten\.max\.default in the loss, which is not known to keep samples apart",
-    "images_with_batch_norm": r"in norm, which uses a mean or a sum over the samples otherwise",
+    "images_with_batch_norm": r"in norm, which uses a mean or a sum over the samples in other ways",
     "two_towers_with_one_scale": r"aten\.mm\.default in the loss, which combines samples",
     "padded_lstm_with_last_state": r"aten\.index\.Tensor in the loss, which combines samples",
     "experts_by_top_two": r"aten\.pow\.Tensor_Scalar in the loss, which uses a mean or a sum",
     "variance_and_covariance": r"aten\.var\.correction in the loss, which is not known to keep",
-    "neighbours_of_nodes": r"aten\.index\.Tensor in the loss|aten\.index\.Tensor in .*which combines samples",
 }
 """Programs that no plan may divide: refused with replicas or micro-batches, trained otherwise."""
 REFUSED = {

@@ -17,8 +17,7 @@ So a normalisation over the batch is synchronised as soon as its sums are global
     (7)  other losses            = the loss of every element, then (1) or a sum
     (8)  copies and writes into parts of complex tensors, which torch cannot differentiate, =
          operations that it can
-    (9)  views by strides        = elements by their places, because tensors of a plan may be in
-         another order in memory, and torch has no right gradient for writes into such views
+    (9)  views by strides        = elements by their places (``strides``)
 
 ``argosy.bernoulli`` and ``argosy.uniform`` depend only on the seed, the place in the program and
 the position of the element. So every plan, on any number of ranks, draws the same numbers, and a
@@ -36,8 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy.errors import InputError, Problem
-from argosy.workload.capture.blame import running_line
+from argosy.workload.capture.strides import as_strided, as_strided_scatter
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
@@ -176,38 +174,6 @@ def _scatter(op: Callable[..., Any]) -> Callable[..., Any]:
         return torch.view_as_complex(parts)
 
     return scatter
-
-
-def _elements(x: Tensor, size: list[int], stride: list[int], offset: int | None) -> Tensor:
-    """Return the places of a view by strides among the elements of a contiguous tensor."""
-    if not x.is_contiguous():
-        found = "a view by strides of a tensor that is not contiguous"
-        expected = "views that do not depend on the order in memory"
-        problem = Problem(
-            path=running_line() or "loss",
-            found=found,
-            expected=expected,
-            suggestion="call .contiguous() before it",
-        )
-        raise InputError([problem])
-    places = torch.full(size, offset or 0, device=x.device)
-    for dim, (count, step) in enumerate(zip(size, stride, strict=True)):
-        shape = [-1 if other == dim else 1 for other in range(len(size))]
-        places = places + (torch.arange(count, device=x.device) * step).view(shape)
-    return places.flatten()
-
-
-def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
-    """Return the elements of a view by strides (9)."""
-    return x.flatten().index_select(0, _elements(x, size, stride, offset)).view(size)
-
-
-def as_strided_scatter(
-    x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
-) -> Tensor:
-    """Write into the elements of a view by strides (9), such as those of a diagonal."""
-    places = _elements(x, size, stride, offset)
-    return x.flatten().scatter(0, places, source.flatten()).view(x.shape)
 
 
 def _over_samples(x: Tensor) -> list[int]:
