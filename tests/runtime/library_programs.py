@@ -71,9 +71,14 @@ def pretrained() -> str:
 
     folder = tempfile.mkdtemp(prefix="argosy-pretrained-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = GPT2LMHeadModel(gpt2_config())
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # in every process, so that all draw the same weights
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            model = GPT2LMHeadModel(gpt2_config())
+    finally:
+        torch.set_default_dtype(default)
     state = {
         name: value for name, value in model.state_dict().items() if name != "lm_head.weight"
     }  # it is tied
