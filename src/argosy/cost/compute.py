@@ -224,7 +224,7 @@ def layer_seconds(
     profile = model.profile_for(device)
     if profile is not None:
         return _measured_seconds(model, profile, chain, layer, portion)
-    if not chain.forward_flop:
+    if not chain.states_work:
         action = f"predict the time of layer {layer.name} on {device.kind.name}"
         reason = f"{chain.name} states no FLOP"
         raise impossible(action, reason, "a measured profile")

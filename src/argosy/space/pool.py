@@ -189,7 +189,7 @@ def _way(cluster: Cluster, source: Pool, target: Pool) -> _Way:
 def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:
     """Return the pools of a cluster at time 0 that can run the chain, numbered from 0."""
     able = [pool for pool in find_pools(cluster) if model.can_run(chain, pool.device)]
-    if not chain.forward_flop:
+    if not chain.states_work:
         _check_measured(chain, able, model)
     return tuple(replace(pool, index=index) for index, pool in enumerate(able))
 

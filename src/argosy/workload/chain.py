@@ -292,6 +292,12 @@ class Chain:
         """Return the FLOP of a forward per sample."""
         return sum(layer.forward_flop for layer in self.layers)
 
+    @property
+    def states_work(self) -> bool:
+        """Return whether layers can be priced without a profile; captured ones may have bytes to
+        move and no FLOP."""
+        return self.forward_flop > 0 or self.is_captured
+
     def with_selective(self, selective: Selective) -> Chain:
         """Return the chain with another meaning of selective recomputation than that of Argosy's
         own runtime."""
