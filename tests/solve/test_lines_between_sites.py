@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.planning_cases import Case, Recipe, cluster_of, kind_fields, node_fields, random_case
 
+from argosy.cluster.file import load_cluster
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.planner import SCHEDULES
@@ -20,6 +21,7 @@ from argosy.solve.finalists.judge import Complete
 from argosy.solve.search.kinds import PlanKind
 from argosy.solve.search.pipeline import PlanSearch
 from argosy.solve.search.shape import Shape
+from argosy.space.pool import find_pools, line_between_sites
 from argosy.workload.chain import Chain, Layer
 
 LAYER = Layer(
@@ -139,3 +141,24 @@ def test_bounds_hold_where_much_crosses_between_sites(block: int) -> None:
             assert bound <= exact(case, shape, plan) * (1 + 1e-9)
         compared += bool(plans)
     assert compared >= 6
+
+
+def test_a_ring_over_three_sites_may_avoid_their_slowest_line() -> None:
+    """The lines are 0-1 (9 bytes/s, 1 s), 1-2 (5, 3 s) and 0-2 (2, 8 s); two sites use both
+    directions of theirs."""
+    pool = find_pools(load_cluster("two-cards"))[0]
+    here = (math.inf, 0.0)
+    first, second, third = (
+        replace(pool, index=site, site=site, far=far)
+        for site, far in enumerate(
+            (
+                (here, (9.0, 1.0), (2.0, 8.0)),
+                ((7.0, 1.0), here, (5.0, 3.0)),
+                ((2.0, 8.0), (5.0, 3.0), here),
+            )
+        )
+    )
+    assert line_between_sites([first]) == here
+    assert line_between_sites([first, second]) == (7.0, 1.0)
+    assert line_between_sites([first, third]) == (2.0, 8.0)
+    assert line_between_sites([first, second, third]) == (5.0, 3.0)

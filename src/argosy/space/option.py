@@ -47,7 +47,7 @@ from argosy.space.offloaded import (
     weight_rates,
 )
 from argosy.space.part import PoolPart as PoolPart
-from argosy.space.pool import Pool
+from argosy.space.pool import Pool, line_between_sites
 from argosy.space.price import FloatArray, Prices, Rates
 from argosy.workload.optimizer import OPTIMIZERS
 
@@ -325,10 +325,8 @@ class Option:
         if self.spans_nodes:
             count, latency = self.least_nodes, max(pool.nic_latency for pool in self.pools)
             slow, fast = (end(pool.nic_bandwidth for pool in self.pools) for end in (min, max))
-            for source, target in itertools.permutations(self.pools, 2):
-                if source.site != target.site:
-                    rate, seconds = source.far[target.site]
-                    slow, latency = min(slow, rate), max(latency, seconds)
+            rate, seconds = line_between_sites(self.pools)
+            slow, latency = min(slow, rate), max(latency, seconds)
             ring = (count - 1) / count / slow
             # Leaves of the tree need not be nodes with fast NICs.
             tree = max(0.5 / slow, tree_load(count) / fast)

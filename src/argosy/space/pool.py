@@ -279,3 +279,45 @@ def _separates(cluster: Cluster, node: Node, uplink: tuple[int, int]) -> bool:
     nic = min((cluster.links[link].bandwidth.at(0) for link in node.nic or ()), default=0.0)
     links = [cluster.links[link] for link in uplink]
     return any(link.bandwidth.at(0) < _NARROW * nic or link.latency.at(0) > _FAR for link in links)
+
+
+def line_between_sites(pools: Sequence[Pool]) -> tuple[float, float]:
+    """Return bytes/s and seconds such that every ring or tree over the sites of these pools uses a
+    line with at most this bandwidth, and one with at least this latency; infinity and 0 on one
+    site.
+
+    Over two sites the line is used in both directions. Over more sites slow lines can be avoided as
+    long as the others connect all sites.
+    """
+    lines: dict[frozenset[int], list[tuple[float, float]]] = {}
+    for source, target in itertools.permutations(pools, 2):
+        if source.site != target.site:
+            pair = frozenset((source.site, target.site))
+            lines.setdefault(pair, []).append(source.far[target.site])
+    sites = {pool.site for pool in pools}
+    if len(sites) == 1:
+        return math.inf, 0.0
+    if len(sites) == 2:
+        (both,) = lines.values()
+        return min(rate for rate, _ in both), max(seconds for _, seconds in both)
+    rates = {pair: max(rate for rate, _ in both) for pair, both in lines.items()}
+    latencies = {pair: min(seconds for _, seconds in both) for pair, both in lines.items()}
+    bandwidth = next(
+        rate
+        for rate in sorted(rates.values(), reverse=True)
+        if _connects([pair for pair in rates if rates[pair] >= rate], sites)
+    )
+    latency = next(
+        seconds
+        for seconds in sorted(latencies.values())
+        if _connects([pair for pair in latencies if latencies[pair] <= seconds], sites)
+    )
+    return bandwidth, latency
+
+
+def _connects(pairs: Sequence[frozenset[int]], sites: set[int]) -> bool:
+    """Return whether lines between these pairs of sites connect all sites."""
+    reached = {min(sites)}
+    while more := {site for pair in pairs if pair & reached for site in pair - reached}:
+        reached |= more
+    return reached == sites
