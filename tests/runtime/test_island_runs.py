@@ -80,6 +80,7 @@ def test_an_island_whose_input_is_refused_is_not_started_again(tmp_path: Path) -
     assert done.returncode == 2, done.stderr
     assert "--any-device runs it anyway" in done.stderr
     assert "started again" not in done.stderr
+    assert not [path for path in out.rglob("*") if path.stat().st_mode & 0o007]
 
 
 def _check_counts(exchanges: Sequence[dict[str, Any]], steps: int) -> None:

@@ -52,6 +52,7 @@ def run_islands(document: Document, options: RunOptions) -> None:
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.document import make_folder
     from argosy.plan.islands_file import island_plan_from_document
+    from argosy.runtime.processes.run_folder import keep_private
 
     spec = _spec(options)
     plan = island_plan_from_document(document)
@@ -70,6 +71,7 @@ def run_islands(document: Document, options: RunOptions) -> None:
         return
     check_init(spec)
     check_torch()
+    keep_private()
     make_folder(spec.folder)
     if lab is not None:
         _run_in_lab(plan, spec, lab, quiet=quiet)
