@@ -103,12 +103,11 @@ def line_cluster(
             links.append(
                 Link(name=f"{name}.{way}", edge=name, bandwidth=trace, latency=Trace.constant(0))
             )
-        one, other = frozenset([names[index]]), frozenset([names[index + 1]])
         wires.append(
             Wire(
                 name=name,
-                one=one,
-                other=other,
+                nodes=frozenset([names[index]]),
+                far_nodes=frozenset([names[index + 1]]),
                 forward=2 * index,
                 back=2 * index + 1,
                 bypasses_nic=True,

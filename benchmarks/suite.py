@@ -186,6 +186,13 @@ SUITE = (
         needs="root for cut links",
     ),
     Entry(
+        name="faults-of-groups",
+        shows="faults with tensor-parallel groups, and two hours of soaks",
+        note="2026-11-18-faults.md",
+        command="python -m benchmarks.faults --first 62 --last 73",
+        needs="root for cut links",
+    ),
+    Entry(
         name="gpu-lab",
         shows="found plans and plain ones on a GPU that is shared unequally",
         note="2026-11-18-h200.md",

@@ -27,7 +27,7 @@ from argosy.workload.chain import Layer
 from argosy.workload.profile import Profile, ProfileRow
 from argosy.workload.profile_file import write_profile
 
-STEPS = 12
+STEPS = 40
 
 
 def poor_plan(folder: Path) -> tuple[Path, Path]:

@@ -180,7 +180,7 @@ def test_a_script_with_loader_scheduler_and_callbacks_trains_resumes_and_counts_
 
     from argosy.runtime.step.loading import BatchStream
 
-    folder, csv = str(Path(__file__).parent), str(tmp_path / "metrics.csv")
+    folder, csv = str(Path(__file__).parents[1]), str(tmp_path / "metrics.csv")
     path, plan = tmp_path / "train.py", written_plan(tmp_path)
     path.write_text(TRAINED.format(folder=folder, csv=csv))
 
