@@ -112,6 +112,16 @@ def test_noise_is_estimated_and_makes_the_test_slower() -> None:
     assert calm.is_at_odds_with(0.7) and not noisy.is_at_odds_with(0.7)
 
 
+def test_later_halves_that_are_noisier_than_steps_contradict_less() -> None:
+    draw = random.Random(1)
+    calm, noisy = Tracker(1.0), Tracker(1.0)
+    for _ in range(MEMORY):
+        calm.compare_halves(1.0, 1.0)
+        noisy.compare_halves(math.exp(draw.gauss(0.0, 0.3)), 1.0)
+    assert calm.is_at_odds_with(0.7) and not noisy.is_at_odds_with(0.7)
+    assert noisy.is_at_odds_with(0.0)
+
+
 def test_what_is_gone_is_believed_at_once_and_so_is_what_returns_after_two() -> None:
     tracker = Tracker(5.0)
     assert tracker.observe(0.0) == 1

@@ -23,6 +23,11 @@ two sums each:
     (6)  delay     = 1 + threshold / min(threshold / 2, CHANGE (d - CHANGE / 2) / s^2) samples at
          most on average, for a change of the logarithm by d > CHANGE / 2
 
+The later half of a step tells first that the present differs from the believed level. It has fewer
+measurements than the whole step, so its noise has a second part:
+
+    (7)  noise of later halves = sqrt(s^2 + (median of |x of the half - x of the step| / 0.674)^2)
+
 If s is above ``NOISE`` and has to be estimated, false alarms are up to three times as frequent.
 Changes so small that (6) exceeds ``MEMORY`` are followed by (1) instead. A single sample counts at
 most half of the threshold: one outlier is never a change, two in a row may be. A level of 0 (a link
@@ -88,6 +93,8 @@ class Tracker:
     last: float | None = None
     """The logarithm of the last sample."""
     differences: list[float] = field(default_factory=list)
+    halves: list[float] = field(default_factory=list)
+    """Distances between the logarithms of a step's sample and of its later half's."""
     up: Evidence = field(default_factory=Evidence)
     down: Evidence = field(default_factory=Evidence)
 
@@ -104,7 +111,7 @@ class Tracker:
         if value == 0:
             return self._restart([-math.inf]) if self.level > 0 else 0
         logarithm = math.log(value)
-        up, down = self._ratios(logarithm)
+        up, down = self._ratios(logarithm, self.noise)
         self._follow(logarithm)
         if self.last is not None:
             self.differences = [*self.differences, abs(logarithm - self.last)][-MEMORY:]
@@ -116,11 +123,18 @@ class Tracker:
                 return self._restart(evidence.logarithms)
         return 0
 
-    def is_at_odds_with(self, value: float) -> bool:
-        """Return whether a second sample like this one would be a change."""
-        if value == 0 or self.level == 0:
-            return value != self.level
-        return max(self._ratios(math.log(value))) >= self.threshold / 2
+    def is_at_odds_with(self, later: float) -> bool:
+        """Return whether a second sample like this one, of a step's later half, would be a change
+        (7)."""
+        if later == 0 or self.level == 0:
+            return later != self.level
+        noise = math.hypot(self.noise, statistics.median(self.halves or [0.0]) / 0.674)
+        return max(self._ratios(math.log(later), noise)) >= self.threshold / 2
+
+    def compare_halves(self, later: float, whole: float) -> None:
+        """Process the samples of a step and of its later half, which differ by noise (7)."""
+        if later and whole:
+            self.halves = [*self.halves, abs(math.log(later / whole))][-MEMORY:]
 
     @property
     def belief(self) -> float:
@@ -143,10 +157,10 @@ class Tracker:
         self._restart([math.log(nominal)])
         return True
 
-    def _ratios(self, logarithm: float) -> tuple[float, float]:
+    def _ratios(self, logarithm: float, noise: float) -> tuple[float, float]:
         """Return the log-likelihood ratios of one sample for a higher and for a lower level (3)."""
         above = logarithm - math.log(self.level) if self.level else math.inf
-        scale = CHANGE / self.noise**2
+        scale = CHANGE / noise**2
         up, down = (scale * (distance - CHANGE / 2) for distance in (above, -above))
         return min(self.threshold / 2, up), min(self.threshold / 2, down)
 
@@ -230,6 +244,7 @@ class ClusterWatch:
             newest[name] = in_grains(sample)
             if tracker.is_at_odds_with(sample):
                 contradicting[name] = newest[name]
+            tracker.compare_halves(sample, samples[name])
         self.world, self.latest, self.sampled = (
             self._world(levels) for levels in ({}, contradicting, newest)
         )
