@@ -100,25 +100,32 @@ def load(folder: Path) -> ModuleType:
     return module
 
 
-def work(rank: int, folder: Path) -> None:
+def work(rank: int, folder: Path, kind: str) -> None:
     """One of two processes: every export in turn; the gradients of its layers as files."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    inputs, targets = batch()
+    device = torch.device("cpu")
+    if kind == "cuda":
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=2)
+    inputs, targets = (values.to(device) for values in batch())
     for name in (*SPECS, "replicas"):
-        module, mine = load(folder / name), layers()
-        pipeline = module.Pipeline(mine, loss_fn, device=torch.device("cpu"))
+        module, mine = load(folder / name), [layer.to(device) for layer in layers()]
+        pipeline = module.Pipeline(mine, loss_fn, device=device)
         rows = len(inputs) // 2
         part = slice(pipeline.replica * rows, (pipeline.replica + 1) * rows)
         loss = pipeline.step(inputs[part] if 0 in pipeline.stages else None, targets[part])
         found = {
-            f"{index}.{key}": parameter.grad
+            f"{index}.{key}": None if parameter.grad is None else parameter.grad.cpu()
             for stage in pipeline.stages
             for index in range(module.CUTS[stage], module.CUTS[stage + 1])
             for key, parameter in mine[index].named_parameters()
         }
-        torch.save((found, loss, own_loss(name)), folder / name / f"{rank}.pt")
+        shown = None if loss is None else float(loss.detach())
+        own = own_loss(name) if kind == "cpu" else shown
+        torch.save((found, shown, own), folder / name / f"{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -152,13 +159,14 @@ def alone(parts: int) -> tuple[float, dict[str, torch.Tensor]]:
     return float(loss.detach()), {name: grad for name, grad in named.items() if grad is not None}
 
 
-def test_torch_runs_every_schedule_with_the_gradients_of_one_process(tmp_path: Path) -> None:
+def check_exports(folder: Path, kind: str) -> None:
+    """Let torch run every export on two processes, and compare with one process."""
     for name in (*SPECS, "replicas"):
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
         for file, text in export_torch(small_plan(name), CHAIN).files:
-            (tmp_path / name / file).write_text(text)
+            (folder / name / file).write_text(text)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    commands = [[sys.executable, __file__, str(rank), str(tmp_path)] for rank in range(2)]
+    commands = [[sys.executable, __file__, str(rank), str(folder), kind] for rank in range(2)]
     processes = [
         subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for command in commands
     ]
@@ -166,16 +174,21 @@ def test_torch_runs_every_schedule_with_the_gradients_of_one_process(tmp_path: P
     assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
     for name in (*SPECS, "replicas"):
         # A plan in bf16 runs under autocast.
-        loose = 0.05 if name == "replicas" else 1e-6
+        loose = 0.05 if name == "replicas" else {"cpu": 1e-6, "cuda": 1e-5}[kind]
         loss, expected = alone(2 if name == "replicas" else 1)
-        found = [torch.load(tmp_path / name / f"{rank}.pt") for rank in range(2)]
+        found = [torch.load(folder / name / f"{rank}.pt") for rank in range(2)]
         grads = {key: grad for one, _, _ in found for key, grad in one.items()}
         assert set(grads) == set(expected)
         for key, grad in grads.items():
             assert torch.allclose(grad, expected[key], rtol=loose, atol=loose), (name, key)
-        (shown, *_) = [float(one.detach()) for _, one, _ in found if one is not None]
+        (shown, *_) = [one for _, one, _ in found if one is not None]
         assert shown == pytest.approx(loss, rel=max(loose, 1e-5)), name
-        assert [own for _, _, own in found] == pytest.approx([shown] * 2, rel=max(loose, 1e-5))
+        own = [one for _, _, one in found if one is not None]
+        assert own == pytest.approx([shown] * len(own), rel=max(loose, 1e-5))
+
+
+def test_torch_runs_every_schedule_with_the_gradients_of_one_process(tmp_path: Path) -> None:
+    check_exports(tmp_path, "cpu")
 
 
 def test_what_it_has_no_words_for() -> None:
@@ -190,4 +203,4 @@ def test_what_it_has_no_words_for() -> None:
 
 
 if __name__ == "__main__":
-    work(int(sys.argv[1]), Path(sys.argv[2]))
+    work(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
