@@ -120,7 +120,7 @@ def test_a_captured_program_moves_from_plan_to_plan(ranks: RankPool, name: str) 
         assert losses == pytest.approx(alone(name, 8), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["clipped_policy", "variance_and_covariance"])
+@pytest.mark.parametrize("name", ["clipped_policy", "variance_and_covariance", "shuffled_pairs"])
 def test_a_group_executes_what_its_plan_says(ranks: RankPool, name: str) -> None:
     check(ranks, name, "group")
 

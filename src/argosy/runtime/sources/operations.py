@@ -335,9 +335,9 @@ def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int
                     cluster, [roster[rank] for rank, _ in members], plan.model.dtype
                 )
                 most = max(member.samples for member in stage.replicas)
-                records = _records(plan, stage, ratios)
+                layers, records = range(stage.first, stage.end), _records(plan, stage, ratios)
                 alike[ratios] = Sharing(
-                    cut, index, group, ratios, most, plan.global_batch, stage.first, whole, records
+                    cut, index, group, ratios, most, plan.global_batch, layers, whole, records
                 )
             by_replica[index, at] = alike[ratios]
     return by_replica

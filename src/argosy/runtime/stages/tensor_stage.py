@@ -52,8 +52,8 @@ class Sharing:
     """The samples of the micro-batch for which the states of weights are chosen."""
     total: int
     """The samples of the global batch."""
-    first: int
-    """The first layer of the stage."""
+    layers: range
+    """The layers of the stage."""
     whole: frozenset[int]
     """Weights that every member holds whole."""
     records: Mapping[int, GroupProgram] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Sharing:
 
     def record(self, samples: int) -> GroupProgram:
         """Return the steps for a number of samples in the form that a plan records."""
-        return recorded(self.steps(samples), self._layers, samples)
+        return recorded(self.steps(samples), self._layers, self.layers, samples)
 
     def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
         choices = self._choices(samples, stored)
@@ -105,7 +105,7 @@ class Sharing:
         """
         assert self.cut.layers is not None, "a plan that has its programs has layers"
         return [
-            max(self.cut.layers[index], self.first)
+            max(self.cut.layers[index], self.layers.start)
             for index in self.cut.parts[self.index].operations
         ]
 

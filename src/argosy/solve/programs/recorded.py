@@ -61,12 +61,17 @@ def steps_of(program: Program) -> GroupSteps:
     )
 
 
-def recorded(steps: GroupSteps, layers: Sequence[int], samples: int) -> GroupProgram:
-    """Return the record of a group's steps for ``samples`` samples; ``layers`` has the layer of
-    every operation."""
+def recorded(
+    steps: GroupSteps, layer_of: Sequence[int], stage: range, samples: int
+) -> GroupProgram:
+    """Return the record of a group's steps for ``samples`` samples.
+
+    ``layer_of`` has the layer of every operation and ``stage`` all layers of the stage, some of
+    which may have no operation that a group executes.
+    """
     graph = steps.graph
     by_layer: dict[int, list[SharedOperation]] = {}
-    for layer, node, row in zip(layers, graph.nodes, steps.rows, strict=True):
+    for layer, node, row in zip(layer_of, graph.nodes, steps.rows, strict=True):
         by_layer.setdefault(layer, []).append(_operation(steps, node, row))
     by_operations: dict[tuple[SharedOperation, ...], list[int]] = {}
     for layer, operations in sorted(by_layer.items()):
@@ -77,8 +82,8 @@ def recorded(steps: GroupSteps, layers: Sequence[int], samples: int) -> GroupPro
         if steps.deliveries[value].stored != REPLICATED
     ]
     return GroupProgram(
-        first=min(layers),
-        end=max(layers) + 1,
+        first=stage.start,
+        end=stage.stop,
         ratios=steps.ratios,
         samples=samples,
         weights=tuple(sorted(weights, key=lambda weight: weight.name)),
