@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from argosy.adapt.controller import AdaptationLevel
 from argosy.plan.file import load_plan
 from argosy.runtime.job import agreement
 from argosy.runtime.job.agreement import batch_digest, differences, given_facts, loaded_facts
+from argosy.runtime.job.built import model_facts, settings_facts, updating_facts
 from argosy.runtime.processes.run_spec import RunSpec
 from argosy.workload.capture.digest import initial_digest
 from argosy.workload.capture.initial import Recording
@@ -36,6 +38,10 @@ def build():
     if "WEIGHTS" in os.environ:
         nn.init.constant_(model[3].bias, 0.5)
     return model, lambda net, x: (net(x) ** 2).mean(), torch.ones(8, 8)
+
+def optimizer(parameters):
+    rate = float(os.environ.get("RATE", "0.01"))
+    return torch.optim.AdamW([{"params": parameters, "lr": rate}])
 
 def data(step):
     offset = float(os.environ.get("DATA", "0"))
@@ -171,6 +177,89 @@ def test_initial_values_are_compared_without_making_them() -> None:
     ]
 
 
+SMOOTHING, MODE = 0.0, "mean"
+
+
+def smoothed(x: torch.Tensor) -> torch.Tensor:
+    return x - SMOOTHING
+
+
+def loss_of(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return getattr(smoothed(net(x)), MODE)()
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def built_facts(
+    scale: float = 1.0,
+    drop: float = 0.0,
+    optimizer: Any = torch.optim.AdamW,
+    scheduler: Any = None,
+) -> dict[str, str]:
+    model = nn.Sequential(nn.Linear(2, 2), Scaled(scale), nn.Dropout(drop))
+    facts = model_facts(model, loss_of, Path(__file__))
+    return {**settings_facts(), **facts, **updating_facts(model, optimizer, scheduler)}
+
+
+def different(facts: dict[str, str]) -> list[str]:
+    found = differences([built_facts(), facts], ["a", "b"])
+    return [f"{problem.path}: {problem.found}" for problem in found]
+
+
+def test_numbers_of_modules_and_losses_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert different(built_facts()) == []
+    assert different(built_facts(scale=2.0)) == ["scale of module 1: 2.0 on b"]
+    assert different(built_facts(drop=0.5))[0] == "module 2: Dropout(p=0.5, inplace=False) on b"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "SMOOTHING", 0.1)
+        patch.setattr(sys.modules[__name__], "MODE", "sum")
+        other = built_facts()
+    assert different(other) == ["MODE in loss_of: 'sum' on b", "SMOOTHING in smoothed: 0.1 on b"]
+
+
+def test_options_of_the_optimizer_are_compared_for_every_weight() -> None:
+    def two_groups(named_parameters: Any) -> torch.optim.Optimizer:
+        groups = [
+            {"params": [weight for _, weight in named_parameters if (weight.ndim > 1) is matrix]}
+            for matrix in (True, False)
+        ]
+        groups[1]["weight_decay"] = 0.0  # type: ignore[assignment]
+        return torch.optim.AdamW(groups)
+
+    def stepped(steps: int) -> dict[str, str]:
+        return built_facts(scheduler=lambda made: torch.optim.lr_scheduler.StepLR(made, steps))
+
+    assert different(built_facts(optimizer=two_groups)) == [
+        "weight_decay of the optimizer for 0.bias: 0.0 on b"
+    ]
+    fused = functools.partial(torch.optim.AdamW, fused=True)
+    assert different(built_facts(optimizer=fused)) == [], "devices may differ in this"
+    found = differences([stepped(3), stepped(4)], ["a", "b"])
+    assert [problem.path for problem in found] == ["step_size of the scheduler"]
+    assert "optimizer" not in built_facts(optimizer=lambda _: 1 / 0)
+
+
+def test_settings_that_change_numbers_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = settings_facts()
+    torch.set_float32_matmul_precision("high")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    try:
+        found = differences([before, settings_facts()], ["a", "b"])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert {problem.path for problem in found} >= {
+        "environment variable NVIDIA_TF32_OVERRIDE",
+        "torch's float32 matmul precision",
+    }
+
+
 def start(
     folder: Path, own: Path, node_rank: int, environment: dict[str, str], *options: str
 ) -> subprocess.Popen[str]:
@@ -216,9 +305,10 @@ def start(
         ),
         ((), {"WEIGHTS": "1"}, "OFFSET = 0", "initial values: found content"),
         ((), {"DATA": "1"}, "OFFSET = 0", "the data of step 0: found content"),
+        ((), {"RATE": "0.1"}, "OFFSET = 0", "lr of the optimizer for 0.bias: found 0.1 on rank 1"),
         ((), {}, "OFFSET = 0.0", "beside.py: found content"),
     ],
-    ids=["the same", "seed", "weights", "data", "a module"],
+    ids=["the same", "seed", "weights", "data", "rate", "a module"],
 )
 def test_nodes_with_different_things_refuse_to_train(
     tmp_path: Path,

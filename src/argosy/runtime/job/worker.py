@@ -39,8 +39,9 @@ from argosy.runtime.job.agreement import (
     loaded_facts,
     with_first_compared,
 )
+from argosy.runtime.job.built import model_facts, settings_facts, updating_facts
 from argosy.runtime.job.metrics import Metrics, serve
-from argosy.runtime.job.program import UserProgram, load_program
+from argosy.runtime.job.program import UserProgram, load_program, split_name
 from argosy.runtime.processes.emulated import join_device, say_ready
 from argosy.runtime.processes.failure import ElsewhereError, ending_after, leave_note, told
 from argosy.runtime.processes.hardware import check_hardware
@@ -150,13 +151,15 @@ def prepare(
     batch = tree_map(
         lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch
     )
-    compare(
-        {**loaded_facts(spec.program), "initial values": initial_digest(recording, model)}, plan
-    )
+    optimizer = program.optimizer or torch.optim.AdamW
+    facts = {**settings_facts(), **model_facts(model, loss_fn, split_name(spec.program)[0])}
+    facts |= updating_facts(model, optimizer, program.scheduler)
+    facts |= {**loaded_facts(spec.program), "initial values": initial_digest(recording, model)}
+    compare(facts, plan)
     trainer = parallelize(
         model,
         loss_fn,
-        program.optimizer or torch.optim.AdamW,
+        optimizer,
         part(batch),
         plan,
         clip_norm=spec.clip,
