@@ -50,10 +50,10 @@ __all__ = [
     "search_scope",
 ]
 
+# A global batch has at most this many samples; larger numbers are rejected as mistakes.
 _MOST_SAMPLES = 10_000_000
-"""A global batch has at most this many samples; larger numbers are rejected as mistakes."""
+# kept_plans returns at most this many good plans of different sorts.
 _KEPT = 16
-"""``kept_plans`` returns at most this many good plans of different sorts."""
 
 
 def find_plan(

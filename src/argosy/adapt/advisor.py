@@ -32,9 +32,9 @@ from argosy.plan.plan import Plan
 from argosy.planner import Settings, kept_plans
 from argosy.workload.chain import Chain
 
+# Devices within this share of full speed are planned for as full ones, so that equal devices stay
+# equal despite noise.
 _NEAR = 0.05
-"""Devices within this share of full speed are planned for as full ones, so that equal devices stay
-equal despite noise."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,11 +37,11 @@ from argosy.workload.chain import Chain
 
 # Seconds after which a controller notices that a step does not continue.
 NOTICE = 10.0
+# The oracle tries this many plans for a step, those that were best in a similar state.
 _PLAYED = 4
-"""The oracle tries this many plans for a step, those that were best in a similar state."""
+# A step that takes this many times longer than the fastest one, while something is down, is held
+# up.
 _STUCK = 3.0
-"""A step that takes this many times longer than the fastest one, while something is down, is held
-up."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,7 +151,7 @@ class _Columns(nn.Module):
         if self.width == 1:
             result: Tensor = self.linear(part)
             return result
-        product: Tensor = _Gathered.apply(part, self.linear.weight, self.width)  # type: ignore[no-untyped-call]
+        product: Tensor = _Gathered.apply(part, self.linear.weight, self.width)
         return product if self.linear.bias is None else product + self.linear.bias
 
 
@@ -272,7 +272,7 @@ class FeedForwardSlice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.up(x)
-        inner = _GatedUnit.apply(inner) if self.gated else F.gelu(inner, approximate="tanh")  # type: ignore[no-untyped-call]
+        inner = _GatedUnit.apply(inner) if self.gated else F.gelu(inner, approximate="tanh")
         result: Tensor = self.down(inner)
         return result
 

@@ -23,8 +23,8 @@ Run = Callable[[Between], None]
 Times = list[tuple[float, float]]
 """Seconds of forward and backward, repeat by repeat."""
 
+# The least and most repeats of a measurement.
 FEWEST, MOST = 4, 100
-"""The least and most repeats of a measurement."""
 # Cycles per second of a GPU's clock, approximately, to set how long it waits for the host.
 _CYCLES_PER_SECOND = 2e9
 

@@ -23,7 +23,8 @@ def why_backend_fails(backend: str) -> str | None:
     if backend == "nccl" and not torch.cuda.is_available():
         return "no GPU"
     try:
-        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, rank=0, world_size=1, store=store)
         try:
             dist.all_reduce(torch.ones(4, device="cuda" if backend == "nccl" else "cpu"))
         finally:

@@ -30,8 +30,8 @@ from argosy.errors import bad_input
 # G in Mpc/h (km/s)^2 / (1e10 Msun/h); CODATA 2010, as GADGET-4 has it.
 GRAVITY = 43.0187
 
+# Densities, Hubble rates and amplitudes outside this range are taken for input errors.
 _SMALLEST, _LARGEST = 1e-3, 10.0
-"""Densities, Hubble rates and amplitudes outside this range are taken for input errors."""
 # The speed of light in km/s.
 LIGHT = 299792.458
 # Indices of the primordial spectrum beyond this are taken for input errors.

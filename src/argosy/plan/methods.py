@@ -28,7 +28,9 @@ class PlanMethods:
 
         return explain(self, chain, cluster)
 
-    def simulate(self: Plan, chain: Any = None, cluster: Any = None, **options: Any) -> Timeline:  # type: ignore[misc]
+    def simulate(  # type: ignore[misc]
+        self: Plan, chain: Any = None, cluster: Any = None, **options: Any
+    ) -> Timeline:
         """Simulate the plan in the exact engine: ``simulate(iterations=3)``."""
         from argosy.api import simulate
 

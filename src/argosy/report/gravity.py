@@ -18,8 +18,8 @@ from argosy.units import SIZE, TIME
 
 # The colour of every phase of a step.
 _COLOURS = {StepPhase.TREE: "#7a9e9f", StepPhase.MESH: "#4f6d7a", StepPhase.PAIRS: "#eeb868"}
+# Pixels: the width of the drawing, the height of a row, the width of the names beside it.
 _WIDTH, _ROW, _LEFT = 900, 22, 130
-"""Pixels: the width of the drawing, the height of a row, the width of the names beside it."""
 # The largest number of devices that are drawn.
 _MOST_ROWS = 128
 

@@ -33,7 +33,7 @@ class ActionKind(StrEnum):
 
     @property
     def is_computation(self) -> bool:
-        return self in _COMPUTATION
+        return self in COMPUTATIONS
 
     @property
     def is_gradient(self) -> bool:
@@ -47,8 +47,11 @@ class ActionKind(StrEnum):
 
 
 # Kinds that compute; all others communicate.
-_COMPUTATION = frozenset(
-    (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+COMPUTATIONS = (
+    ActionKind.FORWARD,
+    ActionKind.BACKWARD,
+    ActionKind.INPUT_GRADIENT,
+    ActionKind.WEIGHT_GRADIENT,
 )
 # Text form of an action: stage, kind, micro-batch.
 _TEXT = re.compile(r"(\d+)([A-Z]+)(\d+)")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 
 from argosy.errors import InputError, Problem
-from argosy.schedule.action import Action, ActionKind, Schedule
+from argosy.schedule.action import COMPUTATIONS, Action, ActionKind, Schedule
 from argosy.schedule.generate import ScheduleSpec, build_schedule, depth_of
 
 # Micro-batches per stage after which the peak in flight of a schedule has been reached.
@@ -107,10 +107,12 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
             problems.append(Problem(path=f"worker {worker}", found=str(beyond), expected=expected))
     for stage in range(schedule.num_stages):
         for micro_batch in range(schedule.num_micro_batches):
-            counts = [seen[Action(stage, kind, micro_batch)] for kind in "FBIW"]  # type: ignore[arg-type]
+            counts = [seen[Action(stage, kind, micro_batch)] for kind in COMPUTATIONS]
             if counts not in ([1, 1, 0, 0], [1, 0, 1, 1]):
                 actual = ", ".join(
-                    f"{count} {kind}" for count, kind in zip(counts, "FBIW", strict=True) if count
+                    f"{count} {kind}"
+                    for count, kind in zip(counts, COMPUTATIONS, strict=True)
+                    if count
                 )
                 expected = "1 F and 1 B, or 1 F, 1 I and 1 W"
                 path = f"stage {stage} micro-batch {micro_batch}"

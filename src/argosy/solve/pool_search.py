@@ -55,34 +55,34 @@ from argosy.space.prune import Counters
 from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain
 
+# A search aims at this share of the gap that it may leave; dominance may be wrong by the rest.
 _AIM = 0.9
-"""A search aims at this share of the gap that it may leave; dominance may be wrong by the rest."""
+# One branch is searched for this many steps before the branch with the least bound is looked up
+# again.
 _STEPS = 64
-"""One branch is searched for this many steps before the branch with the least bound is looked up
-again."""
+# A first plan is searched below this factor times the bound of its shape.
 _NEAR = 1.15
-"""A first plan is searched below this factor times the bound of its shape."""
+# On a large cluster level 1 closes a shape whose lower bound is within 2 % of the best plan.
 _CLOSE = 1.02
-"""On a large cluster level 1 closes a shape whose lower bound is within 2 % of the best plan."""
+# On a large cluster level 1 tries no pipelines of a shape if they are estimated slower than this
+# factor times the best plan.
 _HARDLY = 1.1
-"""On a large cluster level 1 tries no pipelines of a shape if they are estimated slower than this
-factor times the best plan."""
+# Level 1 searches again if the exact engine finds its best plan slower than judged by more than
+# this factor.
 _MISLED = 1.02
-"""Level 1 searches again if the exact engine finds its best plan slower than judged by more than
-this factor."""
+# The finalists that the exact engine simulates on level 1 have about this many tasks in all.
 _TASKS = 1_500
-"""The finalists that the exact engine simulates on level 1 have about this many tasks in all."""
+# On a large cluster level 1 simulates at most _PLAYS plans until one is as fast as judged, and only
+# finalists within the factor _LIKELY of the best.
 _PLAYS, _LIKELY = 2, 1.005
-"""On a large cluster level 1 simulates at most ``_PLAYS`` plans until one is as fast as judged, and
-only finalists within the factor ``_LIKELY`` of the best."""
+# Level 1 searches at most this many parts of a cluster by themselves.
 _PARTS = 2
-"""Level 1 searches at most this many parts of a cluster by themselves."""
+# Level 1 searches finer units on at most this many devices, if at most this many vectors of units
+# can be left.
 _REFINED, _FEW_STATES = 32, 160
-"""Up to so many devices, and so many vectors of units that can be left, level 1 searches finer
-units."""
+# Rounds of _STEPS steps that level 1 spends on a proof for few devices, and the gap at which it
+# stops.
 _QUICK_ROUNDS, _QUICK_GAP = 36, 0.003
-"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which
-it stops."""
 
 
 class PoolSearch:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from argosy.space.option import Vector
 
+# If the gap of level 1 is larger than this, its certificate is about the finest units whose gap is
+# not.
 _PROVEN = 0.15
-"""If the gap of level 1 is larger than this, its certificate is about the finest units whose gap is
-not."""
 
 Proof = tuple[float, Vector, int]
 """The bound, the units and the level of a proof."""

@@ -19,14 +19,14 @@ from argosy.space.prune import Counters, fits_nowhere, without_dominated
 from argosy.space.shares import most_samples, share_samples, share_within, whole_seconds
 from argosy.space.widths import node_widths, tensor_widths
 
+# Sequences of at least this many tokens are cut into parts (context parallelism). Shorter sequences
+# usually fit on the devices whole and gain nothing over tensor parallelism, and every further
+# option costs search time.
 LONG_SEQUENCE = 32_768
-"""Sequences of at least this many tokens are cut into parts (context parallelism). Shorter
-sequences usually fit on the devices whole and gain nothing over tensor parallelism, and every
-further option costs search time."""
 
+# Without mixed stages, pools of one device kind are still combined if a cluster has at most this
+# many pools. More pools would give too many combinations.
 _JOINED = 3
-"""Without mixed stages, pools of one device kind are still combined if a cluster has at most this
-many pools. More pools would give too many combinations."""
 
 
 @dataclass(frozen=True, kw_only=True)

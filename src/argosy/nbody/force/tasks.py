@@ -31,8 +31,8 @@ from argosy.nbody.force.tree import Integers, Tree
 # One boolean per leaf or particle.
 Flags = NDArray[np.bool_]
 
+# The kinds of tasks: a node as a whole; a leaf beyond the softening; a leaf that may be within.
 NODE, FAR, NEAR = 0, 1, 2
-"""The kinds of tasks: a node as a whole; a leaf beyond the softening; a leaf that may be within."""
 
 
 # Nodes with at most this number of particles are computed one by one: a node costs as much as three

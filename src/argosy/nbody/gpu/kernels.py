@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# The fastest block sizes of the pair kernel on an H200 (benchmarks/gpu_gravity.py).
 TARGETS, SOURCES, WARPS = 64, 16, 2
-"""The fastest block sizes of the pair kernel on an H200 (``benchmarks/gpu_gravity.py``)."""
 # Particles of a program on the mesh and along the curve.
 _POINTS = 128
 # The number of integer coordinates per box and dimension: with 32 bits, a difference wraps to the

@@ -32,8 +32,8 @@ from argosy.nbody.initial.spectrum import linear_power
 from argosy.nbody.initial.spectrum_table import SpectrumTable
 from argosy.nbody.particles import Box, Floats, Particles, wrapped
 
+# The accepted range of box sizes, Mpc/h: from a star's neighbourhood to beyond the horizon.
 _SMALLEST, _LARGEST = 1e-6, 1e6
-"""The accepted range of box sizes, Mpc/h: from a star's neighbourhood to beyond the horizon."""
 # The largest number of particles per side: more than fits into a machine, and countable by an
 # array.
 _MOST_PER_SIDE = 100_000

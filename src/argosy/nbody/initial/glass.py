@@ -20,8 +20,8 @@ from argosy.nbody.force.gravity import compute_forces
 from argosy.nbody.force.settings import DEFAULT, GravitySettings
 from argosy.nbody.particles import Floats, wrapped
 
+# Particles per side of the small glass that is computed; a larger one consists of copies.
 _LARGEST_TILE, _SMALLEST_TILE = 16, 8
-"""Particles per side of the small glass that is computed; a larger one consists of copies."""
 # A step moves particles by this share of (1).
 _DAMPING = 0.6
 # A glass is relaxed in this many steps.

@@ -26,8 +26,8 @@ _CMB_KELVIN = 2.7255
 _HUBBLE_LENGTH = LIGHT / 100
 # The wave number at which A_s is given, 1/Mpc.
 _PIVOT = 0.05
+# Primordial amplitudes outside this range are taken for input errors.
 _FAINTEST, _BRIGHTEST = 1e-12, 1e-6
-"""Primordial amplitudes outside this range are taken for input errors."""
 
 
 def linear_power(cosmology: Cosmology, k: Floats, shape: float | None = None) -> Floats:

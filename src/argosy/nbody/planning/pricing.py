@@ -99,8 +99,8 @@ GPU = ProcessorRates(
     point_cost=0.0,
 )
 SHARED_GPU = replace(GPU, tree_seconds=1.2e-6, start_seconds=0.0)
+# Seconds that a host's core needs per mesh cell, and per particle on the mesh.
 _HOST_CELL, _HOST_POINT = 6.9e-8, 4.5e-7
-"""Seconds that a host's core needs per mesh cell, and per particle on the mesh."""
 _CPU_NAMES = re.compile(
     r"cpu|core|xeon|epyc|ryzen|threadripper|grace|graviton|altra|ampere-?one|power\d+",
     re.IGNORECASE,

@@ -46,14 +46,14 @@ def converted(
             return exchange.convert(part, shape, step, way)
     gathers = step.kind is GroupCollective.ALL_GATHER
     done = Conversion(step.kind, step.before, REPLICATED) if gathers else step
-    result: Tensor = _Converted.apply(part, exchange, shape, done, way)  # type: ignore[no-untyped-call]
+    result: Tensor = _Converted.apply(part, exchange, shape, done, way)
     return taken(exchange, result, step.after) if gathers else result
 
 
 def taken(exchange: GroupExchange, whole: Tensor, state: State) -> Tensor:
     """Return this device's part of a whole tensor."""
     if state == PARTIAL:
-        first: Tensor = _OnFirst.apply(whole, exchange.rank == 0)  # type: ignore[no-untyped-call]
+        first: Tensor = _OnFirst.apply(whole, exchange.rank == 0)
         return first
     return exchange.take(whole, state)
 

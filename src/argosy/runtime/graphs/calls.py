@@ -39,7 +39,8 @@ def function(op: str) -> Callable[..., Any]:
     namespace, name, overload = op.split(".")
     if namespace == "argosy":
         import argosy.workload.capture.decompose  # noqa: F401 (registers the operation)
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)  # type: ignore[no-any-return]
+    function: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return function
 
 
 def constant(symbol: Symbol, device: torch.device) -> Any:

@@ -19,8 +19,8 @@ from torch import Tensor
 from argosy.plan.islands import Compression
 from argosy.runtime.islands.codec import decode, encode, encoded_size
 
+# Tags of messages to the owner of a slice, from it, and of handed-over state.
 _TO_OWNER, _FROM_OWNER, _STATE = 1, 2, 3
-"""Tags of messages to the owner of a slice, from it, and of handed-over state."""
 
 
 def weighted_mean(

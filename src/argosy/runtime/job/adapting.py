@@ -47,8 +47,8 @@ from argosy.runtime.state.migrate import Moved
 from argosy.runtime.step.trainer import Trainer
 from argosy.timeline import ContactKind, SpanKind
 
+# Kinds of rows of a message; kind 0 marks a row that is not used.
 _SENT, _WAITED, _WORKED, _SIZE, _NEWS = 1, 2, 3, 4, 5
-"""Kinds of rows of a message; kind 0 marks a row that is not used."""
 # Numbers in a row: its kind and five values.
 _COLUMNS = 6
 # Steps after which clocks are compared again, because they drift apart.

@@ -65,12 +65,12 @@ def pace(layer: nn.Module, seconds: float) -> None:
     def before(_: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
         call = _Call(seconds * len(arguments[0]), time.perf_counter())
         calls.append(call)
-        return (_End.apply(arguments[0], call),)  # type: ignore[no-untyped-call]
+        return (_End.apply(arguments[0], call),)
 
     def after(_: nn.Module, arguments: tuple[Tensor], result: Tensor) -> Tensor:
         call = calls.pop()
         call.wait(call.seconds)
-        paced: Tensor = _Begin.apply(result, call)  # type: ignore[no-untyped-call]
+        paced: Tensor = _Begin.apply(result, call)
         return paced
 
     layer.register_forward_pre_hook(before)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from argosy.runtime.job.paced import pace
 from argosy.runtime.processes.emulated import seconds_per_sample
 
+# The sizes of the model, the length of a sample and the samples of a batch; all small.
 WIDTH, LAYERS, HEADS, LENGTH, VOCABULARY, SAMPLES = 64, 8, 4, 32, 128, 16
-"""The sizes of the model, the length of a sample and the samples of a batch; all small."""
 
 
 class TinyBlock(nn.Module):

@@ -83,8 +83,8 @@ def _written(part: object, where: str) -> object:
             "tensor",
             [list(part.shape), str(part.dtype).removeprefix("torch."), part.has_gradient],
         ]
-    if type(part) in (tuple, list):
-        return [type(part).__name__, [_written(inner, where) for inner in part]]  # type: ignore[attr-defined]
+    if isinstance(part, tuple | list) and type(part) in (tuple, list):
+        return [type(part).__name__, [_written(inner, where) for inner in part]]
     if type(part) is dict and all(type(key) in (int, str) for key in part):
         return ["dict", [[key, _written(inner, where)] for key, inner in part.items()]]
     if type(part) not in _CONSTANTS:

@@ -68,7 +68,7 @@ class Deferral(TorchFunctionMode):
             if torch.is_autocast_enabled(input.device.type)
             else None
         )
-        result: Tensor = _Linear.apply(input, weight, self, transposed, dtype)  # type: ignore[no-untyped-call]
+        result: Tensor = _Linear.apply(input, weight, self, transposed, dtype)
         return result if bias is None else result + bias.to(result.dtype)
 
     def _convolution(
@@ -87,7 +87,7 @@ class Deferral(TorchFunctionMode):
             plain: Tensor = function(input, weight, **settings)
             return plain
         bias: Tensor | None = settings.pop("bias", None)
-        result: Tensor = _Convolution.apply(input, weight, self, function, settings)  # type: ignore[no-untyped-call]
+        result: Tensor = _Convolution.apply(input, weight, self, function, settings)
         if bias is None:
             return result
         return result + bias.to(result.dtype).reshape(-1, *([1] * (weight.dim() - 2)))

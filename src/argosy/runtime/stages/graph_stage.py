@@ -280,7 +280,7 @@ class GraphStage:
                 run_node(inner, computed, self.device)
             return [computed[value] for value in own.gradients]
 
-        return _OwnGradient.apply(backward, len(results), *results, *inputs)  # type: ignore[no-untyped-call]
+        return _OwnGradient.apply(backward, len(results), *results, *inputs)
 
     def weight(self, argument: Argument) -> int | None:
         """Return the weight whose transpose an argument is, or None."""

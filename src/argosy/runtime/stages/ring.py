@@ -31,9 +31,9 @@ from argosy.runtime.communication.marks import Exchanging
 from argosy.runtime.graphs import attention
 from argosy.space.operations.sequence import SequenceParts
 
+# Tags of the messages that carry blocks and gradients of blocks; those of micro-batches are
+# smaller.
 _BLOCKS, _GRADIENTS = 2**29 + 1, 2**29 + 2
-"""Tags of the messages that carry blocks and gradients of blocks; those of micro-batches are
-smaller."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def ring_attention(
     """Return this device's tokens of the output; the mask, which gets no gradient, is that of the
     whole sequence."""
     assert mask is None or not mask.requires_grad
-    result: Tensor = _RingAttention.apply(q, k, v, mask, ring, setting)  # type: ignore[no-untyped-call]
+    result: Tensor = _RingAttention.apply(q, k, v, mask, ring, setting)
     return result
 
 

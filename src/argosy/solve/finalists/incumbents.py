@@ -18,8 +18,8 @@ from argosy.space.option import Option, Vector
 # At most this many plans are kept, the fastest ones.
 _MOST = 32
 # Neighbours that the judge finds slower than this factor times the best plan are dropped.
+# This many plans are tried with micro-batches of all other sizes.
 _RESHAPED = 16
-"""This many plans are tried with micro-batches of all other sizes."""
 _NEAR = 1.05
 
 

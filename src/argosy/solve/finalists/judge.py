@@ -57,18 +57,17 @@ from argosy.space.price import Prices
 Complete = tuple[Choice, ...]
 Key = tuple[object, ...]
 Parts = tuple[PoolPart, ...]
+# Sharing links under one schedule costs a plan at least this share of what it costs under another.
 _ALIKE = 0.97
-"""Sharing links under one schedule costs a plan at least this share of what it costs under
-another."""
+# If sharing links costs a plan at most this factor, plans of the same wiring are not simulated.
 _CHEAP = 1.03
-"""If sharing links costs a plan at most this factor, plans of the same wiring are not simulated."""
+# A plan is simulated if its guessed time is within this factor of the best time.
 _NEAR = 1.05
-"""Times the best: plans whose time should be known well."""
+# Judged times that differ by less than this share are the same.
 SAME = 1e-6
-"""Judged times that differ by less than this share are the same."""
+# A judge that guesses simulates at most this many stages times micro-batches in all; further plans
+# keep a guess.
 _MOST_STEPS = 100_000
-"""A judge that guesses simulates at most this many stages times micro-batches in all; further plans
-keep a guess."""
 
 
 def plan_key(shape: Shape, plan: Complete) -> Key:

@@ -20,11 +20,11 @@ from argosy.space.option import Vector
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 
+# A stage of at most this many devices is divided into single devices.
 _MOST_APART = 4
-"""A stage of at most this many devices is divided into single devices."""
+# At most this many pools are taken in every order; more only from the fastest to the slowest and
+# back.
 _PERMUTED = 3
-"""At most this many pools are taken in every order; more only from the fastest to the slowest and
-back."""
 
 
 class Section(NamedTuple):

@@ -26,11 +26,11 @@ from argosy.solve.search.pipeline import Choice
 from argosy.solve.search.shape import Shape
 from argosy.space.option import Option
 
+# A plan is not simulated if sharing adds at most this share to its time.
 _SURE = 0.05
-"""A plan is not simulated if sharing adds at most this share to its time."""
+# Transfers that could always share their links do so in less than one of this many cases, as
+# measured on random clusters; exchanges at the end that could share usually do.
 _SELDOM = 3.0
-"""Transfers that could always share their links do so in less than one of this many cases, as
-measured on random clusters; exchanges at the end that could share usually do."""
 # Fields of ``Columns`` that ``sim.constant`` takes as arrays.
 _NAMES = ("forward", "backward", "transfer", "latency", "tail")
 

@@ -32,8 +32,8 @@ from argosy.space.option import Option, PoolPart, Vector
 from argosy.space.price import FloatArray, Prices
 from argosy.space.rate import throughput_bound
 
+# Number of intervals into which the range of times is divided at once.
 _SECTIONS = 16
-"""Number of intervals into which the range of times is divided at once."""
 _Costs = list[tuple[FloatArray, FloatArray]]
 """For each part of an option, running sums over the layers: both left sides of (1) without F and
 G."""

@@ -38,8 +38,8 @@ from torch import Tensor
 from argosy.workload.capture.strides import as_strided, as_strided_scatter
 
 aten = torch.ops.aten
+# Values of ATen's reduction argument.
 NONE, MEAN, SUM = 0, 1, 2
-"""Values of ATen's ``reduction`` argument."""
 
 # Numbers of the random masks of the capture that runs, in order.
 _mask_count: ContextVar[Iterator[int]] = ContextVar("mask_count")

@@ -121,13 +121,13 @@ class Recording(TorchDispatchMode):
         }
         for name, original in self._originals.items():
             setattr(nn.init, name, functools.partial(self._initialise, original))
-        self._reads.__enter__()  # type: ignore[no-untyped-call]
+        self._reads.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._reads.__exit__(*error)  # type: ignore[no-untyped-call]
+        self._reads.__exit__(*error)
         for name, original in self._originals.items():
             setattr(nn.init, name, original)
 

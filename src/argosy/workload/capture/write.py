@@ -171,7 +171,8 @@ class GraphWriter:
         made = node.meta["val"]
         source = stack_line(node.meta.get("stack_trace"))
         known = target.startswith("argosy.") or "scaled_dot_product" in target
-        if not known and torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        tags = node.target.tags  # type: ignore[union-attr]
+        if not known and torch.Tag.nondeterministic_seeded in tags:
             actual, suggestion = (
                 f"{target}, which draws random numbers",
                 "write it with torch.rand or torch.randn",
