@@ -1,7 +1,7 @@
 """On one GPU, one rank: peaks and steps of fine-tuning and of offload, predicted and measured.
 
 ``python -m benchmarks.gpu_offload`` prints JSON lines. Each case profiles the layers of a GPT,
-predicts the peak of a rank (``runtime.communication.ledger``) and the time of a step (the exact
+predicts the peak of a rank (``benchmarks.memory_ledger``) and the time of a step (the exact
 engine) from that, and then trains: the peak is that of torch's allocator, the time the median of
 the steps. The rate of copies to pinned memory is measured first and is the cluster's. ``adamw8bit``
 and ``nf4`` need bitsandbytes and are left out without it. Needs torch, numpy and argosy.
@@ -35,12 +35,12 @@ from argosy.lab.job import free_port
 from argosy.measure.profile import ProfileSettings, profile_model
 from argosy.plan.offload import NO_OFFLOAD, parse_offload
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
-from argosy.runtime.communication.ledger import peak_bytes
 from argosy.runtime.step.trainer import parallelize
 from argosy.runtime.weights.host_memory import CopyStream, HostBuffers
 from argosy.schedule import ScheduleSpec
 from argosy.sim.simulate import simulate
 from benchmarks.gpu_runtime import LENGTH, VOCABULARY, Block, build, loss_fn
+from benchmarks.memory_ledger import peak_bytes
 
 NUM_MICRO_BATCHES = 4
 WARM_UP = 3

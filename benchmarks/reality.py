@@ -29,7 +29,7 @@ from argosy.cost.compute import ComputeModel, Portion, layer_seconds
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Mismatch
 from argosy.workload.chain import Chain, Layer
-from argosy.workload.imports.cephalo import read_cephalo
+from benchmarks.cephalo_profiles import read_cephalo
 from benchmarks.registry import Benchmark, Row
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

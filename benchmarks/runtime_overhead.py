@@ -24,8 +24,8 @@ from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.runtime.communication.marks import Recorder
 from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import Action, ActionKind, ScheduleKind, ScheduleSpec, build_schedule
-from argosy.schedule.grid import unit_times
 from benchmarks.registry import Benchmark, Row
+from benchmarks.unit_grid import unit_times
 
 UNIT = 0.02
 """Seconds that a stage's forward sleeps; a backward sleeps two."""

@@ -11,7 +11,7 @@ Our simulator and the judge do not see the same network: the judge lets no trans
 gradients at the bandwidth of one GPU, and gives small messages less. So for each cluster our
 planner keeps the finalists of one search per number of replicas, once for transfers that overlap
 with compute and once for transfers that block, and the best of these in the judge are improved by
-small steps there (``choose.climb``): the judge leads the last part of the way, as it leads all of
+small steps there (``benchmarks.climbing``): the judge leads the last part of the way, as it leads all of
 Sailor's own planner. The set-up is the same for all clusters.
 """
 
@@ -28,7 +28,6 @@ from typing import Any
 
 from argosy.calibrate.predict import exact_seconds
 from argosy.calibrate.run import MeasuredRun, Measurements
-from argosy.choose.climb import best_nearby
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.calibration import Calibration
@@ -42,6 +41,7 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 from argosy.workload.imports.sailor import read_sailor
 from argosy.workload.profile import Profile
+from benchmarks.climbing import best_nearby
 from benchmarks.sailor_judge import Judge
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "sailor"

@@ -226,7 +226,7 @@ iterations per second. The judge is Sailor's simulator, reimplemented from its f
 a test compares it with five plain uneven splits of the layers. Our planner searches once per number of replicas, for
 transfers that overlap and for transfers that block, and keeps its finalists; *first* is the best in the judge of those
 that our costs put first, *kept* of all finalists, and *ours* is what small steps from the best finalists reach, led by
-the judge (`choose.climb`, `benchmarks/sailor_clusters.py`). Metis reaches 0.0445 on 8 + 8.
+the judge (`benchmarks/climbing.py`, `benchmarks/sailor_clusters.py`). Metis reaches 0.0445 on 8 + 8.
 """
     rows = []
     pairs = zip(sailor_clusters.SIZES, sailor_clusters.SAILOR, sailor_clusters.FLOOR, strict=True)

@@ -218,7 +218,7 @@ def _memory_table(outcomes: Sequence[Outcome]) -> list[str]:
         "## Peak memory",
         "",
         "The most that torch held on each device during a step, in MB: predicted by replaying the runtime's actions",
-        "(`runtime/communication/ledger.py`), measured in brackets (every allocation of the rank, written down by torch's profiler).",
+        "(`benchmarks/memory_ledger.py`), measured in brackets (every allocation of the rank, written down by torch's profiler).",
         "",
         "| case | schedule | host: predicted (measured) |",
         "| --- | --- | --- |",

@@ -13,13 +13,13 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.lab.lab import Lab, LabClock
 from argosy.plan.file import dumps_plan
-from argosy.runtime.communication.ledger import peak_bytes
 from argosy.runtime.processes.ranks import devices_by_rank
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain
 from argosy.workload.profile_file import read_profile
 from benchmarks.lab.cases import Case, cluster_of
 from benchmarks.lab.emulated import Job
+from benchmarks.memory_ledger import peak_bytes
 
 ROOT = Path(__file__).parents[2]
 _PATH = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}

@@ -9,13 +9,13 @@ import pytest
 from support.measured_data import needs_sailor
 
 from argosy.adapt.predictor import Predictor
-from argosy.choose.climb import best_nearby, climb, steps
 from argosy.cluster.file import load_cluster, with_changes
 from argosy.cost.compute import ComputeModel
 from argosy.plan.check import check_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import ScheduleSpec
 from argosy.workload.load import load_model
+from benchmarks.climbing import best_nearby, climb, steps
 from benchmarks.sailor_clusters import FLOOR, SIZES, best_plan
 
 CHAIN = load_model("gpt2", sequence_length=512, dtype="fp16")

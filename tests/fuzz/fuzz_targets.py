@@ -42,12 +42,12 @@ from argosy.report.gantt import gantt
 from argosy.report.kineto import chrome_trace, encode
 from argosy.runtime.processes.run_spec import dumps_run_spec, loads_run_spec, read_run_spec
 from argosy.timeline.file import dumps_timeline, load_timeline, loads_timeline
-from argosy.workload.imports.cephalo import read_cephalo
 from argosy.workload.imports.dapple import read_dapple
 from argosy.workload.imports.sailor import read_sailor, read_sailor_bandwidths
 from argosy.workload.imports.sailor_runs import read_sailor_measured
 from argosy.workload.load import load_architecture, load_model
 from argosy.workload.profile_file import dump_profile, parse_profile, read_profile
+from benchmarks.cephalo_profiles import read_cephalo
 
 SEEDS = Path(__file__).parent / "seeds"
 GIVEN = HostFacts(kinds=Kinds(everywhere="A100-80GB"), per_host=8, intra=300e9, nic=12.5e9)

@@ -12,9 +12,9 @@ from runtime.training_cases import Case, differences, train_in_parallel
 from argosy.cost.memory import state_bytes
 from argosy.measure.profile import ProfileSettings, profile_model
 from argosy.plan.plan import Recompute
-from argosy.runtime.communication.ledger import peak_bytes
 from argosy.schedule import ScheduleKind
 from argosy.timeline import SpanKind
+from benchmarks.memory_ledger import peak_bytes
 
 CASES = [
     Case(model="lora", shares=((2,), (2,), (1, 1)), zero=1, clip=True),

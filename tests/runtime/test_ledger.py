@@ -11,9 +11,10 @@ from argosy.cost.memory import working_bytes
 from argosy.dtype import Dtype
 from argosy.measure.allocated import Allocations
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.communication.ledger import answered, peak_bytes
+from argosy.runtime.communication.ledger import answered
 from argosy.schedule import ActionKind, ScheduleKind, ScheduleSpec, build_schedule
 from argosy.workload.chain import Chain, Layer
+from benchmarks.memory_ledger import peak_bytes
 
 
 def chain(num_layers: int = 4) -> Chain:

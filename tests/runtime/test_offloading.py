@@ -18,13 +18,13 @@ from argosy.cost.memory import state_bytes
 from argosy.errors import InputError
 from argosy.measure.profile import ProfileSettings, profile_model
 from argosy.plan.plan import Recompute
-from argosy.runtime.communication.ledger import peak_bytes
 from argosy.runtime.stages.compiling import check_compilable
 from argosy.runtime.stages.stage import recomputed
 from argosy.runtime.weights import host_state
 from argosy.runtime.weights.host_memory import HostBuffers
 from argosy.runtime.weights.host_state import HostState
 from argosy.runtime.weights.kept_on_host import HostActivations
+from benchmarks.memory_ledger import peak_bytes
 
 CPU = torch.device("cpu")
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -13,9 +13,9 @@ from runtime.rank_pool import RankPool
 from argosy.cost.memory import state_bytes
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.communication.ledger import peak_bytes
 from argosy.schedule import ScheduleSpec
 from argosy.workload.chain import Chain, Layer
+from benchmarks.memory_ledger import peak_bytes
 
 
 def linear(inputs: int, outputs: int) -> Layer:

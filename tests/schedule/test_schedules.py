@@ -22,10 +22,10 @@ from argosy.schedule import (
 )
 from argosy.schedule.action import parse_rows
 from argosy.schedule.communicate import check_channels
-from argosy.schedule.grid import grid, unit_times
 from argosy.sim.engine.exact import simulate_exact
 from argosy.timeline import Timeline
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
+from benchmarks.unit_grid import grid, unit_times
 
 KFKB, INTERLEAVED = ScheduleKind.KFKB, ScheduleKind.INTERLEAVED
 SIZES = list(itertools.product(range(1, 7), range(1, 13)))

@@ -11,8 +11,8 @@ import pytest
 from argosy.cluster.catalogue import device_kind
 from argosy.dtype import Dtype
 from argosy.errors import InputError
-from argosy.workload.imports.cephalo import CATALOGUE_NAMES, read_cephalo
 from argosy.workload.profile_file import dump_profile, parse_profile
+from benchmarks.cephalo_profiles import CATALOGUE_NAMES, read_cephalo
 
 CEPHALO = Path(__file__).resolve().parents[3] / "shared" / "data" / "cephalo"
 needs_data = pytest.mark.skipif(

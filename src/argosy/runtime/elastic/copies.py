@@ -14,7 +14,7 @@ from typing import Any
 
 from argosy.cost.regions import Region, volume
 
-Moment = tuple[int, int]
+CopyTime = tuple[int, int]
 """Generation and steps done; a copy of a later generation is newer, no matter its step."""
 
 
@@ -70,7 +70,7 @@ class BlockHeader:
     pieces: tuple[BlockRegion, ...]
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> CopyTime:
         return self.generation, self.step
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,15 +102,15 @@ class Store:
         self.blocks: dict[tuple[int, int, int], tuple[BlockHeader, bytes]] = {}
         """Headers and blocks by generation, step and rank."""
 
-    def put(self, header: BlockHeader, block: bytes, *, keep_from: Moment) -> None:
+    def put(self, header: BlockHeader, block: bytes, *, keep_from: CopyTime) -> None:
         """Store a block; blocks older than ``keep_from``, which is known to be whole, are freed."""
         self.blocks = {key: held for key, held in self.blocks.items() if key[:2] >= keep_from}
         self.blocks[header.generation, header.step, header.rank] = header, block
 
-    def get(self, moment: Moment, rank: int, begin: int, end: int) -> memoryview:
+    def get(self, moment: CopyTime, rank: int, begin: int, end: int) -> memoryview:
         return memoryview(self.blocks[*moment, rank][1])[begin:end]
 
-    def keep_only(self, moment: Moment | None) -> None:
+    def keep_only(self, moment: CopyTime | None) -> None:
         """Free all blocks but those that a new generation continues from."""
         self.blocks = {key: held for key, held in self.blocks.items() if key[:2] == moment}
 
@@ -118,9 +118,9 @@ class Store:
         return [header for header, _ in self.blocks.values()]
 
 
-def newest_whole(headers: Iterable[BlockHeader]) -> Moment | None:
+def newest_whole(headers: Iterable[BlockHeader]) -> CopyTime | None:
     """Return the newest moment of which every element is held; None if there is none."""
-    by_moment: dict[Moment, list[BlockHeader]] = {}
+    by_moment: dict[CopyTime, list[BlockHeader]] = {}
     for header in headers:
         by_moment.setdefault(header.moment, []).append(header)
     return max(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from argosy.runtime.elastic.copies import BlockSource, Moment, newest_whole
+from argosy.runtime.elastic.copies import BlockSource, CopyTime, newest_whole
 from argosy.runtime.processes.manifest import tear_in
 from argosy.runtime.processes.run_folder import (
     CHECKPOINTS,
@@ -27,7 +27,7 @@ class Base:
     step: int = 0
     """Steps done."""
     path: Path | None = None
-    moment: Moment | None = None
+    moment: CopyTime | None = None
     sources: tuple[BlockSource, ...] = ()
     skipped: tuple[tuple[Path, str], ...] = ()
     """Newer checkpoints that are torn, each with the reason."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from argosy.cost.regions import Region, deliveries
 from argosy.runtime.communication.boxes import HeldPart, TensorBox
-from argosy.runtime.elastic.copies import BlockHeader, BlockRegion, BlockSource, Moment
+from argosy.runtime.elastic.copies import BlockHeader, BlockRegion, BlockSource, CopyTime
 from argosy.runtime.elastic.wire import asking, hear
 from argosy.runtime.processes.failure import in_contact
 from argosy.runtime.processes.world import gather_texts
@@ -91,13 +91,13 @@ class Copier:
         far: AgentPlace | None,
         token: str,
         patience: float,
-        base: Moment,
+        base: CopyTime,
     ) -> None:
         self.trainer, self.generation, self.hosts = trainer, generation, hosts
         self.near, self.far, self.token, self.patience = near, far, token, patience
         self.whole = base
         """The newest moment whose copies are known to be whole."""
-        self.sent: Moment | None = None
+        self.sent: CopyTime | None = None
         self.parts: list[SnapshotPart] = []
         self.thread: threading.Thread | None = None
         self.failed = False
@@ -179,7 +179,7 @@ class Copier:
         return header, torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8)
 
     def _send(
-        self, blocks: list[tuple[AgentPlace, BlockHeader, Tensor]], keep_from: Moment
+        self, blocks: list[tuple[AgentPlace, BlockHeader, Tensor]], keep_from: CopyTime
     ) -> None:
         try:
             for place, header, block in blocks:

@@ -171,8 +171,6 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
     check_movable(trainer.plan)
     check_movable(plan)
     check_supported(plan)
-    for moved in (trainer.plan, plan):
-        check_movable(moved)
     if making.recipe.is_compiled:
         check_compilable(plan)
     return making
