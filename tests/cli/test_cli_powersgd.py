@@ -52,7 +52,7 @@ def test_a_captured_program_counts_its_own_matrices(run: Run, tmp_path: Path) ->
         (("--for", "megatron"), "with --powersgd"),
         (("--offload", "optimizer"), "with --powersgd"),
         (("--lora", "rank=4"), "--powersgd cannot be combined with --train lora --lora"),
-        (("--powersgd", "-1"), "-1"),
+        (("--powersgd", "-1"), "--powersgd"),
         (("--dtype", "fp16"), "fp16 cannot be combined with PowerSGD"),
     ],
 )

@@ -11,8 +11,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from argosy.errors import ArgosyError, InputError, impossible
+from argosy.errors import ArgosyError, InputError, Problem, impossible
 
 COMPLETING = "_ARGOSY_COMPLETE"
 """The environment variable that a shell sets to request completions."""
@@ -49,9 +50,12 @@ def _open_what_is_closed() -> None:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """Run a command and return its exit code."""
-    from argosy.cli.app import app
-    from argosy.cli.usage import UsageError, as_input_error, is_help
+    import typer
 
+    from argosy.cli.app import app
+
+    # The click that typer uses is its own in some versions; this is its class of usage errors.
+    usage_error: type[Exception] = typer.BadParameter.__bases__[0]
     given = list(sys.argv[1:] if arguments is None else arguments)
     if COMPLETING in os.environ:
         from argosy.cli.completion import listen
@@ -62,11 +66,11 @@ def _run(arguments: Sequence[str] | None) -> int:
             code = app(args=given, prog_name="argosy", standalone_mode=False)
         finally:
             sys.stdout.flush()
-    except UsageError as error:
-        if is_help(error):
+    except usage_error as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
             sys.stderr.write(f"{error}\n")
             return InputError.exit_code
-        return _tell(as_input_error(error, given))
+        return _tell(_wrong_usage(error))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except ArgosyError as error:
@@ -83,6 +87,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         return _tell(_system_error(error))
     return code if isinstance(code, int) else 0
+
+
+def _wrong_usage(error: Any) -> InputError:
+    """Return typer's error about the arguments in one line that names the command's help."""
+    message = " ".join(error.format_message().split()).removesuffix(".")
+    command = error.ctx.command_path if error.ctx is not None else "argosy"
+    return InputError([Problem(message=message, suggestion=f"see {command} --help")])
 
 
 def _system_error(error: OSError) -> ArgosyError:

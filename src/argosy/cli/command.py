@@ -36,5 +36,5 @@ def takes_options(command: Callable[[Options], None]) -> Callable[..., None]:
         ]
     )
     call.__annotations__ = hints
-    del call.__dict__["__wrapped__"]  # typer and usage.py would read the annotations of that
+    del call.__dict__["__wrapped__"]  # typer would read the annotations of that
     return call
