@@ -19,7 +19,16 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from argosy.errors import MOST_PROBLEMS, InputError, Mismatch, Problem, closest, impossible, show
+from argosy.errors import (
+    MOST_PROBLEMS,
+    InputError,
+    Mismatch,
+    Problem,
+    closest,
+    impossible,
+    invalid,
+    show,
+)
 from argosy.lines import LazyLines, json_lines, toml_lines
 from argosy.lines import Location as Location
 
@@ -173,10 +182,10 @@ def check_readable(path: Path) -> None:
     """
     mode = path.stat().st_mode
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-        raise InputError([Problem(file=str(path), expected="a file", found="a device")])
+        raise invalid(file=str(path), expected="a file", found="a device")
     if stat.S_ISSOCK(mode) or (stat.S_ISFIFO(mode) and path.parent not in _OWN_PIPES):
         actual = "a socket" if stat.S_ISSOCK(mode) else "a named pipe"
-        raise InputError([Problem(file=str(path), expected="a file", found=actual)])
+        raise invalid(file=str(path), expected="a file", found=actual)
 
 
 def read_text(path: Path | str) -> str:
@@ -188,15 +197,13 @@ def read_text(path: Path | str) -> str:
     except FileNotFoundError:
         raise InputError([Problem(file=str(path), message="there is no such file")]) from None
     except UnicodeDecodeError:
-        raise InputError(
-            [Problem(file=str(path), expected="UTF-8 text", found="other bytes")]
-        ) from None
+        raise invalid(file=str(path), expected="UTF-8 text", found="other bytes") from None
     except ValueError:  # such as a name with a null character in it
         raise InputError(
             [Problem(file=repr(str(path)), message="no file can have this name")]
         ) from None
     except IsADirectoryError:
-        raise InputError([Problem(file=str(path), expected="a file", found="a folder")]) from None
+        raise invalid(file=str(path), expected="a file", found="a folder") from None
     except OSError as error:
         raise impossible(f"read {path}", error, "another file") from None
 
@@ -222,9 +229,7 @@ def parse_toml(text: str, *, file: str) -> Document:
         ended = text.rstrip("\n").count("\n") + 1
         line = int(place.split("line ")[1].split(",")[0]) if "line " in place else ended
         actual = re.sub("^cannot ", "an attempt to ", re.sub("^expected ", "no ", _clause(message)))
-        raise InputError(
-            [Problem(file=file, line=line, expected="valid TOML", found=actual)]
-        ) from None
+        raise invalid(file=file, line=line, expected="valid TOML", found=actual) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None
     return Document(file, data, LazyLines(lambda: toml_lines(text)))
@@ -255,15 +260,13 @@ def parse_json(text: str, *, file: str) -> Document:
         data = json.loads(text, object_pairs_hook=table)
     except json.JSONDecodeError as error:
         actual = re.sub("^expecting ", "no ", _clause(error.msg).removesuffix(" starting at"))
-        raise InputError(
-            [Problem(file=file, line=error.lineno, expected="valid JSON", found=actual)]
-        ) from None
+        raise invalid(file=file, line=error.lineno, expected="valid JSON", found=actual) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None
     if repeats:
         raise InputError([_repeated(text, file)])
     if not isinstance(data, dict):
-        raise InputError([Problem(file=file, line=1, expected="a JSON object", found=show(data))])
+        raise invalid(file=file, line=1, expected="a JSON object", found=show(data))
     return Document(file, data, LazyLines(lambda: json_lines(text)))
 
 

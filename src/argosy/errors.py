@@ -119,7 +119,27 @@ def bad_input(
     'num_stages: found 0, expected at least 1 stage'
     """
     shown = None if found is None else show(found)
-    return InputError([Problem(expected=expected, found=shown, path=where, suggestion=suggestion)])
+    return invalid(expected=expected, found=shown, path=where, suggestion=suggestion)
+
+
+def invalid(
+    *,
+    expected: str,
+    found: str | None = None,
+    file: str | None = None,
+    line: int | None = None,
+    path: str | None = None,
+    suggestion: str | None = None,
+) -> InputError:
+    """Return an ``InputError`` with a single problem; ``found`` is a text that is shown as it is.
+
+    >>> str(invalid(file="plan.json", line=3, found="2 stages", expected="at most 1"))
+    'plan.json:3: found 2 stages, expected at most 1'
+    """
+    problem = Problem(
+        expected=expected, found=found, file=file, line=line, path=path, suggestion=suggestion
+    )
+    return InputError([problem])
 
 
 def refused(message: str) -> InputError:

@@ -121,10 +121,8 @@ def dapple_candidates(view: EqualDevices, micro_batch: int) -> list[DapplePipeli
     pipelines = []
     for stages in dict.fromkeys([*_blocks(view, micro_batch), *_whole(view)]):
         if max(sum(stage.taken) for stage in stages) <= micro_batch:
-            groups, ends = (
-                [stage.taken for stage in stages],
-                np.array([[stage.end] for stage in stages]),
-            )
+            groups = [stage.taken for stage in stages]
+            ends = np.array([[stage.end] for stage in stages])
             time = float(latency(view, micro_batch, count, groups, ends)[0])
             pipelines.append(DapplePipeline(latency=time, micro_batch=micro_batch, stages=stages))
     return [*pipelines, *_bipartitions(view, micro_batch, count)]

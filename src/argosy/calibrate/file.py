@@ -31,7 +31,7 @@ from argosy.cluster.file import bundled_clusters, cluster_from_content, load_clu
 from argosy.cluster.topology import Cluster
 from argosy.cost.calibration_file import SharedOrNot
 from argosy.document import Document, Schema, is_there, read_json, validate
-from argosy.errors import InputError, Mismatch, Problem
+from argosy.errors import Mismatch, invalid
 from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document, read_plan
 from argosy.plan.model import planned_chain
@@ -115,7 +115,7 @@ def read_measured(source: Path | str) -> Measurements:
         expected = (
             "a file of measured runs (JSON, or a published table as CSV) or a folder of Sailor's"
         )
-        raise InputError([Problem(file=str(path), expected=expected)])
+        raise invalid(file=str(path), expected=expected)
     if path.is_dir():
         return sailor.read_sailor_runs(path)
     if path.suffix == ".csv":
@@ -140,14 +140,8 @@ def _read_table(path: Path) -> Measurements:
             return read(path)
     nearest = min(_TABLES, key=lambda table: len(set(table[0]) - columns))[0]
     missing = [name for name in nearest if name not in columns]
-    raise InputError(
-        [
-            Problem(
-                file=str(path),
-                line=1,
-                expected=f"the columns {', '.join(missing)} beside the others",
-            )
-        ]
+    raise invalid(
+        file=str(path), line=1, expected=f"the columns {', '.join(missing)} beside the others"
     )
 
 
@@ -198,7 +192,7 @@ def _measured(path: Path) -> tuple[float, float | None]:
     if timeline.clock != "measured" or seconds is None:
         actual = f"{timeline.clock}, {len(timeline.iteration_seconds)} iterations"
         expected = "a measured timeline with a finished iteration, as argosy run ends with"
-        raise InputError([Problem(file=str(path), found=actual, expected=expected)])
+        raise invalid(file=str(path), found=actual, expected=expected)
     peaks = timeline.peak_memory().values()
     return seconds, max(peaks, default=0.0) or None
 

@@ -77,10 +77,8 @@ def read_llm_foundry(path: Path | str) -> Measurements:
 def _run(table: PublishedTable, line: int, row: Mapping[str, str]) -> MeasuredRun:
     kind = table.value(line, row, "GPU", kind_named)
     devices, tokens = table.count(line, row, "# GPUs"), table.count(line, row, "SeqLen (T)")
-    batch, accumulated = (
-        table.count(line, row, "GlobalBatchSize"),
-        table.count(line, row, "GradAccum"),
-    )
+    batch = table.count(line, row, "GlobalBatchSize")
+    accumulated = table.count(line, row, "GradAccum")
     micro = table.count(line, row, "MicroBatchSize")
     if micro * accumulated * devices != batch:
         expected = f"MicroBatchSize x GradAccum x # GPUs = {micro * accumulated * devices}"

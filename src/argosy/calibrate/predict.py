@@ -206,10 +206,8 @@ class _Pricing:
             ]
             reduce = self._reduce(chain, stage, replica, cluster)
             late = waiting(self.model.spread, stage.num_devices)
-            forward, backward = (
-                late * sum(f for f, _ in times) + reduce,
-                late * sum(b for _, b in times) + reduce,
-            )
+            forward = late * sum(f for f, _ in times) + reduce
+            backward = late * sum(b for _, b in times) + reduce
             if self.calibration.prefetch and stage.zero == 3 and stage.num_holders > 1:  # (5)
                 around = self._around(chain, stage, cluster)
                 forward, backward = max(forward, around), max(backward, 2 * around)

@@ -23,7 +23,7 @@ from argosy.calibrate.table import PublishedTable, read_table, whole_number
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, invalid
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import ScheduleSpec
 from argosy.workload.chain import Chain
@@ -53,7 +53,7 @@ def read_sailor_runs(folder: Path | str, *, model: str = "OPT-350") -> Measureme
     paths = sorted(folder.glob("*.json"))
     if home is None or not paths:
         expected = "runs as JSON files, and layer-times.json in a folder above them"
-        raise InputError([Problem(file=str(folder), expected=expected)])
+        raise invalid(file=str(folder), expected=expected)
     chain, profiles = read_sailor(home, model)
     bandwidths = read_sailor_bandwidths(home)
     runs = tuple(_run(path, chain, bandwidths) for path in paths)
@@ -87,13 +87,8 @@ def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
     places = (parent / "sailor" for parent in Path(path).resolve().parents)
     home = next((place for place in places if (place / "layer-times.json").exists()), None)
     if home is None:
-        raise InputError(
-            [
-                Problem(
-                    file=str(path),
-                    expected="a folder sailor with layer-times.json beside or above it",
-                )
-            ]
+        raise invalid(
+            file=str(path), expected="a folder sailor with layer-times.json beside or above it"
         )
     chain, profiles = read_sailor(home, model)
     bandwidths = read_sailor_bandwidths(home)
@@ -157,9 +152,7 @@ def _measured(
     num_layers = run.stages[-1].layers[-1] + 1
     if num_layers != len(chain.layers):
         expected = f"the {len(chain.layers)} layers of {chain.name}"
-        raise InputError(
-            [Problem(file=file, path="layers_per_stage", found=str(num_layers), expected=expected)]
-        )
+        raise invalid(file=file, path="layers_per_stage", found=str(num_layers), expected=expected)
     groups = [
         group for stage in run.stages for replica in stage.replicas for group in replica.groups
     ]

@@ -21,7 +21,7 @@ from argosy.cluster.catalogue import device_kind
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, read_text
-from argosy.errors import InputError, Mismatch, Problem, show
+from argosy.errors import InputError, Mismatch, Problem, invalid, show
 from argosy.units import SIZE
 
 Value = TypeVar("Value")
@@ -129,9 +129,7 @@ def read_table(path: Path | str) -> PublishedTable:
                 rows.append((line, dict(zip(head, cells, strict=True))))
             elif cells:
                 expected = f"a row of {len(head)} cells, as the head has"
-                raise InputError(
-                    [Problem(file=str(path), line=line, found=str(len(cells)), expected=expected)]
-                )
+                raise invalid(file=str(path), line=line, found=str(len(cells)), expected=expected)
     except csv.Error as error:
         problem = Problem(
             file=str(path),

@@ -21,7 +21,7 @@ from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.plan.plan import Recompute
 from argosy.workload.chain import Chain
 from argosy.workload.huggingface import read_config
@@ -60,9 +60,7 @@ def read_vtrain(path: Path | str) -> Measurements:
     """Read a table in which every row is a run on the same node."""
     table = read_table(path)
     if table.rows and not set(COLUMNS) <= set(table.rows[0][1]):
-        raise InputError(
-            [Problem(file=str(path), line=1, expected=f"the columns {', '.join(COLUMNS)}")]
-        )
+        raise invalid(file=str(path), line=1, expected=f"the columns {', '.join(COLUMNS)}")
     cluster = build_cluster(Document("vtrain", _NODE, {}), folder=Path())
     runs = tuple(_run(table, line, row, cluster) for line, row in table.rows)
     return Measurements(source="vTrain, 8 x A100", runs=runs)

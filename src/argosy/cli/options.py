@@ -64,8 +64,7 @@ Traces = Annotated[
     typer.Option(
         "--trace",
         help="What changes over time, in place of the cluster's own changes: LINK=FILE.csv, "
-        "DEVICE=FILE.csv, "
-        "a .toml with [[changes]], or none. Repeatable.",
+        "DEVICE=FILE.csv, a .toml with [[changes]], or none. Repeatable.",
         metavar="TRACE",
     ),
 ]
@@ -74,8 +73,7 @@ Profiles = Annotated[
     typer.Option(
         "--profile",
         help="Measured layer times of one device kind, in place of the roofline: JSON, DAPPLE's "
-        "text, or a bundled "
-        "name such as h200-llama-2-7b. Repeatable. none: the roofline.",
+        "text, or a bundled name such as h200-llama-2-7b. Repeatable. none: the roofline.",
         metavar="FILE",
         autocompletion=names.profiles,
     ),
@@ -86,8 +84,7 @@ CalibrationFile = Annotated[
         "--calibration",
         metavar="FILE",
         help="Constants of the cost model, as argosy calibrate -o writes them, or h200-bf16, "
-        "h200-fp32. "
-        "none: the default ones.",
+        "h200-fp32. none: the default ones.",
         autocompletion=names.calibrations,
     ),
 ]
@@ -96,8 +93,7 @@ ScheduleName = Annotated[
     typer.Option(
         "--schedule",
         help="gpipe, 1f1b, eager-1f1b, kfkb, interleaved, zero-bubble, zero-bubble-v or "
-        "dualpipe-v, "
-        "in place of the plan's.",
+        "dualpipe-v, in place of the plan's.",
     ),
 ]
 GroupSize = Annotated[int | None, typer.Option("--k", help="Group size of the kfkb schedule.")]
@@ -166,8 +162,7 @@ OptimizerName = Annotated[
     typer.Option(
         "--optimizer",
         help="adamw, adam, lion, momentum, adamw8bit, adafactor or sgd, in place of the model's; "
-        "with --program, "
-        "the one that the program makes.",
+        "with --program, the one that the program makes.",
     ),
 ]
 TrainName = Annotated[
@@ -239,12 +234,10 @@ Schedules = Annotated[
         "--schedule",
         metavar="SCHEDULE",
         help="Only this one: 1f1b, eager-1f1b, kfkb (k=2 and k=4), kfkb:K, gpipe, zero-bubble, "
-        "interleaved, "
-        "zero-bubble-v or dualpipe-v. "
-        "Repeatable. Searched without this: 1f1b, eager-1f1b and kfkb, which keep few "
-        "micro-batches in memory and need "
-        "no backward in two halves, as gpipe and zero-bubble do; interleaved (2 and 4 chunks), "
-        "zero-bubble-v and dualpipe-v are tried on the best plans, without a bound of their own.",
+        "interleaved, zero-bubble-v or dualpipe-v. Repeatable. Searched without this: 1f1b, "
+        "eager-1f1b and kfkb, which keep few micro-batches in memory and need no backward in two "
+        "halves, as gpipe and zero-bubble do; interleaved (2 and 4 chunks), zero-bubble-v and "
+        "dualpipe-v are tried on the best plans, without a bound of their own.",
     ),
 ]
 NoPrune = Annotated[
@@ -298,8 +291,7 @@ RobustName = Annotated[
     typer.Option(
         "--robust",
         help="What counts over the scenarios: mean, p95 or worst iteration time; of plan without "
-        "scenarios, model: the "
-        "slow end of the interval that a prediction has.",
+        "scenarios, model: the slow end of the interval that a prediction has.",
     ),
 ]
 ForTarget = Annotated[
@@ -308,9 +300,8 @@ ForTarget = Annotated[
         "--for",
         metavar="SYSTEM",
         help="Only plans that this system can run, so that argosy export --to SYSTEM takes them: "
-        "torchtitan, megatron, "
-        "deepspeed, flagscale or torch. Also takes its constants, unless --calibration names "
-        "others.",
+        "torchtitan, megatron, deepspeed, flagscale or torch. Also takes its constants, unless "
+        "--calibration names others.",
     ),
 ]
 ForTrace = Annotated[
@@ -392,10 +383,8 @@ OffloadKinds = Annotated[
         "--offload",
         metavar="KINDS",
         help="What a stage may keep in host memory: some of optimizer, activations, weights, with "
-        "commas between them; "
-        "optimizer=nvme for a drive. Stages use it where it is faster or nothing else fits. "
-        "weights and nvme are "
-        "priced and not run.",
+        "commas between them; optimizer=nvme for a drive. Stages use it where it is faster or "
+        "nothing else fits. weights and nvme are priced and not run.",
     ),
 ]
 PowerRank = Annotated[

@@ -45,10 +45,8 @@ def _slower(link: Link, fit: CalibrationFactors, *, inside: bool) -> Link:
 def _smaller(device: Device, fit: CalibrationFactors) -> Device:
     left = device.kind.memory - fit.process_bytes
     if left <= 0:
-        taken, memory = (
-            SIZE.format(fit.process_bytes, digits=3),
-            SIZE.format(device.kind.memory, digits=3),
-        )
+        taken = SIZE.format(fit.process_bytes, digits=3)
+        memory = SIZE.format(device.kind.memory, digits=3)
         raise bad_input(
             f"a process that takes less than the {memory} of {device}", taken, where="process_bytes"
         )

@@ -223,10 +223,8 @@ def _nodes(
         lines.append(f'intra = [{{ medium = "local", {_pair(rate, latency)} }}]')
     if host.nic is not None:
         nics = [member.nic for member in hosts if member.nic is not None]
-        rate, latency = (
-            statistics.median(nic[0] for nic in nics),
-            statistics.median(nic[1] for nic in nics),
-        )
+        rate = statistics.median(nic[0] for nic in nics)
+        latency = statistics.median(nic[1] for nic in nics)
         lines.append(f"nic = {{ {_pair(rate, latency)} }}")
     return [*lines, ""]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from argosy.cluster.trace import Trace
 from argosy.document import read_text
-from argosy.errors import InputError, Mismatch, Problem, bad_input, closest, show
+from argosy.errors import InputError, Mismatch, Problem, bad_input, closest, invalid, show
 from argosy.units import RATE, TIME
 
 # Headers that a file may have.
@@ -152,26 +152,20 @@ def _quoted_cells(path: Path | str, line: int, text: str, separator: str) -> lis
     try:
         return next(csv.reader([text], delimiter=separator))
     except csv.Error as error:
-        raise InputError(
-            [Problem(file=str(path), line=line, found=str(error), expected="cells")]
-        ) from None
+        raise invalid(file=str(path), line=line, found=str(error), expected="cells") from None
 
 
 def _columns(path: Path | str, header: Row) -> Columns:
     line, cells = header
     actual = ",".join(cells)
     if actual not in _HEADERS or len(cells) != actual.count(",") + 1:
-        raise InputError(
-            [
-                Problem(
-                    file=str(path),
-                    line=line,
-                    path="header",
-                    found=show(actual) if actual else "nothing",
-                    expected="one of the headers " + " ".join(_HEADERS),
-                    suggestion=closest(actual, _HEADERS),
-                )
-            ]
+        raise invalid(
+            file=str(path),
+            line=line,
+            path="header",
+            found=show(actual) if actual else "nothing",
+            expected="one of the headers " + " ".join(_HEADERS),
+            suggestion=closest(actual, _HEADERS),
         )
     readers = {
         "seconds": _plain_number,

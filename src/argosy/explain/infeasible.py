@@ -176,6 +176,5 @@ def _binding(need: Need) -> str:
     sizes = [SIZE.format(size, digits=3) for size in (need.total, need.room, parts[most])]
     return (
         f"closest comes a plan whose stage {need.stage} needs {sizes[0]} on each {need.kind} "
-        f"({sizes[2]} of that for "
-        f"{most}) and may use {sizes[1]}"
+        f"({sizes[2]} of that for {most}) and may use {sizes[1]}"
     )

@@ -24,10 +24,8 @@ def card_facts(index: int) -> str:
         handle = library.nvmlDeviceGetHandleByUUID(
             f"GPU-{torch.cuda.get_device_properties(index).uuid}"
         )
-        generation, lanes = (
-            library.nvmlDeviceGetMaxPcieLinkGeneration,
-            library.nvmlDeviceGetMaxPcieLinkWidth,
-        )
+        generation = library.nvmlDeviceGetMaxPcieLinkGeneration
+        lanes = library.nvmlDeviceGetMaxPcieLinkWidth
         bus = f"PCIe {generation(handle)}.0 x{lanes(handle)}"
         watts = library.nvmlDeviceGetPowerManagementLimit(handle) / 1000
         links = _active_links(library, handle)

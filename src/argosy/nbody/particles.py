@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.nbody.cosmology import Cosmology
 
 # Arrays of numbers, and of ids.
@@ -73,6 +73,4 @@ def check_finite(particles: Particles, where: str) -> None:
         if bad.any():
             first = int(np.argmax(bad))
             actual = f"{values[first].tolist()} for particle {particles.ids[first]}"
-            raise InputError(
-                [Problem(file=where, path=name, found=actual, expected="finite numbers")]
-            )
+            raise invalid(file=where, path=name, found=actual, expected="finite numbers")

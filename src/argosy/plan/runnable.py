@@ -102,10 +102,8 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
 def check_movable(plan: Plan) -> None:
     """Raise an ``InputError`` for everything in a plan that cannot move to other devices during a
     run."""
-    expected, hint = (
-        "stages that a run can move",
-        "argosy plan --max-context 1 --max-expert 1 keeps to them",
-    )
+    expected = "stages that a run can move"
+    hint = "argosy plan --max-context 1 --max-expert 1 keeps to them"
     problems = [
         Problem(
             path=f"stages[{index}]", found=f"{name} {degree}", expected=expected, suggestion=hint

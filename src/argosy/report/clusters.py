@@ -61,10 +61,8 @@ def link_table(cluster: Cluster) -> Table:
     for link in cluster.links:
         if link.edge not in of_nodes | seen:
             seen.add(link.edge)
-            rate, latency = (
-                RATE.format(link.bandwidth.at(0)),
-                TIME.format(link.latency.at(0), digits=3),
-            )
+            rate = RATE.format(link.bandwidth.at(0))
+            latency = TIME.format(link.latency.at(0), digits=3)
             table.add_row(link.edge, between.get(link.edge, "-"), rate, latency)
     return table
 

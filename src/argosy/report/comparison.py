@@ -73,11 +73,9 @@ def in_a_sentence(base: Case, compared: Case) -> str:
     costs = [percent(case.mean_seconds / case.calm_seconds - 1) for case in (base, compared)]
     held = [SIZE.format(case.first_stage_memory[0], digits=3) for case in (base, compared)]
     return (
-        f"The preempted network makes iterations {costs[0]} longer with {base.name} but "
-        f"{costs[1]} with "
-        f"{compared.name}, which computes while tensors travel; the price is {held[1]} instead "
-        f"of {held[0]} "
-        "of memory on the first stage."
+        f"The preempted network makes iterations {costs[0]} longer with {base.name} but {costs[1]} "
+        f"with {compared.name}, which computes while tensors travel; the price is {held[1]} "
+        f"instead of {held[0]} of memory on the first stage."
     )
 
 

@@ -142,9 +142,8 @@ def counted_over(scenarios: Sequence[Cluster], robust: str) -> str | None:
     several = f" of each of {len(scenarios)} scenarios" if len(scenarios) > 1 else ""
     counted = f"each time is the {robust} over iterations that begin at {MOMENTS} moments{several}"
     return (
-        f"Links or devices change for {TIME.format(last, digits=3)}: {counted}. "
-        "argosy plan plans for time 0 and predicts what the plan takes there; --trace none "
-        "compares plans there."
+        f"Links or devices change for {TIME.format(last, digits=3)}: {counted}. argosy plan plans "
+        "for time 0 and predicts what the plan takes there; --trace none compares plans there."
     )
 
 

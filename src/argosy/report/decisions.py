@@ -153,10 +153,8 @@ def _moved(event: Mapping[str, Any]) -> str:
     """Describe the bytes that were moved and the time it took."""
     if event.get("moved_bytes") is None:
         return "-"
-    took, predicted = (
-        _time(event.get("moved_seconds") or 0.0),
-        _time(event.get("predicted_moving", 0.0)),
-    )
+    took = _time(event.get("moved_seconds") or 0.0)
+    predicted = _time(event.get("predicted_moving", 0.0))
     return f"{SIZE.format(event['moved_bytes'], digits=3)} in {took} (predicted {predicted})"
 
 

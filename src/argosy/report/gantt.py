@@ -229,10 +229,8 @@ def _columns(blocks: Iterable[GanttBlock], window: Window) -> list[GanttBlock | 
     """Return, per column, the block that is drawn in it; None if the device is idle."""
     overlaps: list[list[tuple[float, GanttBlock]]] = [[] for _ in range(window.columns)]
     for block in blocks:
-        start, end = (
-            (block.start - window.start) / window.step,
-            (block.end - window.start) / window.step,
-        )
+        start = (block.start - window.start) / window.step
+        end = (block.end - window.start) / window.step
         for column in range(max(math.floor(start), 0), min(math.ceil(end), window.columns)):
             overlaps[column].append((min(end, column + 1) - max(start, column), block))
     return [_winner(column) for column in overlaps]

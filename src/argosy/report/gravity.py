@@ -60,9 +60,8 @@ def reason_lines(reasons: StepReasons) -> list[str]:
     step = reasons.priced.step_seconds
     lines = [
         f"{reasons.slowest} computes longest: {TIME.format(reasons.computing)} of "
-        f"{TIME.format(step)};"
-        f" {100 * reasons.waiting / step:.0f} % of the step it waits for other devices or the "
-        "network",
+        f"{TIME.format(step)}; {100 * reasons.waiting / step:.0f} % of the step it waits for other "
+        "devices or the network",
         (
             f"the slowest device computes {reasons.priced.balance:.3f} times as long as if all "
             "shared by speed"
@@ -172,10 +171,8 @@ def _drawing(timeline: Timeline) -> str:
         for span in spans:
             if span.where == name and span.stage is not None and span.stage < len(phases):
                 phase = phases[span.stage]
-                left, width = (
-                    _LEFT + span.start / end * _WIDTH,
-                    max(span.seconds / end * _WIDTH, 0.5),
-                )
+                left = _LEFT + span.start / end * _WIDTH
+                width = max(span.seconds / end * _WIDTH, 0.5)
                 about = f"<title>{phase}: {TIME.format(span.seconds)}</title>"
                 box = f'x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="{_ROW - 6}"'
                 marks.append(f'<rect {box} fill="{_COLOURS[phase]}">{about}</rect>')

@@ -287,10 +287,8 @@ class Folder(Compiler):
     def _bundle_update(self, device: int) -> float:
         """Return the update seconds of the slowest device of a bundle, for all of its stages."""
         bundle = self.bundles[device]
-        replica, stages = (
-            bundle.replicas[0],
-            self.whole.stages[bundle.stage :: _num_workers(self.whole)],
-        )
+        replica = bundle.replicas[0]
+        stages = self.whole.stages[bundle.stage :: _num_workers(self.whole)]
         return max(
             sum(
                 update_seconds(self.chain, stage, portion_of(self.real, stage, replica, member))

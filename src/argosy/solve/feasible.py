@@ -187,10 +187,8 @@ class _Programme:
         for left in range(len(reach) - 1, 0, -1):
             vector, end = self._step(states, reach[left - 1], left, first, devices)
             choices.append(Choice(self._option(vector, first, end, left), first, end))
-            first, devices = (
-                end,
-                tuple(have - take for have, take in zip(devices, vector, strict=True)),
-            )
+            first = end
+            devices = tuple(have - take for have, take in zip(devices, vector, strict=True))
         return tuple(choices)
 
     def _step(

@@ -66,10 +66,8 @@ def key_value_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> f
     """Return the seconds that one pass of a layer spends on sending keys and values (2)."""
     if split.context < 2 or not layer.key_value_bytes:
         return 0.0
-    bytes_sent, steps = (
-        samples * layer.key_value_bytes / split.width * (split.context - 1),
-        split.context - 1,
-    )
+    bytes_sent = samples * layer.key_value_bytes / split.width * (split.context - 1)
+    steps = split.context - 1
     seconds = 0.0
     inside = min(split.width, pool.per_node)
     if inside > split.tensor_width:

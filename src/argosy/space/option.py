@@ -212,10 +212,8 @@ class Option:
         if self.width > 1 and self.width > prices.widest[first, end]:
             return False
         held = self.state_range(first, end) + self.whole_bytes(first, end)
-        passing, kept = (
-            float(self.transient[first, end]),
-            in_flight * float(self.kept_ranges[first, end]),
-        )
+        passing = float(self.transient[first, end])
+        kept = in_flight * float(self.kept_ranges[first, end])
         if self.offload and float(limit_in_flight(self, first, end)) < in_flight:
             return False
         sample_bytes = passing + kept + (2 * group + 1) * prices.largest_output

@@ -212,10 +212,8 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
     if len(home.devices) > 1:
         routes = cluster.routes(home.devices[0], home.devices[1])
         route = max(routes, key=lambda r: (cluster.bandwidth_at(r), -cluster.latency(r)))
-        best, shared = (
-            (max(DOWN, cluster.bandwidth_at(route)), cluster.latency(route)),
-            len(route.links) == 1,
-        )
+        best = (max(DOWN, cluster.bandwidth_at(route)), cluster.latency(route))
+        shared = len(route.links) == 1
     bandwidth, latency = _outward(cluster, home)
     return Pool(
         index=index,

@@ -134,10 +134,8 @@ class Prices:
                 else []
             )
             known = [samples for samples in ranges if samples is not None]
-            fewest, most = (
-                max((samples[0] for samples in known), default=1),
-                min((samples[1] for samples in known), default=math.inf),
-            )
+            fewest = max((samples[0] for samples in known), default=1)
+            most = min((samples[1] for samples in known), default=math.inf)
             self._ranges[pool, tensor_width] = (fewest, most) if len(known) == len(ranges) else None
         return self._ranges[pool, tensor_width]
 

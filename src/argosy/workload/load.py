@@ -13,7 +13,7 @@ from pathlib import Path
 
 from argosy.document import Document, is_there, read_json, read_toml
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, bad_input, closest
+from argosy.errors import InputError, Problem, bad_input, closest, invalid
 from argosy.workload.architecture import Architecture, Length
 from argosy.workload.chain import Chain
 from argosy.workload.finetune import tuned_chain
@@ -80,7 +80,7 @@ def load_model(
         case ".json":
             return _json_chain(read_json(path), path, settings)
     expected = "a .json, .toml or .txt file, or a folder with a config.json"
-    raise InputError([Problem(file=str(path), expected=expected)])
+    raise invalid(file=str(path), expected=expected)
 
 
 def load_architecture(model: str | Path) -> Architecture:
@@ -91,13 +91,8 @@ def load_architecture(model: str | Path) -> Architecture:
     if path.suffix == ".toml":
         return preset_of(read_toml(path)).config.architecture
     if path.suffix != ".json" or "model_type" not in (document := read_json(path)).data:
-        raise InputError(
-            [
-                Problem(
-                    file=str(path),
-                    expected="a model whose shape is known: a preset or a config.json",
-                )
-            ]
+        raise invalid(
+            file=str(path), expected="a model whose shape is known: a preset or a config.json"
         )
     return read_config(document).architecture
 
@@ -137,7 +132,7 @@ def _json_chain(document: Document, path: Path, settings: WorkloadSettings) -> C
         return _as_measured(profile.chain(dtype=settings.dtype, optimizer=optimizer), settings)
     if "model_type" not in document.data:
         expected = '"model_type" of a Hugging Face config, or "rows" of a measured profile'
-        raise InputError([Problem(file=document.file, expected=expected)])
+        raise invalid(file=document.file, expected=expected)
     name = _model_name(path)
     return _preset_chain(
         Preset(name=name, config=read_config(document), source=document.file), settings

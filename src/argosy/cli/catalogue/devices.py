@@ -35,10 +35,8 @@ def devices(json: Json = False, width: Width = None) -> None:
     for kind in catalogue():
         rates = dict(kind.flops)
         cells = [f"{rates[dtype] / 1e12:.4g}" if dtype in rates else "-" for dtype in Dtype]
-        memory, bandwidth = (
-            SIZE.format(kind.memory, digits=3),
-            RATE.format(kind.memory_bandwidth, digits=3),
-        )
+        memory = SIZE.format(kind.memory, digits=3)
+        bandwidth = RATE.format(kind.memory_bandwidth, digits=3)
         table.add_row(kind.name, memory, bandwidth, *cells)
     console = stdout_console(width)
     console.print(table)

@@ -165,10 +165,8 @@ def _show(console: Console, planned: StepPlan, played: Played, steps: int) -> No
     from argosy.units import TIME
 
     box, best = planned.box, planned.best
-    holders, devices = (
-        sum(planes > 0 for planes in best.domains.planes),
-        len(planned.cluster.devices),
-    )
+    holders = sum(planes > 0 for planes in best.domains.planes)
+    devices = len(planned.cluster.devices)
     mesh = (
         f"a mesh of {box.mesh_cells}^3 cells on {holders} of {devices} devices of "
         f"{planned.cluster.name}"

@@ -268,10 +268,8 @@ def _show_plan(
 
     console.print("\n1. Which plan?", style="bold")
     show_plan(console, explanation.plan, by_hand.cluster)
-    by_hand_takes, gain = (
-        TIME.format(seconds_by_hand),
-        gain_in_percent(seconds_by_hand / explanation.seconds - 1),
-    )
+    by_hand_takes = TIME.format(seconds_by_hand)
+    gain = gain_in_percent(seconds_by_hand / explanation.seconds - 1)
     console.print(
         f"\nBy hand, with a stage per node, an iteration takes {by_hand_takes}; this plan is "
         f"{gain} faster."
@@ -291,11 +289,9 @@ def _show_schedules(console: Console, plan: Plan, cases: list[Case]) -> None:
 
     console.print("\n3. And when the network changes?", style="bold")
     console.print(
-        f"The plan by hand, {plan.num_micro_batches} micro-batches of "
-        f"{plan.micro_batch_size}: simulated time per "
-        "iteration when k forwards take turns with k backwards; eager: k=1, with more "
-        "forwards before the first "
-        "backward.\n"
+        f"The plan by hand, {plan.num_micro_batches} micro-batches of {plan.micro_batch_size}: "
+        "simulated time per iteration when k forwards take turns with k backwards; eager: k=1, "
+        "with more forwards before the first backward.\n"
     )
     console.print(case_table(cases))
     by_name = {case.name: case for case in cases}

@@ -337,11 +337,9 @@ def _show(
     ours, even = trained
     console.print(
         f"\nArgosy's plan is {even.seconds / ours.seconds:.2f}x as fast as the even one when "
-        "measured, "
-        f"{even.predicted / ours.predicted:.2f}x as predicted."
+        f"measured, {even.predicted / ours.predicted:.2f}x as predicted."
     )
     console.print(
-        f"{STEPS} steps: loss {ours.losses[0]:.4f} -> {ours.losses[-1]:.4f}; a plain loop in "
-        "one process: "
-        f"{alone[0]:.4f} -> {alone[-1]:.4f}; they differ by at most {worst:.1e}."
+        f"{STEPS} steps: loss {ours.losses[0]:.4f} -> {ours.losses[-1]:.4f}; a plain loop in one "
+        f"process: {alone[0]:.4f} -> {alone[-1]:.4f}; they differ by at most {worst:.1e}."
     )

@@ -56,12 +56,10 @@ def run_islands(document: Document, options: RunOptions) -> None:
 
     spec = _spec(options)
     plan = island_plan_from_document(document)
-    island, lab, quiet, node_rank = (
-        options.island,
-        options.lab,
-        options.quiet,
-        options.node_rank or 0,
-    )
+    island = options.island
+    lab = options.lab
+    quiet = options.quiet
+    node_rank = options.node_rank or 0
     numbers = _numbers(plan, spec, island, lab)
     place = (options.address, options.port)
     launches = [_launch(plan, spec, number, place, alone=island is None) for number in numbers]

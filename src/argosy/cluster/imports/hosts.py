@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from argosy.cluster.imports.found import FoundMedium, FoundNode, FoundSwitch
 from argosy.cluster.imports.kinds import Kinds
-from argosy.errors import InputError, Problem, refused
+from argosy.errors import InputError, Problem, invalid, refused
 
 HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 """Pattern of a host's name."""
@@ -104,13 +104,8 @@ def expand_hosts(text: str) -> list[str]:
     ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
     """
     if re.sub(r"[^\[\]]+", "", text).replace("[]", ""):
-        raise InputError(
-            [
-                Problem(
-                    found=f'"{text[:40]}"',
-                    expected='a "]" after every "[", and none inside another',
-                )
-            ]
+        raise invalid(
+            found=f'"{text[:40]}"', expected='a "]" after every "[", and none inside another'
         )
     hosts: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text.strip()):
@@ -125,9 +120,7 @@ def _expanded(part: str, *, room: int) -> Iterator[str]:
     ranges = [[_range(text, part) for text in inside.split(",")] for inside in pieces[1::2]]
     count = math.prod(sum(last - first + 1 for first, last, _ in choices) for choices in ranges)
     if count > room:
-        raise InputError(
-            [Problem(found=f'"{part[:40]}"', expected=f"at most {_MOST_HOSTS} hosts in all")]
-        )
+        raise invalid(found=f'"{part[:40]}"', expected=f"at most {_MOST_HOSTS} hosts in all")
     numbers = [
         [
             f"{number:0{digits}d}"
@@ -148,7 +141,7 @@ def _range(text: str, part: str) -> tuple[int, int, int]:
     first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
     if match is None or last < first:
         expected = 'numbers and rising ranges in brackets, such as "gpu[01-04,7]"'
-        raise InputError([Problem(found=f'"{part[:40]}"', expected=expected)])
+        raise invalid(found=f'"{part[:40]}"', expected=expected)
     return first, last, len(match[1])
 
 

@@ -18,7 +18,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 
 from argosy.cluster.imports.found import FoundMedium, FoundNode, catalogue_kind
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 
 # Bytes/s of one NVLink each way, by compute capability (2).
 _NVLINK = {60: 20e9, 70: 25e9, 75: 25e9, 80: 25e9, 86: 14e9, 90: 25e9, 100: 50e9}
@@ -48,21 +48,15 @@ def read_nccl(
         slot for slot in root.iter("pci") if slot.get("class", "").startswith("0x03")
     ]
     if root.tag != "system" or not cards:
-        raise InputError(
-            [
-                Problem(
-                    file=file,
-                    found=f"<{root.tag}> with {len(cards)} gpu",
-                    expected="<system> with gpus",
-                )
-            ]
+        raise invalid(
+            file=file, found=f"<{root.tag}> with {len(cards)} gpu", expected="<system> with gpus"
         )
     capabilities = [_whole(card, "sm", file) for card in cards]
     kinds = [kind or _USUAL_KIND.get(capability) for capability in capabilities]
     if None in kinds:
         unknown = capabilities[kinds.index(None)]
         expected = "a compute capability that is known, or --kind"
-        raise InputError([Problem(file=file, path="gpu.sm", found=str(unknown), expected=expected)])
+        raise invalid(file=file, path="gpu.sm", found=str(unknown), expected=expected)
     links = [sum(_whole(link, "count", file, 1) for link in card.iter("nvlink")) for card in cards]
     media = []
     if min(links):
@@ -89,27 +83,19 @@ def read_nccl(
 def _parsed(text: str, file: str) -> ElementTree.Element:
     """Return the root of an XML text that defines no entities, which could fill the memory."""
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise InputError(
-            [Problem(file=file, found="a document type", expected="plain XML, as NCCL writes it")]
-        )
+        raise invalid(file=file, found="a document type", expected="plain XML, as NCCL writes it")
     try:
         return ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise InputError(
-            [Problem(file=file, found=str(error), expected="XML, as NCCL writes it")]
-        ) from None
+        raise invalid(file=file, found=str(error), expected="XML, as NCCL writes it") from None
 
 
 def _whole(element: ElementTree.Element, name: str, file: str, missing: int = 0) -> int:
     """Return an attribute that is a count or a number of Mbit/s."""
     text = element.get(name, "")
     if text and re.fullmatch(r"[0-9]{1,9}", text) is None:
-        raise InputError(
-            [
-                Problem(
-                    file=file, path=f"{element.tag}.{name}", found=f'"{text[:40]}"', expected=_WHOLE
-                )
-            ]
+        raise invalid(
+            file=file, path=f"{element.tag}.{name}", found=f'"{text[:40]}"', expected=_WHOLE
         )
     return int(text or missing)
 
@@ -147,14 +133,14 @@ def read_nvidia_smi(
     cells = {row[0]: row[1 : len(names) + 1] for row in rows}
     if not names or any(len(row) < len(names) for row in cells.values()):
         expected = "the table that nvidia-smi topo -m prints, a row for every GPU"
-        raise InputError([Problem(file=file, found=f"{len(names)} rows", expected=expected)])
+        raise invalid(file=file, found=f"{len(names)} rows", expected=expected)
     listed = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", text, re.M)
     kinds = [kind] * len(names) if kind else [catalogue_kind(name) for name in listed]
     if len(kinds) != len(names) or None in kinds:
         unknown = [name for name in listed if catalogue_kind(name) is None]
         actual = f'"{unknown[0]}"' if unknown else f"{len(listed)} names of cards"
         expected = "nvidia-smi -L of the same node with kinds of the catalogue, or --kind"
-        raise InputError([Problem(file=file, found=actual, expected=expected)])
+        raise invalid(file=file, found=actual, expected=expected)
     pairs = [cell for row in cells.values() for cell in row if cell not in ("X", "N/A")]
     counts = [int(cell[2:]) for cell in pairs if re.fullmatch(r"NV[0-9]{1,9}", cell)]
     media = []

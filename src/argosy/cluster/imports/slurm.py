@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from argosy.cluster.imports.found import FoundNode
 from argosy.cluster.imports.hosts import HOST, HostFacts, expand_hosts
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import bad_input, invalid
 
 _UNAVAILABLE = ("DOWN", "DRAIN", "FAIL", "FUTURE")
 """Beginnings of states in which a node takes no jobs."""
@@ -44,9 +44,7 @@ def read_slurm(text: str, file: str, given: HostFacts) -> list[FoundNode]:
     """Return the nodes with GPUs that take jobs; the others are named in a comment."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if text.lstrip().startswith("{"):
-        raise InputError(
-            [Problem(file=file, found="JSON", expected=f"text without --json: {_EXPECTED}")]
-        )
+        raise invalid(file=file, found="JSON", expected=f"text without --json: {_EXPECTED}")
     if lines and all(re.fullmatch(r"[^\s=|]+", line) for line in lines) and "NODELIST" not in lines:
         hosts = expand_hosts(",".join(lines))
         _check_hosts(hosts, file)
@@ -59,10 +57,10 @@ def read_slurm(text: str, file: str, given: HostFacts) -> list[FoundNode]:
 
 
 def _check_hosts(hosts: list[str], file: str) -> None:
-    invalid = next((host for host in hosts if re.fullmatch(HOST, host) is None), None)
-    if invalid is not None or not hosts:
-        actual = "no host" if invalid is None else f'"{invalid[:40]}"'
-        raise InputError([Problem(file=file, found=actual, expected=_EXPECTED)])
+    wrong = next((host for host in hosts if re.fullmatch(HOST, host) is None), None)
+    if wrong is not None or not hosts:
+        actual = "no host" if wrong is None else f'"{wrong[:40]}"'
+        raise invalid(file=file, found=actual, expected=_EXPECTED)
 
 
 def _by_name(nodes: Iterator[Listed]) -> dict[str, Listed]:
@@ -77,13 +75,13 @@ def _shown(text: str, file: str) -> Iterator[Listed]:
     """Yield the nodes of ``scontrol show node``, with or without ``-o``."""
     before, *blocks = re.split(r"(?:^|(?<=\s))NodeName=", text)
     if before.strip():
-        raise InputError([Problem(file=file, found=f'"{before.strip()[:40]}"', expected=_EXPECTED)])
+        raise invalid(file=file, found=f'"{before.strip()[:40]}"', expected=_EXPECTED)
     for block in blocks:
         name = block.split(None, 1)[0] if block.strip() else ""
         fields = dict(re.findall(r"(?:^|(?<=\s))(\w{1,40})=(\S*)", block))
         if "Gres" not in fields:
             expected = "Gres= for every node, as `scontrol show node` prints"
-            raise InputError([Problem(file=file, path=name[:40], found="none", expected=expected)])
+            raise invalid(file=file, path=name[:40], found="none", expected=expected)
         address, cpus = fields.get("NodeAddr", name), fields.get("CPUTot", "")
         yield Listed(
             name=name,
@@ -100,11 +98,9 @@ def _table(lines: list[str], file: str) -> Iterator[Listed]:
     rows = [re.split(r"\s*\|\s*|\s+", line) for line in lines]
     head = next((row for row in rows if "NODELIST" in row), None)
     if head is not None and "GRES" not in head:
-        actual, expected = (
-            f"a table with {' '.join(head)[:60]}",
-            'a column GRES, as of `sinfo -N -o "%N %G"`',
-        )
-        raise InputError([Problem(file=file, found=actual, expected=expected)])
+        actual = f"a table with {' '.join(head)[:60]}"
+        expected = 'a column GRES, as of `sinfo -N -o "%N %G"`'
+        raise invalid(file=file, found=actual, expected=expected)
     host_at, gres_at = (head.index("NODELIST"), head.index("GRES")) if head is not None else (0, 1)
     begin = rows.index(head) + 1 if head is not None else 0
     for row in rows[begin:]:
@@ -113,9 +109,7 @@ def _table(lines: list[str], file: str) -> Iterator[Listed]:
             not is_row
             or re.fullmatch(r"\(null\)|[\w.]+(:[^\s,:]+)+(,[^\s,]+)*", row[gres_at]) is None
         ):
-            raise InputError(
-                [Problem(file=file, found=f'"{" ".join(row)[:60]}"', expected=_EXPECTED)]
-            )
+            raise invalid(file=file, found=f'"{" ".join(row)[:60]}"', expected=_EXPECTED)
         state = row[head.index("STATE")].upper() if head is not None and "STATE" in head else ""
         for name in expand_hosts(row[host_at]):
             yield Listed(name=name, gres=row[gres_at], state=state)
@@ -141,9 +135,7 @@ def _grouped(listed: dict[str, Listed], file: str, given: HostFacts) -> list[Fou
             groups.setdefault((devices, resources, node.cpus), []).append(node)
     if not groups:
         rejected = f"{len(without)} nodes without GPUs and {len(gone)} that take no jobs"
-        raise InputError(
-            [Problem(file=file, found=rejected, expected="at least one node with GPUs")]
-        )
+        raise invalid(file=file, found=rejected, expected="at least one node with GPUs")
     notes = [_note("without GPUs", without), _note("takes no jobs", gone)]
     entries: list[FoundNode] = []
     for (devices, resources, cpus), members in groups.items():

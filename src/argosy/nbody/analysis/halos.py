@@ -93,11 +93,9 @@ def _join(
             continue
         ci, cj, ck = here // (cells * cells), here // cells % cells, here % cells
         for step in range(13, 27):  # itself and the 13 neighbours after it
-            i, j, k = (
-                (ci + step // 9 - 1) % cells,
-                (cj + step // 3 % 3 - 1) % cells,
-                (ck + step % 3 - 1) % cells,
-            )
+            i = (ci + step // 9 - 1) % cells
+            j = (cj + step // 3 % 3 - 1) % cells
+            k = (ck + step % 3 - 1) % cells
             there = (i * cells + j) * cells + k
             for s in range(starts[here], starts[here + 1]):
                 p = order[s]

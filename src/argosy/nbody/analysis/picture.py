@@ -101,12 +101,10 @@ def _splat(places: Floats, radii: Floats, image: Floats) -> None:
     pixels = image.shape[0]
     for p in range(places.shape[0]):
         x, y, r = places[p, 0], places[p, 1], radii[p]
-        i0, i1, j0, j1 = (
-            int(np.floor(y - r)),
-            int(np.ceil(y + r)),
-            int(np.floor(x - r)),
-            int(np.ceil(x + r)),
-        )
+        i0 = int(np.floor(y - r))
+        i1 = int(np.ceil(y + r))
+        j0 = int(np.floor(x - r))
+        j1 = int(np.ceil(x + r))
         total = 0.0
         for turn in range(2):  # measure the disc on the pixels, then lay it down with mass 1
             for i in range(i0, i1 + 1):

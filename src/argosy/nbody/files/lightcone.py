@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import bad_input, invalid
 from argosy.nbody.compiled import compiled
 from argosy.nbody.cosmology import LIGHT, Cosmology
 from argosy.nbody.files.header import KPC
@@ -98,11 +98,9 @@ class LightCone:
         crossings = _crossings(
             particles.positions - observer, shift, images * size, most, far, near
         )
-        rows, images_of, parts = (
-            crossings[:, 0].astype(np.int64),
-            crossings[:, 1].astype(np.int64),
-            crossings[:, 2],
-        )
+        rows = crossings[:, 0].astype(np.int64)
+        images_of = crossings[:, 1].astype(np.int64)
+        parts = crossings[:, 2]
         times = np.geomspace(a, b, 3 + math.ceil(_POINTS * math.log(b / a)))
         chi = np.array([distance(cosmology, float(time)) for time in times])
         expansion = np.interp(far + parts * (near - far), chi[::-1], times[::-1])
@@ -163,7 +161,7 @@ def _read(path: Path) -> tuple[Floats, Floats, Floats, Names]:
             for name in ("positions", "velocities", "expansions")
         )
     if not np.isfinite(places).all():
-        raise InputError([Problem(file=str(path), path="positions", expected="finite numbers")])
+        raise invalid(file=str(path), path="positions", expected="finite numbers")
     return places, velocities, expansions[:, 0], ids
 
 
@@ -193,11 +191,9 @@ def _crossings(
     count = 0
     for image in range(images.shape[0]):
         for p in range(places.shape[0]):
-            x, y, z = (
-                places[p, 0] + images[image, 0],
-                places[p, 1] + images[image, 1],
-                places[p, 2] + images[image, 2],
-            )
+            x = places[p, 0] + images[image, 0]
+            y = places[p, 1] + images[image, 1]
+            z = places[p, 2] + images[image, 2]
             before = x * x + y * y + z * z
             if before >= most * most:
                 continue

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from argosy.document import Schema, read_json, validate
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.nbody.files.snapshot import read_array, read_names, reading, writing
 from argosy.nbody.particles import Names, Particles, check_finite
 from argosy.workload.fields import Count, Natural
@@ -85,7 +85,7 @@ def read_restart(folder: Path, rank: int, processes: int) -> Particles:
     written."""
     state = last_restart(folder)
     if state is None:
-        raise InputError([Problem(file=str(folder / _MARK), expected="a restart mark")])
+        raise invalid(file=str(folder / _MARK), expected="a restart mark")
     step, wrote = state
     place = folder / f"step-{step:06d}"
     parts = [_read_part(place / f"{part:04d}.hdf5") for part in range(rank, wrote, processes)]

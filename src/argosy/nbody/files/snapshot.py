@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from argosy.document import check_readable
-from argosy.errors import InputError, Problem, impossible
+from argosy.errors import InputError, Problem, impossible, invalid
 from argosy.nbody.files.header import CM_PER_KM, CM_PER_KPC, GRAMS, KPC, check_ids, read_header
 from argosy.nbody.particles import Box, Floats, Names, Particles, check_finite, wrapped
 
@@ -129,9 +129,7 @@ def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
         first = int(np.argmax(outside.any(axis=1)))
         actual = f"{positions[first].tolist()} for particle {ids[first]}"
         expected = f"coordinates within the box of {size:g} Mpc/h"
-        raise InputError(
-            [Problem(file=str(path), path="PartType1/Coordinates", found=actual, expected=expected)]
-        )
+        raise invalid(file=str(path), path="PartType1/Coordinates", found=actual, expected=expected)
     inside = Particles(positions=wrapped(positions, size), momenta=momenta, ids=ids)
     return Box(size=size, expansion=a, cosmology=header.cosmology, particles=inside)
 
@@ -153,7 +151,7 @@ def reading(path: Path) -> Iterator[Any]:
     except FileNotFoundError:
         raise InputError([Problem(file=str(path), message="there is no such file")]) from None
     except IsADirectoryError:
-        raise InputError([Problem(file=str(path), expected="a file", found="a folder")]) from None
+        raise invalid(file=str(path), expected="a file", found="a folder") from None
     except (
         KeyError,
         OSError,
@@ -163,8 +161,8 @@ def reading(path: Path) -> Iterator[Any]:
         ValueError,
     ) as error:  # the exceptions by which h5py reports a broken file
         actual = str(error.args[0]) if error.args else type(error).__name__
-        raise InputError(
-            [Problem(file=str(path), expected="a complete GADGET HDF5 file", found=actual)]
+        raise invalid(
+            file=str(path), expected="a complete GADGET HDF5 file", found=actual
         ) from None
 
 
@@ -202,4 +200,4 @@ def read_names(path: Path, file: Any, name: str, *, part: slice = slice(None)) -
 def _other(path: Path, name: str, array: Any, expected: str) -> InputError:
     """Return the error of an array with another shape or type."""
     actual = f"{array.shape} of {array.dtype}" if isinstance(array, h5py.Dataset) else "no array"
-    return InputError([Problem(file=str(path), path=name, found=actual, expected=expected)])
+    return invalid(file=str(path), path=name, found=actual, expected=expected)

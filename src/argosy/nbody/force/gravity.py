@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import bad_input, invalid
 from argosy.nbody.force.hilbert import Positions, hilbert_keys
 from argosy.nbody.force.mesh import MeshShape, mesh_force, mesh_potential
 from argosy.nbody.force.pairs import compute_leaves, places_of, sort_tasks
@@ -264,4 +264,4 @@ def check_positions(positions: Positions, box: float) -> None:
         particle, axis = np.argwhere(~inside)[0]
         actual = f"{positions[particle, axis]:g} for particle {particle}, axis {axis}"
         expected = f"coordinates of at least 0 and less than {box:g}"
-        raise InputError([Problem(path="positions", found=actual, expected=expected)])
+        raise invalid(path="positions", found=actual, expected=expected)

@@ -166,14 +166,12 @@ def _add_potentials(
     t0, t1, t2, t3 = np.float32(1 / 15), np.float32(32 / 3), np.float32(16), np.float32(32 / 15)
     t4, three, two, quarter = np.float32(16 / 5), np.float32(3), np.float32(2), np.float32(0.25)
     x, y, z, m = sources[0], sources[1], sources[2], sources[3]
-    qxx, qyy, qzz, qxy, qxz, qyz = (
-        sources[4],
-        sources[5],
-        sources[6],
-        sources[7],
-        sources[8],
-        sources[9],
-    )
+    qxx = sources[4]
+    qyy = sources[5]
+    qzz = sources[6]
+    qxy = sources[7]
+    qxz = sources[8]
+    qyz = sources[9]
     for t in range(targets.shape[1]):
         tx, ty, tz = targets[0, t], targets[1, t], targets[2, t]
         summed = zero

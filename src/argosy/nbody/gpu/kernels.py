@@ -59,11 +59,9 @@ def _pair_kernel(
     low, high = tl.load(leaf_start + leaf), tl.load(leaf_end + leaf)
     first = low + tl.program_id(1) * num_targets
     if first < high:
-        mx, my, mz = (
-            tl.load(middles + 3 * leaf),
-            tl.load(middles + 3 * leaf + 1),
-            tl.load(middles + 3 * leaf + 2),
-        )
+        mx = tl.load(middles + 3 * leaf)
+        my = tl.load(middles + 3 * leaf + 1)
+        mz = tl.load(middles + 3 * leaf + 2)
         row = first + tl.arange(0, num_targets)
         held = row < high
         target = tl.where(held, row, low)
@@ -161,11 +159,9 @@ def _node_kernel(
     first = low + tl.program_id(1) * num_targets
     begin, end = tl.load(starts + 3 * leaf), tl.load(starts + 3 * leaf + 1)
     if (first < high) & (begin < end):
-        mx, my, mz = (
-            tl.load(middles + 3 * leaf),
-            tl.load(middles + 3 * leaf + 1),
-            tl.load(middles + 3 * leaf + 2),
-        )
+        mx = tl.load(middles + 3 * leaf)
+        my = tl.load(middles + 3 * leaf + 1)
+        mz = tl.load(middles + 3 * leaf + 2)
         row = first + tl.arange(0, num_targets)
         held = row < high
         target = tl.where(held, row, low)
@@ -184,11 +180,9 @@ def _node_kernel(
             dx = sx[None, :] - tx
             dy = _away(tl.load(centre + 1), my, scale)[None, :] - ty
             dz = _away(tl.load(centre + 2), mz, scale)[None, :] - tz
-            mass, xx, yy = (
-                tl.load(node)[None, :],
-                tl.load(node + 1)[None, :],
-                tl.load(node + 2)[None, :],
-            )
+            mass = tl.load(node)[None, :]
+            xx = tl.load(node + 1)[None, :]
+            yy = tl.load(node + 2)[None, :]
             zz, xy = tl.load(node + 3)[None, :], tl.load(node + 4)[None, :]
             xz, yz = tl.load(node + 5)[None, :], tl.load(node + 6)[None, :]
             r2 = dx * dx + dy * dy + dz * dz

@@ -214,11 +214,9 @@ def _sum_nodes(targets: Tensor, nodes: Tensor, poly: Tensor, _h: Tensor) -> Tens
     w1 = i3 - _polynomial(poly[0], v)
     w2 = -3.0 * i3 * i2 - 2.0 * _polynomial(poly[1], v)
     w3 = 15.0 * i3 * i2 * i2 - 4.0 * _polynomial(poly[2], v)
-    qx, qy, qz = (
-        xx * dx + xy * dy + xz * dz,
-        xy * dx + yy * dy + yz * dz,
-        xz * dx + yz * dy + zz * dz,
-    )
+    qx = xx * dx + xy * dy + xz * dz
+    qy = xy * dx + yy * dy + yz * dz
+    qz = xz * dx + yz * dy + zz * dz
     along = mass * w1 + 0.5 * ((xx + yy + zz) * w2 + (dx * qx + dy * qy + dz * qz) * w3)
     along = torch.where(r2 < 1.0, along, 0.0)
     w2 = torch.where(r2 < 1.0, w2, 0.0)

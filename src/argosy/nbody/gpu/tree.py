@@ -115,10 +115,8 @@ def _structure(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, int]]]:
     """Return runs, children, and the nodes of each level, from the root down."""
     device = keys.device
-    begin, stop = (
-        torch.zeros(1, dtype=torch.int64, device=device),
-        torch.full((1,), len(keys), device=device),
-    )
+    begin = torch.zeros(1, dtype=torch.int64, device=device)
+    stop = torch.full((1,), len(keys), device=device)
     rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     levels: list[tuple[int, int]] = []
     count = 0

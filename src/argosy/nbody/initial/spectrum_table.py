@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import InputError, Problem, bad_input, invalid
 from argosy.nbody.force.tree import Floats
 
 # The smallest number of rows of a table.
@@ -62,13 +62,13 @@ def read_spectrum(path: Path) -> SpectrumTable:
     except FileNotFoundError:
         raise InputError([Problem(file=str(path), message="there is no such file")]) from None
     except (ValueError, OSError, UnicodeError) as error:
-        raise InputError(
-            [Problem(file=str(path), expected="columns of numbers", found=str(error)[:80])]
+        raise invalid(
+            file=str(path), expected="columns of numbers", found=str(error)[:80]
         ) from None
     if rows.shape[0] < _FEWEST or rows.shape[1] < 2:
         actual = f"{rows.shape[0]} x {rows.shape[1]} numbers"
         expected = f"at least {_FEWEST} rows of k and P"
-        raise InputError([Problem(file=str(path), expected=expected, found=actual)])
+        raise invalid(file=str(path), expected=expected, found=actual)
     k, power = np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
     if not (
         np.isfinite(rows[:, :2]).all()
@@ -77,7 +77,5 @@ def read_spectrum(path: Path) -> SpectrumTable:
         and (np.diff(k) > 0).all()
     ):
         actual = "a row that is not"
-        raise InputError(
-            [Problem(file=str(path), expected="rising k and P, all above 0", found=actual)]
-        )
+        raise invalid(file=str(path), expected="rising k and P, all above 0", found=actual)
     return SpectrumTable(k=k, power=power)

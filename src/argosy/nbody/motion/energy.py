@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from scipy.interpolate import CubicSpline
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.nbody.particles import Floats, Particles
 from argosy.nbody.ranks import Ranks, total
 
@@ -123,7 +123,5 @@ def read_samples(path: Path, last_step: int) -> list[EnergySample]:
                 for row in csv.DictReader(file)
             ]
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            [Problem(file=str(path), found=str(error), expected="samples of energy")]
-        ) from None
+        raise invalid(file=str(path), found=str(error), expected="samples of energy") from None
     return [row for row in rows if row.step <= last_step]

@@ -323,10 +323,8 @@ def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
     ends = np.searchsorted(keys, cells.high, side="right")
     for node, begin, end in zip(top.leaves.tolist(), begins.tolist(), ends.tolist(), strict=True):
         if end > begin:
-            root, count = (
-                count,
-                grow(keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count),
-            )
+            root = count
+            count = grow(keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
             structure[:4, node] = structure[:4, root]  # the cell's node replaces the root
     structure = structure[:, :count]
     tree = empty_tree(structure, _leaves_in_order(structure))

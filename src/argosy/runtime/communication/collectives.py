@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 
 Group = dist.ProcessGroup | None
 """A process group; None is the group of all ranks."""
@@ -159,7 +159,7 @@ def _check_part(tensor: Tensor, expected: int, num_parts: int, group: Group) -> 
     members = dist.get_world_size(group)
     if num_parts != members:
         wanted = f"one size for each of the {members} members of the group"
-        raise InputError([Problem(found=f"{num_parts} sizes", expected=wanted)])
+        raise invalid(found=f"{num_parts} sizes", expected=wanted)
     if tensor.dim() != 1 or tensor.numel() != expected:
         actual = f"a tensor of shape {tuple(tensor.shape)}"
-        raise InputError([Problem(found=actual, expected=f"a vector of {expected} elements")])
+        raise invalid(found=actual, expected=f"a vector of {expected} elements")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.runtime.islands.outer import OuterState
 from argosy.runtime.islands.training import IslandTrainer
 from argosy.runtime.state import checkpoint
@@ -35,7 +35,7 @@ def load_island(training: IslandTrainer, outer: OuterState | None, path: Path) -
     if known is None or len(known.shared_since) != training.plan.fragments:
         actual = "no exchanges" if known is None else f"{len(known.shared_since)} fragments"
         expected = f"a checkpoint of islands with {training.plan.fragments} fragments"
-        raise InputError([Problem(file=str(path), found=actual, expected=expected)])
+        raise invalid(file=str(path), found=actual, expected=expected)
     training.shared_since = list(known.shared_since)
     if outer is not None:
         load_tensors(_entries(outer), path, alone=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from argosy.errors import InputError, Problem, closest
+from argosy.errors import InputError, Problem, closest, invalid
 from argosy.workload.capture.blame import blamed
 
 _USES = {
@@ -66,12 +66,8 @@ def split_name(text: str) -> tuple[Path, str]:
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
         actual = "no such file" if path.suffix == ".py" else f'"{text}"'
-        raise InputError(
-            [
-                Problem(
-                    file=file, found=actual, expected="a Python file and function, train.py:build"
-                )
-            ]
+        raise invalid(
+            file=file, found=actual, expected="a Python file and function, train.py:build"
         )
     return path, name or "build"
 

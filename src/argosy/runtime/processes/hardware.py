@@ -8,7 +8,7 @@ import socket
 import torch
 
 from argosy.cluster.file import cluster_from_content
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.plan.plan import Plan
 from argosy.runtime.processes.ranks import devices_by_rank
 
@@ -24,15 +24,11 @@ def check_hardware(plan: Plan, rank: int) -> None:
     kind = cluster_from_content(plan.cluster.content).device(name).kind.name
     actual = found_device(name)
     if not is_kind(actual, kind):
-        raise InputError(
-            [
-                Problem(
-                    path=name,
-                    found=f"{actual} on {socket.gethostname()}",
-                    expected=f"{kind}, which the plan was made for",
-                    suggestion="--any-device runs it anyway",
-                )
-            ]
+        raise invalid(
+            path=name,
+            found=f"{actual} on {socket.gethostname()}",
+            expected=f"{kind}, which the plan was made for",
+            suggestion="--any-device runs it anyway",
         )
 
 

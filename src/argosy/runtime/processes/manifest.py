@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from argosy.document import Schema, parse_json, read_text, validate
-from argosy.errors import ArgosyError, InputError, Problem
+from argosy.errors import ArgosyError, invalid
 from argosy.workload.fields import Natural
 
 MANIFEST = "argosy.json"
@@ -109,9 +109,7 @@ def read_manifest(folder: Path) -> Manifest:
     text = read_text(path)
     manifest = validate(parse_json(text, file=str(path)), Manifest)
     if _own_hash(json.loads(text)) != manifest.sha256:
-        raise InputError(
-            [Problem(file=str(path), found="other contents than were written", expected=_WHOLE)]
-        )
+        raise invalid(file=str(path), found="other contents than were written", expected=_WHOLE)
     return manifest
 
 
@@ -123,7 +121,7 @@ def check_whole(folder: Path) -> None:
     """Raise an ``InputError`` that names the file if a checkpoint is torn."""
     tear = tear_in(folder)
     if tear:
-        raise InputError([Problem(file=str(folder), found=tear, expected=_WHOLE)])
+        raise invalid(file=str(folder), found=tear, expected=_WHOLE)
 
 
 def tear_in(folder: Path, *, contents: bool = True, part: int = 0, parts: int = 1) -> str:

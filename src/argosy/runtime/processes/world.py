@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from argosy.errors import InputError, Problem, RunError, impossible
+from argosy.errors import InputError, Problem, RunError, impossible, invalid
 from argosy.plan.plan import Plan
 from argosy.plan.runnable import unsupported
 from argosy.runtime.processes.failure import ElsewhereError
@@ -91,14 +91,10 @@ def join(
 def check_world_size(roster: Sequence[str], world_size: int) -> None:
     expected = len(roster)
     if world_size != expected:
-        raise InputError(
-            [
-                Problem(
-                    path="plan",
-                    found=f"{world_size} process{'' if world_size == 1 else 'es'}",
-                    expected=f"{expected}, one for each device of the plan ({', '.join(roster)})",
-                )
-            ]
+        raise invalid(
+            path="plan",
+            found=f"{world_size} process{'' if world_size == 1 else 'es'}",
+            expected=f"{expected}, one for each device of the plan ({', '.join(roster)})",
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from argosy.errors import InputError, Problem, impossible
+from argosy.errors import impossible, invalid
 from argosy.plan.plan import Plan
 from argosy.runtime.sources.operations import Captured, GraphSource
 from argosy.runtime.sources.recipe import Recipe, autocast_for
@@ -50,12 +50,8 @@ class StageMaker:
         """Return the stages of another plan; raise an ``InputError`` if the model cannot be trained
         by it. Every rank calls this."""
         if plan.model.content != self.model_content:
-            raise InputError(
-                [
-                    Problem(
-                        path="plan.model", found=plan.model.name, expected="the program that runs"
-                    )
-                ]
+            raise invalid(
+                path="plan.model", found=plan.model.name, expected="the program that runs"
             )
         if self.has_own_cut:
             reason = "the trainer was made with a cut that is not the plan's"

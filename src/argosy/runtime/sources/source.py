@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import nn
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.plan.plan import Plan
 from argosy.runtime.communication.boxes import TensorBox, boxes_of, rows
 from argosy.runtime.communication.marks import Exchanging, untold
@@ -69,9 +69,7 @@ class LayerSource:
         covered = plan.stages[-1].end
         if covered != len(layers):
             expected = f"{len(layers)}, the model's layers"
-            raise InputError(
-                [Problem(path="plan.stages", found=f"{covered} layers", expected=expected)]
-            )
+            raise invalid(path="plan.stages", found=f"{covered} layers", expected=expected)
         check_mixing(layers, plan)
         self.recipe, self.layers, self.plan = recipe, tuple(layers), plan
         self.weights = weights_of(catalogue, layers, plan)
@@ -86,13 +84,9 @@ class LayerSource:
         there are none."""
         experts = tuple(expert_modules(self._layers(stage)))
         if not experts:
-            path, expected = (
-                f"stages[{stage}].expert",
-                "a module with num_experts, and that many entries in its parameters",
-            )
-            raise InputError(
-                [Problem(path=path, found="layers without experts", expected=expected)]
-            )
+            path = f"stages[{stage}].expert"
+            expected = "a module with num_experts, and that many entries in its parameters"
+            raise invalid(path=path, found="layers without experts", expected=expected)
         return experts
 
     @property
@@ -114,9 +108,7 @@ class LayerSource:
             return dict.fromkeys(ranks, rows(0, weight.shape))
         if len(weight.stages) > 1 or len(counts) > 1:
             expected = "experts of one layer in one stage, to share them out"
-            raise InputError(
-                [Problem(path=weight.name, found="a weight that is tied", expected=expected)]
-            )
+            raise invalid(path=weight.name, found="a weight that is tied", expected=expected)
         stage, cut = weight.stages[0], sharded(0, counts.pop())
         shares = self.plan.stages[stage].expert_shares
         return {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 
 Carry = Any
 """A pytree of tensors, tuples, lists, dicts, and constants equal for all micro-batches."""
@@ -89,15 +89,7 @@ def _written(part: object, where: str) -> object:
         return ["dict", [[key, _written(inner, where)] for key, inner in part.items()]]
     if type(part) not in _CONSTANTS:
         expected = "tensors, tuples, lists, dicts by name or number, and constants"
-        raise InputError(
-            [
-                Problem(
-                    path=where,
-                    found=f"{type(part).__name__} in the output",
-                    expected=expected,
-                )
-            ]
-        )
+        raise invalid(path=where, found=f"{type(part).__name__} in the output", expected=expected)
     return part
 
 
@@ -124,12 +116,8 @@ def describe(carry: Carry, samples: int, *, where: str) -> tuple[CarryForm, list
     for tensor in tensors:
         if tensor.dim() == 0 or tensor.shape[0] != samples:
             actual = f"a tensor of shape {tuple(tensor.shape)} in the output"
-            raise InputError(
-                [
-                    Problem(
-                        path=where, found=actual, expected=f"a first dim of the {samples} samples"
-                    )
-                ]
+            raise invalid(
+                path=where, found=actual, expected=f"a first dim of the {samples} samples"
             )
     leaves = tuple(_leaf(value) for value in values)
     return CarryForm(tree, leaves), tensors

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, invalid
 from argosy.plan.plan import Plan
 from argosy.runtime.graphs.calls import RANDOM, function
 from argosy.runtime.stages.moment import Moment
@@ -99,7 +99,7 @@ class CompiledOperations:
             node = stage.cut.graph.nodes[own[0]]
             actual = f"a backward of the program's own ({node.source or node.name})"
             expected = "operations that torch differentiates, for stages that are compiled"
-            raise InputError([Problem(path="program", found=actual, expected=expected)])
+            raise invalid(path="program", found=actual, expected=expected)
         self.graphs: dict[
             tuple[StageSegment, int, int], tuple[tuple[int, ...], Callable[..., Any]]
         ] = {}

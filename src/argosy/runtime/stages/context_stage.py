@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.plan.plan import Plan, Replica
 from argosy.runtime.communication.collectives import GatherBy, Group
 from argosy.runtime.communication.exchange import GroupExchange
@@ -159,13 +159,9 @@ def sequence_sharing(
     shares = _shares(plan, replica, roster)
     length = sequence_length(cut.graph)
     if length < 2 * len(shares):
-        actual, expected = (
-            f"{length} tokens",
-            f"{2 * len(shares)} at least, two for each of {len(shares)} parts",
-        )
-        raise InputError(
-            [Problem(path=f"stages[{index}].context", found=actual, expected=expected)]
-        )
+        actual = f"{length} tokens"
+        expected = f"{2 * len(shares)} at least, two for each of {len(shares)} parts"
+        raise invalid(path=f"stages[{index}].context", found=actual, expected=expected)
     parts = SequenceParts.by_shares(length, shares)
     keeps_parts = [_alike(plan, at, roster) for at in (index - 1, index)]
     sharing = SequenceSharing(
@@ -176,7 +172,7 @@ def sequence_sharing(
         expected = (
             "scaled_dot_product_attention over the sequence of the batch, to cut it into parts"
         )
-        raise InputError([Problem(path="model", found=actual, expected=expected)])
+        raise invalid(path="model", found=actual, expected=expected)
     return sharing
 
 

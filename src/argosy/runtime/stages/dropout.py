@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.runtime.graphs.calls import mask_key, random_mask
 from argosy.runtime.stages.moment import Moment
 
@@ -94,7 +94,7 @@ class Masks(TorchFunctionMode):
         if like.dim() == 0 or like.shape[0] % moment.samples:
             actual = f"dropout of a tensor of shape {tuple(like.shape)}"
             expected = f"the {moment.samples} samples as its first dim, or as the outer part of it"
-            raise InputError([Problem(path=f"layer {self.layer}", found=actual, expected=expected)])
+            raise invalid(path=f"layer {self.layer}", found=actual, expected=expected)
         key = mask_key(self.seed, moment.step, self.layer * _MOST_MASKS + self.count)
         self.count += 1
         first = moment.first_sample * (like.numel() // moment.samples)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.runtime.communication.collectives import Group, offsets, swap_uneven
 from argosy.runtime.communication.marks import Exchanging
 from argosy.space.operations.sharding import unit_counts
@@ -119,7 +119,7 @@ def _routed(
         shapes = [tuple(tensor.shape) for tensor in (tokens, numbers, weights)]
         actual = f"tensors of shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
         expected = "tokens (t, width), numbers of experts (t, k) and their weights (t, k)"
-        raise InputError([Problem(path=type(module).__name__, found=actual, expected=expected)])
+        raise invalid(path=type(module).__name__, found=actual, expected=expected)
     pairs = positions.to(numbers.device)[numbers.flatten()]
     order = pairs.argsort(stable=True)
     rows = order // numbers.shape[1]

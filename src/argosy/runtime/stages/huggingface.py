@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, invalid
 
 Hidden = Tensor | tuple[Tensor, Tensor]
 """Hidden states, or a pair of these and the padding mask of their sequences."""
@@ -49,9 +49,7 @@ class Inputs(nn.Module):
         if given or values is None:
             actual = given[0] if given else f"no {self.name}"
             taken = "input_ids, attention_mask" if self.name == "input_ids" else self.name
-            raise InputError(
-                [Problem(path="model", found=actual, expected=f"only {taken} and labels")]
-            )
+            raise invalid(path="model", found=actual, expected=f"only {taken} and labels")
         hidden: Tensor = self.embed(values)
         if self.positions is not None:
             hidden = hidden + self.positions(
@@ -81,14 +79,8 @@ class Padding:
         window = getattr(self.settings, "sliding_window", None)
         if window is not None and padding.shape[1] > window:
             actual = f"sequences of {padding.shape[1]} with a padding mask"
-            raise InputError(
-                [
-                    Problem(
-                        path="model",
-                        found=actual,
-                        expected=f"at most its sliding window of {window}",
-                    )
-                ]
+            raise invalid(
+                path="model", found=actual, expected=f"at most its sliding window of {window}"
             )
         places = torch.arange(hidden.shape[1], device=hidden.device)
         known = inspect.signature(create_causal_mask).parameters
@@ -167,10 +159,8 @@ class HuggingFaceHead(nn.Module):
         if self.pools:
             loss = None if labels is None else self.loss(labels, logits, self.settings)
             return ImageClassifierOutput(loss=loss, logits=logits)
-        loss, counted = (
-            None,
-            {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch},
-        )
+        loss = None
+        counted = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
         if labels is not None:
             loss = self.loss(logits, labels, vocab_size=self.settings.vocab_size, **counted)
         return CausalLMOutput(loss=loss, logits=logits)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.plan.plan import Recompute
 from argosy.runtime.graphs.calls import function
 from argosy.runtime.stages.carry import Carry
@@ -332,4 +332,4 @@ class _StandIn:
 
 
 def _refuse(found: str, expected: str) -> NoReturn:
-    raise InputError([Problem(path="loss_fn", found=found, expected=expected)])
+    raise invalid(path="loss_fn", found=found, expected=expected)

@@ -30,7 +30,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from argosy.errors import InputError, Problem, RunError
+from argosy.errors import RunError, invalid
 
 _MEANS = {function: inspect.signature(function) for function in (F.cross_entropy, F.nll_loss)}
 """Functions that compute a mean over targets, with their signatures."""
@@ -117,11 +117,9 @@ class LossWatch(TorchFunctionMode):
         """Return the loss of a part of ``samples`` samples, from what ``loss_fn`` returned."""
         if isinstance(loss, tuple) and len(loss) == 2 and loss[1] is None:
             if self.means:
-                actual, expected = (
-                    "a mean over targets with the weight None",
-                    "a sum divided by a number of the batch",
-                )
-                raise InputError([Problem(path="loss_fn", found=actual, expected=expected)])
+                actual = "a mean over targets with the weight None"
+                expected = "a sum divided by a number of the batch"
+                raise invalid(path="loss_fn", found=actual, expected=expected)
             return PartLoss(_checked(loss[0]), is_share=True)
         if isinstance(loss, tuple) and len(loss) == 2:
             return PartLoss(_checked(loss[0]), _weight(loss[1]) / samples)
@@ -133,15 +131,8 @@ class LossWatch(TorchFunctionMode):
             )
         if self.divides:
             actual = "a mean over a part of the batch, divided by a number that depends on the part"
-            raise InputError(
-                [
-                    Problem(
-                        path="loss_fn",
-                        found=actual,
-                        expected="a mean over samples",
-                        suggestion=_PAIR,
-                    )
-                ]
+            raise invalid(
+                path="loss_fn", found=actual, expected="a mean over samples", suggestion=_PAIR
             )
         counts = [total for _, total, _ in self.means.values()]
         return PartLoss(loss, 1.0, torch.stack(counts).sum().double() / samples if counts else 0.0)
@@ -160,7 +151,7 @@ def _checked(loss: Any) -> Tensor:
         else type(loss).__name__
     )
     expected = "a scalar tensor, the mean over samples, or a pair of one and its weight"
-    raise InputError([Problem(path="loss_fn", found=actual, expected=expected)])
+    raise invalid(path="loss_fn", found=actual, expected=expected)
 
 
 def _weight(weight: Any) -> Tensor | float:
@@ -168,9 +159,7 @@ def _weight(weight: Any) -> Tensor | float:
     if single or (isinstance(weight, (int, float)) and not isinstance(weight, bool)):
         return weight.detach().double() if isinstance(weight, Tensor) else float(weight)
     expected = "a number or a scalar tensor, such as mask.sum()"
-    raise InputError(
-        [Problem(path="loss_fn", found=f"a weight of {type(weight).__name__}", expected=expected)]
-    )
+    raise invalid(path="loss_fn", found=f"a weight of {type(weight).__name__}", expected=expected)
 
 
 class Tally:

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from argosy.errors import InputError, Problem, RunError, show
+from argosy.errors import InputError, Problem, RunError, invalid, show
 from argosy.runtime.processes.manifest import (
     MANIFEST,
     OuterFacts,
@@ -221,7 +221,7 @@ def _check_together(path: Path, trainer: Trainer) -> None:
     between them."""
     tear = shared_tear(path, trainer.device)
     if tear:
-        raise InputError([Problem(file=str(path), found=tear, expected="a whole checkpoint")])
+        raise invalid(file=str(path), found=tear, expected="a whole checkpoint")
 
 
 def shared_tear(path: Path, device: torch.device) -> str:
@@ -275,15 +275,8 @@ def read_state_dict(path: Path | str) -> dict[str, Tensor]:
     result = {name.removeprefix("model."): value for name, value in state.items()}
     for name, aliases in about.aliases.items():
         if name not in result:
-            raise InputError(
-                [
-                    Problem(
-                        file=str(path / MANIFEST),
-                        path="aliases",
-                        found=show(name),
-                        expected="a weight",
-                    )
-                ]
+            raise invalid(
+                file=str(path / MANIFEST), path="aliases", found=show(name), expected="a weight"
             )
         result |= dict.fromkeys(aliases, result[name])
     return result
@@ -300,6 +293,4 @@ def _check_entry(
     entry = entries.get(f"model.{held.name}")
     if entry is None or tuple(entry.size) != held.shape:
         actual = "no such weight" if entry is None else f"a weight of shape {tuple(entry.size)}"
-        raise InputError(
-            [Problem(file=str(path), path=held.name, found=actual, expected=f"shape {held.shape}")]
-        )
+        raise invalid(file=str(path), path=held.name, found=actual, expected=f"shape {held.shape}")

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from argosy.cost.regions import Region
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, invalid
 from argosy.plan.plan import Plan
 from argosy.plan.runnable import check_movable
 from argosy.runtime.communication.boxes import Boxes, HeldPart, HeldParts, rows
@@ -85,10 +85,8 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     recipe, source, rank = making.recipe, making.maker.moved(plan), trainer.rank
     weights = [weight for weight in source.weights if weight.name in making.keepings]
     keepings = keepings_of(source, plan, recipe.roster)
-    before, after = (
-        _buffer_ranks(recipe, making.source, trainer.plan),
-        _buffer_ranks(recipe, source, plan),
-    )
+    before = _buffer_ranks(recipe, making.source, trainer.plan)
+    after = _buffer_ranks(recipe, source, plan)
     groups = open_groups(groups_of(weights, keepings, plan, recipe.roster), making.groups)
     old = _held(trainer, making, weights, before)
     about = _shared_description(trainer, weights, old)
@@ -311,7 +309,7 @@ def _check_state(
             expected = (
                 "state of the weight's own shape, because a plan divides the weight between ranks"
             )
-            raise InputError([Problem(path=name, found=actual, expected=expected)])
+            raise invalid(path=name, found=actual, expected=expected)
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.futures import Future
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, invalid
 
 _Record = TypeVar("_Record", Metadata, TensorStorageMetadata)
 
@@ -114,7 +114,7 @@ _TABLE = "a table of tensors, as torch.distributed.checkpoint writes it"
 
 
 def _refused(folder: Path, found: str, expected: str) -> InputError:
-    return InputError([Problem(file=str(folder), found=found[:200], expected=expected)])
+    return invalid(file=str(folder), found=found[:200], expected=expected)
 
 
 def _problems(metadata: object, folder: Path) -> Iterator[str]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.runtime.graphs.calls import RANDOM
 from argosy.runtime.processes.failure import in_contact_beside_others
 from argosy.runtime.stages.graph_stage import GraphStage
@@ -75,4 +75,4 @@ def _check_captured(program: GraphStage) -> None:
     if drawn is not None or graph.updates:
         actual = "random numbers" if drawn is not None else "statistics over the batch"
         expected = "a captured program that does the same in training and in evaluation"
-        raise InputError([Problem(path="evaluate", found=actual, expected=expected)])
+        raise invalid(path="evaluate", found=actual, expected=expected)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.plan.plan import Plan
 from argosy.runtime.communication.ledger import answered, lookahead
 from argosy.runtime.communication.marks import Recorder
@@ -290,7 +290,7 @@ class Executor:
         form, tensors = describe(carry, stage.seat.samples, where=f"stage {number}")
         if len(tensors) > _MOST_TENSORS:
             actual, expected = f"{len(tensors)} tensors handed on", f"at most {_MOST_TENSORS}"
-            raise InputError([Problem(path=f"stage {number}", found=actual, expected=expected)])
+            raise invalid(path=f"stage {number}", found=actual, expected=expected)
         if stage.output_form is None:
             stage.output_form = form
             self._send_form(stage, form)
@@ -299,14 +299,8 @@ class Executor:
                 "a hand-over whose names, shapes, dtypes or constants differ from those of the "
                 "first micro-batch"
             )
-            raise InputError(
-                [
-                    Problem(
-                        path=f"stage {number}",
-                        found=actual,
-                        expected="the same for every micro-batch",
-                    )
-                ]
+            raise invalid(
+                path=f"stage {number}", found=actual, expected="the same for every micro-batch"
             )
         stage.handed[False, index] = tensors
         return [tensor for tensor in tensors if tensor.requires_grad]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime.communication.boxes import rows
@@ -404,7 +404,7 @@ class Trainer:
                 "a schedule with the same stages per worker; "
                 "interleaved and V-shaped ones have several"
             )
-            raise InputError([Problem(path="schedule", found=repr(spec), expected=expected)])
+            raise invalid(path="schedule", found=repr(spec), expected=expected)
         self._follow(replace(self.plan, schedule=spec))
 
     def set_bandwidths(self, bandwidths: Mapping[str, float]) -> ScheduleSpec:
@@ -423,14 +423,8 @@ class Trainer:
         count, total = len(stages[stage].replicas), self.plan.micro_batch_size
         if len(samples) != count or sum(samples) != total or min(samples) < 1:
             expected = f"{count} counts above 0 that sum to {total}"
-            raise InputError(
-                [
-                    Problem(
-                        path=f"stages[{stage}].samples",
-                        found=str(tuple(samples)),
-                        expected=expected,
-                    )
-                ]
+            raise invalid(
+                path=f"stages[{stage}].samples", found=str(tuple(samples)), expected=expected
             )
         replicas = [
             replace(replica, samples=count)

@@ -200,10 +200,8 @@ def reshaped(candidate: Candidate, shape: Shape, scope: Scope) -> Complete | Non
     count = shape.num_micro_batches
     if candidate.schedule not in shape.schedules:
         return None
-    group, kept = (
-        group_size(candidate.schedule, count),
-        held(candidate.schedule, len(candidate.plan), count),
-    )
+    group = group_size(candidate.schedule, count)
+    kept = held(candidate.schedule, len(candidate.plan), count)
     stages = []
     for choice, depth in zip(candidate.plan, kept, strict=True):
         variants = (

@@ -197,10 +197,8 @@ def rows_of(
         if parts is not None:
             shared[number], wholes[number] = parts, whole_seconds(prices, parts, Recompute.NONE)
     rows = rows[_least_seconds(shape, wholes[rows], table.exchanges[rows], covered) < below]
-    rates, exchanges = (
-        (1 / wholes[rows]).sum(axis=1).tolist(),
-        table.estimates[rows].max(axis=1, initial=0.0).tolist(),
-    )
+    rates = (1 / wholes[rows]).sum(axis=1).tolist()
+    exchanges = table.estimates[rows].max(axis=1, initial=0.0).tolist()
     for row, rate, exchange in zip(rows.tolist(), rates, exchanges, strict=True):
         stages = tuple(shared[number] for number in row if number < len(table.sections))
         compute = (count + len(stages) - 1) / rate

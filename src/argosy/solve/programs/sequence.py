@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from argosy.cost.group import CollectiveMethod, GroupCollective
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.solve.programs.recorded import GroupSteps
 from argosy.space.operations.calls import call_of, pattern_of, table
 from argosy.space.operations.delivery import WHOLE, Conversion
@@ -53,14 +53,8 @@ def sequence_length(graph: Graph) -> int:
     for node in nodes:
         if len(node.arguments) > 3 and node.arguments[3]:
             where = node.source or node.name
-            raise InputError(
-                [
-                    Problem(
-                        path=where,
-                        found="dropout in attention",
-                        expected="none on parts of a sequence",
-                    )
-                ]
+            raise invalid(
+                path=where, found="dropout in attention", expected="none on parts of a sequence"
             )
     lengths = {
         graph.values[value].shape[_SEQUENCE_DIM] for node in nodes for value in node.inputs[:2]
@@ -74,7 +68,7 @@ def sequence_length(graph: Graph) -> int:
     )
     calls = "calls of scaled_dot_product_attention over sequences of one length"
     expected = f"{calls}, to cut a sequence into parts"
-    raise InputError([Problem(path="model", found=actual, expected=expected)])
+    raise invalid(path="model", found=actual, expected=expected)
 
 
 class SequenceStates:

@@ -169,10 +169,8 @@ def index_put(call: OperationCall) -> Pattern:
     """Split over the added values if the operation accumulates; overwriting cannot be split."""
     source, places, result = _index_labels(call, call.argument(1))
     if not call.argument(3, False):
-        places, result = (
-            [("",) * len(p) for p in places],
-            tuple("" if x.startswith("j") else x for x in result),
-        )
+        places = [("",) * len(p) for p in places]
+        result = tuple("" if x.startswith("j") else x for x in result)
     shape = call.inputs[-1]
     values = (
         tuple(result[len(result) - len(shape) :])

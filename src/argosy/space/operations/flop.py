@@ -31,10 +31,8 @@ def _convolution_flop(call: OperationCall) -> float:
     """Return 2 x output positions x weight per position for a forward, and twice that for a
     backward."""
     backward = "backward" in call.node.op
-    weight, signal = (
-        call.inputs[2 if backward else 1],
-        call.inputs[0] if backward else call.outputs[0],
-    )
+    weight = call.inputs[2 if backward else 1]
+    signal = call.inputs[0] if backward else call.outputs[0]
     if call.argument(7 if backward else 6):  # transposed: the input takes the output's place
         signal = call.inputs[1] if backward else call.inputs[0]
     positions = signal[0] * math.prod(signal[2:])

@@ -176,10 +176,8 @@ class _Step:
         ends = []
         for place in np.nonzero(inner)[0].tolist():
             (low, high), (first, last) = near[place], far[place]
-            here, is_first = (
-                crossing[place],
-                crossing[low:place].min(initial=np.inf) > crossing[place],
-            )
+            here = crossing[place]
+            is_first = crossing[low:place].min(initial=np.inf) > crossing[place]
             if (
                 is_first
                 and here <= crossing[low:high].min()
@@ -369,10 +367,8 @@ class _Step:
 
 def _around(work: FloatArray, width: float) -> list[tuple[int, int]]:
     """Return for each place the places that are at most this share of the work away."""
-    lows, highs = (
-        np.searchsorted(work, work - width),
-        np.searchsorted(work, work + width, side="right"),
-    )
+    lows = np.searchsorted(work, work - width)
+    highs = np.searchsorted(work, work + width, side="right")
     return list(zip(lows.tolist(), highs.tolist(), strict=True))
 
 

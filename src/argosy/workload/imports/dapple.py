@@ -29,7 +29,7 @@ from pathlib import Path
 
 from argosy.document import read_text
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, show
+from argosy.errors import InputError, Problem, invalid, show
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.profile import Profile, ProfileRow
 
@@ -103,15 +103,8 @@ def _name_and_batch(path: Path, profile_batch: int | None) -> tuple[str, int]:
             "the samples per measurement, at least 1, in the file name, as in bert-48-pbs-2.txt"
         )
         actual = None if batch is None else str(batch)
-        raise InputError(
-            [
-                Problem(
-                    file=str(path),
-                    found=actual,
-                    expected=expected,
-                    suggestion="or pass profile_batch",
-                )
-            ]
+        raise invalid(
+            file=str(path), found=actual, expected=expected, suggestion="or pass profile_batch"
         )
     return name, batch
 
@@ -214,12 +207,8 @@ def _topological(nodes: dict[str, _Node], edges: list[tuple[str, str]], file: st
                 heapq.heappush(ready, place[end])
     if len(ordered) < len(nodes):
         stuck = min((key for key in nodes if waiting[key]), key=place.__getitem__)
-        raise InputError(
-            [
-                Problem(
-                    file=file, found=f"a cycle through {stuck}", expected="a graph without cycles"
-                )
-            ]
+        raise invalid(
+            file=file, found=f"a cycle through {stuck}", expected="a graph without cycles"
         )
     return ordered
 
