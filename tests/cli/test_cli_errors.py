@@ -167,7 +167,7 @@ def test_exit_codes(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("argosy.cluster.catalogue.catalogue", fail)
+    monkeypatch.setattr("argosy.cli.catalogue.devices.catalogue", fail)
     result = run("devices")
     assert result.code == code
     assert result.err == ("" if code == 130 else f"error: {error}\n")

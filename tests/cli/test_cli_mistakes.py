@@ -197,7 +197,7 @@ def test_more_than_the_memory_holds_is_one_clear_line(
     def fail() -> None:
         raise MemoryError("Unable to allocate 7 PiB")
 
-    monkeypatch.setattr("argosy.cluster.catalogue.catalogue", fail)
+    monkeypatch.setattr("argosy.cli.catalogue.devices.catalogue", fail)
     result = run("devices")
     assert result.code == 2
     reason = "this machine has too little memory (Unable to allocate 7 PiB)"
@@ -218,7 +218,7 @@ def test_what_may_not_be_used_is_one_clear_line(
     def fail() -> None:
         raise OSError(number, os.strerror(number), "locked/plan.json")
 
-    monkeypatch.setattr("argosy.cluster.catalogue.catalogue", fail)
+    monkeypatch.setattr("argosy.cli.catalogue.devices.catalogue", fail)
     result = run("devices")
     assert result.code == 2
     reason = f'the system reports "{os.strerror(number)}"'

@@ -1,6 +1,7 @@
 """Build the tree of commands.
 
-Importing this module is cheap: each command imports what it needs when it runs.
+Importing this module loads the readers of inputs. Each command imports what searches, simulates,
+runs or draws when it runs.
 """
 
 from __future__ import annotations

@@ -11,6 +11,15 @@ import typer
 
 from argosy.cli.command import takes_options
 from argosy.cli.options import Json, Quiet, Width, no_nan
+from argosy.cli.terminal import (
+    STDOUT,
+    check_output,
+    print_json,
+    progress,
+    stdout_console,
+    write_file,
+)
+from argosy.cost.calibration_file import calibration_to_dict, dumps_calibration
 
 if TYPE_CHECKING:
     from argosy.calibrate.run import Measurements
@@ -85,8 +94,6 @@ def calibrate(options: CalibrateOptions) -> None:
     """
     from argosy.calibrate.file import read_measured
     from argosy.calibrate.study import study
-    from argosy.cli.terminal import check_output, print_json, progress, write_file
-    from argosy.cost.calibration_file import calibration_to_dict, dumps_calibration
 
     if options.output is not None:
         check_output(options.output, options.runs, json=options.json)
@@ -110,7 +117,6 @@ def calibrate(options: CalibrateOptions) -> None:
 
 def _show(measured: Measurements, result: Study, options: CalibrateOptions) -> None:
     """Print the errors and the fitted constants."""
-    from argosy.cli.terminal import STDOUT, stdout_console
     from argosy.report.calibration import constant_table, error_table, worst_table
 
     console = stdout_console(options.width, beside=options.output)

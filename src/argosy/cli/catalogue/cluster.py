@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from argosy.cli.options import Json, Width
+from argosy.cli.terminal import print_json, stdout_console
+from argosy.cluster.file import load_cluster
 
 cluster_app = typer.Typer(
     help="Look at a cluster file.", no_args_is_help=True, rich_markup_mode=None
@@ -28,8 +30,6 @@ def show(source: Source, json: Json = False, width: Width = None) -> None:
     Example:
         argosy cluster show mixed-16
     """
-    from argosy.cli.terminal import print_json, stdout_console
-    from argosy.cluster.file import load_cluster
     from argosy.report.clusters import change_table, cluster_to_dict, link_table, node_table
 
     cluster = load_cluster(source)
@@ -55,9 +55,6 @@ def check(source: Source, json: Json = False) -> None:
     Example:
         argosy cluster check cluster.toml
     """
-    from argosy.cli.terminal import print_json
-    from argosy.cluster.file import load_cluster
-
     cluster = load_cluster(source)
     if json:
         print_json("cluster check", {"name": cluster.name, "hash": cluster.hash, "fine": True})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from argosy.cli.options import Json, Width
-
-if TYPE_CHECKING:
-    from argosy.cluster.device import DeviceKind
+from argosy.cli.terminal import print_json, stdout_console
+from argosy.cluster.catalogue import catalogue
+from argosy.cluster.device import DeviceKind
+from argosy.dtype import Dtype
+from argosy.units import RATE, SIZE
 
 
 def devices(json: Json = False, width: Width = None) -> None:
@@ -19,11 +21,7 @@ def devices(json: Json = False, width: Width = None) -> None:
     Example:
         argosy devices --json
     """
-    from argosy.cli.terminal import print_json, stdout_console
-    from argosy.cluster.catalogue import catalogue
-    from argosy.dtype import Dtype
     from argosy.report.tables import plain_table
-    from argosy.units import RATE, SIZE
 
     if json:
         print_json("devices", {"devices": [_to_dict(kind) for kind in catalogue()]})

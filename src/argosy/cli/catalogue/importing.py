@@ -10,7 +10,12 @@ from typing import Annotated, TypeVar
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import parse_rate
 from argosy.cli.options import Json
+from argosy.cli.terminal import STDOUT, check_output, print_json, write_file
+from argosy.cluster.file import build_cluster
+from argosy.document import parse_toml, read_text
+from argosy.errors import bad_input, refused
 
 # The type of an option's value.
 _Value = TypeVar("_Value")
@@ -76,10 +81,6 @@ def import_cluster(options: ImportOptions) -> None:
             --intra "300 GB/s" --nic "100 Gbit/s" -o cluster.toml
         argosy import topo.xml --from nccl-xml -o cluster.toml
     """
-    from argosy.cli.terminal import STDOUT, check_output, print_json, write_file
-    from argosy.cluster.file import build_cluster
-    from argosy.document import parse_toml
-
     if options.output is not None:
         check_output(options.output, options.file, json=options.json)
     output = None if options.output == STDOUT else options.output
@@ -104,8 +105,6 @@ def _imported(options: ImportOptions) -> str:
     from argosy.cluster.imports.kinds import Kinds
     from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
     from argosy.cluster.imports.slurm import read_slurm
-    from argosy.document import read_text
-    from argosy.errors import bad_input
 
     intra, nic = _rate("--intra", options.intra), _rate("--nic", options.nic)
     uplink = _rate("--uplink", options.uplink)
@@ -138,15 +137,11 @@ def _imported(options: ImportOptions) -> str:
 
 def _rate(option: str, text: str | None) -> float | None:
     """Return the bytes per second of an option; None if it is not given."""
-    from argosy.cli.inputs import parse_rate
-
     return None if text is None else parse_rate(option, text)
 
 
 def _needed(option: str, value: _Value | None, fact: str) -> _Value:
     """Return the value of an option that a format needs; raise ``InputError`` if it is missing."""
-    from argosy.errors import refused
-
     if value is None:
         raise refused(f"{option} is needed: the file does not contain the {fact}")
     return value

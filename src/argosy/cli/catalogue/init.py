@@ -7,14 +7,19 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
+from argosy.cli.inputs import parse_rate, whole_number
 from argosy.cli.options import Json
-
-if TYPE_CHECKING:
-    from argosy.cluster.device import DeviceKind
+from argosy.cli.terminal import STDOUT, check_output, print_json, say_written, write_file
+from argosy.cluster.catalogue import device_kind
+from argosy.cluster.device import DeviceKind
+from argosy.cluster.file import build_cluster
+from argosy.document import parse_toml
+from argosy.errors import InputError, Mismatch, Problem, bad_input, impossible
+from argosy.units import RATE, SIZE
 
 # The type of an answer.
 _Answer = TypeVar("_Answer")
@@ -61,11 +66,6 @@ def init(
         argosy init --node "2 x 4 A100-80GB, intra 300 GB/s, nic 100 Gbit/s" \\
             --node "1 x 2 V100-32GB" --name lab
     """
-    from argosy.cli.terminal import STDOUT, check_output, print_json, say_written, write_file
-    from argosy.cluster.file import build_cluster
-    from argosy.document import parse_toml
-    from argosy.errors import impossible
-
     if output == STDOUT:
         check_output(output, json=json)
     elif output.exists() and not force:
@@ -93,9 +93,6 @@ def init(
 
 def parse_node(text: str) -> NodeAnswer:
     """Parse the value of ``--node``."""
-    from argosy.cli.inputs import parse_rate, whole_number
-    from argosy.errors import bad_input
-
     match = _NODE.fullmatch(text)
     if match is None:
         raise bad_input(_FORM, text, where="--node")
@@ -117,9 +114,6 @@ def parse_node(text: str) -> NodeAnswer:
 
 def _kind(where: str, name: str) -> DeviceKind:
     """Return a device kind by name; raise ``InputError`` if it is unknown."""
-    from argosy.cluster.catalogue import device_kind
-    from argosy.errors import InputError, Mismatch, Problem
-
     try:
         return device_kind(name)
     except Mismatch as error:
@@ -131,7 +125,6 @@ def _kind(where: str, name: str) -> DeviceKind:
 
 def _conversation() -> list[NodeAnswer]:
     """Ask for the nodes of a cluster until there are no more."""
-    from argosy.cli.inputs import parse_rate
 
     def rate(text: str) -> str:
         """Check that an answer is a rate."""
@@ -163,8 +156,6 @@ def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answ
     """Return the answer to a question; report an invalid answer and ask again."""
     import sys
 
-    from argosy.errors import InputError, impossible
-
     while True:
         sys.stderr.write(f"{question} [{default}] ")
         sys.stderr.flush()
@@ -180,8 +171,6 @@ def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answ
 
 def _name(text: str) -> str:
     """Check that an answer is a valid name."""
-    from argosy.errors import bad_input
-
     if re.fullmatch(r"[A-Za-z0-9_-]+", text) is None:
         raise bad_input("a name of letters, digits, - and _", text)
     return text
@@ -189,9 +178,6 @@ def _name(text: str) -> str:
 
 def _count(text: str) -> int:
     """Return an answer as a whole number of at least 1."""
-    from argosy.cli.inputs import whole_number
-    from argosy.errors import bad_input
-
     count = whole_number(text)
     if not count:
         raise bad_input("a whole number of at least 1", text)
@@ -200,8 +186,6 @@ def _count(text: str) -> int:
 
 def _yes_or_no(text: str) -> bool:
     """Return whether an answer is yes."""
-    from argosy.errors import bad_input
-
     if text.lower() not in ("y", "yes", "n", "no"):
         raise bad_input("yes or no", text)
     return text.lower().startswith("y")
@@ -234,8 +218,6 @@ def cluster_text(name: str, answers: list[NodeAnswer], output: Path) -> str:
 
 def _node_lines(letter: str, answer: NodeAnswer) -> list[str]:
     """Return the lines of one group of nodes."""
-    from argosy.units import RATE, SIZE
-
     kind = answer.kind
     names = f"{letter}0" + (f" to {letter}{answer.count - 1}" if answer.count > 1 else "")
     facts = f"{SIZE.format(kind.memory, digits=3)}, {RATE.format(kind.memory_bandwidth, digits=3)}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argosy.cli.options import Json, Width
+from argosy.cli.terminal import print_json, stdout_console
+from argosy.workload.load import load_model, preset_names
 
 
 def models(json: Json = False, width: Width = None) -> None:
@@ -12,9 +14,7 @@ def models(json: Json = False, width: Width = None) -> None:
     Example:
         argosy models
     """
-    from argosy.cli.terminal import print_json, stdout_console
     from argosy.report.tables import plain_table
-    from argosy.workload.load import load_model, preset_names
 
     chains = [load_model(name) for name in preset_names()]
     if json:

@@ -14,6 +14,16 @@ from argosy.cli.gravity.plan import plan
 from argosy.cli.gravity.run import run
 from argosy.cli.names import known_name
 from argosy.cli.options import Json, MeshCells, Quiet, Width
+from argosy.cli.terminal import (
+    check_output,
+    needs,
+    no_stdout,
+    print_json,
+    progress,
+    stdout_console,
+    write_file,
+)
+from argosy.errors import excluded, impossible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,8 +49,6 @@ Output = Annotated[
 
 def needs_extra() -> AbstractContextManager[None]:
     """Name the packages to install if numba, scipy or h5py is missing."""
-    from argosy.cli.terminal import needs
-
     return needs("gravity needs more packages", "nbody")
 
 
@@ -89,8 +97,6 @@ def ic(options: InitialConditionsOptions) -> None:
     Example:
         argosy nbody ic --box 100 --per-side 64 -o ic.hdf5
     """
-    from argosy.cli.terminal import print_json, progress, stdout_console
-
     _check_new(options.output, "an HDF5 file")
     with needs_extra():
         from argosy.nbody.cosmology import Cosmology
@@ -138,7 +144,6 @@ def _amplitude(
     """Return the cosmology with its sigma8, and the table, scaled to sigma8 if that was given."""
     from dataclasses import replace
 
-    from argosy.errors import excluded
     from argosy.nbody.initial.spectrum import sigma8_of
     from argosy.nbody.initial.spectrum_table import read_spectrum
 
@@ -177,8 +182,6 @@ def power(options: PowerOptions) -> None:
     Example:
         argosy nbody power run/snapshot_000.hdf5
     """
-    from argosy.cli.terminal import print_json, progress, stdout_console
-
     box = _read(options.snapshot)
     from argosy.nbody.analysis.power import power_spectrum
     from argosy.nbody.initial.spectrum import linear_power
@@ -255,7 +258,6 @@ def halos(options: HaloOptions) -> None:
     Example:
         argosy nbody halos run/snapshot_000.hdf5 --show 5
     """
-    from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.report.tables import plain_table
 
     box = _read(options.snapshot)
@@ -315,8 +317,6 @@ def picture(options: PictureOptions) -> None:
     Example:
         argosy nbody picture run/snapshot_000.hdf5 -o web.png
     """
-    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
-
     _check_new(options.output, "a PNG file")
     box = _read(options.snapshot)
     from argosy.nbody.analysis.picture import Slice, density_picture, png
@@ -364,8 +364,6 @@ def movie(options: MovieOptions) -> None:
     Example:
         argosy nbody movie run/snapshot_*.hdf5 -o web.png
     """
-    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
-
     _check_new(options.output, "a PNG file")
     boxes = [_read(path) for path in options.snapshots]
     from argosy.nbody.analysis.movie import movie as animated
@@ -401,9 +399,6 @@ def movie(options: MovieOptions) -> None:
 
 def _check_new(output: Path, kind: str) -> None:
     """Raise ``InputError``, before anything is computed, if a file exists or cannot be written."""
-    from argosy.cli.terminal import check_output, no_stdout
-    from argosy.errors import impossible
-
     no_stdout(output, kind)
     if output.exists():
         raise impossible(f"write {output}", "a file of this name exists", "another name")

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import with_traces
 from argosy.cli.options import Json, MeshCells, Quiet, TargetCluster, Traces, Width
+from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
+from argosy.cluster.file import load_cluster
+from argosy.errors import bad_input
+from argosy.units import TIME
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,9 +63,6 @@ def plan(options: GravityPlanOptions) -> None:
     Example:
         argosy nbody plan --cluster mixed-16 --particles 512^3 -o gravity.json
     """
-    from argosy.cli.inputs import with_traces
-    from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
-    from argosy.cluster.file import load_cluster
     from argosy.nbody.planning.plan import plan_step
     from argosy.nbody.planning.plan_file import dumps_gravity_plan
     from argosy.nbody.planning.play import play_run
@@ -90,8 +92,6 @@ def plan(options: GravityPlanOptions) -> None:
 
 def parse_count(text: str, where: str = "--particles") -> int:
     """Parse a number of particles, such as ``512^3``, ``1000000`` or ``1e9``."""
-    from argosy.errors import bad_input
-
     base, caret, power = text.partition("^")
     try:
         # The power of a float overflows; that of a large whole number would fill the memory.
@@ -162,7 +162,6 @@ def _show(console: Console, planned: StepPlan, played: Played, steps: int) -> No
     """Print the plan and the simulated runs."""
     from argosy.report.gravity import domain_table
     from argosy.report.tables import plain_table
-    from argosy.units import TIME
 
     box, best = planned.box, planned.best
     holders = sum(planes > 0 for planes in best.domains.planes)

@@ -17,9 +17,14 @@ import typer
 from argosy.cli.command import takes_options
 from argosy.cli.names import known_name
 from argosy.cli.options import Json, MeshCells, Quiet
+from argosy.cli.terminal import no_stdout, print_json, stdout_console
+from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.errors import RunError, bad_input, excluded, impossible, refused
+from argosy.plan.file import read_plan
+from argosy.units import TIME
 
 if TYPE_CHECKING:
-    from argosy.cluster.topology import Cluster
     from argosy.nbody.files.lightcone import LightConeSettings
     from argosy.nbody.force.settings import GravitySettings
     from argosy.nbody.planning.plan_file import GravityPlan
@@ -143,8 +148,6 @@ class GravityRunOptions:
 
     def devices(self) -> Cluster | None:
         """Return the cluster whose devices the processes are; None if none is named."""
-        from argosy.cluster.file import load_cluster
-
         planned = self.planned()
         if planned is not None:
             return planned.cluster
@@ -153,7 +156,6 @@ class GravityRunOptions:
     def planned(self) -> GravityPlan | None:
         """Return the gravity plan of ``--plan``; None if it is not given."""
         from argosy.nbody.planning.plan_file import gravity_plan_from_document
-        from argosy.plan.file import read_plan
 
         return None if self.plan is None else gravity_plan_from_document(read_plan(self.plan))
 
@@ -171,7 +173,6 @@ class GravityRunOptions:
         """Return, per process or once for all, whether it computes on a GPU."""
         if self.device != "auto":
             return [self.device != "cpu"]
-        from argosy.errors import refused
         from argosy.nbody.planning.pricing import CPU, architecture
 
         where = self.devices()
@@ -245,9 +246,6 @@ def run(options: GravityRunOptions) -> None:
         argosy nbody run ic.hdf5 -o run --cluster two-cards
         argosy nbody run ic.hdf5 -o run --plan gravity.json
     """
-    from argosy.cli.terminal import no_stdout
-    from argosy.errors import excluded, impossible
-
     no_stdout(options.output, "a folder")
     if (options.output / "run.json").exists() and not options.resume:
         remedy = "another folder, or --resume to continue that run"
@@ -266,7 +264,6 @@ def _count_processes(requested: int | None, where: Cluster | None) -> int:
     one."""
     if where is None:
         return requested or 1
-    from argosy.errors import bad_input
 
     started = (
         int(os.environ["WORLD_SIZE"])
@@ -313,7 +310,6 @@ def _settings(options: GravityRunOptions, gravity: GravitySettings, start: float
     Without ``--steps``, the expansion determines the steps and the acceleration of each particle
     its block level.
     """
-    from argosy.errors import bad_input
     from argosy.nbody.motion.evolve import BlockSteps, chosen_steps
     from argosy.nbody.run import Integrator, RunSettings
 
@@ -341,8 +337,6 @@ def _settings(options: GravityRunOptions, gravity: GravitySettings, start: float
 
 def _conclude(output: Path, result: RunResult, seconds: float, *, json: bool) -> None:
     """Print the result of a run."""
-    from argosy.cli.terminal import print_json, stdout_console
-
     files = sorted(str(path) for path in output.glob("snapshot_*.hdf5"))
     if json:
         drift = {"momentum_drift": result.drift.momentum, "energy_drift": result.drift.energy}
@@ -357,8 +351,6 @@ def _conclude(output: Path, result: RunResult, seconds: float, *, json: bool) ->
 
 def _start_processes(count: int, options: GravityRunOptions) -> None:
     """Start this command under torchrun on this machine."""
-    from argosy.errors import RunError
-
     launch = [
         "-m",
         "argosy.runtime.processes.meeting",
@@ -404,8 +396,6 @@ def _processes(options: GravityRunOptions) -> Processes | None:
 
 def _reporter(*, quiet: bool) -> Callable[[RunProgress], None] | None:
     """Return a function that shows progress with the time left: a bar on a terminal, else lines."""
-    from argosy.units import TIME
-
     if quiet:
         return None
     last = [0.0]

@@ -16,13 +16,19 @@ from argosy.cli.inputs import (
     too_long,
 )
 from argosy.cli.names import known_name
+from argosy.cli.terminal import print_json, progress, stdout_console
+from argosy.cluster.file import cluster_from_content
 from argosy.errors import refused
+from argosy.plan.check import check_plan
+from argosy.plan.file import schedule_to_dict
+from argosy.plan.plan import Plan
+from argosy.plan.runnable import check_movable
+from argosy.units import TIME
 
 if TYPE_CHECKING:
     from argosy.adapt.controller import AdaptationLevel
     from argosy.adapt.play import PolicyRun
     from argosy.cli.planning.simulate import SimulateOptions
-    from argosy.plan.plan import Plan
     from argosy.runtime.processes.run_spec import RunSpec
 
 # The largest number of decisions that are listed.
@@ -32,7 +38,6 @@ _MOST_DECISIONS = 12
 def show_courses(scenario: Scenario, adapt: str, options: SimulateOptions) -> None:
     """Simulate every policy up to the requested one, and the oracle; print their throughput."""
     from argosy.adapt.controller import AdaptationLevel, ControllerLimits
-    from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.report.plan import plan_title
 
     check_reach(adapt)
@@ -72,10 +77,6 @@ def check_adapting(plan: Plan, spec: RunSpec, *, quiet: bool = False) -> None:
 
     Predictions need the plan's cluster, and the costs of its model or of another.
     """
-    from argosy.cluster.file import cluster_from_content
-    from argosy.plan.check import check_plan
-    from argosy.plan.runnable import check_movable
-
     if spec.adapt == "full":
         check_movable(plan)
     if spec.adapt != "off":
@@ -176,8 +177,6 @@ def _table(courses: list[tuple[str, PolicyRun]]) -> Any:
 
 def _decisions(course: PolicyRun) -> list[str]:
     """Return a line for each decision of a policy."""
-    from argosy.units import TIME
-
     lines = [""] if course.decisions else ["\nnothing was changed"]
     for decision in course.decisions[:_MOST_DECISIONS]:
         moving = f", moving {TIME.format(decision.moving, digits=3)}" if decision.moving else ""
@@ -195,8 +194,6 @@ def _decisions(course: PolicyRun) -> list[str]:
 
 def _to_dict(name: str, course: PolicyRun) -> dict[str, Any]:
     """Return the run of a policy as a dict for JSON, in seconds."""
-    from argosy.plan.file import schedule_to_dict
-
     return {
         "policy": name,
         "samples_per_second": course.samples_per_second,

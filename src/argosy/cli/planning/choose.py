@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from argosy.cli.inputs import refuse_options
 from argosy.cli.names import known_name
+from argosy.cli.terminal import print_json, stdout_console
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
 from argosy.errors import bad_input, refused
+from argosy.plan.plan import Plan
+from argosy.workload.chain import Chain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from argosy.choose.replan import Courses
     from argosy.cli.planning.plan import PlanOptions
-    from argosy.cluster.topology import Cluster
-    from argosy.cost.compute import ComputeModel
-    from argosy.plan.plan import Plan
     from argosy.planner import Settings
-    from argosy.workload.chain import Chain
 
 
 # The value of --robust that chooses a plan which stays good if the cost model is wrong.
@@ -54,7 +56,6 @@ def check_what_counts(options: PlanOptions) -> None:
     The check comes before any search.
     """
     from argosy.choose.scenario import Robust
-    from argosy.cli.inputs import refuse_options
 
     scenarios, robust, for_trace = options.scenario, options.robust, options.for_trace
     known_name("--objective", options.objective, ("throughput", "cost"), "objectives")
@@ -168,7 +169,6 @@ def courses_over(task: PlanningTask, name: str) -> Courses:
 
 def show_courses(courses: Courses, *, json: bool, width: int | None) -> None:
     """Print one plan, re-planning and hindsight over a trace."""
-    from argosy.cli.terminal import print_json, stdout_console
     from argosy.report.courses import course_table, courses_to_dict, switch_table
 
     if json:

@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import (
+    ScenarioInputs,
+    check_at_least,
+    compute_model,
+    load_scenario,
+    refuse_options,
+    with_traces,
+)
 from argosy.cli.names import known_name
 from argosy.cli.options import (
     DtypeName,
@@ -30,14 +38,20 @@ from argosy.cli.options import (
     Traces,
     Width,
 )
+from argosy.cli.terminal import print_json, progress, stdout_console
+from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.cost.remembered import cost_model_ref
+from argosy.errors import InputError, excluded
+from argosy.plan.file import read_plan
+from argosy.plan.plan import Plan
+from argosy.workload.load import load_model
 
 if TYPE_CHECKING:
     from argosy.baselines import NoPlan, PlanningJob
     from argosy.choose.scenario import Robust
     from argosy.cli.planning.choose import PlanningTask
-    from argosy.cluster.topology import Cluster
     from argosy.plan.islands import IslandPlan
-    from argosy.plan.plan import Plan
     from argosy.report.contest import ContestRow
 
 Batch = Annotated[
@@ -133,7 +147,6 @@ def compare(options: CompareOptions) -> None:
     from argosy.choose.scenario import Robust
     from argosy.cli.planning.islands import IslandRequest, compared_islands
     from argosy.cli.planning.scenarios import load_scenarios
-    from argosy.errors import excluded
 
     islands = IslandRequest(islands=options.islands, sync_every=options.sync_every).options()
     if options.trace and options.scenario:
@@ -160,9 +173,7 @@ def compare(options: CompareOptions) -> None:
 
 def _task_of_plan(plan: str, options: CompareOptions) -> tuple[PlanningTask, Plan]:
     """Return the inputs that a plan was made from, and the plan."""
-    from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
     from argosy.cli.planning.choose import PlanningTask
-    from argosy.plan.file import read_plan
     from argosy.planner import Settings
 
     unused = {**options.of_the_model, "--model": options.model}
@@ -188,13 +199,10 @@ def _task_of_plan(plan: str, options: CompareOptions) -> tuple[PlanningTask, Pla
 def _task(options: CompareOptions) -> PlanningTask | None:
     """Return the inputs that all planners are given; None for gravity, which is compared at
     once."""
-    from argosy.cli.inputs import check_at_least, compute_model, with_traces
     from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.gravity_plans import PREFIX
-    from argosy.cluster.file import load_cluster
     from argosy.errors import refused
     from argosy.planner import Settings
-    from argosy.workload.load import load_model
 
     if options.model is None or options.cluster is None:
         raise refused("argosy compare needs --model and --cluster, or a plan")
@@ -221,7 +229,6 @@ def _task(options: CompareOptions) -> PlanningTask | None:
 
 def _compare_gravity(model: str, cluster: Cluster, options: CompareOptions) -> None:
     """Compare plans of gravity; reject options that do not apply to it."""
-    from argosy.cli.inputs import refuse_options
     from argosy.cli.planning.gravity_plans import compare_gravity
 
     others = {
@@ -244,7 +251,6 @@ def _our_seconds(rows: Sequence[ContestRow]) -> float:
 
 def _show(comparison: Comparison, options: CompareOptions) -> None:
     """Print the table, or everything as JSON."""
-    from argosy.cli.terminal import print_json, stdout_console
     from argosy.report.contest import contest_table, counted_over
     from argosy.report.islands import side_by_side
 
@@ -265,7 +271,6 @@ def _show(comparison: Comparison, options: CompareOptions) -> None:
 
 def _to_dict(comparison: Comparison, options: CompareOptions) -> dict[str, Any]:
     """Return a comparison as a dict for JSON."""
-    from argosy.cost.remembered import cost_model_ref
     from argosy.explain.contest import moments
     from argosy.report.contest import rows_to_dict
     from argosy.report.islands import compared_to_dict
@@ -298,7 +303,6 @@ def _answer(name: str, job: PlanningJob) -> Plan | NoPlan:
     If it needs times that a profile does not have, that is the reason why it has no plan.
     """
     from argosy.baselines import BASELINES, NoPlan
-    from argosy.errors import InputError
 
     try:
         return BASELINES[name](job)
@@ -346,7 +350,6 @@ def compared(
     """
     from argosy.baselines import NoPlan, PlanningJob
     from argosy.choose.scenario import Robust, objective
-    from argosy.cli.terminal import progress
     from argosy.cluster.lasting import at_time_zero, within_reach
     from argosy.explain.contest import contest
     from argosy.report.contest import OURS, rows_of

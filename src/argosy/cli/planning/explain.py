@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import Scenario, ScenarioInputs, load_scenario, refuse_options
 from argosy.cli.options import (
     ClusterSource,
     DtypeName,
@@ -17,12 +18,13 @@ from argosy.cli.options import (
     Traces,
     Width,
 )
+from argosy.cli.terminal import print_json, progress, stdout_console
+from argosy.cluster.topology import Cluster
+from argosy.plan.file import read_plan, schedule_to_dict
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from argosy.cli.inputs import Scenario, ScenarioInputs
-    from argosy.cluster.topology import Cluster
     from argosy.explain import Explanation
 
 
@@ -41,8 +43,6 @@ class ExplainOptions:
 
     def inputs(self) -> ScenarioInputs:
         """Return the inputs that replace those of the plan."""
-        from argosy.cli.inputs import ScenarioInputs
-
         return ScenarioInputs(
             cluster=self.cluster,
             traces=self.trace or (),
@@ -65,9 +65,7 @@ def explain(options: ExplainOptions) -> None:
         argosy explain train.py:build --cluster two-cards
         argosy explain gravity.json
     """
-    from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.explain import explain_plan
-    from argosy.plan.file import schedule_to_dict
     from argosy.report.explain import explanation_to_dict
 
     scenario = _scenario(options)
@@ -92,11 +90,9 @@ def explain(options: ExplainOptions) -> None:
 
 def _scenario(options: ExplainOptions) -> Scenario | None:
     """Return the plan to explain; None if it is of another kind, which is explained at once."""
-    from argosy.cli.inputs import load_scenario, refuse_options
     from argosy.cli.planning.gravity_plans import explain_gravity
     from argosy.cli.planning.islands import explain_islands
     from argosy.cli.planning.program import scenario_of_program
-    from argosy.plan.file import read_plan
 
     if options.plan.partition(":")[0].endswith(".py"):
         unused = {"--trace": options.trace, "--profile": options.profile}

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import model_of
 from argosy.cli.options import ClusterSource, Json, PlanSource
+from argosy.cli.terminal import STDOUT, check_output, print_json, write_file
+from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.exporters.systems import System
+from argosy.plan.file import plan_from_document, read_plan
 
 if TYPE_CHECKING:
     from argosy.exporters.form import Export
@@ -81,8 +85,6 @@ def export(options: ExportRequest) -> None:
         argosy export plan.json --to megatron -o megatron.sh
         argosy export plan.json --to torchtitan -o job/
     """
-    from argosy.cli.terminal import STDOUT, check_output, print_json
-
     to_stdout = options.output is None or options.output == STDOUT
     if options.output == STDOUT:
         check_output(options.output, json=options.json)
@@ -109,10 +111,7 @@ def export(options: ExportRequest) -> None:
 
 def _exported(options: ExportRequest) -> Export:
     """Return the files of the target system."""
-    from argosy.cli.inputs import model_of
-    from argosy.cluster.file import cluster_from_content, load_cluster
     from argosy.exporters.write import ExportOptions, export_plan
-    from argosy.plan.file import plan_from_document, read_plan
 
     document = read_plan(options.plan)
     plan = plan_from_document(document)
@@ -136,8 +135,6 @@ def _exported(options: ExportRequest) -> Export:
 
 def _write(exported: Export, options: ExportRequest) -> None:
     """Write one file, or several into a folder."""
-    from argosy.cli.terminal import check_output, write_file
-
     assert options.output is not None
     if len(exported.files) > 1:
         for name, text in exported.files:

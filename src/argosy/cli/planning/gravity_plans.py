@@ -8,14 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long, with_traces
+from argosy.cli.terminal import print_json, progress, stdout_console, write_file
+from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.document import Document
 from argosy.errors import bad_input
+from argosy.units import TIME
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from argosy.cli.planning.simulate import SimulateOptions
-    from argosy.cluster.topology import Cluster
-    from argosy.document import Document
     from argosy.nbody.planning.plan import PricedDomains, StepPlan
     from argosy.nbody.planning.plan_file import GravityPlan
     from argosy.nbody.planning.play import PlayedRun
@@ -31,7 +35,6 @@ def simulate_gravity(document: Document, options: SimulateOptions) -> None:
     """Simulate a gravity plan step by step, with ``--adapt`` also re-balanced."""
     from argosy.cli.planning.adapting import check_reach
     from argosy.cli.planning.simulate import MOST_RECORDED
-    from argosy.cli.terminal import print_json, stdout_console, write_file
     from argosy.nbody.planning.play import step_timeline
     from argosy.timeline.file import dumps_timeline
 
@@ -61,8 +64,6 @@ def _played(
     plan: GravityPlan, where: Cluster, options: SimulateOptions
 ) -> list[tuple[str, PlayedRun]]:
     """Simulate the planned domains and those that they are compared with; return runs by name."""
-    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long
-    from argosy.cli.terminal import progress
     from argosy.nbody.planning.play import play_run
 
     iterations, until = options.iterations, options.until
@@ -93,7 +94,6 @@ def _played(
 def _run_table(runs: Sequence[tuple[str, PlayedRun]]) -> Table:
     """Return a table with a row per simulated run."""
     from argosy.report.tables import plain_table
-    from argosy.units import TIME
 
     table = plain_table(
         "cut",
@@ -127,11 +127,9 @@ def explain_gravity(
     quiet: bool,
 ) -> None:
     """Explain why a step of a gravity plan takes so long, and what would help."""
-    from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.nbody.planning.reasons import explain_step
     from argosy.report.gravity import domain_table, improvement_rows, reason_lines, reasons_to_dict
     from argosy.report.tables import plain_table
-    from argosy.units import TIME
 
     plan, where = _plan_on(document, cluster, traces)
     with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
@@ -169,7 +167,6 @@ def report_gravity(
     quiet: bool,
 ) -> int:
     """Write a gravity plan as one page; return its size in bytes."""
-    from argosy.cli.terminal import progress, write_file
     from argosy.nbody.planning.plan import StepPrices
     from argosy.nbody.planning.reasons import explain_step
     from argosy.report.gravity import gravity_page
@@ -191,8 +188,6 @@ def _plan_on(
     document: Document, cluster: str | None, traces: Sequence[str]
 ) -> tuple[GravityPlan, Cluster]:
     """Return a gravity plan, and the cluster on which it is simulated."""
-    from argosy.cli.inputs import with_traces
-    from argosy.cluster.file import load_cluster
     from argosy.nbody.planning.plan_file import gravity_plan_from_document
 
     plan = gravity_plan_from_document(document)
@@ -218,12 +213,10 @@ def compare_gravity(
 ) -> None:
     """Compare the planned domains with equal counts and counts by speed, over several steps."""
     from argosy.cli.gravity.plan import parse_count
-    from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.nbody.planning.plan import plan_step
     from argosy.nbody.planning.play import play_run
     from argosy.nbody.planning.pricing import typical_box
     from argosy.report.tables import plain_table
-    from argosy.units import TIME
 
     box = typical_box(parse_count(box_name.removeprefix(PREFIX), "--model"))
     with progress(f"planning {box.particles:.3g} particles on {cluster!r}", quiet=quiet):

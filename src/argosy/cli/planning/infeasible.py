@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from argosy.cli.terminal import print_json, stdout_console
+from argosy.errors import impossible
+from argosy.workload.chain import Chain
+
 if TYPE_CHECKING:
     from argosy.explain.infeasible import Infeasibility
     from argosy.explain.remedy import Change
-    from argosy.workload.chain import Chain
 
 _REPLACED_BY = {"--lora": ("--train",)}
 """Options that mean the same as another one."""
@@ -30,7 +33,6 @@ def show_infeasibility(
 
     The reason itself is the message of the error.
     """
-    from argosy.cli.terminal import print_json, stdout_console
     from argosy.report.infeasible import change_lines, infeasibility_to_dict, need_table
     from argosy.report.plan import plan_title
 
@@ -51,8 +53,6 @@ def with_optimizer(chain: Chain, **changes: str) -> Chain:
 
     Raises ``InputError`` for other changes, because the program itself decides them.
     """
-    from argosy.errors import impossible
-
     if set(changes) != {"optimizer"}:
         names = ", ".join(changes)
         raise impossible(f"change {names}", f"{chain.name} sets it", "editing the program")

@@ -9,25 +9,35 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argosy.cli.inputs import (
+    MOST_ITERATIONS,
+    ScenarioInputs,
+    check_iterations,
+    load_scenario,
+    parse_time,
+    refuse_options,
+    whole_number,
+)
 from argosy.cli.names import known_name
-from argosy.errors import bad_input
+from argosy.cli.terminal import STDOUT, print_json, progress, stdout_console, write_file
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.document import Document
+from argosy.errors import InfeasibleError, bad_input
+from argosy.plan.plan import Plan
+from argosy.units import TIME
+from argosy.workload.chain import Chain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from argosy.choose.islands import IslandOptions
-    from argosy.cli.inputs import ScenarioInputs
     from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.explain import ExplainOptions
     from argosy.cli.planning.plan import PlanOptions
     from argosy.cli.planning.simulate import SimulateOptions
-    from argosy.cluster.topology import Cluster
-    from argosy.cost.compute import ComputeModel
-    from argosy.document import Document
     from argosy.plan.islands import IslandPlan, OuterOptimizer
-    from argosy.plan.plan import Plan
     from argosy.timeline import Timeline
-    from argosy.workload.chain import Chain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +68,6 @@ class IslandRequest:
         Raises ``InputError`` if other options of islands are given with ``--islands off``.
         """
         from argosy.choose.islands import IslandOptions
-        from argosy.cli.inputs import refuse_options, whole_number
         from argosy.plan.islands import Compression
 
         if self.islands == "off":
@@ -123,9 +132,6 @@ def plan_islands(
     faster.
     """
     from argosy.choose.islands import find_island_plan
-    from argosy.cli.terminal import progress
-    from argosy.errors import InfeasibleError
-    from argosy.units import TIME
 
     why, auto = None, options.islands == "auto"
     try:
@@ -161,7 +167,6 @@ def plan_islands(
 
 def _write_and_show(plan: IslandPlan, cluster: Cluster, options: PlanOptions) -> None:
     """Write an island plan to ``--output``, and print it."""
-    from argosy.cli.terminal import STDOUT, print_json, stdout_console, write_file
     from argosy.plan.islands_file import dumps_island_plan, island_plan_to_dict
 
     output = options.output
@@ -195,7 +200,6 @@ def show_island_plan(console: Console, plan: IslandPlan, cluster: Cluster) -> No
 
 def load_island_scenario(document: Document, given: ScenarioInputs) -> IslandScenario:
     """Load the island plan in a document, on its own cluster or another, under other changes."""
-    from argosy.cli.inputs import load_scenario
     from argosy.plan.islands_file import island_plan_from_document
 
     plan = island_plan_from_document(document)
@@ -215,8 +219,6 @@ def load_island_scenario(document: Document, given: ScenarioInputs) -> IslandSce
 
 def simulate_islands(document: Document, options: SimulateOptions) -> None:
     """Simulate an island plan; without a number of steps, four exchanges of every fragment."""
-    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time
-    from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.cluster.lasting import last_change
     from argosy.explain.islands import step_range
     from argosy.report.islands import course_lines, course_to_dict, island_table, island_title
@@ -252,7 +254,6 @@ def simulate_islands(document: Document, options: SimulateOptions) -> None:
 
 def report_islands(document: Document, output: Path, given: ScenarioInputs) -> int:
     """Write the page of an island plan; return its size in bytes."""
-    from argosy.cli.terminal import progress, write_file
     from argosy.report.page.islands import IslandReport
 
     scenario = load_island_scenario(document, given)
@@ -271,8 +272,6 @@ def island_timeline(
 
     By default, these are the steps around its first exchange.
     """
-    from argosy.cli.inputs import check_iterations
-    from argosy.cli.terminal import progress
     from argosy.sim.island_window import IslandWindow
     from argosy.sim.islands import play_islands
 
@@ -303,11 +302,9 @@ def explain_islands(document: Document, options: ExplainOptions) -> None:
 
     The changes are other exchange intervals and faster links between islands.
     """
-    from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.explain.islands import island_what_ifs
     from argosy.report.islands import what_changes
     from argosy.report.tables import plain_table
-    from argosy.units import TIME
 
     scenario = load_island_scenario(document, options.inputs())
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=options.quiet):
@@ -338,8 +335,6 @@ def compared_islands(
     Each is given the seconds of a synchronous plan to compare with.
     """
     from argosy.choose.islands import find_island_plan
-    from argosy.cli.terminal import progress
-    from argosy.errors import InfeasibleError
 
     plans: list[IslandPlan] = []
     least = options.limit if options.sync_every is None else options.sync_every

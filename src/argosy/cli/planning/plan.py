@@ -62,7 +62,11 @@ from argosy.cli.options import (
     Width,
     Workers,
 )
-from argosy.cli.terminal import progress
+from argosy.cli.terminal import STDOUT, print_json, progress, stdout_console, write_file
+from argosy.cluster.topology import Cluster
+from argosy.errors import NothingFitsError
+from argosy.plan.file import dumps_plan, plan_to_dict
+from argosy.plan.plan import Plan
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -71,8 +75,6 @@ if TYPE_CHECKING:
 
     from argosy.cli.planning.choose import ChosenPlan, PlanningTask
     from argosy.cli.planning.plan_request import PlanRequest
-    from argosy.cluster.topology import Cluster
-    from argosy.plan.plan import Plan
     from argosy.planner import CapturedProgram, Settings
 
 
@@ -160,9 +162,6 @@ def plan(options: PlanOptions) -> None:
     from argosy.cli.planning.choose import courses_over, show_courses
     from argosy.cli.planning.islands import plan_islands
     from argosy.cli.planning.plan_request import read_request
-    from argosy.cli.terminal import print_json, write_file
-    from argosy.errors import NothingFitsError
-    from argosy.plan.file import dumps_plan
 
     request = read_request(options)
     task = request.task
@@ -247,8 +246,6 @@ def _show_what_would_fit(request: PlanRequest) -> str:
 
 def _show(outcome: ChosenPlan, cluster: Cluster, options: PlanOptions) -> None:
     """Print the plan, what was not chosen, and the commands that come next."""
-    from argosy.cli.terminal import STDOUT, stdout_console
-
     console = stdout_console(options.width, beside=options.output)
     show_plan(console, outcome.plan, cluster)
     for part in outcome.shown:
@@ -297,8 +294,6 @@ def _workers(name: str, count: int) -> AbstractContextManager[Executor | None]:
 
 def _to_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan file, and beside it its main parts, as a dict for JSON."""
-    from argosy.plan.file import plan_to_dict
-
     content = plan_to_dict(plan)
     beside = {
         name: content.get(name)

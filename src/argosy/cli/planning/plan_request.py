@@ -7,15 +7,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from argosy.cli.inputs import (
+    check_at_least,
+    compute_model,
+    load_calibration,
+    parse_size,
+    parse_time,
+    refuse_options,
+    whole_number,
+)
+from argosy.cli.terminal import check_output
+from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.cost.calibration import Calibration
+from argosy.errors import bad_input, closest, excluded, refused
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.chain import Chain
+from argosy.workload.load import load_model
+from argosy.workload.settings import parse_settings
+from argosy.workload.tuning import parse_tuning
+
 if TYPE_CHECKING:
     from argosy.choose.islands import IslandOptions
     from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.plan import PlanOptions
-    from argosy.cluster.topology import Cluster
-    from argosy.cost.calibration import Calibration
     from argosy.planner import CapturedProgram, Settings
-    from argosy.schedule import ScheduleSpec
-    from argosy.workload.chain import Chain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +52,14 @@ class PlanRequest:
     def check_divisible_batch(self, option: str) -> None:
         """Raise ``InputError`` if an option cannot be combined with a program that mixes
         samples."""
-        from argosy.errors import excluded
-
         if self.program is not None and self.program.mixes is not None:
             raise excluded(option, "a program that mixes samples")
 
 
 def read_request(options: PlanOptions) -> PlanRequest:
     """Check the options of ``argosy plan`` and load what they name; raise ``InputError``."""
-    from argosy.cli.inputs import check_at_least, compute_model, load_calibration
     from argosy.cli.planning.choose import PlanningTask, check_what_counts
     from argosy.cli.planning.islands import check_divisible
-    from argosy.cli.terminal import check_output
-    from argosy.cluster.file import load_cluster
-    from argosy.errors import refused
 
     program = None if options.program is None else _captured(options, options.program)
     model = options.model if program is None else program.chain.name
@@ -86,10 +96,7 @@ def read_request(options: PlanOptions) -> PlanRequest:
 
 def _captured(options: PlanOptions, text: str) -> CapturedProgram:
     """Capture the program of ``--program``; options that it decides itself are rejected."""
-    from argosy.cli.inputs import refuse_options
     from argosy.cli.planning.program import capture_program
-    from argosy.cli.terminal import check_output
-    from argosy.workload.settings import parse_settings
 
     decided_by_the_program = {
         "--model": options.model,
@@ -130,8 +137,6 @@ def _islands(options: PlanOptions) -> IslandOptions | None:
 
 def _check_islands(options: PlanOptions, program: CapturedProgram | None) -> None:
     """Raise ``InputError`` if an option cannot be combined with ``--islands``."""
-    from argosy.cli.inputs import refuse_options
-
     conflicting: dict[str, object] = {
         "--scenario": options.scenario,
         "--for": options.for_system,
@@ -147,7 +152,6 @@ def _check_islands(options: PlanOptions, program: CapturedProgram | None) -> Non
 
 def _settings(options: PlanOptions) -> tuple[Settings, str | None]:
     """Return the settings of the search, and the calibration file, which ``--for`` may choose."""
-    from argosy.cli.inputs import parse_size, parse_time, refuse_options
     from argosy.cli.planning.target import with_target
     from argosy.planner import Settings
     from argosy.solve.settings import with_offload
@@ -190,8 +194,6 @@ def _model(
 ) -> tuple[Chain, Callable[..., Chain]]:
     """Return the chain of a model, and a function that loads it with other options."""
     from argosy.cli.planning.target import check_target
-    from argosy.workload.load import load_model
-    from argosy.workload.tuning import parse_tuning
 
     tuning = parse_tuning(
         train=options.train,
@@ -221,7 +223,6 @@ def _placed(
     """Return a program on a cluster, and a function that returns its chain with another
     optimizer."""
     from argosy.cli.planning.infeasible import with_optimizer
-    from argosy.workload.settings import parse_settings
 
     optimizer = parse_settings(optimizer=options.optimizer).optimizer
     placed = program.on(cluster)
@@ -233,10 +234,7 @@ def _placed(
 def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
     """Return the schedules of ``--schedule``, each once; ``kfkb`` alone means every k that is
     searched."""
-    from argosy.cli.inputs import whole_number
-    from argosy.errors import bad_input, closest
     from argosy.planner import SCHEDULES
-    from argosy.schedule import ScheduleKind, ScheduleSpec
 
     searched_on_request = [
         ScheduleSpec(kind=kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE)

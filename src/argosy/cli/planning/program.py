@@ -5,10 +5,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from argosy.cli.inputs import Scenario
 from argosy.cli.names import known_name
+from argosy.cli.terminal import needs, progress
+from argosy.cluster.file import load_cluster
+from argosy.cost.compute import ComputeModel
+from argosy.dtype import Dtype
+from argosy.errors import refused
 
 if TYPE_CHECKING:
-    from argosy.cli.inputs import Scenario
     from argosy.planner import CapturedProgram
 
 
@@ -16,8 +21,6 @@ def capture_program(
     text: str, *, dtype: str | None, quiet: bool, powersgd: int = 0
 ) -> CapturedProgram:
     """Run a program's build without values, and capture its step."""
-    from argosy.cli.terminal import needs, progress
-    from argosy.dtype import Dtype
     from argosy.runtime.job.program import load_program, split_name
     from argosy.space.operations.calls import is_known
 
@@ -41,11 +44,6 @@ def scenario_of_program(
     text: str, cluster: str | None, *, dtype: str | None, quiet: bool
 ) -> Scenario:
     """Plan a program on a cluster, and return everything that is needed to explain the plan."""
-    from argosy.cli.inputs import Scenario
-    from argosy.cli.terminal import progress
-    from argosy.cluster.file import load_cluster
-    from argosy.cost.compute import ComputeModel
-    from argosy.errors import refused
     from argosy.planner import find_plan
 
     if cluster is None:

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
 from argosy.cli.options import ClusterSource, Json, PlanSource, Profiles, Quiet, Traces
+from argosy.cli.terminal import check_output, print_json, progress, say_written, write_file
+from argosy.cluster.topology import Cluster
+from argosy.document import Document, read_json
+from argosy.errors import bad_input
+from argosy.plan.file import read_plan
+from argosy.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from argosy.cli.inputs import ScenarioInputs
-    from argosy.cluster.topology import Cluster
-    from argosy.document import Document
-    from argosy.plan.plan import Plan
     from argosy.report.decisions import Told
     from argosy.report.page import Report
     from argosy.timeline import Timeline
@@ -61,8 +64,6 @@ class ReportOptions:
 
     def inputs(self) -> ScenarioInputs:
         """Return the inputs that replace those of the plan."""
-        from argosy.cli.inputs import ScenarioInputs
-
         return ScenarioInputs(
             cluster=self.cluster,
             traces=self.trace or (),
@@ -85,10 +86,7 @@ def report(options: ReportOptions) -> None:
         argosy report plan.json run/timeline.json --decisions run/decisions.jsonl
         argosy report plan.json --scenario none --scenario "v0.nic=on-off:low=0.1"
     """
-    from argosy.cli.inputs import load_scenario
     from argosy.cli.planning.scenarios import load_scenarios
-    from argosy.cli.terminal import check_output
-    from argosy.plan.file import read_plan
     from argosy.report.page import Report
     from argosy.timeline.file import load_timeline
 
@@ -122,7 +120,6 @@ def _report_other_kind(
     document: Document, measured: Mapping[str, Timeline], options: ReportOptions
 ) -> int:
     """Write the page of a gravity plan or an island plan; return its size in bytes."""
-    from argosy.cli.inputs import refuse_options
     from argosy.cli.planning.gravity_plans import report_gravity
     from argosy.cli.planning.islands import report_islands
 
@@ -149,8 +146,6 @@ def _report_other_kind(
 
 def _conclude(output: Path, size: int, *, json: bool) -> None:
     """Print the name and the size of the page."""
-    from argosy.cli.terminal import print_json, say_written
-
     if json:
         print_json("report", {"file": str(output), "bytes": size})
     else:
@@ -174,8 +169,6 @@ def _names(paths: Sequence[Path]) -> dict[str, Path]:
 def _check_timelines(measured: Mapping[str, Timeline], cluster: Cluster) -> None:
     """Raise ``InputError`` for a timeline of another cluster, whose devices the page cannot
     show."""
-    from argosy.errors import bad_input
-
     known = {device.name for device in cluster.devices}
     for file, timeline in measured.items():
         for name in timeline.devices:
@@ -189,8 +182,6 @@ def _check_timelines(measured: Mapping[str, Timeline], cluster: Cluster) -> None
 
 def write_page(report: Report, output: Path, *, quiet: bool) -> int:
     """Write the page of a plan; return its size in bytes."""
-    from argosy.cli.terminal import progress, write_file
-
     with progress(f"simulating {report.plan!r}", quiet=quiet):
         page = report.html.encode()
     write_file(output, page)
@@ -201,8 +192,6 @@ def _rivals(path: Path | None, plan: Plan) -> list[tuple[str, float | None, str]
     """Return the rows of a comparison; raise ``InputError`` for another model, cluster or batch."""
     if path is None:
         return []
-    from argosy.document import read_json
-    from argosy.errors import bad_input
 
     content = read_json(str(path)).data
     rows = content.get("rows") if isinstance(content, dict) else None

@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from argosy.cli.terminal import has_spinner, spinner
+from argosy.plan.plan import Plan
+from argosy.units import TIME
+from argosy.workload.chain import Chain
+
 if TYPE_CHECKING:
     from argosy.cli.planning.choose import PlanningTask
-    from argosy.plan.plan import Plan
     from argosy.planner import CapturedProgram, SearchProgress
-    from argosy.workload.chain import Chain
 
 
 def search(workload: Chain | CapturedProgram, task: PlanningTask, *, quiet: bool) -> Plan:
@@ -40,8 +43,6 @@ def _watch(message: str, *, quiet: bool) -> Iterator[Callable[[SearchProgress], 
 
     On a terminal it changes one line, else it prints a line per percent of the gap.
     """
-    from argosy.cli.terminal import has_spinner, spinner
-
     if quiet:
         yield None
     elif has_spinner():
@@ -63,8 +64,6 @@ def _watch(message: str, *, quiet: bool) -> Iterator[Callable[[SearchProgress], 
 
 def _state(state: SearchProgress) -> str:
     """Describe the state of a search."""
-    from argosy.units import TIME
-
     if math.isinf(state.bound):
         return "no plan fits in memory"
     if not math.isfinite(state.seconds):

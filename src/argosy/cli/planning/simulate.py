@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import (
+    MOST_ITERATIONS,
+    Scenario,
+    ScenarioInputs,
+    check_at_least,
+    check_iterations,
+    load_scenario,
+    parse_time,
+    refuse_options,
+    too_long,
+)
 from argosy.cli.options import (
     CalibrationFile,
     ClusterSource,
@@ -24,12 +35,14 @@ from argosy.cli.options import (
     Width,
     no_nan,
 )
+from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
+from argosy.document import Document
+from argosy.plan.file import read_plan, schedule_to_dict
+from argosy.units import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from argosy.cli.inputs import Scenario, ScenarioInputs
-    from argosy.document import Document
     from argosy.report.summary import Summary
     from argosy.timeline import Timeline
 
@@ -89,8 +102,6 @@ class SimulateOptions:
 
     def inputs(self) -> ScenarioInputs:
         """Return the inputs that replace those of the plan."""
-        from argosy.cli.inputs import ScenarioInputs
-
         return ScenarioInputs(
             cluster=self.cluster,
             traces=self.trace or (),
@@ -123,10 +134,6 @@ def simulate(options: SimulateOptions) -> None:
         argosy simulate plan.json --adapt full --until "10 min"
         argosy simulate gravity.json --adapt full --iterations 20
     """
-    from argosy.cli.inputs import load_scenario, refuse_options
-    from argosy.cli.terminal import check_output
-    from argosy.plan.file import read_plan
-
     if options.output is not None:
         check_output(
             options.output,
@@ -159,8 +166,6 @@ def simulate(options: SimulateOptions) -> None:
 
 def _simulate_plan(scenario: Scenario, options: SimulateOptions) -> None:
     """Simulate a plan that does not adapt, and print the result."""
-    from argosy.cli.terminal import print_json, stdout_console, write_file
-    from argosy.plan.file import schedule_to_dict
     from argosy.report.summary import summarise, summary_to_dict
     from argosy.timeline.file import dumps_timeline
 
@@ -194,7 +199,6 @@ def _simulate_plan(scenario: Scenario, options: SimulateOptions) -> None:
 
 def _simulate_other_kind(document: Document, options: SimulateOptions) -> None:
     """Simulate a gravity plan or an island plan; reject options that do not apply to it."""
-    from argosy.cli.inputs import refuse_options
     from argosy.cli.planning.gravity_plans import simulate_gravity
     from argosy.cli.planning.islands import simulate_islands
 
@@ -219,14 +223,6 @@ def play(
     least_recorded: int = 1,
 ) -> Timeline:
     """Simulate a plan with the given options."""
-    from argosy.cli.inputs import (
-        MOST_ITERATIONS,
-        check_at_least,
-        check_iterations,
-        parse_time,
-        too_long,
-    )
-    from argosy.cli.terminal import progress
     from argosy.sim.simulate import simulate as simulate_plan
 
     end = parse_time("--until", until)
@@ -268,7 +264,6 @@ def _show(
     from argosy.report.gantt import gantt
     from argosy.report.plan import plan_title
     from argosy.report.tables import device_table, link_table, summary_table
-    from argosy.units import counted
 
     # Drawn first, so that an --iteration that does not exist is an error before any output.
     chart = (

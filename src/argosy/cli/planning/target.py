@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from argosy.cli.names import known_name
+from argosy.errors import bad_input, excluded
+from argosy.workload.chain import Chain
 
 if TYPE_CHECKING:
     from argosy.plan.targets import Target
     from argosy.planner import Settings
-    from argosy.workload.chain import Chain
 
 
 def with_target(
@@ -20,7 +21,6 @@ def with_target(
 
     ``named`` is set if the user named the schedules.
     """
-    from argosy.errors import bad_input, excluded
     from argosy.plan.targets import TARGETS, TargetName
 
     target = TARGETS[TargetName(known_name("--for", name, TargetName, "systems"))]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
 from argosy.cli.options import (
     ClusterSource,
     GroupSize,
@@ -19,6 +20,8 @@ from argosy.cli.options import (
     Traces,
     Until,
 )
+from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, write_file
+from argosy.plan.file import read_plan
 
 if TYPE_CHECKING:
     from argosy.timeline import Timeline
@@ -73,8 +76,6 @@ def trace(options: TraceOptions) -> None:
         argosy trace llama-3-8b-on-mixed-16 -n 3 -o trace.json.gz
         argosy trace timeline.json --per-rank traces/
     """
-    from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, write_file
-
     if options.per_rank is None:
         check_output(options.output, options.source, options.cluster, json=options.json)
     else:
@@ -95,9 +96,7 @@ def trace(options: TraceOptions) -> None:
 
 def _timeline(options: TraceOptions) -> Timeline:
     """Return the timeline in a file, or simulate the plan in it."""
-    from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
     from argosy.cli.planning.simulate import play
-    from argosy.plan.file import read_plan
     from argosy.timeline.file import timeline_from_document
 
     document = read_plan(options.source)

@@ -12,14 +12,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import Scenario, ScenarioInputs, load_scenario
 from argosy.cli.options import Json, Quiet, Width
+from argosy.cli.terminal import (
+    no_stdout,
+    print_json,
+    progress,
+    silent_console,
+    stdout_console,
+    write_file,
+)
+from argosy.cluster.file import with_changes
+from argosy.document import make_folder
+from argosy.plan.file import dumps_plan, read_plan
+from argosy.plan.plan import Plan
+from argosy.units import TIME
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from argosy.cli.inputs import Scenario
     from argosy.explain import Explanation
-    from argosy.plan.plan import Plan
     from argosy.report.comparison import Case
     from argosy.report.contest import ContestRow
     from argosy.timeline import Timeline
@@ -79,11 +91,6 @@ def demo(options: DemoOptions) -> None:
     Example:
         argosy demo
     """
-    from argosy.cli.inputs import load_scenario
-    from argosy.cli.terminal import no_stdout, print_json, silent_console, stdout_console
-    from argosy.document import make_folder
-    from argosy.plan.file import read_plan
-
     no_stdout(options.out, "a folder", option="--out")
     make_folder(options.out)  # a problem is reported before the demonstration, not after it
     console = silent_console() if options.json else stdout_console(options.width)
@@ -114,10 +121,6 @@ def demo(options: DemoOptions) -> None:
 
 def _play_schedules(*, quiet: bool) -> tuple[list[Case], Timeline]:
     """Simulate the schedules; return their figures, and the timeline that is written."""
-    from argosy.cli.inputs import ScenarioInputs, load_scenario
-    from argosy.cli.terminal import progress
-    from argosy.plan.file import read_plan
-
     cases, timelines = [], {}
     for name, (schedule, k) in SCHEDULES.items():
         scenario = load_scenario(read_plan(PLAN), ScenarioInputs(schedule=schedule, k=k))
@@ -130,8 +133,6 @@ def _play_schedules(*, quiet: bool) -> tuple[list[Case], Timeline]:
 def _write_files(plan: Plan, plan_file: Path, timeline: Timeline, trace_file: Path) -> None:
     """Write the plan, and the trace of a timeline."""
     from argosy.cli.planning.trace import trace_files
-    from argosy.cli.terminal import write_file
-    from argosy.plan.file import dumps_plan
 
     write_file(plan_file, dumps_plan(plan).encode(), make_folder=True)
     for path, content in trace_files(timeline, output=trace_file).items():
@@ -192,7 +193,6 @@ def _compare(by_hand: Scenario, best_plan: Plan, *, quiet: bool) -> list[Contest
 
 def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
     """Simulate the plan on the constant network, and for ``SECONDS`` on the changing one."""
-    from argosy.cluster.file import with_changes
     from argosy.report.comparison import Case
     from argosy.report.summary import summarise
     from argosy.sim.simulate import simulate
@@ -264,7 +264,6 @@ def _show_plan(
     from argosy.cli.planning.plan import show_plan
     from argosy.report.contest import contest_table
     from argosy.report.explain import gain_in_percent, help_in_a_sentence
-    from argosy.units import TIME
 
     console.print("\n1. Which plan?", style="bold")
     show_plan(console, explanation.plan, by_hand.cluster)

@@ -19,16 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from argosy.cli.terminal import tell
+from argosy.cli.terminal import tell, write_file
+from argosy.cluster.file import cluster_from_content
+from argosy.cluster.topology import Cluster, canonical
+from argosy.cost.compute import ComputeModel
+from argosy.document import make_folder
+from argosy.dtype import Dtype
+from argosy.plan.file import dumps_plan
+from argosy.plan.plan import Plan
+from argosy.units import TIME
+from argosy.workload.chain import Chain
+from argosy.workload.load import load_model
+from argosy.workload.profile import Profile, ProfileRow
+from argosy.workload.profile_file import dump_profile
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from argosy.cluster.topology import Cluster
-    from argosy.cost.compute import ComputeModel
-    from argosy.plan.plan import Plan
-    from argosy.workload.chain import Chain
-    from argosy.workload.profile import Profile
 
 # The small GPT is trained for this many steps.
 STEPS = 6
@@ -96,7 +103,6 @@ def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> d
     process."""
     from importlib.util import find_spec
 
-    from argosy.document import make_folder
     from argosy.lab.system import why_not
 
     console.print("\n4. And does it train?", style="bold")
@@ -154,9 +160,6 @@ def _introduce(console: Console, reason: str | None) -> None:
 
 def _cluster(*, in_lab: bool) -> Cluster:
     """Build the cluster of four hosts, with shaped links if it is a lab."""
-    from argosy.cluster.file import cluster_from_content
-    from argosy.cluster.topology import canonical
-
     content = {
         "name": "four-hosts",
         "kinds": [
@@ -187,8 +190,6 @@ def _kind(speed: float) -> str:
 
 def _profiles() -> list[Profile]:
     """Return the emulated times of layers as profiles for planner and simulator."""
-    from argosy.dtype import Dtype
-    from argosy.workload.profile import Profile, ProfileRow
 
     def row(layer: str, seconds: float) -> ProfileRow:
         """Return the row of a layer; a backward takes twice as long as a forward."""
@@ -207,8 +208,6 @@ def _profiles() -> list[Profile]:
 
 def _model(profiles: Sequence[Profile]) -> ComputeModel:
     """Return the compute model of the profiles."""
-    from argosy.cost.compute import ComputeModel
-
     return ComputeModel(profiles={profile.device: profile for profile in profiles})
 
 
@@ -219,12 +218,8 @@ def _plans(
     from argosy.baselines import BASELINES, NoPlan, PlanningJob
     from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.searching import search
-    from argosy.cli.terminal import write_file
     from argosy.explain import with_prediction
-    from argosy.plan.file import dumps_plan
     from argosy.planner import Settings
-    from argosy.workload.load import load_model
-    from argosy.workload.profile_file import dump_profile
 
     write_file(folder / "config.json", json.dumps(_MODEL).encode())
     for profile in profiles:
@@ -312,7 +307,6 @@ def _show(
     """Print the times and the losses."""
     from argosy.report.plan import devices_in_short
     from argosy.report.tables import plain_table
-    from argosy.units import TIME
 
     table = plain_table(
         "plan", "predicted", "measured", "off by", right=("predicted", "measured", "off by")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from argosy.cli.options import Json, Quiet, Width
+from argosy.cli.terminal import print_json, progress, stdout_console
 
 PACKAGES = {
     "numpy": ("planning and simulating", "argosy"),
@@ -50,7 +51,6 @@ def doctor(json: Json = False, width: Width = None, quiet: Quiet = False) -> Non
         argosy doctor
         argosy doctor --json
     """
-    from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.report.tables import plain_table
 
     with progress("trying what works here", quiet=quiet):

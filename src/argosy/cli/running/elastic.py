@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from argosy.cli.running.processes import POLL
 from argosy.cli.running.run_checks import warn_of_other_options, warning_line
+from argosy.document import make_folder
+from argosy.errors import RunError, bad_input, closest, impossible
+from argosy.plan.runnable import check_movable
 
 if TYPE_CHECKING:
     from argosy.runtime.job.launch import Launch
@@ -24,7 +27,6 @@ def _nodes_here(launch: Launch, node: str | None) -> list[str]:
 
     These are all hosts, the named one, or the one with this machine's name.
     """
-    from argosy.errors import bad_input, closest
     from argosy.runtime.job.launch import own_host
     from argosy.runtime.processes.ranks import nodes_of
 
@@ -55,8 +57,6 @@ def _stated_address(launch: Launch, node: str) -> str | None:
 
 def _own_address() -> str:
     """Return the address to which this host's name resolves."""
-    from argosy.errors import impossible
-
     name = socket.gethostname()
     try:
         return socket.gethostbyname(name)
@@ -73,8 +73,6 @@ def follow_elastic(
     If a step was trained several times, the last time counts. ``node`` names this machine's host,
     unless all hosts of the plan are on this machine.
     """
-    from argosy.document import make_folder
-    from argosy.plan.runnable import check_movable
     from argosy.runtime.elastic.folder import check_folder
     from argosy.runtime.processes.run_folder import EVENTS, PROGRESS, Tail, held, keep_private
     from argosy.runtime.processes.run_spec import RUN, dumps_run_spec
@@ -151,7 +149,6 @@ def _judge(folder: Path, failed: Sequence[Path]) -> None:
 
     ``failed`` are the logs of the failed agents.
     """
-    from argosy.errors import RunError
     from argosy.runtime.elastic.claims import Claims
 
     outcome = Claims(folder).outcome()

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from argosy.cli.inputs import refuse_options
+from argosy.cli.names import known_name
 from argosy.cli.running.processes import POLL
+from argosy.cli.terminal import print_json, stdout_console
+from argosy.document import Document, make_folder
 from argosy.errors import InputError, RunError, bad_input, excluded, refused
+from argosy.units import TIME
 
 if TYPE_CHECKING:
     from argosy.cli.running.run import RunOptions
-    from argosy.document import Document
     from argosy.plan.islands import IslandPlan
     from argosy.runtime.job.launch import Launch
     from argosy.runtime.processes.run_folder import Tail
@@ -49,8 +53,6 @@ class _Island:
 def run_islands(document: Document, options: RunOptions) -> None:
     """Start all islands on this machine or in a lab, or one island."""
     from argosy.cli.running.run_checks import check_init, check_torch
-    from argosy.cli.terminal import print_json, stdout_console
-    from argosy.document import make_folder
     from argosy.plan.islands_file import island_plan_from_document
     from argosy.runtime.processes.run_folder import keep_private
 
@@ -85,9 +87,6 @@ def run_islands(document: Document, options: RunOptions) -> None:
 
 def _spec(options: RunOptions) -> RunSpec:
     """Return the description of the run; raise ``InputError`` for options that do not apply."""
-    from argosy.cli.inputs import refuse_options
-    from argosy.cli.names import known_name
-
     common = options.common_spec()
     unused: dict[str, object] = {
         "--elastic": options.elastic,
@@ -158,7 +157,6 @@ def _check(
 
 def _print_commands(launches: list[Launch], *, json: bool) -> None:
     """Print the commands that start the islands."""
-    from argosy.cli.terminal import print_json
     from argosy.runtime.job.launch import commands
     from argosy.runtime.job.launch_script import dry_run
 
@@ -320,8 +318,6 @@ def _error(island: _Island) -> RunError:
 
 def _tell(island: _Island, *, quiet: bool) -> None:
     """Print new progress and events of an island on stderr."""
-    from argosy.units import TIME
-
     for line in island.progress.read():
         if not quiet:
             took = TIME.format(line["seconds"])
@@ -401,8 +397,6 @@ def island_figures(folder: Path, numbers: list[int]) -> dict[str, Any]:
 
 def _show(console: Any, plan: IslandPlan, figures: dict[str, Any]) -> None:
     """Print the losses of the islands and the times of exchanges."""
-    from argosy.units import TIME
-
     for island in figures["islands"]:
         if island["losses"]:
             first, last = island["losses"][0], island["losses"][-1]

@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.inputs import parse_rate
 from argosy.cli.names import known_name
 from argosy.cli.options import Json, Quiet, no_nan
+from argosy.cli.terminal import print_json
+from argosy.cluster.file import load_cluster
+from argosy.errors import bad_input
 
 if TYPE_CHECKING:
     from argosy.lab.lab import Lab
@@ -51,8 +55,6 @@ def up(
     Example:
         argosy lab up cluster.toml --name trial
     """
-    from argosy.cli.terminal import print_json
-    from argosy.cluster.file import load_cluster
     from argosy.lab.lab import Lab
     from argosy.lab.layout import not_emulated
 
@@ -132,7 +134,6 @@ def card(
     Example:
         argosy lab card unequal.toml -- python train.py
     """
-    from argosy.cluster.file import load_cluster
     from argosy.lab.card import SharedCard, shares_of
 
     command = _command(context)
@@ -164,8 +165,6 @@ def change(
     Example:
         argosy lab change trial h1.nic "20 Mbit/s"
     """
-    from argosy.cli.inputs import parse_rate
-    from argosy.cli.terminal import print_json
     from argosy.lab.lab import open_lab
 
     lab = open_lab(name)
@@ -187,7 +186,6 @@ def show(json: Json = False) -> None:
     Example:
         argosy lab show
     """
-    from argosy.cli.terminal import print_json
     from argosy.lab.lab import open_lab
     from argosy.lab.record import records
 
@@ -214,7 +212,6 @@ def down(
     Example:
         argosy lab down trial
     """
-    from argosy.cli.terminal import print_json
     from argosy.lab import lab as labs
     from argosy.lab.record import records
 
@@ -232,8 +229,6 @@ def down(
 
 def _command(context: typer.Context) -> list[str]:
     """Return the command that follows the options, with or without ``--`` before it."""
-    from argosy.errors import bad_input
-
     command = [word for at, word in enumerate(context.args) if at or word != "--"]
     if not command:
         raise bad_input("a command after --", where="COMMAND")
@@ -254,8 +249,6 @@ def _described(lab: Lab) -> dict[str, object]:
 
 def _speed(text: str) -> float:
     """Parse a relative speed."""
-    from argosy.errors import bad_input
-
     try:
         speed = float(text)
     except ValueError:

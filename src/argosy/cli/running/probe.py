@@ -9,7 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
 from argosy.cli.options import Json, Profiles, Quiet, no_nan
+from argosy.cli.terminal import (
+    STDOUT,
+    check_output,
+    needs,
+    print_json,
+    progress,
+    stdout_console,
+    tell,
+    write_file,
+)
+from argosy.document import read_text
+from argosy.errors import excluded, refused
+from argosy.plan.file import read_plan
+from argosy.units import RATE
 
 if TYPE_CHECKING:
     from argosy.cluster.probe_notes import ProbeNotes
@@ -69,9 +84,6 @@ def probe(options: ProbeOptions) -> None:
         torchrun --nnodes 4 ... -m argosy probe -o cluster.toml
         argosy probe --run run --plan plan.json
     """
-    from argosy.cli.inputs import refuse_options
-    from argosy.errors import refused
-
     if (options.run is None) != (options.plan is None):
         raise refused("--run needs --plan" if options.plan is None else "--plan needs --run")
     if options.run is not None and options.plan is not None:
@@ -88,9 +100,7 @@ def probe(options: ProbeOptions) -> None:
 
 def _measure(options: ProbeOptions) -> None:
     """Measure, and write the cluster file."""
-    from argosy.cli.terminal import print_json, progress, write_file
     from argosy.cluster.probe_notes import ProbeNotes, read_notes
-    from argosy.document import read_text
 
     output = _checked_output(options)
     kept = None if output is None else output.with_name(output.name + ".partial.json")
@@ -119,9 +129,6 @@ def _measure(options: ProbeOptions) -> None:
 
 def _checked_output(options: ProbeOptions) -> Path | None:
     """Return the file to write; None for stdout."""
-    from argosy.cli.terminal import STDOUT, check_output
-    from argosy.errors import excluded, refused
-
     output = options.output
     if output == STDOUT:
         check_output(output, json=options.json)
@@ -138,14 +145,10 @@ def _checked_output(options: ProbeOptions) -> Path | None:
 def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: bool) -> None:
     """Print what a run showed, beside what its plan assumed."""
     from argosy.adapt.recorded import seen_in
-    from argosy.cli.inputs import ScenarioInputs, load_scenario
-    from argosy.cli.terminal import print_json, stdout_console
-    from argosy.plan.file import read_plan
     from argosy.report.marks import percent
     from argosy.report.tables import plain_table
     from argosy.runtime.processes.run_folder import TIMELINE
     from argosy.timeline.file import load_timeline
-    from argosy.units import RATE
 
     scenario = load_scenario(read_plan(plan), ScenarioInputs(profiles=profiles, quiet=quiet))
     timeline = load_timeline(folder / TIMELINE)
@@ -169,8 +172,6 @@ def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: 
 def _here(name: str, notes: ProbeNotes, seconds: float, *, quiet: bool) -> str | None:
     """Measure this machine, or all ranks under torchrun; return None if another rank writes the
     file."""
-    from argosy.cli.terminal import needs, tell
-
     with needs("measuring needs torch", "torch"):
         from argosy.measure.probe_worker import measure
     return measure(

@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import whole_number
 from argosy.cli.options import Json, OptionalModel, Quiet, no_nan
-
-if TYPE_CHECKING:
-    from argosy.dtype import Dtype
-    from argosy.workload.profile import Profile
+from argosy.cli.terminal import (
+    STDOUT,
+    check_output,
+    needs,
+    no_stdout,
+    print_json,
+    say_written,
+    tell,
+    write_file,
+)
+from argosy.dtype import Dtype
+from argosy.errors import InputError, Problem, bad_input, refused
+from argosy.workload.load import load_architecture, load_model
+from argosy.workload.profile import Profile
+from argosy.workload.profile_file import dump_profile, read_profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +100,6 @@ def profile(options: ProfileOptions) -> None:
         argosy profile --model llama-2-7b --widths 1,2,4 \\
             --dtype bf16 --kind H200 -o llama.json
     """
-    from argosy.cli.terminal import STDOUT, check_output, no_stdout, write_file
-    from argosy.errors import bad_input, refused
-    from argosy.workload.profile_file import dump_profile
-
     counts, dtypes = _counts("--samples", options.samples), _dtypes(options.dtype)
     if (options.program is None) == (options.model is None):
         raise refused("argosy profile needs either FILE.py:build or --model")
@@ -120,9 +128,6 @@ def _measured(
     save: Callable[[Profile], None],
 ) -> Profile:
     """Measure the program or the model; continue from the output file with ``--resume``."""
-    from argosy.cli.terminal import needs, tell
-    from argosy.workload.profile_file import read_profile
-
     earlier = read_profile(options.output) if options.resume and options.output.exists() else None
     with needs("measuring needs torch", "torch"):
         from argosy.measure.profile import ProfileSettings, own_kind, profile_program
@@ -149,7 +154,6 @@ def _measured(
     if options.program is not None:
         name = Path(options.program.partition(":")[0]).stem
         return profile_program(options.program, settings(name, options.sequence_length or 1))
-    from argosy.workload.load import load_architecture, load_model
 
     assert options.model is not None
     chain = load_model(options.model, sequence_length=options.sequence_length)
@@ -165,8 +169,6 @@ def _measured(
 
 def _conclude(measured: Profile, options: ProfileOptions) -> None:
     """Print which file was written."""
-    from argosy.cli.terminal import print_json, say_written
-
     if options.json:
         content = {
             "file": str(options.output),
@@ -184,8 +186,6 @@ def _check_same(
     earlier: Profile, model: str, device: str, tokens: int, options: ProfileOptions
 ) -> None:
     """Raise ``InputError`` if a profile to continue from was measured for something else."""
-    from argosy.errors import InputError, Problem
-
     pairs = (
         ("model", earlier.model, model),
         ("device", earlier.device, device),
@@ -208,9 +208,6 @@ def _check_same(
 
 def _counts(option: str, text: str) -> list[int]:
     """Parse whole numbers with commas between them."""
-    from argosy.cli.inputs import whole_number
-    from argosy.errors import bad_input
-
     counts = [count for part in text.split(",") if (count := whole_number(part))]
     if len(counts) < len(text.split(",")):
         raise bad_input("whole numbers such as 1,2,4,8", text, where=option)
@@ -219,9 +216,6 @@ def _counts(option: str, text: str) -> list[int]:
 
 def _dtypes(text: str) -> list[Dtype]:
     """Parse dtypes with commas between them."""
-    from argosy.dtype import Dtype
-    from argosy.errors import bad_input
-
     parts = [part.strip() for part in text.split(",")]
     if not set(parts) <= {"fp32", "bf16", "fp16"}:
         raise bad_input("fp32, bf16 or fp16", text, where="--dtype")

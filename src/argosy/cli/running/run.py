@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from argosy.cli.command import takes_options
+from argosy.cli.inputs import costs_of_run, refuse_options
 from argosy.cli.options import (
     Clip,
     Json,
@@ -38,10 +39,21 @@ from argosy.cli.running.run_checks import (
     warning_line,
 )
 from argosy.cli.running.run_figures import figures_of, show_figures
+from argosy.cli.terminal import (
+    check_output,
+    no_stdout,
+    print_json,
+    say_written,
+    stdout_console,
+    write_file,
+)
+from argosy.document import Document, make_folder
+from argosy.errors import RunError, excluded
+from argosy.plan.file import plan_from_document, read_plan
+from argosy.plan.plan import Plan
+from argosy.units import TIME
 
 if TYPE_CHECKING:
-    from argosy.document import Document
-    from argosy.plan.plan import Plan
     from argosy.runtime.job.launch import Launch
     from argosy.runtime.processes.run_spec import RunSpec
 
@@ -232,8 +244,6 @@ def run(options: RunOptions) -> None:
     """
     from argosy.cli.planning.adapting import check_reach
     from argosy.cli.running.islands_run import run_islands
-    from argosy.cli.terminal import no_stdout
-    from argosy.plan.file import read_plan
     from argosy.runtime.job.program import check_program
 
     no_stdout(options.out, "a folder", option="--out")
@@ -254,9 +264,6 @@ def run(options: RunOptions) -> None:
 
 def _launch(document: Document, options: RunOptions) -> tuple[Launch, int]:
     """Return the launch of a plan, and the rank of this node; raise ``InputError``."""
-    from argosy.cli.inputs import costs_of_run, refuse_options
-    from argosy.errors import excluded
-    from argosy.plan.file import plan_from_document
     from argosy.runtime.job.launch import Launch
 
     for_islands = {"--island": options.island, "--meeting": options.meeting}
@@ -302,7 +309,6 @@ def _launch(document: Document, options: RunOptions) -> tuple[Launch, int]:
 
 def _write_slurm_script(launch: Launch, file: Path, options: RunOptions) -> None:
     """Write the batch script of ``--slurm``."""
-    from argosy.cli.terminal import check_output, print_json, say_written, write_file
     from argosy.runtime.job.slurm import slurm_script
 
     program = options.program.partition(":")[0]
@@ -316,7 +322,6 @@ def _write_slurm_script(launch: Launch, file: Path, options: RunOptions) -> None
 
 def _print_commands(launch: Launch, *, json: bool) -> None:
     """Print a script for every node."""
-    from argosy.cli.terminal import print_json
     from argosy.runtime.job.launch import commands
     from argosy.runtime.job.launch_script import dry_run
     from argosy.runtime.processes.run_spec import RUN, run_spec_to_dict
@@ -336,7 +341,6 @@ def _print_commands(launch: Launch, *, json: bool) -> None:
 def _train(launch: Launch, node_rank: int, options: RunOptions) -> None:
     """Train, and print the figures of the run."""
     from argosy.cli.running.elastic import follow_elastic
-    from argosy.cli.terminal import print_json, stdout_console
 
     plan, quiet = launch.plan, options.quiet
     check_init(launch.spec)
@@ -378,7 +382,6 @@ def _follow(
     If ``is_new`` is set, a folder with checkpoints of an earlier run is rejected.
     """
     from argosy.cli.running.processes import end_process, start_process
-    from argosy.document import make_folder
     from argosy.runtime.job.launch import command_line
     from argosy.runtime.processes.run_folder import held, keep_private
     from argosy.runtime.processes.run_spec import dumps_run_spec
@@ -455,8 +458,6 @@ def _watch(
 
 def _progress_line(line: dict[str, Any], plan: Plan) -> str:
     """Return the figures of a step as a line of text."""
-    from argosy.units import TIME
-
     rate = plan.global_batch / line["seconds"]
     text = (
         f"step {line['step']}  loss {line['loss']:.6g}  {rate:.4g} samples/s  "
@@ -472,7 +473,6 @@ def _fail(launch: Launch, log: Path, began: int) -> None:
 
     ``began`` is the offset of its output in the log, after that of the run which it resumes.
     """
-    from argosy.errors import RunError
     from argosy.runtime.processes.failure import verdict
     from argosy.runtime.processes.ranks import devices_by_rank
 

@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from argosy.cli.planning.adapting import check_adapting
+from argosy.cluster.file import cluster_from_content
+from argosy.cost.remembered import cost_model_of
+from argosy.errors import InputError, Problem, RunError, bad_input, impossible
+from argosy.plan.check import check_devices
+from argosy.plan.plan import Plan
+from argosy.plan.runnable import unsupported
 
 if TYPE_CHECKING:
-    from argosy.plan.plan import Plan
     from argosy.runtime.job.launch import Launch
     from argosy.runtime.processes.run_spec import RunSpec
 
 
 def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
     """Raise ``InputError`` for everything that can be known before a process is started."""
-    from argosy.cluster.file import cluster_from_content
-    from argosy.errors import InputError, Problem, bad_input
     from argosy.lab.lab import open_lab
-    from argosy.plan.check import check_devices
-    from argosy.plan.runnable import unsupported
     from argosy.runtime.job.launch import check_port
 
     check_devices(launch.plan, cluster_from_content(launch.plan.cluster.content))
@@ -46,8 +47,6 @@ def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
 
 def check_init(spec: RunSpec) -> None:
     """Raise ``InputError`` if the initial weights do not exist on the node that reads them."""
-    from argosy.errors import impossible
-
     if spec.init is not None and not Path(spec.init).exists():
         remedy = "a file of weights, or the folder of a checkpoint"
         raise impossible(f"read --init {spec.init}", "it does not exist", remedy)
@@ -55,7 +54,6 @@ def check_init(spec: RunSpec) -> None:
 
 def check_steps(spec: RunSpec) -> None:
     """Raise ``InputError`` if a run to resume has already done all of its steps."""
-    from argosy.errors import bad_input
     from argosy.runtime.processes.run_folder import steps_saved
 
     done = steps_saved(spec.folder) if spec.resume else 0
@@ -70,7 +68,6 @@ def warn_of_other_options(spec: RunSpec, file: Path) -> None:
     ``file`` is the ``run.json`` of the run that is resumed; nothing is printed if it cannot be
     read.
     """
-    from argosy.errors import InputError
     from argosy.runtime.processes.run_spec import read_run_spec
 
     if not spec.resume:
@@ -87,8 +84,6 @@ def warn_of_other_options(spec: RunSpec, file: Path) -> None:
 def warn_of_other_compilation(plan: Plan, spec: RunSpec) -> None:
     """Warn on stderr if a plan's times were measured on compiled layers and the run is eager, or
     the reverse."""
-    from argosy.cost.remembered import cost_model_of
-
     kinds = {profile.compiled for profile in cost_model_of(plan, spec.profiles).profiles}
     if kinds == {not spec.compile_stages}:
         measured, change = ("eager", "without") if spec.compile_stages else ("compiled", "with")
@@ -101,8 +96,6 @@ def check_torch() -> None:
     """Raise ``RunError`` if torch is not installed."""
     from importlib.util import find_spec
 
-    from argosy.errors import RunError
-
     if find_spec("torch") is None:
         raise RunError("training needs torch; pip install 'argosy[torch]'")
 
@@ -112,7 +105,6 @@ def check_folder_is_new(spec: RunSpec) -> None:
 
     Only the newest two checkpoints of a folder are kept, so the runs would delete each other's.
     """
-    from argosy.errors import impossible
     from argosy.runtime.processes.run_folder import CHECKPOINTS, checkpoints
 
     saved = checkpoints(spec.folder / CHECKPOINTS)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from argosy.plan.plan import Plan
+from argosy.plan.plan import Plan
+from argosy.units import TIME
 
 
 def figures_of(plan: Plan, lines: list[dict[str, Any]], out: Path) -> dict[str, Any]:
@@ -49,8 +49,6 @@ def _waiting(path: Path) -> dict[str, float] | None:
 
 def show_figures(console: Any, plan: Plan, figures: dict[str, Any]) -> None:
     """Print the figures of a run."""
-    from argosy.units import TIME
-
     if not figures["losses"]:
         console.print("this node's part of the run is done; node 0 shows the figures")
         return
