@@ -145,8 +145,7 @@ def rank_correlation(first: FloatArray, second: FloatArray) -> float:
 def _ranks(values: FloatArray) -> FloatArray:
     """Return the ranks of values from 0; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: FloatArray = (np.cumsum(counts) - (counts + 1) / 2)[inverse]
-    return ranks
+    return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
 
 
 def split_runs(

@@ -49,13 +49,11 @@ class KeptPlans:
 
     def seconds(self, bandwidth: float) -> FloatArray:
         """Return the seconds of an iteration of every plan at a bandwidth in bytes/s (1)."""
-        result: FloatArray = (self.intercepts + self.slopes / bandwidth).max(axis=1)
-        return result
+        return (self.intercepts + self.slopes / bandwidth).max(axis=1)
 
     def ranking(self, bandwidth: float) -> list[int]:
         """Return the indices of the plans, fastest first; on a tie the earlier one first."""
-        order: list[int] = np.argsort(self.seconds(bandwidth), kind="stable").tolist()
-        return order
+        return np.argsort(self.seconds(bandwidth), kind="stable").tolist()
 
 
 def keep(

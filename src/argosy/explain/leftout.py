@@ -173,8 +173,10 @@ class LeftOutQuestions:
             narrowest = min(links, key=lambda link: (link.bandwidth.at(0), link.edge)).edge
             rate = RATE.format(more, digits=3)
             why = f"held back by the links to it, of which {narrowest} is the narrowest"
-            return Cause.LINK, f"; it is {why}: with {rate} more on each, {_faster(wider)}"
-        why = f"held back by its speed: with {_MORE:.0f} times that, {_faster(faster)}"
+            result = f"with {rate} more on each, the plan would be {_faster(wider)}"
+            return Cause.LINK, f"; it is {why}: {result}"
+        result = f"with {_MORE:.0f} times that, the plan would be {_faster(faster)}"
+        why = f"held back by its speed: {result}"
         return Cause.SPEED, f"; it is {why}"
 
     def _ways(self, device: Device) -> Iterator[_Way]:

@@ -70,8 +70,7 @@ def _broadcast(mine: Part | None, source: int, device: torch.device) -> Part:
         ]
     for tensor in tensors:
         dist.broadcast(tensor, source)
-    part: Part = form.assemble(tensors)
-    return part
+    return form.assemble(tensors)
 
 
 def kept(outputs: Any) -> Any:

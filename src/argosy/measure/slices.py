@@ -149,8 +149,7 @@ class _Columns(nn.Module):
 
     def forward(self, part: Tensor) -> Tensor:
         if self.width == 1:
-            result: Tensor = self.linear(part)
-            return result
+            return self.linear(part)
         product: Tensor = _Gathered.apply(part, self.linear.weight, self.width)
         return product if self.linear.bias is None else product + self.linear.bias
 
@@ -242,8 +241,7 @@ class AttentionSlice(nn.Module):
             is_causal=self.causal,
             enable_gqa=self.heads != self.kv_heads,
         )
-        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return result
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 @lru_cache(maxsize=1)
@@ -273,8 +271,7 @@ class FeedForwardSlice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.up(x)
         inner = _GatedUnit.apply(inner) if self.gated else F.gelu(inner, approximate="tanh")
-        result: Tensor = self.down(inner)
-        return result
+        return self.down(inner)
 
 
 class BlockSlice(nn.Module):
@@ -309,8 +306,7 @@ class BlockSlice(nn.Module):
             x = x + self._dropped(self.attention(first(x)))
             return x + self._dropped(self.feed_forward(last(x)))
         x = first(x + self._dropped(self.attention(x)))
-        result: Tensor = last(x + self._dropped(self.feed_forward(x)))
-        return result
+        return last(x + self._dropped(self.feed_forward(x)))
 
 
 class HeadSlice(nn.Module):

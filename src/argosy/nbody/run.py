@@ -393,8 +393,7 @@ def _what_is_asked(box: Box, settings: RunSettings, count: int) -> dict[str, obj
     }
     if settings.light_cone is not None:
         content["light_cone"] = asdict(settings.light_cone)
-    known: dict[str, object] = json.loads(json.dumps(content))
-    return known
+    return json.loads(json.dumps(content))
 
 
 def _fingerprint(particles: Particles, ranks: Ranks) -> str:

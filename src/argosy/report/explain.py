@@ -20,7 +20,7 @@ from argosy.explain.leftout import LEAST_GAIN
 from argosy.report.marks import percent
 from argosy.report.plan import collectives_in_short, devices_in_short, interval_in_words, throughput
 from argosy.report.summary import critical_parts
-from argosy.report.tables import MOST_PARTS, named_lines, plain_table
+from argosy.report.tables import MOST_PARTS, gib, named_lines, plain_table
 from argosy.units import GIB, SIZE, TIME
 
 # The largest number of settings that are listed.
@@ -52,15 +52,10 @@ def _memory_cells(memory: DeviceMemory) -> tuple[str, ...]:
     GiB."""
     amounts = [getattr(memory, part) for part in MEMORY_PARTS]
     return (
-        *(_gib(amount) for amount in (*amounts, memory.peak)),
+        *(gib(amount) for amount in (*amounts, memory.peak)),
         f"{memory.capacity / GIB:.0f}",
-        _gib(memory.free),
+        gib(memory.free),
     )
-
-
-def _gib(num_bytes: float) -> str:
-    """Return bytes as a number of GiB."""
-    return f"{num_bytes / GIB:.1f}"
 
 
 def reason_table(explanation: Explanation, cluster: Cluster) -> Table:

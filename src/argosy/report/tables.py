@@ -81,7 +81,7 @@ def device_table(devices: Iterable[DeviceFigures]) -> Table:
     for _, group in groupby(devices, key=_shown):
         equal = list(group)
         first = equal[0]
-        memory = Text(f"{_gib(first.peak_memory):>5} of {SIZE.format(first.memory, digits=3)}")
+        memory = Text(f"{gib(first.peak_memory):>5} of {SIZE.format(first.memory, digits=3)}")
         if first.is_over:
             memory.append(
                 f"  OVER by {SIZE.format(first.peak_memory - first.memory, digits=3)}",
@@ -101,10 +101,10 @@ def device_table(devices: Iterable[DeviceFigures]) -> Table:
 
 def _shown(device: DeviceFigures) -> tuple[object, ...]:
     """Return the cells of a device's line, apart from the name."""
-    return (device.kind, device.stages, percent(device.utilisation), _gib(device.peak_memory))
+    return (device.kind, device.stages, percent(device.utilisation), gib(device.peak_memory))
 
 
-def _gib(num_bytes: float) -> str:
+def gib(num_bytes: float) -> str:
     """Return bytes as a number of GiB."""
     return f"{num_bytes / GIB:.1f}"
 

@@ -221,5 +221,4 @@ def _many(program: Program, given: _StageSeconds[FloatArray]) -> FloatArray:
             np.maximum(busy, worker_free, out=busy)
             busy += transfers[boundary]
             arrival[number] = busy + latencies[boundary]
-    result: FloatArray = (free[workers] + tail).max(axis=0)
-    return result
+    return (free[workers] + tail).max(axis=0)

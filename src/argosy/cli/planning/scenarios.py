@@ -44,8 +44,7 @@ def _changes_of(cluster: Cluster) -> list[dict[str, Any]]:
     """Return the [[changes]] of a cluster."""
     import json
 
-    changes: list[dict[str, Any]] = json.loads(cluster.content).get("changes", [])
-    return changes
+    return json.loads(cluster.content).get("changes", [])
 
 
 def _generator_of(part: str) -> str | None:

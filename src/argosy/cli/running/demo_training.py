@@ -278,8 +278,7 @@ def _alone(plan: Plan) -> list[float]:
     sizes = [str(number) for number in (STEPS, plan.micro_batch_size, plan.num_micro_batches)]
     command = [sys.executable, "-m", "argosy.runtime.job.tiny_gpt", *sizes]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    losses: list[float] = json.loads(done.stdout)
-    return losses
+    return json.loads(done.stdout)
 
 
 def _write_page(

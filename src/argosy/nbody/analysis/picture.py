@@ -79,8 +79,7 @@ def density_levels(
         positions[shown][:, across] * scale, np.clip(radius[shown] * scale, 1.0, pixels / 4), image
     )
     relative = image / max(image.mean(), 1e-300)  # zero everywhere if the slice is empty
-    levels: Floats = np.log10(np.maximum(relative, 1e-3))[::-1]
-    return levels
+    return np.log10(np.maximum(relative, 1e-3))[::-1]
 
 
 def colour_range(level: Floats) -> tuple[float, float]:

@@ -81,5 +81,4 @@ def _contrast_modes(positions: Floats, box: float, cells: int) -> Modes:
     spread, spread_last = (np.sinc(k * half / np.pi) ** Cloud.PCS.order for k in (full, last))
     total /= spread[:, None, None] * spread[None, :, None] * spread_last[None, None, :]
     total[0, 0, 0] = 0
-    modes: Modes = total * (box**3 / len(positions))
-    return modes
+    return total * (box**3 / len(positions))

@@ -174,8 +174,7 @@ def _images(observer: Floats, size: float, near: float, far: float) -> Floats:
     high = low + size
     nearest = np.linalg.norm(np.maximum(np.maximum(low, -high), 0.0), axis=1)
     farthest = np.linalg.norm(np.maximum(np.abs(low), np.abs(high)), axis=1)
-    chosen: Floats = grid[(nearest <= far) & (farthest >= near)].astype(np.float64)
-    return chosen
+    return grid[(nearest <= far) & (farthest >= near)].astype(np.float64)
 
 
 @compiled

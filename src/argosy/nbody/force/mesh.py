@@ -201,8 +201,7 @@ class Slab:
         modes = self._turn(
             [modes[:, self.planes[r] : self.planes[r + 1]] for r in range(self.ranks.size)], axis=0
         )
-        result: Modes = scipy.fft.fft(modes, axis=0, workers=workers) if modes.size else modes
-        return result
+        return scipy.fft.fft(modes, axis=0, workers=workers) if modes.size else modes
 
     def backward(self, modes: Modes, workers: int) -> Fields:
         """Return the inverse transform of modes on the own planes."""
@@ -213,8 +212,7 @@ class Slab:
         if not modes.size:
             return np.zeros((0, self.cells, self.cells), np.float32)
         modes = scipy.fft.ifft(modes, axis=1, workers=workers)
-        field: Fields = scipy.fft.irfft(modes, n=self.cells, axis=2, workers=workers)
-        return field
+        return scipy.fft.irfft(modes, n=self.cells, axis=2, workers=workers)
 
     def _nothing(self) -> Modes:
         """Return the modes of an empty slab."""

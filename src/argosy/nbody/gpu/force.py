@@ -226,8 +226,7 @@ class GpuGravity(LocalGravity):
         tasks = walk_on_device(tree, self.size, split, self.settings.tolerance, wanted)
         total = torch.empty_like(along)
         total[order] = self.strength * sum_on_device(tree, along, tasks, self.size, split)
-        force: Floats = total.cpu().numpy()
-        return force
+        return total.cpu().numpy()
 
     def smooth(self, particles: Particles) -> Floats:
         on_device = torch.from_numpy(particles.positions).to(self.device)

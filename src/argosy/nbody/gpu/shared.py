@@ -55,10 +55,7 @@ class SharedGpuGravity(SharedGravity):
         return particles, self.strength * (short + smooth)
 
     def keys(self, positions: Floats) -> Keys:
-        keys: Keys = (
-            device_keys(torch.from_numpy(positions).to(self.device), self.size).cpu().numpy()
-        )
-        return keys
+        return device_keys(torch.from_numpy(positions).to(self.device), self.size).cpu().numpy()
 
     def _tree(
         self,
@@ -106,8 +103,7 @@ class SharedGpuGravity(SharedGravity):
         )
         own_work = per_particle[: len(own)].cpu().numpy()
         self._work[places[active]] += own_work[active]
-        own_force: Floats = force[: len(own)].cpu().numpy()
-        return own_force
+        return force[: len(own)].cpu().numpy()
 
     def _mesh(self, particles: Particles) -> Floats:
         begin = self._now()

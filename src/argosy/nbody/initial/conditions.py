@@ -134,8 +134,7 @@ def _gradient_at(places: Floats, potential: Modes, box: float, side: int) -> Flo
 def _linear_field(box: float, side: int, growth: float, power: Floats, seed: int) -> Modes:
     """Return delta(k) of the lattice's modes, as scipy's transform of delta(x)."""
     noise = scipy.fft.rfftn(np.random.default_rng(seed).standard_normal((side, side, side)))
-    modes: Modes = noise * np.sqrt(power * side**3 / box**3) * growth
-    return modes
+    return noise * np.sqrt(power * side**3 / box**3) * growth
 
 
 def _potential(contrast: Modes, box: float, side: int) -> Modes:
@@ -170,8 +169,7 @@ def _second_potential(potential: Modes, box: float, side: int) -> Modes:
 
     def curvature(i: int, j: int) -> Floats:
         """Return the second derivative of the potential along two axes."""
-        values: Floats = scipy.fft.irfftn(slopes[i] * slopes[j] * potential, s=(side,) * 3)
-        return values
+        return scipy.fft.irfftn(slopes[i] * slopes[j] * potential, s=(side,) * 3)
 
     diagonal = [curvature(axis, axis) for axis in range(3)]
     source = np.zeros((side, side, side))

@@ -43,8 +43,7 @@ def linear_power(cosmology: Cosmology, k: Floats, shape: float | None = None) ->
         waves**3 * _shape_of(cosmology, waves, shape) * _sphere(8 * waves) ** 2 / (2 * np.pi**2)
     )
     variance = np.dot(density[1:] + density[:-1], np.diff(np.log(waves))) / 2
-    power: Floats = cosmology.sigma8**2 / variance * _shape_of(cosmology, k, shape)
-    return power
+    return cosmology.sigma8**2 / variance * _shape_of(cosmology, k, shape)
 
 
 def sigma8_of(cosmology: Cosmology, amplitude: float) -> float:
@@ -76,21 +75,18 @@ def _shape_of(cosmology: Cosmology, k: Floats, shape: float | None) -> Floats:
     """Return (1) without A; zero at k = 0."""
     safe = np.where(k > 0, k, 1.0)
     transfer = eisenstein_hu(cosmology, safe) if shape is None else _gamma_transfer(safe, shape)
-    power: Floats = np.where(k > 0, safe**cosmology.index * transfer**2, 0.0)
-    return power
+    return np.where(k > 0, safe**cosmology.index * transfer**2, 0.0)
 
 
 def _sphere(x: Floats) -> Floats:
     """Return the window W(x) of (2)."""
-    window: Floats = 3 * (np.sin(x) - x * np.cos(x)) / x**3
-    return window
+    return 3 * (np.sin(x) - x * np.cos(x)) / x**3
 
 
 def _gamma_transfer(k: Floats, shape: float) -> Floats:
     """Return T(k) for a shape parameter Gamma."""
     q = k / shape
-    transfer: Floats = (1 + (6.4 * q + (3.0 * q) ** 1.5 + (1.7 * q) ** 2) ** 1.13) ** (-1 / 1.13)
-    return transfer
+    return (1 + (6.4 * q + (3.0 * q) ** 1.5 + (1.7 * q) ** 2) ** 1.13) ** (-1 / 1.13)
 
 
 def eisenstein_hu(cosmology: Cosmology, k: Floats) -> Floats:
@@ -127,8 +123,7 @@ def eisenstein_hu(cosmology: Cosmology, k: Floats) -> Floats:
     wavy = (_pressureless(q, 1.0, 1.0) / (1 + (phase / 5.2) ** 2) + damped) * np.sinc(
         shifted / np.pi
     )
-    transfer: Floats = share * wavy + (1 - share) * cold
-    return transfer
+    return share * wavy + (1 - share) * cold
 
 
 def _cold_transfer(q: Floats, phase: Floats, matter: float, share: float) -> Floats:
@@ -145,5 +140,4 @@ def _cold_transfer(q: Floats, phase: Floats, matter: float, share: float) -> Flo
 def _pressureless(q: Floats, alpha: float, beta: float) -> Floats:
     """Return the transfer function of matter without pressure."""
     log = np.log(math.e + 1.8 * beta * q)
-    transfer: Floats = log / (log + (14.2 / alpha + 386 / (1 + 69.9 * q**1.08)) * q * q)
-    return transfer
+    return log / (log + (14.2 / alpha + 386 / (1 + 69.9 * q**1.08)) * q * q)

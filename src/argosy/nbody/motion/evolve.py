@@ -278,8 +278,7 @@ def _levels(
     strength = np.maximum(np.linalg.norm(force, axis=1), 1e-30)
     wanted = np.sqrt(2 * blocks.accuracy * softening * a**3 / strength)
     halvings = np.ceil(np.log2(cosmology.seconds_of_expansion(a, b) / wanted))
-    levels: Levels = np.clip(halvings, 0, blocks.most_levels).astype(np.int64)
-    return levels
+    return np.clip(halvings, 0, blocks.most_levels).astype(np.int64)
 
 
 def _kicks(

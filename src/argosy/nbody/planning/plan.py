@@ -218,8 +218,7 @@ class StepPrices:
 
     def capacity(self, planes: Sequence[int]) -> Floats:
         """Return the bytes left for particles beside these planes."""
-        left: Floats = self.memory - np.array(planes) * self.box.mesh_cells**2 * CELL_BYTES
-        return left
+        return self.memory - np.array(planes) * self.box.mesh_cells**2 * CELL_BYTES
 
     def leaves(self) -> Leaves:
         """Return the items with their reference work: interactions and particles at mean speed."""
@@ -237,8 +236,7 @@ class StepPrices:
     def speeds(self) -> Floats:
         """Return the relative speed of each device for the mix of work of a whole box."""
         alone = self.box.interactions.sum() / self.pair_speed + self.box.particles / self.tree_speed
-        speeds: Floats = self.leaves().work.sum() / alone
-        return speeds
+        return self.leaves().work.sum() / alone
 
     def particles(self, ends: Ends) -> Floats:
         """Return the number of particles of each device."""

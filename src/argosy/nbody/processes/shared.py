@@ -301,8 +301,7 @@ def _particle_work(essential: EssentialTree, leaf_work: Floats) -> Floats:
     # particles are searched.
     held = np.flatnonzero(sizes > 0)
     leaf = held[np.searchsorted(starts[held], essential.own, side="right") - 1]
-    work: Floats = (leaf_work[leaf, 1] + NODE_PAIRS * leaf_work[leaf, 0]) / sizes[leaf]
-    return work
+    return (leaf_work[leaf, 1] + NODE_PAIRS * leaf_work[leaf, 0]) / sizes[leaf]
 
 
 def _pieces(keys: Keys, work: Floats, most: int) -> tuple[Keys, Floats, Floats]:
@@ -316,8 +315,7 @@ def _pieces(keys: Keys, work: Floats, most: int) -> tuple[Keys, Floats, Floats]:
 def _average_rates(rates: Floats) -> Floats:
     """Return the seconds per unit of pairs and of tree work, over all ranks."""
     totals = rates.reshape(-1, 2, 2).sum(axis=0)
-    average: Floats = totals[:, 1] / np.maximum(totals[:, 0], 1.0)
-    return average
+    return totals[:, 1] / np.maximum(totals[:, 0], 1.0)
 
 
 def run_starts(leaf_keys: Keys, ends: Ends) -> Keys:

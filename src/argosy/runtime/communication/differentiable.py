@@ -53,8 +53,7 @@ def converted(
 def taken(exchange: GroupExchange, whole: Tensor, state: State) -> Tensor:
     """Return this device's part of a whole tensor."""
     if state == PARTIAL:
-        first: Tensor = _OnFirst.apply(whole, exchange.rank == 0)
-        return first
+        return _OnFirst.apply(whole, exchange.rank == 0)
     return exchange.take(whole, state)
 
 

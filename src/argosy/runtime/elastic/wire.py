@@ -218,5 +218,4 @@ def hear(file: BufferedRWPair) -> Message:
     line = file.readline()
     if not line:
         raise ConnectionError("the agent closed the connection")
-    message: Message = json.loads(line)
-    return message
+    return json.loads(line)

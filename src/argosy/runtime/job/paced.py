@@ -70,8 +70,7 @@ def pace(layer: nn.Module, seconds: float) -> None:
     def after(_: nn.Module, arguments: tuple[Tensor], result: Tensor) -> Tensor:
         call = calls.pop()
         call.wait(call.seconds)
-        paced: Tensor = _Begin.apply(result, call)
-        return paced
+        return _Begin.apply(result, call)
 
     layer.register_forward_pre_hook(before)
     layer.register_forward_hook(after)

@@ -36,8 +36,7 @@ class TinyBlock(nn.Module):
         q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(-2))
-        result: Tensor = x + self.down(F.gelu(self.up(self.norms[1](x))))
-        return result
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))
 
 
 class Embedding(nn.Module):
@@ -46,8 +45,7 @@ class Embedding(nn.Module):
         self.letters, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
 
     def forward(self, letters: Tensor) -> Tensor:
-        result: Tensor = self.letters(letters) + self.places(torch.arange(letters.shape[1]))
-        return result
+        return self.letters(letters) + self.places(torch.arange(letters.shape[1]))
 
 
 def loss_fn(model: Any, letters: Tensor) -> Tensor:

@@ -116,8 +116,7 @@ def run_schema() -> type[Schema]:
             types[field.name],
             ... if field.default is MISSING else field.default,
         )
-    schema: type[Schema] = create_model("RunSchema", __base__=Schema, **described)
-    return schema
+    return create_model("RunSchema", __base__=Schema, **described)
 
 
 def run_spec_to_dict(spec: RunSpec) -> dict[str, Any]:

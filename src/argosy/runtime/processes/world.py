@@ -181,8 +181,7 @@ def patience_of_all() -> datetime.timedelta:
     within it get the same."""
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     group: Any = dist.group.WORLD
-    timeout: datetime.timedelta = group._get_backend(device).options._timeout
-    return timeout
+    return group._get_backend(device).options._timeout
 
 
 def open_groups(

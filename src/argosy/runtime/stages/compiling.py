@@ -45,8 +45,7 @@ def compiled(call: Callable[..., Any]) -> Callable[..., Any]:
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, _MOST_VARIANTS)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _MOST_VARIANTS)
-    result: Callable[..., Any] = torch.compile(call, backend=BACKEND, dynamic=False)
-    return result
+    return torch.compile(call, backend=BACKEND, dynamic=False)
 
 
 def check_compilable(plan: Plan) -> None:

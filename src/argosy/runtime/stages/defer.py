@@ -84,8 +84,7 @@ class Deferral(TorchFunctionMode):
             | kwargs
         )
         if isinstance(settings.get("padding"), str) or torch.is_autocast_enabled(input.device.type):
-            plain: Tensor = function(input, weight, **settings)
-            return plain
+            return function(input, weight, **settings)
         bias: Tensor | None = settings.pop("bias", None)
         result: Tensor = _Convolution.apply(input, weight, self, function, settings)
         if bias is None:
@@ -160,8 +159,7 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.deferral, ctx.function, ctx.settings, ctx.weight = deferral, function, settings, weight
         ctx.save_for_backward(x)
-        result: Tensor = function(x, weight, **settings)
-        return result
+        return function(x, weight, **settings)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -162,8 +162,7 @@ def _own_results(
 def _swapped(
     rows: Tensor, group: ExpertGroup, receiving: Sequence[int], sending: Sequence[int]
 ) -> Tensor:
-    result: Tensor = _Swapped.apply(rows, group, receiving, sending)
-    return result
+    return _Swapped.apply(rows, group, receiving, sending)
 
 
 class _Swapped(torch.autograd.Function):

@@ -126,8 +126,7 @@ class HuggingFaceBlock(nn.Module):
             places = torch.arange(hidden.shape[1], device=hidden.device)[None]
             keywords |= {"position_embeddings": self.rotary(hidden, places), "position_ids": places}
         result: Any = self.block(hidden, **keywords)
-        first: Tensor = result[0] if isinstance(result, tuple) else result
-        return first
+        return result[0] if isinstance(result, tuple) else result
 
 
 class HuggingFaceHead(nn.Module):

@@ -118,8 +118,7 @@ def ring_attention(
     """Return this device's tokens of the output; the mask, which gets no gradient, is that of the
     whole sequence."""
     assert mask is None or not mask.requires_grad
-    result: Tensor = _RingAttention.apply(q, k, v, mask, ring, setting)
-    return result
+    return _RingAttention.apply(q, k, v, mask, ring, setting)
 
 
 class _RingAttention(torch.autograd.Function):

@@ -278,8 +278,7 @@ def recomputed(
 
 
 def _selective() -> tuple[Any, Any]:
-    contexts: tuple[Any, Any] = checkpoint.create_selective_checkpoint_contexts(list(_KEPT))
-    return contexts
+    return checkpoint.create_selective_checkpoint_contexts(list(_KEPT))
 
 
 def _nothing_of(result: Any, device: torch.device) -> Tensor:

@@ -107,8 +107,7 @@ def _window(bandwidths: Mapping[int, Trace], now: float, until: float) -> FloatA
 def _values(trace: Trace, times: FloatArray) -> FloatArray:
     """Return the values of a trace at some times."""
     knots, values = trace.steps
-    at_times: FloatArray = values[np.maximum(knots.searchsorted(times, "right") - 1, 0)]
-    return at_times
+    return values[np.maximum(knots.searchsorted(times, "right") - 1, 0)]
 
 
 def _fair_rates(crosses: FloatArray, capacity: FloatArray) -> FloatArray:

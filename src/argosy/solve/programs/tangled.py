@@ -158,5 +158,4 @@ def _without(problem: AssignmentProblem, held: Mapping[int, int | None]) -> Assi
 
 def _at(table: Table, x: int | None) -> Table:
     """Return a table at a choice of its first variable, or its minimum over that variable."""
-    entries: Table = table.min(0) if x is None else table[x]
-    return entries
+    return table.min(0) if x is None else table[x]

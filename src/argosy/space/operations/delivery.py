@@ -35,7 +35,7 @@ class Delivery:
         object.__setattr__(self, "_code", code)
 
     def __hash__(self) -> int:
-        return self._code  # type: ignore[attr-defined, no-any-return]
+        return self._code  # type: ignore[attr-defined]
 
     def has(self, state: State) -> bool:
         return REPLICATED in self.states or state in self.states

@@ -68,7 +68,7 @@ class State:
         object.__setattr__(self, "_code", code)  # the same in every process
 
     def __hash__(self) -> int:
-        return self._code  # type: ignore[attr-defined, no-any-return]
+        return self._code  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[Callable[..., State], tuple[object, ...]]:
         return _state, (self.layout, self.dim, self.units, self.outer)

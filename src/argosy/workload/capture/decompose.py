@@ -247,7 +247,7 @@ def _next_place() -> int:
 
 def bernoulli_p(like: Tensor, keep: float = 0.5, *, generator: None = None) -> Tensor:
     """Draw a random mask (5)."""
-    return torch.ops.argosy.bernoulli(like, keep, _next_place())  # type: ignore[no-any-return]
+    return torch.ops.argosy.bernoulli(like, keep, _next_place())
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -263,7 +263,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
 def _uniform(like: Tensor) -> Tensor:
     if like.is_complex():
         return torch.complex(_uniform(like.real), _uniform(like.real))
-    return torch.ops.argosy.uniform(like, _next_place())  # type: ignore[no-any-return]
+    return torch.ops.argosy.uniform(like, _next_place())
 
 
 def _normal(like: Tensor) -> Tensor:
