@@ -1,7 +1,8 @@
 """Plan, simulate and run training on unequal devices over a changing network.
 
-    plan = argosy.find_plan("llama-3-8b", "mixed-16", global_batch=128, sequence_length=2048,
-    dtype="fp16") plan.explain() plan.simulate(iterations=3).iteration_seconds
+    plan = argosy.find_plan("llama-3-8b", "mixed-16", global_batch=128, dtype="fp16")
+    plan.explain()
+    plan.simulate(iterations=3).iteration_seconds
     plan.save("plan.json")
 
 Names are imported when they are first used, so that ``import argosy`` costs next to nothing.
@@ -47,40 +48,27 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "ArgosyError": "argosy.errors",
-    "Chain": "argosy.workload.chain",
-    "Cluster": "argosy.cluster.topology",
-    "ComputeModel": "argosy.cost.compute",
-    "InfeasibleError": "argosy.errors",
-    "InputError": "argosy.errors",
-    "Plan": "argosy.plan.plan",
-    "Replica": "argosy.plan.plan",
-    "Report": "argosy.report.page.report",
-    "RunError": "argosy.errors",
-    "ScheduleSpec": "argosy.schedule",
-    "Settings": "argosy.planner",
-    "Shown": "argosy.api",
-    "Stage": "argosy.plan.plan",
-    "Timeline": "argosy.timeline",
-    "Trace": "argosy.cluster.trace",
-    "Trainer": "argosy.runtime.step.trainer",
-    "capture_program": "argosy.runtime.sources.operations",
-    "check_plan": "argosy.api",
-    "compare": "argosy.api",
-    "dumps_plan": "argosy.plan.file",
-    "dumps_timeline": "argosy.timeline.file",
-    "export": "argosy.api",
-    "find_plan": "argosy.api",
-    "load_cluster": "argosy.cluster.file",
-    "load_model": "argosy.workload.load",
-    "load_plan": "argosy.plan.file",
-    "load_timeline": "argosy.timeline.file",
-    "parallelize": "argosy.runtime.step.trainer",
-    "simulate": "argosy.api",
-    "with_changes": "argosy.cluster.file",
+# The public names of each module.
+_NAMES = {
+    "argosy.api": "Shown check_plan compare export find_plan simulate",
+    "argosy.cluster.file": "load_cluster with_changes",
+    "argosy.cluster.topology": "Cluster",
+    "argosy.cluster.trace": "Trace",
+    "argosy.cost.compute": "ComputeModel",
+    "argosy.errors": "ArgosyError InfeasibleError InputError RunError",
+    "argosy.plan.file": "dumps_plan load_plan",
+    "argosy.plan.plan": "Plan Replica Stage",
+    "argosy.planner": "Settings",
+    "argosy.report.page.report": "Report",
+    "argosy.runtime.sources.operations": "capture_program",
+    "argosy.runtime.step.trainer": "Trainer parallelize",
+    "argosy.schedule": "ScheduleSpec",
+    "argosy.timeline": "Timeline",
+    "argosy.timeline.file": "dumps_timeline load_timeline",
+    "argosy.workload.chain": "Chain",
+    "argosy.workload.load": "load_model",
 }
-"""The public names, and the module that each lives in."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 
