@@ -263,11 +263,7 @@ def test_measured_runs() -> None:
         "8 x Titan-RTX in us-central1-a",
     ]
     assert (run.micro_batch, run.global_batch, run.num_micro_batches) == (2, 144, 72)
-    assert (run.iteration_seconds, run.gradient_seconds, run.peak_bytes) == (
-        59.45533,
-        5.4637,
-        6305087488,
-    )
+    assert (run.iteration_seconds, run.peak_bytes) == (59.45533, 6305087488)
 
 
 @needs_data

@@ -43,9 +43,6 @@ from argosy.workload.fields import Amount, Count, DtypeField, Name, OptimizerFie
 from argosy.workload.load import load_model, preset_names
 from argosy.workload.profile_file import read_profile
 
-# Version of the file format.
-VERSION = 1
-
 SETTINGS = (
     "compiled",
     "fused_loss",

@@ -137,7 +137,6 @@ def _mixed_run(
         micro_batch=table.count(line, row, "mbs"),
         global_batch=table.count(line, row, "gbs"),
         iteration_seconds=table.amount(line, row, "seconds"),
-        gradient_seconds=0.0,
         peak_bytes=table.amount(line, row, "max_mem_bytes"),
     )
 

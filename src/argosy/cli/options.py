@@ -107,15 +107,6 @@ Until = Annotated[
     str | None,
     typer.Option("--until", help='No iteration begins after this time, such as "2 min".'),
 ]
-ModelSource = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        help="A model's name (argosy models), a config.json or its folder, a .toml.",
-        autocompletion=names.models,
-    ),
-]
 TargetCluster = Annotated[
     str,
     typer.Option(

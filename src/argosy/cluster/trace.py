@@ -174,10 +174,6 @@ class Trace:
         """Return the hash, computed once, because a trace may have a million knots."""
         return self._code
 
-    @property
-    def always_positive(self) -> bool:
-        return min(self.values) > 0
-
     def _cumulative_at(self, time: float) -> float:
         index = max(bisect.bisect_right(self.times, time) - 1, 0)
         value = self.values[index]

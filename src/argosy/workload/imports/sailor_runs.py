@@ -43,9 +43,6 @@ class SailorRun:
     global_batch: int
     """Samples."""
     iteration_seconds: float
-    gradient_seconds: float
-    """Seconds of reducing gradients, including waiting and exchanges of tied weights, so above 0
-    with one replica too."""
     peak_bytes: float
     """Highest memory in use on any GPU, including that of the process itself (about 5 GB)."""
 
@@ -112,7 +109,6 @@ def read_sailor_measured(path: Path | str) -> SailorRun:
         micro_batch=content.mbs,
         global_batch=content.gbs,
         iteration_seconds=content.real,
-        gradient_seconds=content.red_grads,
         peak_bytes=content.max_mem,
     )
 
