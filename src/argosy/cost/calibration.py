@@ -23,7 +23,7 @@ comes from datasheets and the model's shape. A calibration sets:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from argosy.cluster.fitted import fitted
 from argosy.cluster.topology import CalibrationFactors, Cluster
@@ -105,25 +105,8 @@ class Calibration:
 
     def compute_model(self, profiles: Mapping[str, Profile] | None = None) -> ComputeModel:
         """Return the compute model with (1) and (3)."""
-        return ComputeModel(
-            forward_peak=self.forward_peak,
-            backward_peak=self.backward_peak,
-            attention_peak=self.attention_peak,
-            passes=self.passes,
-            forward_floor=self.forward_floor,
-            backward_floor=self.backward_floor,
-            split_launches=self.split_launches,
-            gathered=self.gathered,
-            forward_start=self.forward_start,
-            backward_start=self.backward_start,
-            spread=self.spread,
-            profiles=profiles,
-            reduction=self.reduction,
-            blocking=self.blocking,
-            profile_factor=self.profile_factor,
-            prefetch=self.prefetch,
-            compiled=self.compiled,
-        )
+        constants = {field.name for field in fields(ComputeModel)} - {"profiles"}
+        return ComputeModel(profiles=profiles, **{name: getattr(self, name) for name in constants})
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """Return the cluster with (2) and the process's part of (4) applied."""
