@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from runtime import (
+    attacking_programs,  # noqa: F401 (registers its programs)
     gradient_programs,  # noqa: F401 (registers its programs)
     library_programs,
     model_programs,  # noqa: F401 (registers its programs)

@@ -26,8 +26,10 @@ from argosy.runtime.stages.defer import Deferral
 from argosy.runtime.stages.moment import Moment
 from argosy.runtime.stages.parameters import Catalogue, Weight
 from argosy.runtime.stages.stage import LayerGate, deferring, recomputed
-from argosy.workload.graph import OWN_GRADIENT, Argument, GraphNode, Ref, Role
+from argosy.workload.graph import OWN_GRADIENT, Argument, GraphNode, OwnGradient, Ref, Role
 
+OwnBackward = Callable[[Sequence[Tensor]], list[Tensor]]
+"""A function from gradients of results to gradients of inputs."""
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 """Convolutions by their number of spatial dims."""
 
@@ -280,7 +282,12 @@ class GraphStage:
                 run_node(inner, computed, self.device)
             return [computed[value] for value in own.gradients]
 
-        return _OwnGradient.apply(backward, len(results), *results, *inputs)
+        whole = self.on_whole(own, backward)
+        return _OwnGradient.apply(whole, len(results), *results, *inputs)
+
+    def on_whole(self, own: OwnGradient, backward: OwnBackward) -> OwnBackward:
+        """Return a backward that is applied to whole gradients, as they are in this stage."""
+        return backward
 
     def weight(self, argument: Argument) -> int | None:
         """Return the weight whose transpose an argument is, or None."""

@@ -11,7 +11,7 @@ with these states fixed. A plan for a captured program contains the choices
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -28,15 +28,16 @@ from argosy.runtime.communication.exchange import GroupExchange
 from argosy.runtime.graphs.calls import RANDOM, filled
 from argosy.runtime.graphs.cut import GraphCut, StageSegment
 from argosy.runtime.graphs.local import LocalCall
-from argosy.runtime.stages.graph_stage import GraphStage, apply
+from argosy.runtime.stages.graph_stage import GraphStage, OwnBackward, apply
 from argosy.runtime.stages.moment import Moment
 from argosy.solve.programs.placement import Pricing
 from argosy.solve.programs.recorded import GroupSteps, recorded, restored, steps_of
 from argosy.solve.programs.sequence import RING
 from argosy.solve.programs.spmd import program_at
+from argosy.space.operations.calls import is_linear
 from argosy.space.operations.rules import BY_ROWS, CutKind, StateChoices
 from argosy.space.operations.sharding import REPLICATED, State
-from argosy.workload.graph import OWN_GRADIENT, Graph, GraphNode, Ref, Role
+from argosy.workload.graph import OWN_GRADIENT, Graph, GraphNode, OwnGradient, Ref, Role
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,24 @@ class TensorStage(GraphStage):
 
     def read_by(self, segment: StageSegment, held: dict[Any, Any]) -> dict[Any, Any]:
         return {key: tensor for key, tensor in held.items() if _value(key) in segment.reads}
+
+    def on_whole(self, own: OwnGradient, backward: OwnBackward) -> OwnBackward:
+        """Return a backward that sums the members' parts of the gradients first, unless it is
+        linear, and leaves its result to the first member (``differentiable``, (2))."""
+        if is_linear(own):
+            return backward
+        exchange = self.exchange
+
+        def summed(gradients: Sequence[Tensor]) -> list[Tensor]:
+            with exchange.exchanging():
+                whole = [
+                    exchange.all_reduce(part) if part.is_floating_point() else part
+                    for part in gradients
+                ]
+            computed = backward(whole)
+            return computed if exchange.rank == 0 else [torch.zeros_like(part) for part in computed]
+
+        return summed
 
     def around_ring(self, node: GraphNode, args: list[Any], keywords: dict[str, Any]) -> Any:
         """Attend between parts of the sequence, which only a ``ContextStage`` does."""

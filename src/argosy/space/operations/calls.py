@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from argosy.space.operations.families import FAMILIES, OperationCall, Pattern, whole
-from argosy.workload.graph import Argument, Graph, GraphNode, Ref
+from argosy.workload.graph import Argument, Graph, GraphNode, OwnGradient, Ref
 
 
 @cache
@@ -42,6 +42,27 @@ def call_of(graph: Graph, node: GraphNode) -> OperationCall:
     )
 
 
+def _linear(entry: Mapping[str, Any], count: int) -> tuple[frozenset[int], ...]:
+    """Return the sets of an operation's inputs in which it is linear."""
+    linear = entry.get("linear", ())
+    sets = [range(count)] if linear == "all" else [s for s in linear if max(s) < count]
+    return tuple(frozenset(s) for s in sets)
+
+
+def is_linear(own: OwnGradient) -> bool:
+    """Return whether a program's own backward is known to be linear in the gradients it is given,
+    so that it can be applied to partial sums of them."""
+    dependent = set(own.given)
+    for node in own.nodes:
+        places = frozenset(at for at, value in enumerate(node.inputs) if value in dependent)
+        if not places:
+            continue
+        if places not in _linear(table().get(node.op, {}), len(node.inputs)):
+            return False
+        dependent.update(value for value in node.outputs if value is not None)
+    return dependent.issuperset(own.gradients)
+
+
 def pattern_of(call: OperationCall) -> Pattern:
     """Return the labels of an operation; a reshape gets none, because ``from_flat_cut`` maps it."""
     entry = call.entry
@@ -51,14 +72,11 @@ def pattern_of(call: OperationCall) -> Pattern:
         pattern = _parsed(entry["labels"])
     else:
         pattern = FAMILIES[entry["family"]](call)
-    count = len(call.inputs)
-    linear = entry.get("linear", ())
-    sets = [range(count)] if linear == "all" else [s for s in linear if max(s) < count]
     inexact = any(e.startswith("c:") for e in entry.get("whole", ()))
     return Pattern(
         inputs=pattern.inputs,
         outputs=pattern.outputs,
-        linear=tuple(frozenset(s) for s in sets),
+        linear=_linear(entry, len(call.inputs)),
         additive=frozenset(entry.get("additive", ())),
         whole=frozenset((e.split(":")[0], int(e.split(":")[1])) for e in entry["whole"])
         if inexact

@@ -104,7 +104,9 @@ def trace(
             loss = functional_call(root, named, tuple(rows))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             expected = "a scalar tensor from the loss function"
-            raise bad_input(expected, type(loss).__name__, where="loss")
+            is_tensor = isinstance(loss, Tensor)
+            actual = f"shape {list(loss.shape)}" if is_tensor else type(loss).__name__
+            raise bad_input(expected, actual, where="loss")
         gradients = [None] * len(trained) if forward_only else _gradients(loss, trained)
         return loss.detach(), gradients, trained, kept
 
