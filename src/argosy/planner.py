@@ -52,6 +52,9 @@ __all__ = [
 
 # A global batch has at most this many samples; larger numbers are rejected as mistakes.
 _MOST_SAMPLES = 10_000_000
+# A plan is searched for at most this many layers. Tables have a number for every range of layers:
+# 4,000 layers need up to 7 GB, 10,000 more than most machines have.
+_MOST_LAYERS = 2_000
 # kept_plans returns at most this many good plans of different sorts.
 _KEPT = 16
 
@@ -127,6 +130,9 @@ def _find_for_chain(
         raise bad_input(
             f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch"
         )
+    if len(chain.layers) > _MOST_LAYERS:
+        most = f"at most {_MOST_LAYERS:,} layers; several layers can be described as one"
+        raise bad_input(most, len(chain.layers), where=f"{chain.name}: layers")
     settings = for_powersgd(for_target(without_deadlock(settings, model)), chain)
     settings = replace(settings, progress=History(settings.progress))
     cluster = within_reach(cluster)  # devices that a link failure cuts off count as lost

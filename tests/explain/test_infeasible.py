@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from argosy.cluster.file import build_cluster, load_cluster
+from argosy.cluster.file import build_cluster, load_cluster, with_changes
+from argosy.cluster.lasting import last_change
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
@@ -234,3 +235,13 @@ def test_without_the_dtype_the_reason_is_the_dtype() -> None:
     why = diagnose(case.chain(), load_cluster("two-cards"), global_batch=4, reload=case.chain)
     assert why.reason == "none of RTX-2080Ti, RTX-A6000 has fp8"
     assert [(change.kind, change.value) for change in why.changes] == [(ChangeKind.DTYPE, "bf16")]
+
+
+def test_remedies_are_tried_at_time_zero_without_the_rest_of_long_traces() -> None:
+    steps = [[f"{second} s", f"{1 + second % 3} GB/s"] for second in range(100)]
+    changes = [{"link": "v*.nic", "steps": steps}, {"device": "v0.0", "steps": [["9 s", 0.5]]}]
+    cluster = with_changes(load_cluster("mixed-16"), changes)
+    larger = with_more_nodes(cluster, 0, 1)
+    assert json.loads(larger.content)["changes"][0]["steps"] == [["0.0 s", "1000000000.0 B/s"]]
+    assert last_change([cluster]) == 99 and last_change([larger]) == 0
+    assert larger.device("v0.0").speed.at(0) == 1

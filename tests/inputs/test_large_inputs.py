@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from argosy.cluster.file import load_cluster
 from argosy.document import read_text
 from argosy.errors import MOST_PROBLEMS, InputError
 from argosy.plan.file import load_plan
+from argosy.report.clusters import link_table
 
 NODE = 'name = "x"\n[[nodes]]\nname = "a"\ncount = 1000\ndevices = { kind = "T4" }\nnic = { bandwidth = "1 GB/s" }\n'
 DEEP = "tables are nested too deeply"
@@ -117,3 +119,24 @@ def test_numbers_beyond_any_machine_are_refused(
         main(["plan", "-m", "gpt2", "-c", "two-cards", "-b", "8", *option])
     assert stop.value.code == 2
     assert option[0] in capsys.readouterr().err
+
+
+def test_links_of_many_nodes_are_listed_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "many.toml"
+    path.write_text(NODE.replace("1000", "10000"))
+    cluster = load_cluster(path)
+    begin = time.process_time()
+    assert link_table(cluster).row_count == 0
+    assert time.process_time() - begin < 1.0, "it took 4 s when it was quadratic"
+
+
+def test_a_model_of_too_many_layers_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = '{"model_type": "gpt2", "n_layer": 2000, "n_embd": 8, "n_head": 1, "vocab_size": 9, "n_positions": 8}'
+    path = tmp_path / "deep.json"
+    path.write_text(config)
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", "-m", str(path), "-c", "two-cards", "-b", "8"])
+    assert stop.value.code == 2
+    assert "layers: found 2002, expected at most 2,000 layers" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def bundled_clusters() -> list[str]:
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".toml"))
 
 
+@lru_cache(maxsize=4)  # commands call it again and again, and a long trace takes seconds to parse
 def cluster_from_content(content: str) -> Cluster:
     """Build a cluster from the canonical JSON in ``Cluster.content``."""
     return build_cluster(replace(parse_json(content, file="cluster"), lines={}), folder=Path())

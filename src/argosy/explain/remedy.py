@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from argosy.cluster.catalogue import catalogue
 from argosy.cluster.file import build_cluster
@@ -228,9 +229,19 @@ def _larger_card(trial: RemedyTrial, change: Change) -> Iterator[Change]:
                 return
 
 
+def _content_at_start(cluster: Cluster) -> dict[str, Any]:
+    """Return the content of a cluster with the first value of every change: remedies are tried at
+    time 0, and traces may have millions of values."""
+    content: dict[str, Any] = json.loads(cluster.content)
+    for change in content.get("changes", ()):
+        for key in change.keys() & {"steps", "latency_steps"}:
+            change[key] = change[key][:1]
+    return content
+
+
 def with_kind(cluster: Cluster, old: str, new: str) -> Cluster:
     """Return the cluster with each device of a kind replaced by a device of another kind."""
-    content = json.loads(cluster.content)
+    content = _content_at_start(cluster)
     for node in content["nodes"]:
         devices = node["devices"] if isinstance(node["devices"], list) else [node["devices"]]
         node["devices"] = [
@@ -270,7 +281,7 @@ def _more_nodes(trial: RemedyTrial) -> Iterator[Change]:
 
 def with_more_nodes(cluster: Cluster, index: int, more: int) -> Cluster:
     """Return the cluster with ``more`` nodes of the [[nodes]] entry with this index in its file."""
-    content = json.loads(cluster.content)
+    content = _content_at_start(cluster)
     node = content["nodes"][index]
     content["nodes"][index] = {**node, "count": node.get("count", 1) + more}
     return fitted(build_cluster(Document(cluster.name, content, {}), folder=Path()), cluster.fit)

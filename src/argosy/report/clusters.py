@@ -49,7 +49,7 @@ def link_table(cluster: Cluster) -> Table:
         )
         for wire in cluster.wires
     }
-    of_nodes = {
+    shown = {
         cluster.links[index].edge
         for node in cluster.nodes
         for index in (
@@ -57,10 +57,9 @@ def link_table(cluster: Cluster) -> Table:
             *(link for medium in node.media for link in medium.outward),
         )
     }
-    seen: set[str] = set()
     for link in cluster.links:
-        if link.edge not in of_nodes | seen:
-            seen.add(link.edge)
+        if link.edge not in shown:
+            shown.add(link.edge)
             rate = RATE.format(link.bandwidth.at(0))
             latency = TIME.format(link.latency.at(0), digits=3)
             table.add_row(link.edge, between.get(link.edge, "-"), rate, latency)
