@@ -102,11 +102,7 @@ def trace(
         }
         with flow, Decided(), own_gradients(marked=forward_only), _precision(device, autocast):
             loss = functional_call(root, named, tuple(rows))
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            expected = "a scalar tensor from the loss function"
-            is_tensor = isinstance(loss, Tensor)
-            actual = f"shape {list(loss.shape)}" if is_tensor else type(loss).__name__
-            raise bad_input(expected, actual, where="loss")
+        _check_loss(loss)
         gradients = [None] * len(trained) if forward_only else _gradients(loss, trained)
         return loss.detach(), gradients, trained, kept
 
@@ -132,6 +128,12 @@ def _trained(values: list[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]
         value.detach().requires_grad_(parameter.requires_grad)
         for value, parameter in zip(values, parameters, strict=True)
     ]
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        actual = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise bad_input("a scalar tensor from the loss function", actual, where="loss")
 
 
 def _gradients(loss: Tensor, trained: list[Tensor]) -> list[Tensor | None]:
