@@ -286,3 +286,24 @@ def counted_by_a_buffer() -> Built:
             return self.inner(x - self.seen)
 
     return Running(), squared, points()
+
+
+@program
+def images_with_instance_norm() -> Built:
+    """Every channel of every sample is normalised, which torch writes as a norm of the batch."""
+
+    class Styled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, groups=2)
+            self.norm, self.bare = nn.InstanceNorm2d(4, affine=True), nn.InstanceNorm2d(4)
+            self.head = nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu6(self.norm(self.first(x)))
+            return self.head(self.bare(self.second(x)).amax((2, 3)))
+
+    def loss(model: Any, b: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(b[0]), b[1], label_smoothing=0.1)
+
+    return Styled(), loss, (torch.randn(BATCH, 3, 8, 8), torch.randint(0, 5, (BATCH,)))

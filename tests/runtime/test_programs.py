@@ -82,6 +82,7 @@ QUICK = (
     "hook_on_a_module",
     "variance_and_covariance",
     "attention_by_hand_with_a_cache_of_masks",
+    "images_with_instance_norm",
 )
 SAVING = (
     "gradient_reversal",

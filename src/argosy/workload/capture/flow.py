@@ -31,7 +31,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 import torch.utils.checkpoint
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -47,6 +46,7 @@ from argosy.errors import InputError, Problem
 from argosy.workload.capture.blame import running_line
 from argosy.workload.capture.hooks import HOOKS_OF_TENSORS, refused_hook
 from argosy.workload.capture.initial import Recording
+from argosy.workload.capture.rewritten import rewritten
 from argosy.workload.capture.write import NOTHING
 
 _CPU = torch.device("cpu")
@@ -325,32 +325,6 @@ def _mark(cls: Any, args: tuple[Any, ...], made: Any) -> None:
         )
 
 
-def _looked_up(ids: Tensor, weight: Tensor, *others: Any, **options: Any) -> Tensor:
-    """Return bags of equal lengths as rows that are combined: as offsets they would depend on the
-    order of samples."""
-    names = (
-        "offsets",
-        "max_norm",
-        "norm_type",
-        "scale_grad_by_freq",
-        "mode",
-        "sparse",
-        "per_sample_weights",
-    )
-    given = dict(zip(names, others, strict=False)) | options
-    if given.get("max_norm") is not None or given.get("padding_idx") is not None:
-        return F.embedding_bag(ids, weight, *others, **options)
-    rows = F.embedding(ids, weight, scale_grad_by_freq=bool(given.get("scale_grad_by_freq")))
-    if given.get("per_sample_weights") is not None:
-        rows = rows * given["per_sample_weights"].unsqueeze(-1)
-    match given.get("mode", "mean"):
-        case "sum":
-            return rows.sum(1)
-        case "mean":
-            return rows.mean(1)
-    return rows.max(1).values
-
-
 class Decided(TorchFunctionMode):
     """A mode that takes a branch on a random number between 0 and 1 if no number changes its
     outcome, and raises an error for other such branches and for hooks on tensors."""
@@ -366,8 +340,9 @@ class Decided(TorchFunctionMode):
     ) -> Any:
         if function in HOOKS_OF_TENSORS:
             raise refused_hook(running_line() or "loss", "a hook on the gradient of a tensor")
-        if function is F.embedding_bag and args[0].dim() == 2:
-            return _looked_up(*args, **(kwargs or {}))
+        result = rewritten(function, args, kwargs)
+        if result is not NotImplemented:
+            return result
         of_drawn = bool(args) and id(args[0]) in self.drawn
         if of_drawn and function in _BRANCHES:
             expected = "the same operations in every step"
