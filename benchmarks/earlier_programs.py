@@ -44,7 +44,7 @@ from benchmarks.registry import Benchmark, Row
 _PLANS = Path(__file__).with_name("earlier_plans.json")
 
 
-def _parts(stages: Sequence[Any], then: int, now: int) -> list[int]:
+def stage_of_operations(stages: Sequence[Any], then: int, now: int) -> list[int]:
     """Return the stage of every forward operation, by (3)."""
     parts = [0] * then
     for index, stage in enumerate(stages):
@@ -80,7 +80,7 @@ def earlier_plan(
 ) -> tuple[Plan, Chain]:
     """Return a plan of that planner, and the chain that it is a plan for."""
     stages, samples = content["stages"], program.samples
-    parts = _parts(stages, then, len(forward_order(program.graph)))
+    parts = stage_of_operations(stages, then, len(forward_order(program.graph)))
     graph = program.graph if len(stages) == 1 else _sorted(program.graph, parts)
     last = [sum(part <= index for part in parts) for index in range(len(stages))]
     step = _Step(graph, forward_order(graph))

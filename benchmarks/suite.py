@@ -120,6 +120,13 @@ SUITE = (
         needs="root",
     ),
     Entry(
+        name="lab-programs",
+        shows="captured programs in the lab, by the plan that is found and by the planner before",
+        note="2026-11-18-captured.md",
+        command="python -m benchmarks.lab.programs",
+        needs="root",
+    ),
+    Entry(
         name="context",
         shows="one sequence on two unequal devices in the lab, whole and in parts by speed",
         note="2026-11-16-context.md",

@@ -25,11 +25,14 @@ def kfkb(k: int) -> ScheduleSpec:
     return ScheduleSpec(kind=ScheduleKind.KFKB, k=k)
 
 
-def cluster_of(name: str, hosts: Sequence[tuple[float, float]], changes: str = "") -> Cluster:
-    """Hosts h0, h1, ... of one device each, given as (speed, Mbit/s)."""
+def cluster_of(
+    name: str, hosts: Sequence[tuple[float, float]], changes: str = "", *, gflops: float = 1.0
+) -> Cluster:
+    """Return hosts a, b, ... of one device each, given as (speed, Mbit/s); a device of speed 1
+    computes ``gflops`` GFLOP/s."""
     kinds = "".join(
         f'[[kinds]]\nname = "speed-{speed:g}"\nmemory = "4 GiB"\nmemory_bandwidth = "20 GB/s"\n'
-        f'flops = {{ fp32 = "{speed:g} GFLOP/s" }}\n'
+        f'flops = {{ fp32 = "{speed * gflops:g} GFLOP/s" }}\n'
         for speed in sorted({speed for speed, _ in hosts})
     )
     nodes = "".join(
