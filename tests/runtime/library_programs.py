@@ -112,6 +112,19 @@ def llama_padded_left() -> Built:
 
 
 @program
+def gpt2_classifier() -> Built:
+    """A class for each sequence, by the state of its last real token."""
+    from transformers import GPT2ForSequenceClassification
+
+    config = gpt2_config()
+    config.num_labels, config.pad_token_id = 3, 0
+    batch = padded()
+    batch["input_ids"] = batch["input_ids"] * batch["attention_mask"]
+    batch["labels"] = torch.randint(0, 3, (BATCH,))
+    return GPT2ForSequenceClassification(config), language_loss, batch
+
+
+@program
 def opt() -> Built:
     from transformers import OPTConfig, OPTForCausalLM
 

@@ -307,3 +307,38 @@ def images_with_instance_norm() -> Built:
         return F.cross_entropy(model(b[0]), b[1], label_smoothing=0.1)
 
     return Styled(), loss, (torch.randn(BATCH, 3, 8, 8), torch.randint(0, 5, (BATCH,)))
+
+
+@program
+def answers_at_positions() -> Built:
+    """Each sample has several positions of its own, which are read with its number."""
+
+    class Answers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.word = nn.Embedding(WORDS, WIDTH)
+            self.inner = nn.Linear(WIDTH, WIDTH)
+            self.head = nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor, at: Tensor) -> Tensor:
+            states = torch.tanh(self.inner(self.word(x)))
+            return self.head(states[torch.arange(len(x))[:, None], at])
+
+    def loss(model: Any, b: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(b[0], b[1]).flatten(0, 1), b[2].flatten())
+
+    x = words()
+    at = torch.randint(0, x.shape[1], (BATCH, 2))
+    return Answers(), loss, (x, at, torch.randint(0, 3, (BATCH, 2)))
+
+
+@program
+def rows_of_neighbours() -> Built:
+    """Each sample is compared with the one before it, whose number is its own less 1."""
+
+    class Neighbours(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            states = self.inner(x)
+            return states - states[torch.arange(len(x)) - 1]
+
+    return Neighbours(), squared, points()

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from argosy.runtime.graphs.calls import RANDOM, RESHAPES, filled, function
+from argosy.runtime.graphs.rows import INDEX, by_own_row, row_numbers
 from argosy.space.operations.calls import call_of, is_known, pattern_of
 from argosy.space.operations.families import Pattern, pointwise
 from argosy.space.operations.sharding import flat_cut, from_flat_cut, sharded
@@ -121,6 +122,7 @@ class _Divider:
         self.result = SampleDivision()
         self.bare: set[int] = set()
         """Values that depend on no weight and no buffer."""
+        self.row_numbers = row_numbers(self.graph, self.count)
 
     def found(self) -> SampleDivision:
         result = self.result
@@ -199,7 +201,8 @@ class _Divider:
         )
         if not grown:
             return None
-        if node.op not in _FILLED and node.op not in RANDOM:
+        is_counted = self.row_numbers.issuperset(made)
+        if node.op not in _FILLED and node.op not in RANDOM and not is_counted:
             return "depends on how many samples there are or on their order"
         for value in grown:
             self.result.kinds[value] = SampleDependence.SAMPLES
@@ -244,7 +247,10 @@ class _Divider:
         call = call_of(self.graph, node)
         if not is_known(node.op) and torch.Tag.pointwise in getattr(function(node.op), "tags", ()):
             return pointwise(call) if len(call.outputs) == 1 else pattern_of(call)
-        return pattern_of(call)
+        pattern = pattern_of(call)
+        if node.op == INDEX:
+            return by_own_row(node, pattern, self.row_numbers, self.result.places)
+        return pattern
 
     def _of_samples(self, node: GraphNode) -> str | None:
         """Apply (2), and (4) for sums, to an operation that reads samples."""

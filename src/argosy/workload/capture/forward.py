@@ -141,8 +141,10 @@ def _resized_node(row: Sequence[GraphNode], samples: int, total: int) -> GraphNo
 @cache
 def _numbers(op: str) -> frozenset[int | str]:
     """Return the arguments of an operation, by place and name, that are numbers to compute with and
-    no sizes."""
+    no sizes; those of ``arange`` decide the size of its result."""
     namespace, name, overload = op.split(".")
+    if name == "arange":
+        return frozenset()
     schema = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema
     kinds = [str(argument.type).removeprefix("Optional[") for argument in schema.arguments]
     places = [place for place, kind in enumerate(kinds) if kind.startswith(("Tensor", "number"))]
