@@ -12,6 +12,8 @@ from cli.command_result import Run
 from argosy.plan.file import load_plan
 from argosy.plan.runnable import unsupported
 
+pytest.importorskip("torch")
+
 PROGRAM = """
 import torch
 from torch import nn
