@@ -10,6 +10,10 @@ from pathlib import Path
 _PAGES = Path("/proc/self/statm")
 
 
+class TimeIsUpError(Exception):
+    """Raised inside a search if its budget is spent and it has a plan; the search catches it."""
+
+
 class Budget:
     """A budget that is spent when its time or its memory is; a search then returns the best plan so
     far."""
@@ -26,6 +30,11 @@ class Budget:
     @property
     def is_spent(self) -> bool:
         return self.seconds > self._most_seconds or held_bytes() - self._held > self._most_bytes
+
+
+def never() -> bool:
+    """Return that a search without a budget is not late."""
+    return False
 
 
 def held_bytes() -> int:

@@ -28,7 +28,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import NothingFitsError
 from argosy.plan.plan import Plan, Search
-from argosy.solve.budget import Budget
+from argosy.solve.budget import Budget, TimeIsUpError
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.finalists.beside import with_uniform
 from argosy.solve.finalists.candidate import Candidate, diverse, on_pools, single_stages
@@ -42,7 +42,7 @@ from argosy.solve.search.grid import all_cuts, coarse_cuts
 from argosy.solve.search.kinds import ground_of
 from argosy.solve.search.menu import Menu
 from argosy.solve.search.pipeline import PlanSearch
-from argosy.solve.search.reach import promising_shapes, reach_bound
+from argosy.solve.search.reach import promising_shapes, reach_bound, shape_bounds
 from argosy.solve.search.shape import MOST_STAGES, Shape, estimated, hoped
 from argosy.solve.settings import FEW_DEVICES, SearchProgress, Settings, played_scope, search_scope
 from argosy.solve.unmeasured import why_no_plan
@@ -52,7 +52,6 @@ from argosy.space.option import Option, Vector
 from argosy.space.pool import Pool, able_pools
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
-from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain
 
 # A search aims at this share of the gap that it may leave; dominance may be wrong by the rest.
@@ -119,7 +118,7 @@ class PoolSearch:
         self.prices = Prices(chain, self.pools, model)
         self.counters = Counters()
         scope = played_scope(settings, self.pools)
-        judge = Judge(self.prices, cluster, guesses=True)
+        judge = Judge(self.prices, cluster, guesses=True, is_late=self._is_late)
         trial = ExactTrial(
             self.prices, cluster, at_time_zero(cluster), scope, settings.executor, judge.played
         )
@@ -219,7 +218,7 @@ class PoolSearch:
                 break
             self._search(units)
             has_plan = bool(self.incumbents.found)
-            if has_plan and self.budget.is_spent:
+            if self._is_late():
                 return
             if has_plan and self.level == 1:
                 self._prove_quickly()
@@ -250,25 +249,15 @@ class PoolSearch:
     @cached_property
     def free_bound(self) -> float:
         """Return a lower bound on every plan, of any granularity, searched or not."""
-        bounds = (
-            s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size)
-            for s in self._batch_shapes
-        )
+        bounds = shape_bounds(self.prices, self._batch_shapes)
         return min(bounds, default=math.inf)
 
     @property
     def bound(self) -> float:
         """Return a lower bound on every plan in the scope of the units that were searched last."""
-        bounds = (branch.bound - self.slack for branch in self.branches)
-        return min(
-            [
-                self.incumbents.best,
-                self.left_open,
-                self.incumbents.least_suspect,
-                *bounds,
-                *self.pending,
-            ]
-        )
+        bounds = [branch.bound - self.slack for branch in self.branches]
+        bounds += [self.left_open, self.incumbents.least_suspect]
+        return min(self.incumbents.best, *bounds, *self.pending)
 
     @property
     def _is_quick(self) -> bool:
@@ -310,8 +299,7 @@ class PoolSearch:
         self.pending = [bound for bound, _ in shapes]
         for bound, shape in shapes:
             self.pending.pop(0)
-            is_late = self.incumbents.found and self.budget.is_spent
-            if is_late or (self.settings.prune and bound >= self._goal):
+            if self._is_late() or (self.settings.prune and bound >= self._goal):
                 self._leave(bound)
                 continue
             is_alone = self._is_quick and estimated(bound, shape) > _HARDLY * self.incumbents.best
@@ -337,15 +325,20 @@ class PoolSearch:
             if is_alone or not options:
                 continue
             menu = Menu(self.prices, options, shape, ground, grid)
-            self.branches.append(self._first_look(menu, counts, bound, units))
+            self._first_look(menu, counts, bound, units)
             if self.level > 1:
                 self.incumbents.confirm()
                 self._report()
         if self.num_devices <= FEW_DEVICES:
             self.incumbents.reshape(self._batch_shapes, scope)
-        for best in self.incumbents.found[:1]:
+        for best in self.incumbents.found[:1] if not self._is_late() else ():
             self.incumbents.improve(best, self.menus.get(best.shape.micro_batch_size, {}))
         return self.incumbents.best
+
+    def _is_late(self) -> bool:
+        """Return whether the search ends as soon as it can: it has a plan, and the budget is
+        spent."""
+        return bool(self.incumbents.found) and self.budget.is_spent
 
     def _highest_useful_bound(self, bound: float, shape: Shape, *, is_alone: bool) -> float:
         """Return the bound of a shape above which a still higher one changes nothing."""
@@ -376,21 +369,26 @@ class PoolSearch:
         """Return the seconds below which a plan must be to be worth searching."""
         return self.incumbents.best / (1 + (_AIM * self.settings.gap if self.level > 1 else 0.0))
 
-    def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> Branch:
-        """Return the search of a shape, after judging the plans that its bounds lead to at once.
+    def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> None:
+        """Add the search of a shape, after judging the plans that its bounds lead to at once.
 
         As long as there is no plan to beat, these are the plans near the bound, which takes less
         time; otherwise all of them.
         """
         hopes = (_NEAR * bound, hoped(bound, menu.shape)) if not self.incumbents.found else ()
+        menu.is_late = self._is_late
         for hope in (*hopes, math.inf):
-            branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
+            try:
+                branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
+            except TimeIsUpError:
+                self._leave(bound)
+                return
             if self.incumbents.best <= branch.search.upper:
                 break  # what the tables left out cannot win
             if self._is_quick and self.incumbents.found:
                 self._leave(branch.search.upper)
                 break
-        return branch
+        self.branches.append(branch)
 
     def _open(self, menu: Menu, counts: Vector, upper: float, units: Vector) -> Branch:
         most_stages = min(sum(counts), MOST_STAGES)
@@ -417,10 +415,14 @@ class PoolSearch:
                 return
             if doubtful <= least:
                 self.incumbents.clear_suspect()
-            elif branch is not None and (parts := self._split(branch)):
-                rounds += parts
             elif branch is not None:
-                self._advance(branch, goal)
+                try:
+                    parts = self._split(branch)
+                except TimeIsUpError:
+                    return  # the branch keeps its bound
+                rounds += parts
+                if not parts:
+                    self._advance(branch, goal)
 
     def _split(self, branch: Branch) -> int:
         """Split a branch; return the number of its parts."""
@@ -432,6 +434,8 @@ class PoolSearch:
             self.branches.remove(branch)
         self.branches += parts
         for part in parts:
+            if self._is_late():
+                break
             plans = list(part.search.descend(self.incumbents.best))
             self.incumbents.keep(part.search.shape, plans, self.units)
         return len(parts)

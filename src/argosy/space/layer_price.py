@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from argosy.cost.compute import (
     ComputeModel,
     Portion,
@@ -65,9 +62,7 @@ def price_layer(
     )
 
 
-def summed(
-    distinct: Sequence[LayerSeconds], counts: NDArray[np.intp], times: float
-) -> NDArray[np.float64]:
+def summed(distinct: Sequence[LayerSeconds], counts: Sequence[int], times: float) -> list[float]:
     """Return the seconds of each of the distinct layers, of which ``counts`` occur each.
 
     Compute takes ``times`` as long. Attention overlaps with the arrival of keys and values; of the
@@ -76,6 +71,10 @@ def summed(
     beside = hidden = [times * layer.hidden for layer in distinct]
     if any(layer.arriving for layer in distinct):
         arriving = [layer.arriving for layer in distinct]
-        beside = arriving if np.dot(counts, arriving) > np.dot(counts, hidden) else hidden
+        beside = arriving if _dot(counts, arriving) > _dot(counts, hidden) else hidden
     pairs = zip(distinct, beside, strict=True)
-    return np.array([times * layer.rest + layer.exchanged + more for layer, more in pairs])
+    return [times * layer.rest + layer.exchanged + more for layer, more in pairs]
+
+
+def _dot(counts: Sequence[int], seconds: Sequence[float]) -> float:
+    return sum(count * layer for count, layer in zip(counts, seconds, strict=True))

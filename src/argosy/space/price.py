@@ -8,7 +8,9 @@ repeatedly.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from operator import add, mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,32 +72,35 @@ class Prices:
         times = waiting(self.model.spread, devices)
         sums = self._known.get((way, times))
         if sums is None:
-            if way not in self._layers:
-                where = self.pools[pool]
-                portion = Portion(
-                    device=where.device,
-                    samples=samples,
-                    share=1 / width,
-                    width=width,
-                    context=context,
-                    expert=expert,
-                )
-                layers = (self.chain.layers[at] for at in self.distinct_layers)
-                self._layers[way] = [
-                    price_layer(self.model, self.chain, layer, where, portion, recompute)
-                    for layer in layers
-                ]
-            pairs = self._layers[way]
-            forward, backward = (self._sums([pair[at] for pair in pairs], times) for at in range(2))
-            sums = self._known[way, times] = (forward, backward)
+            at, _ = self._layer_shapes
+            running = np.zeros((2, len(at) + 1))
+            np.array(self._passes(way, times))[:, at].cumsum(axis=1, out=running[:, 1:])
+            sums = self._known[way, times] = (running[0], running[1])
         return sums
 
-    def _sums(self, distinct: list[LayerSeconds], times: float) -> FloatArray:
-        """Return running sums over all layers, with compute ``times`` as long."""
-        at, counts = self._layer_shapes
-        sums = np.zeros(len(at) + 1)
-        np.cumsum(summed(distinct, counts, times)[at], out=sums[1:])
-        return sums
+    def _passes(self, way: _Way, times: float) -> tuple[list[float], list[float]]:
+        """Return the seconds of the forward and of the backward of each distinct layer, with
+        compute ``times`` as long."""
+        pairs = self._layers.get(way)
+        if pairs is None:
+            pool, width, samples, recompute, context, expert = way
+            where = self.pools[pool]
+            portion = Portion(
+                device=where.device,
+                samples=samples,
+                share=1 / width,
+                width=width,
+                context=context,
+                expert=expert,
+            )
+            layers = (self.chain.layers[at] for at in self.distinct_layers)
+            pairs = self._layers[way] = [
+                price_layer(self.model, self.chain, layer, where, portion, recompute)
+                for layer in layers
+            ]
+        _, counts = self._layer_shapes
+        forward, backward = zip(*pairs, strict=True)
+        return summed(forward, counts, times), summed(backward, counts, times)
 
     def whole(
         self,
@@ -112,11 +117,21 @@ class Prices:
         key = (pool, width, samples, recompute, context, expert)
         seconds = self._whole.get(key)
         if seconds is None:
-            forward, backward = self.seconds(
-                pool, width, samples, recompute, context=context, expert=expert
-            )
-            seconds = self._whole[key] = float(forward[-1] + backward[-1])
+            forward, backward = self._passes(key, waiting(self.model.spread, 1))
+            seconds = self._whole[key] = self.total(map(add, forward, backward))
         return seconds
+
+    def seconds_by_layer(self, pool: int, width: int, samples: int) -> list[float]:
+        """Return the forward and backward seconds of each distinct layer, without
+        recomputation."""
+        way = (pool, width, samples, Recompute.NONE, 1, 1)
+        forward, backward = self._passes(way, waiting(self.model.spread, 1))
+        return list(map(add, forward, backward))
+
+    def total(self, values: Iterable[float]) -> float:
+        """Return the sum over all layers of a value that each distinct layer has."""
+        _, counts = self._layer_shapes
+        return sum(map(mul, counts, values), start=0.0)
 
     def sample_range(self, pool: int, tensor_width: int) -> tuple[int, float] | None:
         """Return the fewest and the most samples whose times are known for all layers, or None if
@@ -139,16 +154,15 @@ class Prices:
             self._ranges[pool, tensor_width] = (fewest, most) if len(known) == len(ranges) else None
         return self._ranges[pool, tensor_width]
 
-    def least_seconds(self, pool: int, width: int, samples: int) -> FloatArray:
-        """Return for each layer the least forward and backward seconds on one device of a
+    def least_seconds(self, pool: int, width: int, samples: int) -> list[float]:
+        """Return for each distinct layer the least forward and backward seconds on one device of a
         tensor-parallel group.
 
         This holds for every other split: parts of a sequence read weights more often in all, and
         experts over the maximum number of holders read them least.
         """
         if self.most_experts == 1:
-            forward, backward = self.seconds(pool, width, samples, Recompute.NONE)
-            return np.diff(forward + backward)
+            return self.seconds_by_layer(pool, width, samples)
         split, where = Split(width, 1, self.most_experts), self.pools[pool]
         portion = Portion(
             device=where.device,
@@ -157,14 +171,14 @@ class Prices:
             width=width,
             expert=self.most_experts,
         )
-        seconds = {}
-        for at in set(self.shapes):
+        seconds = []
+        for at in self.distinct_layers:
             layer = self.chain.layers[at]
             compute = sum(
                 layer_seconds(self.model, self.chain, layer, portion)
             ) / where.device.speed.at(0)
-            seconds[at] = compute + 2 * reduction_seconds(where, layer, split, samples)
-        return np.array([seconds[shape] for shape in self.shapes])
+            seconds.append(compute + 2 * reduction_seconds(where, layer, split, samples))
+        return seconds
 
     @cached_property
     def most_experts(self) -> int:
@@ -208,11 +222,27 @@ class Prices:
         return sorted(set(self.shapes))
 
     @cached_property
-    def _layer_shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def _layer_shapes(self) -> tuple[NDArray[np.intp], list[int]]:
         """Return for each layer its index among the distinct ones, and how many layers there are of
         each."""
         at = np.searchsorted(self.distinct_layers, self.shapes)
-        return at, np.bincount(at)
+        return at, np.bincount(at).tolist()
+
+    @cached_property
+    def work_shares(self) -> list[float]:
+        """Return the share of each distinct layer in the FLOP of the chain, or in its weights if
+        the FLOP are unknown."""
+        distinct = [self.chain.layers[at] for at in self.distinct_layers]
+        work = [layer.forward_flop + layer.backward_flop for layer in distinct]
+        if not sum(work):
+            work = [float(layer.parameters) for layer in distinct]
+        return self.shares(work)
+
+    def shares(self, values: Sequence[float]) -> list[float]:
+        """Return the share of each distinct layer in the sum over all layers of its value, or equal
+        shares if the sum is 0."""
+        total = self.total(values)
+        return [value / total if total else 1 / self.num_layers for value in values]
 
     @cached_property
     def parameters(self) -> FloatArray:
@@ -445,16 +475,6 @@ class Prices:
     def state_bytes(self) -> tuple[int, int, float]:
         """Return the bytes per weight of weights, gradients and optimizer state."""
         return self.chain.dtype.bytes, self.chain.gradient_bytes, optimizer_bytes(self.chain)
-
-
-def shares(values: FloatArray) -> FloatArray:
-    """Return the values divided by their sum, or equal shares if the sum is 0.
-
-    >>> shares(np.array([1.0, 3.0])).tolist(), shares(np.zeros(2)).tolist()
-    ([0.25, 0.75], [0.5, 0.5])
-    """
-    total = values.sum()
-    return values / total if total else np.full(len(values), 1 / len(values))
 
 
 def widest(layers: tuple[Layer, ...]) -> int:

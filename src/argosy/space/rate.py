@@ -22,10 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from argosy.space.option import Vector
-from argosy.space.price import Prices, shares, widest
+from argosy.space.price import Prices, widest
 from argosy.space.widths import node_widths
 
 
@@ -44,10 +42,7 @@ def period(rates: Sequence[float], counts: Sequence[int]) -> float:
 def pool_rates(prices: Prices, micro_batch: int, units: Vector | None = None) -> list[float]:
     """Return r_p by (1) for every pool."""
     layers = prices.chain.layers
-    weight = np.array([layer.forward_flop + layer.backward_flop for layer in layers])
-    if not weight.sum():
-        weight = np.array([float(layer.parameters) for layer in layers])
-    share = shares(weight)
+    share = prices.work_shares
     best_rates = []
     for pool in prices.pools:
         best = 0.0
@@ -57,11 +52,10 @@ def pool_rates(prices: Prices, micro_batch: int, units: Vector | None = None) ->
             if micro_batch * width < unit:
                 continue
             for samples in _sizes(prices, pool.index, width, most):
-                seconds = prices.least_seconds(pool.index, width, samples)
-                if not seconds.all():  # a layer that takes no time limits nothing
-                    seconds = np.where(seconds > 0, seconds, np.inf)
-                rates = share * samples / seconds
-                best = max(best, float(rates.max()) / (micro_batch * width))
+                pairs = zip(share, prices.least_seconds(pool.index, width, samples), strict=True)
+                # A layer that takes no time limits nothing.
+                rates = [part * samples / seconds for part, seconds in pairs if seconds]
+                best = max(best, max(rates, default=0.0) / (micro_batch * width))
         best_rates.append(best)
     return best_rates
 

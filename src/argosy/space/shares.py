@@ -30,15 +30,19 @@ def share_samples(
     total = sum(replicas for _, _, replicas in groups)
     if total > micro_batch:
         return None
-    parts = [
-        PoolPart(
-            pool=pool, width=width, replicas=replicas, samples=1, context=context, expert=expert
+    split = {"context": context, "expert": expert}
+    if len(groups) == 1:
+        ((pool, width, replicas),) = groups
+        samples, extra = divmod(micro_batch, replicas)
+        return (
+            PoolPart(
+                pool=pool, width=width, replicas=replicas, samples=samples, extra=extra, **split
+            ),
         )
+    parts = [
+        PoolPart(pool=pool, width=width, replicas=replicas, samples=1, **split)
         for pool, width, replicas in groups
     ]
-    if len(parts) == 1:
-        samples, extra = divmod(micro_batch, total)
-        return (replace(parts[0], samples=samples, extra=extra),)
     return _dealt(prices, parts, micro_batch, recompute, [math.inf] * len(parts))
 
 
@@ -75,15 +79,16 @@ def _dealt(
     limits: Sequence[float],
 ) -> Parts:
     """Deal samples to parts that have one per replica, until all of a micro-batch is dealt."""
+    ranges = [prices.sample_range(part.pool, part.tensor_width) for part in parts]
 
     def finish(at: int, samples: int) -> float:
-        part = parts[at]
-        known = prices.sample_range(part.pool, part.tensor_width)
+        part, known = parts[at], ranges[at]
         if known is None or samples > min(known[1] * part.context, limits[at]):
             return math.inf
         samples = samples if part.context > 1 else max(samples, known[0])
-        split = {"context": part.context, "expert": part.expert}
-        return prices.whole(part.pool, part.width, samples, recompute, **split)
+        return prices.whole(
+            part.pool, part.width, samples, recompute, context=part.context, expert=part.expert
+        )
 
     given = [1] * len(parts)
     more = [0] * len(parts)

@@ -23,7 +23,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
@@ -33,6 +33,7 @@ from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size
 from argosy.sim.folded import FoldedPlan
 from argosy.sim.tasks.choose import KnownRates
+from argosy.solve.budget import never
 from argosy.solve.finalists.devices import on_devices
 from argosy.solve.finalists.recurrence import (
     Columns,
@@ -88,7 +89,14 @@ def _with_waits(seconds: Sequence[float], ways: Sequence[float]) -> list[float]:
 class Judge:
     """A judge that computes the seconds of complete plans, and caches what it has priced."""
 
-    def __init__(self, prices: Prices, cluster: Cluster, *, guesses: bool = False) -> None:
+    def __init__(
+        self,
+        prices: Prices,
+        cluster: Cluster,
+        *,
+        guesses: bool = False,
+        is_late: Callable[[], bool] = never,
+    ) -> None:
         self.prices = prices
         self.cluster = cluster
         self.guesses = guesses
@@ -120,6 +128,8 @@ class Judge:
         """Seconds of plans that were folded and played, by schedule and plan."""
         self.known: KnownRates = {}
         """What sums over the devices of a stage cost."""
+        self.is_late = is_late
+        """Whether the time of the search is up; then no further plan is simulated."""
         self.steps_left = _MOST_STEPS if guesses else math.inf
         """Stages times micro-batches that may still be simulated."""
 
@@ -245,6 +255,7 @@ class Judge:
             and not self.prices.model.blocking
             and self._has_devices(plan)
             and self.steps_left > 0
+            and not self.is_late()
         )
         folded = self._folded(shape, plan) if is_played else None
         if folded is None:

@@ -59,7 +59,7 @@ from argosy.solve.search.pipeline import Choice
 from argosy.solve.search.shape import Shape
 from argosy.space.enumerate import Scope
 from argosy.space.option import Option, PoolPart
-from argosy.space.price import FloatArray, Prices, shares
+from argosy.space.price import FloatArray, Prices
 from argosy.space.shares import share_samples, whole_seconds
 
 # At most this many plans are cut and judged, those with the least (1) first.
@@ -189,25 +189,40 @@ def rows_of(
     for number in used:
         wholes[number] = _least_whole(prices, table.sections[number], size, scope)
     covered = _least_shares(prices, [table.sections[number] for number in used], size)
-    rows = rows[_least_seconds(shape, wholes[rows], table.exchanges[rows], covered) < below]
+    rows = _near_rows(shape, table, rows, wholes, covered, below)
     shared: dict[int, tuple[PoolPart, ...]] = {}
     for number in table.used(rows):
         wholes[number] = math.nan
         parts = _parts(prices, table.sections[number], size, scope)
         if parts is not None:
             shared[number], wholes[number] = parts, whole_seconds(prices, parts, Recompute.NONE)
-    rows = rows[_least_seconds(shape, wholes[rows], table.exchanges[rows], covered) < below]
+    rows = _near_rows(shape, table, rows, wholes, covered, below)
     rates = (1 / wholes[rows]).sum(axis=1).tolist()
     exchanges = table.estimates[rows].max(axis=1, initial=0.0).tolist()
     for row, rate, exchange in zip(rows.tolist(), rates, exchanges, strict=True):
         stages = tuple(shared[number] for number in row if number < len(table.sections))
-        compute = (count + len(stages) - 1) / rate
-        if compute >= _NEAR * below:
-            continue
         if len(stages) == 2:
             yield _Row(float(_two_stage_seconds(prices, shape, stages).min()), shape, stages)
         else:
+            compute = (count + len(stages) - 1) / rate
             yield _Row(compute + exchange / len(stages), shape, stages)
+
+
+def _near_rows(
+    shape: Shape,
+    table: LayoutTable,
+    rows: NDArray[np.intp],
+    wholes: FloatArray,
+    covered: tuple[float, float],
+    below: float,
+) -> NDArray[np.intp]:
+    """Return the rows that may stay below a time by (3) and (4), and whose compute by (1) is near
+    it, with W of the sections or lower bounds on it."""
+    rows = rows[_least_seconds(shape, wholes[rows], table.exchanges[rows], covered) < below]
+    lengths = (rows < len(table.sections)).sum(axis=1)
+    compute = (shape.num_micro_batches + lengths - 1) / (1 / wholes[rows]).sum(axis=1)
+    near: NDArray[np.intp] = rows[compute < _NEAR * below]
+    return near
 
 
 def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> float:
@@ -271,13 +286,13 @@ def _least_shares(prices: Prices, sections: Sequence[Section], size: int) -> tup
         fewest, most = prices.sample_range(pool, width) or (1, 0)
         highest = int(min(size, most))
         for samples in sorted({fewest, highest}) if fewest <= highest else ():
-            seconds = np.diff(np.add(*prices.seconds(pool, width, samples, Recompute.NONE)))
-            layer_shares.append(shares(seconds))
+            layer_shares.append(prices.shares(prices.seconds_by_layer(pool, width, samples)))
     if not layer_shares:
         return 1.0, 1.0
-    least = np.min(layer_shares, axis=0)
-    weights = np.array([float(layer.parameters) for layer in prices.chain.layers])
-    return float(least.sum()), float(np.minimum(least, shares(weights)).sum())
+    least = [min(ways_of_layer) for ways_of_layer in zip(*layer_shares, strict=True)]
+    distinct = [prices.chain.layers[at] for at in prices.distinct_layers]
+    weights = prices.shares([layer.parameters for layer in distinct])
+    return prices.total(least), prices.total(map(min, least, weights))
 
 
 class _Filling:

@@ -43,6 +43,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from argosy.solve.budget import TimeIsUpError
 from argosy.solve.search.menu import Menu
 from argosy.solve.search.row import Moves, States, Where
 from argosy.solve.search.shape import Shape
@@ -81,7 +82,8 @@ def suffix_bounds(
     """Return lower bounds (0) to (3) for all suffixes, with (4) if plans of later kinds do not
     count.
 
-    Values that cannot stay below ``upper`` become infinite.
+    Values that cannot stay below ``upper`` become infinite. ``TimeIsUpError`` is raised if the menu
+    is late.
     """
     states, size, beginnings = States(counts), menu.grid.size, menu.beginnings
     never = np.full((len(beginnings.groups), 4, len(states), size + 1), np.inf)
@@ -93,6 +95,8 @@ def suffix_bounds(
     odd = _strips(menu, [rows[menu.odd[rows]] for rows in menu.rows], upper) if has_odd else []
     moves = [beginnings.moves(states, vector) for vector in menu.vectors]
     for left in range(1, most_stages + 1):
+        if menu.is_late():
+            raise TimeIsUpError
         following = bounds.any[-1]
         if bounds.odd is not None:
             later = _advance(menu, strips, left, moves, bounds.odd[-1])

@@ -22,12 +22,13 @@ import copy
 import itertools
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from argosy.solve.budget import never
 from argosy.solve.search.grid import CutGrid, all_cuts
 from argosy.solve.search.kinds import (
     Ground,
@@ -87,6 +88,8 @@ class Menu:
             else PlanKind.ALIKE
         )
         """Kind of the plans that the menu makes; its bounds hold for those of later kinds too."""
+        self.is_late: Callable[[], bool] = never
+        """Whether the time of the search is up; suffix programmes are then abandoned."""
         self.group = group or shape.group
         """Number of micro-batches in a row whose receive buffers count."""
         self.beginnings = Beginnings(prices.pools, ground, self.vectors)
@@ -136,13 +139,11 @@ class Menu:
     def loose(self) -> Menu:
         """Return the menu that bounds plans with any cuts, for a menu of the cuts of a coarse
         grid."""
-        return Menu(
-            self.prices,
-            self._by_vector(range(len(self.options))),
-            self.shape,
-            self.ground,
-            self.grid.loose,
-        )
+        assert self.grid.loose is not None, "only coarse grids have loose bounds"
+        menu = copy.copy(self)
+        menu.grid, menu.costs = self.grid.loose, copy.copy(self.costs)
+        menu.costs.grid, menu.shared, menu.starts = menu.grid, {}, {}
+        return menu
 
     def _by_vector(self, rows: Iterable[int]) -> dict[Vector, list[Option]]:
         by_vector: dict[Vector, list[Option]] = defaultdict(list)
@@ -154,7 +155,10 @@ class Menu:
         """Return the menu for some of the schedules; memory stays that of all of them."""
         assert self.grid.loose is None, "a coarse grid is for a first look"
         if shape.gate != self.shape.gate:
-            return Menu(self.prices, self._by_vector(range(len(self.options))), shape, self.ground)
+            options = self._by_vector(range(len(self.options)))
+            menu = Menu(self.prices, options, shape, self.ground)
+            menu.is_late = self.is_late
+            return menu
         menu = copy.copy(self)
         menu.shape = shape
         return menu
@@ -171,9 +175,11 @@ class Menu:
 
     def _part(self, which: NDArray[np.bool_], kind: PlanKind) -> Menu:
         options = self._by_vector(np.nonzero(which)[0].tolist())
-        return Menu(
+        menu = Menu(
             self.prices, options, self.shape, self.ground, self.grid, kind=kind, group=self.group
         )
+        menu.is_late = self.is_late
+        return menu
 
     def by_last_site(self) -> Iterator[Menu]:
         """Yield the menus of plans whose last stage is in one site, for each, and of all others.

@@ -32,8 +32,8 @@ from argosy.space.option import Option, PoolPart, Vector
 from argosy.space.price import FloatArray, Prices
 from argosy.space.rate import throughput_bound
 
-# Number of intervals into which the range of times is divided at once.
-_SECTIONS = 16
+# An interval of times is halved this often.
+_HALVINGS = 8
 _Costs = list[tuple[FloatArray, FloatArray]]
 """For each part of an option, running sums over the layers: both left sides of (1) without F and
 G."""
@@ -45,11 +45,18 @@ def promising_shapes(
     """Return the shapes with their throughput bounds, most promising first: a pipeline of a few
     stages takes that many micro-batches longer to fill and drain."""
     units = scope.units if scope.context == (1,) else None
-    bounds = [
-        (shape.num_micro_batches * throughput_bound(prices, shape.micro_batch_size, units), shape)
+    bounds = zip(shape_bounds(prices, shapes, units), shapes, strict=True)
+    return sorted(bounds, key=lambda item: (estimated(*item), -item[1].num_micro_batches))
+
+
+def shape_bounds(
+    prices: Prices, shapes: Sequence[Shape], units: Vector | None = None
+) -> list[float]:
+    """Return the throughput bound of each shape, in seconds."""
+    return [
+        shape.num_micro_batches * throughput_bound(prices, shape.micro_batch_size, units)
         for shape in shapes
     ]
-    return sorted(bounds, key=lambda item: (estimated(*item), -item[1].num_micro_batches))
 
 
 def reach_bound(
@@ -112,44 +119,44 @@ class ShapeBound:
         sums = [_seconds(prices, *portion) for portion in portions]
         return np.array(sums).reshape(len(portions), 2, self.size + 1)
 
-    def covers(self, seconds: FloatArray) -> NDArray[np.bool_]:
-        """Return for each of several times whether a plan may take it."""
+    def covers(self, seconds: float) -> bool:
+        """Return whether a plan may take a number of seconds."""
         ends = [self._ends(costs, seconds) for costs in self.costs]
-        column = np.arange(len(seconds))
-        reached = np.zeros((self.num_states, len(seconds)), dtype=np.intp)
+        reached = np.zeros(self.num_states, dtype=np.intp)
         while True:
             before = reached.copy()
             for (target, source), end in zip(self.moves, ends, strict=True):
-                reached[target] = np.maximum(reached[target], end[column, reached[source]])
+                reached[target] = np.maximum(reached[target], end[reached[source]])
             if (reached == before).all():
-                return np.asarray(reached[-1] == self.size)
+                return bool(reached[-1] == self.size)
 
-    def _ends(self, options: Sequence[_Costs], seconds: FloatArray) -> NDArray[np.intp]:
-        """Return [time, a]: the furthest end over the options of a vector, or a itself if there is
-        none."""
-        furthest = np.broadcast_to(np.arange(self.size + 1), (len(seconds), self.size + 1)).copy()
-        left = seconds[:, None] - self.ahead, seconds[:, None] - self.around
+    def _ends(self, options: Sequence[_Costs], seconds: float) -> NDArray[np.intp]:
+        """Return for every first layer a the furthest end over the options of a vector, or a itself
+        if there is none."""
+        furthest = np.arange(self.size + 1)
+        left = seconds - self.ahead, seconds - self.around
         for costs in options:
-            ends = (
-                np.searchsorted(sums, sums + room, side="right")
+            ends = [
+                sums.searchsorted(sums + room, side="right")
                 for pair in costs
                 for sums, room in zip(pair, left, strict=True)
-            )
-            np.maximum(furthest, np.minimum.reduce(list(ends)) - 1, out=furthest)
+            ]
+            np.maximum(furthest, np.minimum.reduce(ends) - 1, out=furthest)
         return furthest
 
     def least(self, low: float, high: float) -> float:
         """Return a lower bound on all plans, between two times and near the least that may be
         reached; ``high`` if none is below."""
-        if not self.covers(np.array([high]))[0]:
-            return high  # one time is tested in a tenth of the time of an interval
-        for _ in range(2):
-            times = np.linspace(low, high, _SECTIONS + 1)
-            covered = self.covers(times)
-            first = int(np.argmax(covered))
-            if not covered[first] or first == 0:
-                return low if covered[0] else high
-            low, high = float(times[first - 1]), float(times[first])
+        if not self.covers(high):
+            return high
+        if self.covers(low):
+            return low
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self.covers(middle):
+                high = middle
+            else:
+                low = middle
         return low
 
 
