@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from argosy.space.option import Vector
 
 # If the gap of level 1 is larger than this, its certificate is about the finest units whose gap is
-# not.
+# not. All proofs are true, and no bound depends on this number: it only selects the statement that
+# is printed, with its units. Some size is needed, because finer units always have the wider gap:
+# the widest statement would often be about tens of percent, and the smallest gap would always be
+# that of the coarsest units. A limit on the work of proofs cannot replace it: how long a proof may
+# take is limited by its rounds, and all units have the same.
 _PROVEN = 0.15
 
 Proof = tuple[float, Vector, int]
