@@ -22,6 +22,7 @@ from argosy.document import read_text
 from argosy.errors import MOST_PROBLEMS, InputError
 from argosy.plan.file import load_plan
 from argosy.report.clusters import link_table
+from argosy.runtime.state.reading import read_weights
 
 NODE = 'name = "x"\n[[nodes]]\nname = "a"\ncount = 1000\ndevices = { kind = "T4" }\nnic = { bandwidth = "1 GB/s" }\n'
 DEEP = "tables are nested too deeply"
@@ -101,6 +102,22 @@ def test_a_named_pipe_is_no_file(tmp_path: Path) -> None:
             continue  # the reader has not opened it yet
     reader.join()
     assert received == [b"text"]
+
+
+def test_weights_are_not_read_from_a_named_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, program = tmp_path / "weights.pt", tmp_path / "train.py"
+    os.mkfifo(pipe)
+    program.write_text("def build(): ...\n")
+    with pytest.raises(InputError, match=r"weights.pt: found a named pipe, expected a file"):
+        read_weights(pipe)
+    plan = "gpt2-xl-on-two-cards"
+    command = ["run", plan, str(program), "--out", str(tmp_path / "out"), "--steps", "1"]
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--init", str(pipe), "--any-device"])
+    assert stop.value.code == 2
+    assert "weights.pt: found a named pipe, expected a file" in capsys.readouterr().err
 
 
 def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:

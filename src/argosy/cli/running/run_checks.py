@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from argosy.cli.planning.adapting import check_adapting
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.remembered import cost_model_of
+from argosy.document import check_readable
 from argosy.errors import InputError, Problem, RunError, bad_input, impossible
 from argosy.plan.check import check_devices
 from argosy.plan.plan import Plan
@@ -46,10 +47,14 @@ def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
 
 
 def check_init(spec: RunSpec) -> None:
-    """Raise ``InputError`` if the initial weights do not exist on the node that reads them."""
-    if spec.init is not None and not Path(spec.init).exists():
+    """Raise ``InputError`` if the initial weights do not exist on the node that reads them, or
+    cannot be read to an end."""
+    if spec.init is None:
+        return
+    if not Path(spec.init).exists():
         remedy = "a file of weights, or the folder of a checkpoint"
         raise impossible(f"read --init {spec.init}", "it does not exist", remedy)
+    check_readable(Path(spec.init))
 
 
 def check_steps(spec: RunSpec) -> None:

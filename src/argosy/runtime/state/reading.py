@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.futures import Future
 
+from argosy.document import check_readable
 from argosy.errors import InputError, invalid
 
 _Record = TypeVar("_Record", Metadata, TensorStorageMetadata)
@@ -182,6 +183,8 @@ def load_tensors(wanted: Mapping[str, Tensor], folder: Path, *, alone: bool = Fa
 def read_weights(source: Path) -> Mapping[str, Tensor]:
     """Return a state dict (``torch.save`` or safetensors) that is memory-mapped, so that a rank
     reads only what it holds."""
+    if source.exists():
+        check_readable(source)
     try:
         if source.suffix == ".safetensors":
             from safetensors.torch import load_file
