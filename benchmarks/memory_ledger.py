@@ -13,9 +13,11 @@ depend on time. With n samples of a micro-batch, and layers first..end of its st
          until many more were sent, or until the end of the step
     (4)  gradients are summed over the replicas, or scattered (ZeRO 1), in buckets, a few of which
          are copies at a time
-    (5)  an update holds the moments of two layers for a moment, if they are offloaded; a forward
-         and a backward that offload activations hold what is copied at a time (``cost.memory``,
-         (11)), and (2) is the stage's input
+    (5)  an update holds two pieces of moments for a moment, if they are offloaded; a forward and a
+         backward that offload activations hold what is copied at a time (``cost.memory``, (11)),
+         and (2) is the stage's input
+    (6)  an update on the device holds the temporary bytes of the weights that it updates together:
+         ``UPDATED_BYTES`` of moments, or those of the largest layer
 
 ``peak_bytes`` adds the state of the weights. It replays the executor and the sum of gradients; it
 does not cover a divided sequence.
@@ -26,14 +28,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from argosy.cost.memory import (
+    UPDATED_BYTES,
     activation_bytes,
     copied_at_a_time,
     forward_working_bytes,
+    layer_weights,
     moments_at_a_time,
     passing_bytes,
+    stage_parameters,
     state_bytes,
 )
-from argosy.plan.plan import Plan
+from argosy.plan.plan import Plan, Stage
 from argosy.runtime.communication.ledger import (
     BUCKET_BYTES,
     MOST_BUCKETS,
@@ -43,6 +48,7 @@ from argosy.runtime.communication.ledger import (
 )
 from argosy.schedule import Action, ActionKind, build_schedule, with_communication
 from argosy.workload.chain import Chain
+from argosy.workload.optimizer import OPTIMIZERS
 
 
 def peak_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
@@ -60,6 +66,18 @@ def peak_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
                 ledger = _Ledger(plan, chain, samples, proofs, share)
                 peaks[name] = max(peaks.get(name, 0.0), ledger.replay(row))
     return peaks
+
+
+def updated_at_a_time(chain: Chain, stage: Stage, share: float) -> float:
+    """Return the temporary bytes (6) of an update whose moments are on the device."""
+    cost = OPTIMIZERS[chain.optimizer]
+    if stage.offload.optimizer is not None or not cost.temporary_bytes:
+        return 0.0
+    part = stage.tensor_share(share) / (stage.num_holders if stage.zero else 1)
+    layers = chain.layers[stage.first : stage.end]
+    largest = part * max(layer_weights(layer, stage.expert) for layer in layers)
+    together = max(UPDATED_BYTES / cost.state_bytes, largest)
+    return min(part * stage_parameters(chain, stage), together) * cost.temporary_bytes
 
 
 class _Ledger:
@@ -109,9 +127,10 @@ class _Ledger:
             states[i].gradients for i in samples if stages[i].num_holders > 1 and stages[i].zero < 2
         ]
         self.copies = min(sum(summed), MOST_BUCKETS * BUCKET_BYTES)  # (4)
-        self.copies = max(
-            [self.copies, *(moments_at_a_time(chain, stages[i], share) for i in samples)]
-        )  # (5)
+        for i in samples:  # (5), (6)
+            updating = moments_at_a_time(chain, stages[i], share)
+            updating += updated_at_a_time(chain, stages[i], share)
+            self.copies = max(self.copies, updating)
         self.sent: dict[tuple[int, int], float] = {}
 
     def replay(self, row: tuple[Action, ...]) -> float:

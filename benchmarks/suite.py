@@ -14,6 +14,7 @@ from benchmarks import (
     compare,
     dapple,
     earlier_programs,
+    fine_tuning,
     fit_compute,
     gravity,
     gravity_errors,
@@ -85,6 +86,7 @@ SUITE = (
     _here(programs.BENCHMARK, "2026-11-18-captured.md"),
     _here(earlier_programs.BENCHMARK, "2026-11-18-captured.md"),
     _here(runtime_overhead.BENCHMARK, "2026-11-15-runtime.md"),
+    _here(fine_tuning.BENCHMARK, "2026-11-18-fine-tuning.md"),
     _here(gravity.BENCHMARK, "2026-11-15-gravity.md"),
     _here(gravity_errors.BENCHMARK, "2026-11-16-gravity.md"),
     Entry(

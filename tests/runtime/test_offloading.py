@@ -16,6 +16,7 @@ from torch import nn
 
 from argosy.cost.memory import state_bytes
 from argosy.errors import InputError
+from argosy.measure.allocated import Allocations
 from argosy.measure.profile import ProfileSettings, profile_model
 from argosy.plan.plan import Recompute
 from argosy.runtime.stages.compiling import check_compilable
@@ -24,6 +25,7 @@ from argosy.runtime.weights import host_state
 from argosy.runtime.weights.host_memory import HostBuffers
 from argosy.runtime.weights.host_state import HostState
 from argosy.runtime.weights.kept_on_host import HostActivations
+from argosy.units import MIB
 from benchmarks.memory_ledger import peak_bytes
 
 CPU = torch.device("cpu")
@@ -79,6 +81,42 @@ def test_an_update_in_pieces_is_the_same_to_the_bit(name: str) -> None:
             assert torch.equal(
                 torch.as_tensor(value), torch.as_tensor(found["state"][key][what])
             ), (key, what)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weights_updated_in_groups_are_the_same_to_the_bit(name: str) -> None:
+    """Groups of 1 KiB of state hold one of the larger weights, or several small ones."""
+    plain, grouped = weights_and_gradients(0), weights_and_gradients(0)
+    optimizer, other = OPTIMIZERS[name](plain), OPTIMIZERS[name](grouped)
+    with mock.patch.object(host_state, "UPDATED_BYTES", 1024):
+        for step in range(3):
+            give_gradients(plain, step)
+            give_gradients(grouped, step)
+            optimizer.step()
+            host_state.update_weights(other, None)
+    for one, two in zip(plain, grouped, strict=True):
+        assert torch.equal(one, two)
+    assert other.param_groups[0]["params"] == grouped
+    assert optimizer.state_dict()["state"].keys() == other.state_dict()["state"].keys()
+
+
+def test_an_update_holds_the_temporary_bytes_of_one_group() -> None:
+    """Eight weights of 1 MiB; torch's AdamW has a copy of each weight that it updates at a time."""
+    weights = [nn.Parameter(torch.randn(2**18)) for _ in range(8)]
+    optimizer = torch.optim.AdamW(weights, foreach=True)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    with (
+        mock.patch.object(host_state, "UPDATED_BYTES", 4 * MIB),
+        Allocations(CPU) as allocations,
+    ):
+        optimizer.step()
+        allocations.mark()
+        host_state.update_weights(optimizer, None)
+    at_once, in_groups = (segment.peak - segment.start for segment in allocations.segments)
+    assert at_once == pytest.approx(8 * MIB, rel=0.01)
+    assert in_groups == pytest.approx(2 * MIB, rel=0.01)
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])

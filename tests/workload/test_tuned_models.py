@@ -166,6 +166,7 @@ def test_adapters_of_experts_are_as_many_as_experts() -> None:
             '--lora targets: found "w", expected one of q, k, v, o, gate, up, down, all',
         ),
         ({"lora": "alpha=16"}, '--lora: found "alpha=16", expected rank=R,targets=q,v,...'),
+        ({"lora": "rank=4,rank=8"}, '--lora: found "rank=4,rank=8", expected one rank'),
         ({"lora": "q,v"}, '--lora: found "q,v", expected rank=R,targets=q,v,...'),
         ({"base": "nf4"}, "--base-weights needs --train lora or --freeze"),
         ({"lora": "", "base": "fp4"}, '--base-weights: found "fp4", expected one of int8, nf4'),
@@ -183,7 +184,10 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
     [
         ({"freeze": ["block.99"]}, 'found "block.99", expected a pattern of layer names of gpt2'),
         ({"freeze": ["*"]}, "leaves no weight to train"),
-        ({"lora": "targets=gate"}, "leaves no weight to train"),
+        (
+            {"lora": "targets=q,gate"},
+            '--lora targets: found "gate", expected matrices of gpt2: q, k, v, o, up, down',
+        ),
         ({"lora": "", "freeze": ["block.*"]}, "leaves no weight to train"),
     ],
 )
@@ -206,3 +210,4 @@ def test_options_are_what_is_parsed() -> None:
         == "--train lora --lora rank=8,targets=q,v --freeze 'block.0' --base-weights int8"
     )
     assert parse_tuning(lora="targets=all").targets == TARGETS
+    assert parse_tuning(lora="targets=q,all").targets == TARGETS

@@ -35,9 +35,9 @@ device, whatever the part's size; Q / e is that of the holder with most experts.
          16-bit weights stays; weights leave (1) and (10); of (4) only the input of the stage stays.
          In their place a device has what is copied at a time, never more than all of it: in an
          update two pieces of moments (``PIECE_BYTES``), or those of the two largest layers if the
-         optimizer updates whole tensors only; in a forward and in a backward what the stage's
-         layers keep on average, and what the layer at work keeps; and twice the weights of the
-         largest
+         optimizer updates whole tensors only, and the optimizer's temporary bytes of one piece; in
+         a forward and in a backward what the stage's layers keep on average, and what the layer at
+         work keeps; and twice the weights of the largest
 
 (4) and (5) are multiplied by the chain's ``activation_factor``, which is 1 unless a calibration
 sets it. Tensor-parallel groups are assumed to split activations along the sequence outside the
@@ -63,6 +63,8 @@ USABLE = 0.92
 COPIED_LAYERS = 2
 # Bytes of moments that an update copies and updates at a time (11).
 PIECE_BYTES = 64 * MIB
+# Bytes of moments on the device that the runtime updates together.
+UPDATED_BYTES = 256 * MIB
 # Number of a layer's outputs that a device of a tensor-parallel group holds for a moment (9).
 WHOLE_OUTPUTS = 2
 
@@ -287,17 +289,20 @@ def copied_at_a_time(
 
 
 def moments_at_a_time(chain: Chain, stage: Stage, share: float) -> float:
-    """Return the bytes of moments that a device has while an update copies them (11)."""
+    """Return the bytes that a device has in addition while an update copies moments (11)."""
     if stage.offload.optimizer is None:
         return 0.0
+    cost = OPTIMIZERS[chain.optimizer]
     moments = state_bytes(chain, stage, share).outside_moments
-    if OPTIMIZERS[chain.optimizer].is_elementwise:
-        return min(moments, COPIED_LAYERS * PIECE_BYTES)
+    if cost.is_elementwise:
+        piece = min(moments, PIECE_BYTES)
+        temporary = piece * cost.temporary_bytes / cost.state_bytes if piece else 0.0
+        return min(moments, COPIED_LAYERS * PIECE_BYTES) + temporary
     sizes = sorted(
         layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end]
     )
     holders = stage.num_holders if stage.zero else 1
-    largest = sum(sizes[-COPIED_LAYERS:]) * OPTIMIZERS[chain.optimizer].state_bytes
+    largest = sum(sizes[-COPIED_LAYERS:]) * cost.state_bytes
     return min(moments, largest * share * stage.context / holders)
 
 

@@ -33,7 +33,7 @@ from argosy.errors import bad_input, impossible, refused
 from argosy.workload.architecture import Architecture, Attention, Block, Experts, FeedForward
 from argosy.workload.chain import Chain, Frozen, Layer
 from argosy.workload.transformer import TransformerLayers
-from argosy.workload.tuning import Train, Tuning
+from argosy.workload.tuning import TARGETS, Train, Tuning
 
 # Name of the matrix of a router.
 _ROUTER = "router"
@@ -78,6 +78,7 @@ def tuned_chain(
         reason = "frozen latent attention is not modelled"
         raise impossible(f"use {tuning.options}", reason, "training all weights")
     frozen_names = _frozen_names(chain, tuning)
+    _check_targets(chain, architecture, tuning)
     layers = TransformerLayers(architecture, chain.sequence_length, chain.dtype, fused_attention)
     blocks = iter((*architecture.encoder, *architecture.blocks))
     tuned: list[Layer] = []
@@ -100,9 +101,23 @@ def tuned_chain(
             tuned.append(_frozen_embedding_or_head(layers, layer, chain, needed))
         needed = needed or tuned[-1].parameters > 0 or tuned[-1].tied_parameters > 0
     if not needed:
-        where = "--freeze" if tuning.freeze else "--lora targets"
-        raise refused(f"{where}: {tuning.options} leaves no weight to train")
+        raise refused(f"{tuning.options} leaves no weight to train")
     return replace(chain, layers=tuple(tuned), tuning=tuning)
+
+
+def _check_targets(chain: Chain, architecture: Architecture, tuning: Tuning) -> None:
+    """Raise an ``InputError`` for a target that no block of the model has, unless all are named."""
+    if tuning.train is not Train.LORA or tuning.targets == TARGETS:
+        return
+    blocks = (*architecture.encoder, *architecture.blocks)
+    matrices = {
+        matrix.name for block in blocks for matrix in block_matrices(block, architecture.hidden)
+    }
+    for target in tuning.targets:
+        if target not in matrices:
+            listed = ", ".join(name for name in TARGETS if name in matrices)
+            expected = f"matrices of {chain.name}: {listed}"
+            raise bad_input(expected, target, where="--lora targets")
 
 
 def _first_trained(layers: TransformerLayers, layer: Layer, block: Block | None) -> Layer:

@@ -3,7 +3,8 @@
 (1)  state   bytes of moments per weight, in fp32 or in blocks of 8 bits with a scale per block
 (2)  master  4 bytes more for an fp32 copy of a weight that is stored in fewer; optimizers that
              update 16-bit weights in place keep none
-(3)  update  reads and writes weight, gradient, state and master copy, ``passes`` times
+(3)  update  reads and writes weight, gradient, state and master copy, ``passes`` times, and holds
+             some bytes for a moment
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ class OptimizerCost:
     """Whether weights of fewer than 4 bytes have a copy in fp32 (2)."""
     passes: float = 1.0
     """Times that an update reads and writes everything (3)."""
+    temporary_bytes: float = 0.0
+    """Bytes per weight of those that are updated together, which an update holds for a moment
+    (3)."""
     is_elementwise: bool = True
     """Whether parts of a tensor can be updated one after the other."""
     source: str = ""
@@ -29,8 +33,8 @@ class OptimizerCost:
 # Bytes of a moment in blocks of 256 with a 4-byte scale each, as in bitsandbytes.
 _EIGHT_BITS = 1 + 4 / 256
 OPTIMIZERS: dict[str, OptimizerCost] = {
-    "adamw": OptimizerCost(state_bytes=8, source="torch.optim.AdamW"),
-    "adam": OptimizerCost(state_bytes=8, source="torch.optim.Adam"),
+    "adamw": OptimizerCost(state_bytes=8, temporary_bytes=4, source="torch.optim.AdamW"),
+    "adam": OptimizerCost(state_bytes=8, temporary_bytes=4, source="torch.optim.Adam"),
     "lion": OptimizerCost(state_bytes=4, source="one moment in fp32"),
     "momentum": OptimizerCost(state_bytes=4, source="torch.optim.SGD with momentum"),
     "adamw8bit": OptimizerCost(

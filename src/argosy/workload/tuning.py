@@ -133,6 +133,8 @@ def _lora_settings(text: str) -> Mapping[str, str]:
     last = ""
     for part in text.split(",") if text else ():
         name, separator, value = part.partition("=")
+        if separator and name in settings:
+            raise bad_input(f"one {name}", text, where="--lora")
         if separator and name in ("rank", "targets"):
             settings[name], last = value, name
         elif separator or last != "targets":
@@ -153,12 +155,10 @@ def _rank(text: str | None) -> int:
 def _targets(text: str | None) -> tuple[str, ...]:
     if text is None:
         return FULL.targets
-    if text == "all":
-        return TARGETS
     names = text.split(",")
     for name in names:
         _known("--lora targets", name, [*TARGETS, "all"])
-    return tuple(name for name in TARGETS if name in names)
+    return tuple(name for name in TARGETS if name in names or "all" in names)
 
 
 def _known(where: str, value: str, names: list[str]) -> str:

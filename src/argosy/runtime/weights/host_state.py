@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from argosy.cost.memory import PIECE_BYTES
+from argosy.cost.memory import PIECE_BYTES, UPDATED_BYTES
 from argosy.runtime.weights.host_memory import CopyStream, HostBuffers
 
 _ELEMENTWISE = frozenset(
@@ -182,11 +182,51 @@ class HostState:
 
 
 def update_weights(optimizer: Optimizer, state: HostState | None) -> None:
-    """Make one step of an optimizer, whose state is in host memory unless ``state`` is None."""
-    if state is None:
-        optimizer.step()
-    else:
+    """Make one step of an optimizer, whose state is in host memory unless ``state`` is None.
+
+    State on the device is updated in groups of weights, because torch's update of many weights at
+    once holds a copy of all of them for a moment. Every weight is updated as in a single call.
+    """
+    if state is not None:
         state.step(optimizer)
+        return
+    groups = [group["params"] for group in optimizer.param_groups]
+    if not _has_temporary_copies(optimizer):
+        optimizer.step()
+        return
+    try:
+        for parts in list(_updated_together(optimizer)):
+            for group, parameters in zip(optimizer.param_groups, parts, strict=True):
+                group["params"] = parameters
+            optimizer.step()
+    finally:
+        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = parameters
+
+
+def _has_temporary_copies(optimizer: Optimizer) -> bool:
+    """Return whether an update is known to treat every weight alone and to hold copies of all."""
+    if type(optimizer) not in _ELEMENTWISE:
+        return False
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    return not all(group.get("fused") for group in optimizer.param_groups)
+
+
+def _updated_together(optimizer: Optimizer) -> Iterator[list[list[nn.Parameter]]]:
+    """Yield, for every call of the optimizer, the weights of each of its groups, up to
+    ``UPDATED_BYTES`` of state or one weight."""
+    empty: list[list[nn.Parameter]] = [[] for _ in optimizer.param_groups]
+    parts, room = [list(part) for part in empty], UPDATED_BYTES
+    for number, group in enumerate(optimizer.param_groups):
+        for weight in group["params"]:
+            size = 0 if weight.grad is None else weight.numel() * _state_width(optimizer, weight)
+            if size > room and any(parts):
+                yield parts
+                parts, room = [list(part) for part in empty], UPDATED_BYTES
+            parts[number].append(weight)
+            room -= size
+    yield parts
 
 
 def _state_width(optimizer: Optimizer, weight: nn.Parameter) -> int:
