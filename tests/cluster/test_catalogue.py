@@ -103,7 +103,7 @@ def test_a_narrower_dtype_is_never_slower(kind: DeviceKind):
     assert order == sorted(order)
 
 
-@pytest.mark.parametrize(("half", "whole"), [("MI250X-GCD", "MI250X")])
+@pytest.mark.parametrize(("half", "whole"), [("MI250-GCD", "MI250"), ("MI250X-GCD", "MI250X")])
 def test_a_card_of_two_dies_is_twice_its_die(half, whole):
     assert device_kind(half).memory * 2 == device_kind(whole).memory
     for dtype, rate in device_kind(half).flops:
