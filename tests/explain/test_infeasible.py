@@ -202,6 +202,21 @@ def test_when_no_single_change_helps_several_together_do() -> None:
         assert case.fits(chain, cluster) is fits
 
 
+def test_adapters_are_suggested_beside_frozen_layers() -> None:
+    """The first ten blocks stay frozen; the others get adapters in place of being trained."""
+    content = {"name": "one", "nodes": [{"name": "a", "devices": [{"kind": "RTX-3060"}]}]}
+    cluster = build_cluster(Document("one", content, {}), folder=Path())
+    options = {"dtype": "bf16", "tuning": parse_tuning(freeze=["block.?"])}
+    case = Tight(model="gpt2-xl", cluster="", batch=4, options=options)
+    why = diagnose(case.chain(), cluster, global_batch=4, reload=case.chain)
+    (change,) = [change for change in why.changes if change.kind is ChangeKind.TUNING]
+    assert dict(change.options) == {"--lora": "rank=16,targets=q,v"}
+    assert change.sentence == (
+        "LoRA of rank 16 on q, v, block.? frozen, in place of training the weights of other layers"
+    )
+    assert case.fits(case.chain(tuning=parse_tuning(lora="", freeze=["block.?"])), cluster)
+
+
 def test_the_closest_plan_makes_sense_and_is_over(found: tuple[Tight, Infeasibility]) -> None:
     case, why = found
     assert why.plan is not None

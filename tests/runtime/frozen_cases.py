@@ -20,7 +20,7 @@ from argosy.schedule import ScheduleSpec
 
 WIDTH, LENGTH, CLASSES, BLOCKS = 96, 64, 512, 4
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adamw": lambda held: torch.optim.AdamW(held, foreach=False),
+    "adamw": lambda held: torch.optim.AdamW(held, foreach=True),  # the default on a GPU
     "momentum": lambda held: torch.optim.SGD(held, lr=0.1, momentum=0.9, foreach=False),
     "sgd": lambda held: torch.optim.SGD(held, lr=0.1, foreach=False),
     "adafactor": lambda held: torch.optim.Adafactor(held, foreach=False),

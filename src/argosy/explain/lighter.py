@@ -81,9 +81,11 @@ def lighter_changes(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
 def _tuned(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """Yield the first that fits of adapters, and of frozen weights in fewer bits."""
     now = trial.chain.tuning
-    frozen = now if not now.is_full else replace(now, train=Train.LORA)
-    steps = [frozen] if now.is_full else []
-    steps += [replace(frozen, base=base) for base in BaseFormat if now.base is None]
+    adapted = replace(now, train=Train.LORA)
+    bases = [base for base in BaseFormat if now.base is None]
+    steps = [] if now.is_full else [replace(now, base=base) for base in bases]
+    if now.train is not Train.LORA:
+        steps += [adapted, *(replace(adapted, base=base) for base in bases)]
     with contextlib.suppress(ArgosyError):  # a model whose matrices are not known
         for tuning in steps:
             changed = replace(trial, chain=reload(tuning=tuning))
@@ -102,9 +104,10 @@ def _tuned(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
 
 def _tuning_words(tuning: Tuning, now: Tuning) -> str:
     """Describe a change of the trained weights."""
-    if now.is_full:
-        return f"{tuning}, in place of training all weights"
-    return f"base weights in {tuning.base}"
+    if tuning.train is now.train:
+        return f"base weights in {tuning.base}"
+    weights = "all weights" if now.is_full else "the weights of other layers"
+    return f"{tuning}, in place of training {weights}"
 
 
 def _tuning_options(tuning: Tuning) -> tuple[tuple[str, str], ...]:
@@ -197,9 +200,7 @@ def _longest(trial: RemedyTrial, reload: Reload) -> int | None:
 def _several(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """Yield adapters, 4-bit weights and 8-bit state together, if they fit (2)."""
     now = trial.chain.tuning
-    tuning = replace(
-        now, train=Train.LORA if now.is_full else now.train, base=now.base or BaseFormat.NF4
-    )
+    tuning = replace(now, train=Train.LORA, base=now.base or BaseFormat.NF4)
     lightest = {"tuning": tuning, "optimizer": _EIGHT_BITS}
     with contextlib.suppress(ArgosyError):  # a model whose matrices are not known
 

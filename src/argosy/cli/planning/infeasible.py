@@ -97,10 +97,12 @@ def _with_other_card(context: typer.Context, old: str, new: str) -> str | None:
     Returns None for a bundled cluster.
     """
     file = str(context.params.get("cluster") or "")
-    if not file.endswith(".toml") or old not in _text(file):
+    text = _text(file) if file.endswith(".toml") else ""
+    if old not in text:
         return None
     copy = str(Path(file).with_name(f"{Path(file).stem}-{new}.toml"))
-    edit = shlex.join(["sed", f"s/{old}/{new}/g", file])
+    is_alone = text.count(old) == text.count(f'"{old}"')  # and not a part of another card's name
+    edit = shlex.join(["sed", f"s/{old}/{new}/g" if is_alone else f's/"{old}"/"{new}"/g', file])
     return f"{edit} > {shlex.quote(copy)} && {changed_command(context, {'--cluster': copy})}"
 
 
