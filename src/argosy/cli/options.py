@@ -9,6 +9,7 @@ import typer
 
 from argosy.cli import names
 from argosy.errors import bad_input
+from argosy.schedule import ScheduleKind
 
 # The largest tensor-parallel group: larger than any real one, and small enough to be listed.
 _MOST_DEVICES = 65_536
@@ -90,11 +91,7 @@ CalibrationFile = Annotated[
 ]
 ScheduleName = Annotated[
     str | None,
-    typer.Option(
-        "--schedule",
-        help="gpipe, 1f1b, eager-1f1b, kfkb, interleaved, zero-bubble, zero-bubble-v or "
-        "dualpipe-v, in place of the plan's.",
-    ),
+    typer.Option("--schedule", help=f"In place of the plan's: {', '.join(ScheduleKind)}."),
 ]
 GroupSize = Annotated[int | None, typer.Option("--k", help="Group size of the kfkb schedule.")]
 Iterations = Annotated[
