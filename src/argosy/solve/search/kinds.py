@@ -101,9 +101,9 @@ def _has_single_lines(cluster: Cluster, pools: Sequence[Pool]) -> bool:
     site_of = {home: pool.site for pool in pools for home in pool.homes}
     pairs = [
         {
-            frozenset((site_of[one], site_of[other]))
-            for one, other in itertools.product(wire.nodes, wire.far_nodes)
-            if one in site_of and other in site_of and site_of[one] != site_of[other]
+            frozenset((site_of[near], site_of[far]))
+            for near, far in itertools.product(wire.nodes, wire.far_nodes)
+            if near in site_of and far in site_of and site_of[near] != site_of[far]
         }
         for wire in cluster.wires
     ]
@@ -116,9 +116,9 @@ def _is_duplex(cluster: Cluster, pools: Sequence[Pool]) -> bool:
         if len({cluster.links[link].bandwidth.at(0) for link in node.nic or ()}) > 1:
             return False
     return all(
-        one.far[other.site][0] == other.far[one.site][0]
-        for one, other in itertools.combinations(pools, 2)
-        if one.far and one.site != other.site
+        first.far[second.site][0] == second.far[first.site][0]
+        for first, second in itertools.combinations(pools, 2)
+        if first.far and first.site != second.site
     )
 
 

@@ -12,25 +12,22 @@ import math
 import torch
 from torch import Tensor
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.workload.capture.blame import running_line
 
 
 def _elements(x: Tensor, size: list[int], stride: list[int], offset: int | None) -> Tensor:
     """Return the places of a view by strides among the elements of a contiguous tensor."""
     if not x.is_contiguous():
-        found = "a view by strides of a tensor that is not contiguous"
-        expected = "views that do not depend on the order in memory"
-        problem = Problem(
+        raise invalid(
             path=running_line() or "loss",
-            found=found,
-            expected=expected,
+            found="a view by strides of a tensor that is not contiguous",
+            expected="views that do not depend on the order in memory",
             suggestion="call .contiguous() before it",
         )
-        raise InputError([problem])
     places = torch.full(size, offset or 0, device=x.device)
     for dim, (count, step) in enumerate(zip(size, stride, strict=True)):
-        shape = [-1 if other == dim else 1 for other in range(len(size))]
+        shape = [-1 if axis == dim else 1 for axis in range(len(size))]
         places = places + (torch.arange(count, device=x.device) * step).view(shape)
     return places.flatten()
 

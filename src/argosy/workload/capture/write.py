@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, invalid
 from argosy.workload.capture.blame import stack_line
 from argosy.workload.graph import (
     OWN_GRADIENT,
@@ -303,11 +303,12 @@ class GraphWriter:
 
 def _kept(tensor: Tensor) -> InputError:
     """Return the error for a tensor that the program made in one call and read in a later one."""
-    found = f"a tensor of shape {list(tensor.shape)} that an earlier call of the loss has made"
-    expected = "no tensors that outlast the step"
-    suggestion = "register it as a buffer of the model, or make it again in every step"
-    problem = Problem(path="loss", found=found, expected=expected, suggestion=suggestion)
-    return InputError([problem])
+    return invalid(
+        path="loss",
+        found=f"a tensor of shape {list(tensor.shape)} that an earlier call of the loss has made",
+        expected="no tensors that outlast the step",
+        suggestion="register it as a buffer of the model, or make it again in every step",
+    )
 
 
 def _nested(part: Any) -> Argument:
