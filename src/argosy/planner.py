@@ -98,7 +98,7 @@ def _find_for_program(
     except NothingFitsError as error:
         reason = error
     try:
-        whole = undivided_plan(program, within_reach(cluster), model)
+        whole = undivided_plan(program, within_reach(cluster), settings, model)
     except NothingFitsError as error:
         if divided is None:
             raise (reason or error) from None

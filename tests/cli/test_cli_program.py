@@ -107,6 +107,9 @@ def test_options_of_the_search_hold_for_a_program(run: Run) -> None:
     ):
         found = run(*base, *options)
         assert found.code == 0 or "price" in found.err, found.err
+    (stage,) = json.loads(run(*base, "--no-mixed").out)["plan"]["stages"]
+    used = {name for replica in stage["replicas"] for name in replica["devices"]}
+    assert used <= {"box0.0", "box0.1"} or used <= {"box0.2", "box0.3"}, "one kind of card"
     free, cheap = (json.loads(run(*base, *more).out)["plan"] for more in ((), ("--even-shares",)))
     assert free["predicted"]["iteration_seconds"] <= cheap["predicted"]["iteration_seconds"] * (
         1 + 1e-9

@@ -76,11 +76,16 @@ def divided_plan(
     return None
 
 
-def undivided_plan(program: CapturedProgram, cluster: Cluster, model: ComputeModel) -> Plan:
-    """Return the fastest plan that fits and runs the whole batch at once (2)."""
+def undivided_plan(
+    program: CapturedProgram, cluster: Cluster, settings: Settings, model: ComputeModel
+) -> Plan:
+    """Return the fastest plan that fits, keeps to the settings, and runs the whole batch at once
+    (2)."""
     chain, still = program.chain, at_time_zero(cluster)
     fitting = []
     for plan in _undivided(program, cluster, model):
+        if not _keeps_to(settings, plan.stages[0], cluster):
+            continue
         played = prediction(plan, play_once(plan, chain, still, model, whole=True), chain)
         memory = {name: USABLE * cluster.device(name).kind.memory for name in plan.devices}
         if all(held <= memory[name] for name, held in played.peak_memory_bytes):
@@ -91,6 +96,20 @@ def undivided_plan(program: CapturedProgram, cluster: Cluster, model: ComputeMod
             f"neither a device nor a group of {cluster.name} holds all of {chain.name}: {why}"
         )
     return min(fitting, key=lambda pair: pair[0])[1]
+
+
+def _keeps_to(settings: Settings, stage: Stage, cluster: Cluster) -> bool:
+    """Return whether the settings allow a stage of one device or of one group."""
+    kinds = {cluster.device(name).kind.name for name in stage.devices}
+    width = len(stage.devices)
+    return (
+        (settings.mixed is not False or len(kinds) == 1)
+        and settings.width in (None, width)
+        and width <= (settings.max_width or width)
+        and {settings.replicas, settings.context, settings.expert} <= {None, 1}
+        and (settings.recompute is None or stage.recompute in settings.recompute)
+        and (settings.zero is None or stage.zero in settings.zero)
+    )
 
 
 def _undivided(program: CapturedProgram, cluster: Cluster, model: ComputeModel) -> Iterator[Plan]:

@@ -282,7 +282,8 @@ def _divided(
 
     if divided_plan(program, task.settings, find) is not None:
         return replace(outcomes[-1], plan=program.complete(outcomes[-1].plan))
-    return ChosenPlan(plan=program.complete(undivided_plan(program, task.cluster, task.model)))
+    whole = undivided_plan(program, task.cluster, task.settings, task.model)
+    return ChosenPlan(plan=program.complete(whole))
 
 
 def _workers(name: str, count: int) -> AbstractContextManager[Executor | None]:
