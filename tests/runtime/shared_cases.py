@@ -95,7 +95,7 @@ def random_plan(name: str, count: int, seed: int, dtype: torch.dtype = torch.flo
     costs = tuple(noise.uniform(0, 1e-2, len(cost)) for cost in placement.problem.costs)
     found = assignment(placement, replace(placement.problem, costs=costs))
     layers = [sharing.cut.layers[index] for index in sharing.cut.parts[0].operations]
-    record = recorded(steps_of(described(placement, found)), layers, BATCH)
+    record = recorded(steps_of(described(placement, found)), layers, range(max(layers) + 1), BATCH)
     return dumps_plan(replace(plan, programs=(record,)))
 
 
