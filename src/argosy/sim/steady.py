@@ -81,7 +81,8 @@ def shortened(plan: Plan, cluster: Cluster) -> Plan:
     traces += [device.speed for device in cluster.devices]
     if not all(trace.is_constant for trace in traces):
         most = _MOST_SHOWN // num_stages
-        expected = f"at most {most} with {num_stages} stages while devices or links change"
+        stages = "1 stage" if num_stages == 1 else f"{num_stages} stages"
+        expected = f"at most {most} with {stages} while devices or links change"
         raise bad_input(
             expected, count, where="num_micro_batches", suggestion="take larger micro-batches"
         )
