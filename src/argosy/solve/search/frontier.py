@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from argosy.schedule import ScheduleSpec
-from argosy.solve.search.kinds import PlanKind
 from argosy.solve.search.menu import Menu
 from argosy.solve.search.pipeline import PlanSearch
 from argosy.solve.search.shape import gate
@@ -34,11 +33,6 @@ class Branch:
     @property
     def bound(self) -> float:
         return self.search.bound
-
-    @property
-    def is_even(self) -> bool:
-        """Return whether all its plans are even, so that the judge is a lower bound for them."""
-        return self.search.menu.kind is PlanKind.EVEN
 
     def split(self, upper: float, slack: float | None) -> list[Branch]:
         """Return searches that hold the same plans below ``upper``; an empty list if splitting is
