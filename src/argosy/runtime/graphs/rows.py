@@ -45,19 +45,10 @@ def by_own_row(
     source, indices = node.inputs[0], node.arguments[1]
     assert isinstance(indices, tuple)
     at = [(dim, index.value) for dim, index in enumerate(indices) if isinstance(index, Ref)]
-    labels = list(pattern.inputs[0])
+    labels, place = list(pattern.inputs[0]), places.get(source)
     for (dim, value), own in zip(at, pattern.inputs[1:], strict=True):
-        place = places.get(source)
-        if (
-            value in numbers
-            and place is not None
-            and (place.dim, place.outer, place.inner)
-            == (
-                dim,
-                1,
-                1,
-            )
-        ):
+        is_row = place is not None and place.is_alone and place.dim == dim
+        if is_row and value in numbers and value in places:
             labels[dim] = own[places[value].dim]
     return replace(pattern, inputs=(tuple(labels), *pattern.inputs[1:]))
 

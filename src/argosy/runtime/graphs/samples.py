@@ -67,6 +67,11 @@ class SampleDim:
     outer: int
     inner: int
 
+    @property
+    def is_alone(self) -> bool:
+        """Return whether nothing but the samples is in the dim."""
+        return self.outer == self.inner == 1
+
     def to_front(self, tensor: Tensor) -> Tensor:
         """Return the tensor with the samples as its first dim."""
         if self == FRONT:
