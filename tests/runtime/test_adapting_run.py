@@ -3,11 +3,12 @@ everywhere."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +61,7 @@ def poor_plan(folder: Path) -> tuple[Path, Path]:
     return path, profile
 
 
-@pytest.mark.flaky(reruns=4)  # whether it decides in time depends on real time
+@pytest.mark.flaky(reruns=4)  # it measures real time
 def test_a_run_adapts_and_tells_of_it_on_the_terminal_in_files_to_prometheus_and_in_the_report(
     tmp_path: Path,
 ) -> None:
@@ -85,15 +86,12 @@ def test_a_run_adapts_and_tells_of_it_on_the_terminal_in_files_to_prometheus_and
     )
     page = ""
     while process.poll() is None:
-        try:
-            page = (
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1)
-                .read()
-                .decode()
-                or page
-            )
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1) as answer,
+        ):
+            page = answer.read().decode() or page
+        time.sleep(0.1)
     stdout, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, stderr
     assert json.loads(stdout)["losses"] == pytest.approx(losses_alone(STEPS), rel=1e-4)
