@@ -11,8 +11,8 @@ them into plans of today.
          each. Speeds and links are those of ``benchmarks.lab``'s contests over four, so that
          processes that share two cores keep up.
     (2)  Stages compute their operations, and then wait until the seconds have passed that the
-         simulator gives the action (``program_worker``). Messages, gradient sums and schedules take
-         as long as they take.
+         simulator gives the action, or the segment if weights are gathered (``program_worker``).
+         Messages, gradient sums and schedules take as long as they take.
     (3)  Losses are compared with those of a plain loop in one process.
 """
 
@@ -25,20 +25,23 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel, Portion, split_stage_seconds
 from argosy.lab.lab import Lab, LabClock
 from argosy.lab.system import why_not
 from argosy.plan.file import dumps_plan
-from argosy.plan.plan import Plan
+from argosy.plan.plan import Plan, Stage
 from argosy.planner import CapturedProgram, Settings, find_plan
 from argosy.runtime.processes.ranks import devices_by_rank
 from argosy.runtime.sources.operations import capture_program
 from argosy.sim.simulate import simulate
+from argosy.sim.tasks.member import portion_of
 from argosy.workload.chain import Chain
 from argosy.workload.part import forward_order
 from benchmarks.earlier_programs import earlier_plan, stage_of_operations
@@ -98,6 +101,24 @@ def candidates(name: str, program: CapturedProgram, cluster: Cluster) -> tuple[C
     )
 
 
+def seconds_of_segments(candidate: Candidate, cluster: Cluster) -> dict[str, list[Any]]:
+    """Return the (forward, backward) seconds of every segment, by device and stage."""
+    seconds: dict[str, list[Any]] = {}
+    for number, stage in enumerate(candidate.plan.stages):
+        for replica in stage.replicas:
+            for member, device in enumerate(replica.devices):
+                portion = portion_of(cluster, stage, replica, member)
+                key = f"{device} {number}"
+                seconds[key] = _of_segments(candidate.chain, stage, portion)
+    return seconds
+
+
+def _of_segments(chain: Chain, stage: Stage, portion: Portion) -> list[tuple[float, float]]:
+    segments = [replace(stage, first=at, end=at + 1) for at in range(stage.first, stage.end)]
+    priced = [split_stage_seconds(ComputeModel(), chain, segment, portion) for segment in segments]
+    return [(each.forward, each.backward) for each in priced]
+
+
 def trained(name: str, candidate: Candidate, cluster: Cluster, share: float) -> Trained:
     """Train by a plan in a lab (1), (2) and compare (3)."""
     plan = candidate.plan
@@ -110,7 +131,13 @@ def trained(name: str, candidate: Candidate, cluster: Cluster, share: float) -> 
     with tempfile.TemporaryDirectory() as folder:
         files = {part: Path(folder) / f"{part}.json" for part in ("plan", "job", "result")}
         files["plan"].write_text(dumps_plan(plan), encoding="utf-8")
-        job = {"program": name, "cut": candidate.cut, "paces": paces, "steps": STEPS}
+        job: dict[str, Any] = {
+            "program": name,
+            "cut": candidate.cut,
+            "paces": paces,
+            "steps": STEPS,
+        }
+        job["segments"] = seconds_of_segments(candidate, cluster)
         files["job"].write_text(json.dumps(job), encoding="utf-8")
         worker = [sys.executable, "-m", "benchmarks.lab.program_worker", *map(str, files.values())]
         with Lab(cluster, shares=False) as lab:

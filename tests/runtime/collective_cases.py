@@ -11,6 +11,7 @@ from argosy.cost.group import CollectiveMethod, GroupCollective
 from argosy.errors import InputError
 from argosy.runtime.communication.collectives import (
     GatherBy,
+    begin_fill,
     gather_uneven,
     offsets,
     scatter_sum_uneven,
@@ -31,6 +32,19 @@ def gathers(sizes: Sequence[int], by: GatherBy) -> bool:
     begin = offsets(sizes)[rank]
     gathered = gather_uneven(whole[begin : begin + sizes[rank]], sizes, by=by)
     return torch.equal(gathered, whole)
+
+
+def fills(sizes: Sequence[int]) -> bool:
+    """Whether vectors that are filled at the same time have all parts."""
+    rank, wholes = dist.get_rank(), [vector(seed, sum(sizes)) for seed in (7, 8)]
+    begin = offsets(sizes)[rank]
+    own = slice(begin, begin + sizes[rank])
+    vectors = [torch.zeros_like(whole) for whole in wholes]
+    for empty, whole in zip(vectors, wholes, strict=True):
+        empty[own] = whole[own]
+    for pending in [begin_fill(filled, sizes) for filled in vectors]:
+        pending.wait()
+    return all(map(torch.equal, vectors, wholes))
 
 
 def scatters(sizes: Sequence[int]) -> bool:

@@ -19,11 +19,15 @@ _THRESHOLD, _LARGE = -3, 2**16
 
 
 def peak_of_steps(plan: Plan) -> int:
-    """Bytes above what a rank holds between steps, of a stack whose last layer is by far the
-    largest."""
+    """Bytes above what a rank holds between steps, of a stack whose last two layers are by far the
+    largest: while one has its gradient, the weights of the other arrive."""
     ctypes.CDLL(None).mallopt(_THRESHOLD, _LARGE)
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)), nn.Linear(WIDTH, CLASSES))
+    model = nn.Sequential(
+        *(nn.Linear(WIDTH, WIDTH) for _ in range(3)),
+        nn.Linear(WIDTH, CLASSES),
+        nn.Linear(CLASSES, WIDTH),
+    )
     batch = torch.randn(plan.global_batch, WIDTH)
     trainer = parallelize(
         model, _loss, lambda held: torch.optim.AdamW(held, foreach=False), batch, plan

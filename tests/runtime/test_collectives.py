@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime.collective_cases import converts, gathers, refuses, scatters
+from runtime.collective_cases import converts, fills, gathers, refuses, scatters
 from runtime.rank_pool import RankPool
 
 from argosy.cost.group import GroupCollective
@@ -21,6 +21,11 @@ def test_a_gather_concatenates_the_parts(
     ranks: RankPool, sizes: tuple[int, ...], by: GatherBy
 ) -> None:
     assert all(ranks(len(sizes), gathers, sizes, by))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_vectors_are_filled_at_the_same_time(ranks: RankPool, sizes: tuple[int, ...]) -> None:
+    assert all(ranks(len(sizes), fills, sizes))
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

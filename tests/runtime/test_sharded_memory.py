@@ -27,7 +27,7 @@ def linear(inputs: int, outputs: int) -> Layer:
 
 STACK = Chain(
     name="stack",
-    layers=(*[linear(WIDTH, WIDTH)] * 4, linear(WIDTH, CLASSES)),
+    layers=(*[linear(WIDTH, WIDTH)] * 3, linear(WIDTH, CLASSES), linear(CLASSES, WIDTH)),
     sequence_length=1,
     dtype=Dtype.FP32,
 )

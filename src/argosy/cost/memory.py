@@ -21,8 +21,8 @@ device, whatever the part's size; Q / e is that of the holder with most experts.
          of which it was measured
     (8)  gathered for a moment = r c (the weights of the largest layer, experts over e holders) b w
          with w = 2 + 1 / n in a backward under ZeRO 2 and 3: one for a gradient, one for a vector
-         with what is sent or received of it, 1 / n for the part that stays. ZeRO 3 adds 1 for the
-         weights, which are gathered too, and in a forward has w = 2 + 1 / n; otherwise w = 0
+         with what is sent or received of it, 1 / n for the part that stays. ZeRO 3 adds 1 for
+         weights of this layer or the next, and in a forward has w = 2 + 1 / n; otherwise w = 0
     (9)  whole inputs and results = 2 n_samples / c (the largest output of a layer) in a
          tensor-parallel group, whose products read all of a gathered input and write all of a
          result before it is scattered

@@ -9,13 +9,17 @@ padding, and sizes are checked before anything is sent.
     (2)  scatter   member i gets part i of the sum over members, added in the order of members, so
                    that it has the same bits on any backend
     (3)  sum       (2), then (1)
+    (4)  fill      (1) into a vector that has the caller's part in its place, while the caller goes
+                   on: each member sends its part to every other, straight into place
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +29,40 @@ from argosy.errors import invalid
 
 Group = dist.ProcessGroup | None
 """A process group; None is the group of all ranks."""
+
+
+# The tag of messages of (4).
+_FILL_TAG = 2**29 + 1
+
+
+class Pending(Protocol):
+    """A collective that was begun."""
+
+    def wait(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Messages that were begun together and are waited for together."""
+
+    works: Sequence[Pending]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+@dataclass(frozen=True)
+class _FillOnHost:
+    """A fill (4) that receives into host memory and is then copied to the device."""
+
+    pending: Pending
+    host: Tensor
+    whole: Tensor
+
+    def wait(self) -> None:
+        self.pending.wait()
+        self.whole.copy_(self.host)
 
 
 class GatherBy(StrEnum):
@@ -85,6 +123,33 @@ def _gather_padded(whole: Tensor, part: Tensor, sizes: Sequence[int], group: Gro
     rows = [part.new_empty(most) for _ in sizes]
     dist.all_gather(rows, padded, group=group)
     torch.cat([row[:size] for row, size in zip(rows, sizes, strict=True)], out=whole)
+
+
+def begin_fill(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> Pending:
+    """Begin to fill a vector with every member's part (4); the members call this in the same
+    order."""
+    _check_part(whole, sum(sizes), len(sizes), group)
+    rank = dist.get_rank(group)
+    parts = whole.split(list(sizes))
+    own = parts[rank]
+    if is_foreign(whole, group):
+        host = torch.empty(whole.shape, dtype=whole.dtype)
+        host.split(list(sizes))[rank].copy_(own)
+        return _FillOnHost(begin_fill(host, sizes, group=group), host, whole)
+    if dist.get_backend(group) == "nccl":
+        nothing = own[:0]
+        sent = [nothing if member == rank else own for member in range(len(sizes))]
+        received = [nothing if member == rank else part for member, part in enumerate(parts)]
+        return Messages([dist.all_to_all(received, sent, group=group, async_op=True)])
+    peers = [member for member in range(len(sizes)) if member != rank]
+    works: list[Any] = [
+        dist.irecv(parts[peer], group=group, group_src=peer, tag=_FILL_TAG)
+        for peer in peers
+        if sizes[peer]
+    ]
+    for peer in peers if sizes[rank] else ():
+        works.append(dist.isend(own, group=group, group_dst=peer, tag=_FILL_TAG))
+    return Messages(works)
 
 
 def scatter_sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> Tensor:

@@ -29,6 +29,7 @@ from argosy.runtime.stages.dropout import Randomness, drops, masking
 from argosy.runtime.stages.moment import Moment
 from argosy.runtime.stages.parameters import Weight
 from argosy.runtime.stages.weighing import LossWatch, PartLoss
+from argosy.schedule import ActionKind
 from argosy.space.operations.segments import KEPT_PRODUCTS
 
 LossFunction = Callable[[Any, Any], Any]
@@ -72,6 +73,9 @@ class StageProgram(Protocol):
 
 class LayerGate(Protocol):
     """A hook that runs around every layer, for example to gather its weights."""
+
+    following: ActionKind | None
+    """The action after the current one, if both are of this stage."""
 
     def run(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any: ...
 

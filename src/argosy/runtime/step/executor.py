@@ -11,6 +11,7 @@ over micro-batches and replicas are then those of the whole batch.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,8 @@ _FORM_TAG = 2**28
 _MOST_TENSORS = 64
 _FORWARD_KINDS = (ActionKind.RECEIVE_FORWARD, ActionKind.FORWARD, ActionKind.SEND_FORWARD)
 """Actions that an evaluation runs."""
+_GATHERING_KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD)
+"""Actions for which weights are gathered while the action before them runs."""
 
 
 @dataclass
@@ -173,8 +176,12 @@ class Executor:
             program.begin(batch, Moment(self.recorder.step, 0, count, count))
         row = self.row if self._posts_ahead() else self.first_row
         actions = row if trains else [action for action in row if action.kind in _FORWARD_KINDS]
+        following = _following(actions)
         with torch.set_grad_enabled(trains):
             for action in actions:
+                gate = self.programs[action.stage].gate
+                if gate is not None:
+                    gate.following = following.get(action)
                 self._act(action, batch)
         self.is_warm = self.is_warm or trains
         with in_contact("while the last messages of the step were leaving"):
@@ -448,6 +455,17 @@ class Executor:
     def _tag(self, target: int, index: int, position: int, *, gradient: bool) -> int:
         """Return a tag that is unique among the messages of a step from one rank to another."""
         return ((index * len(self.plan.stages) + target) * 2 + gradient) * _MOST_TENSORS + position
+
+
+def _following(actions: Sequence[Action]) -> dict[Action, ActionKind]:
+    """Return, by action, the kind of the next one if it is of the same stage and needs all
+    weights."""
+    computing = [action for action in actions if action.kind.is_computation]
+    return {
+        action: after.kind
+        for action, after in itertools.pairwise(computing)
+        if after.stage == action.stage and after.kind in _GATHERING_KINDS
+    }
 
 
 def _without_padding(

@@ -57,6 +57,7 @@ from argosy.runtime.step.executor import Executor
 from argosy.runtime.step.offloading import offloading, tensors_of
 from argosy.runtime.step.scaling import LossScale, check_finite
 from argosy.runtime.step.writers import Callback, StepMetrics
+from argosy.runtime.weights.gate import WeightGate
 from argosy.runtime.weights.gradients import Gradients
 from argosy.runtime.weights.holding import (
     Proportions,
@@ -68,7 +69,6 @@ from argosy.runtime.weights.holding import (
     share_buffers,
 )
 from argosy.runtime.weights.host_state import update_weights
-from argosy.runtime.weights.sharding import WeightGate
 from argosy.schedule import ScheduleSpec
 from argosy.timeline import Timeline
 from argosy.workload.capture.initial import Recording

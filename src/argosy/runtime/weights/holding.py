@@ -29,9 +29,10 @@ from argosy.runtime.processes.ranks import expert_ranks, members_of, seats_of
 from argosy.runtime.processes.world import gather_texts
 from argosy.runtime.stages.parameters import Places, Weight
 from argosy.runtime.stages.stage import StageProgram
+from argosy.runtime.weights.gate import WeightGate
 from argosy.runtime.weights.gradients import Gradients
 from argosy.runtime.weights.overlap import Summand, in_buckets
-from argosy.runtime.weights.sharding import Shard, ShardSet, WeightGate
+from argosy.runtime.weights.sharding import Shard, ShardSet
 from argosy.runtime.weights.summing import Groups, SingleRank, groups_needed, way_of
 from argosy.workload.capture.initial import Recording
 

@@ -32,7 +32,7 @@ from argosy.runtime.communication.boxes import HeldPart, rows
 from argosy.runtime.communication.ledger import BUCKET_BYTES, MOST_BUCKETS
 from argosy.runtime.processes.world import await_device
 from argosy.runtime.stages.parameters import Weight
-from argosy.runtime.weights.summing import Pending, Way
+from argosy.runtime.weights.summing import PendingSum, Way
 
 _Item = TypeVar("_Item")
 
@@ -87,7 +87,7 @@ class _Bucket(NamedTuple):
 
     gradients: list[Tensor]
     total: Tensor
-    pending: Pending
+    pending: PendingSum
 
 
 class GradientSum:

@@ -10,6 +10,7 @@ on.
          rows are gathered
     (2)  level 2: it is scattered after every layer's backward, so that whole gradients never add up
     (3)  level 3: weights are gathered before a layer's forward and backward and freed after it
+         (``gate``)
     (4)  only some members may have a gradient of a weight (an expert that none of a member's
          samples was routed to), so no member decides on its own: all scatter equally often, from
          the last layer to the first, and the number of members that have one is sent along; if it
@@ -21,21 +22,22 @@ their own.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from argosy.runtime.communication.boxes import TensorBox
-from argosy.runtime.communication.collectives import offsets
+from argosy.runtime.communication.collectives import Pending, offsets
 from argosy.runtime.communication.marks import Exchanging, untold
 from argosy.runtime.processes.failure import in_contact
 from argosy.runtime.processes.world import await_device
 from argosy.runtime.weights.overlap import Summand
 from argosy.runtime.weights.summing import Way
+
+_GATHERING = "while weights were gathered from the replicas of a stage"
 
 
 class Shard:
@@ -92,6 +94,8 @@ class ShardSet:
         self.sizes = [sum(shard.elements(at) for shard in shards) for at in range(members)]
         self.present = True
         """True if the whole weights are in memory; they are freed once all shards are made."""
+        self.arriving: tuple[Tensor, Pending] | None = None
+        """The vector of a gather that was begun."""
 
     def _pack(self, tensors: Sequence[Tensor], known: Tensor) -> Tensor:
         """Return whole tensors as one vector, member by member, each part followed by flags for the
@@ -142,17 +146,38 @@ class ShardSet:
             if all_of_them or shard.summand.regions is None:
                 shard.weight.parameter.grad = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the whole weights."""
+        parameters = [shard.weight.parameter for shard in self.shards]
+        return sum(p.numel() * p.element_size() for p in parameters)
+
+    @torch.no_grad()
+    def begin_gather(self) -> None:
+        """Begin to gather every member's rows, unless the whole weights are in memory or on their
+        way."""
+        if self.arriving is not None or (self.level == 3 and self.present):
+            return
+        own = [shard.own.detach() for shard in self.shards]
+        dtype = functools.reduce(torch.promote_types, [rows.dtype for rows in own])
+        whole = torch.empty(sum(self.sizes), dtype=dtype, device=own[0].device)
+        at = offsets(self.sizes)[self.shards[0].member]
+        for rows in own:
+            whole[at : at + rows.numel()] = rows.reshape(-1)
+            at += rows.numel()
+        with in_contact(_GATHERING):
+            self.arriving = whole, self.way.begin_fill(whole, self.sizes)
+
     @torch.no_grad()
     def gather(self) -> None:
-        """Gather every member's rows into the whole weights."""
-        if self.level == 3 and self.present:
+        """Gather every member's rows into the whole weights, or wait until they are gathered."""
+        self.begin_gather()
+        if self.arriving is None:
             return
-        own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
-        with (
-            self.exchanging(),
-            in_contact("while weights were gathered from the replicas of a stage"),
-        ):
-            whole = self.way.gather(own, self.sizes)
+        whole, pending = self.arriving
+        self.arriving = None
+        with self.exchanging(), in_contact(_GATHERING):
+            pending.wait()
         if self.level == 3:
             self.present = True
             for shard in self.shards:
@@ -168,6 +193,13 @@ class ShardSet:
                 rows.copy_(whole[at : at + count].view_as(rows))
                 at += count
 
+    def discard(self) -> None:
+        """Wait for a gather that was begun for a layer which then did not run, and drop it."""
+        if self.arriving is not None:
+            with in_contact(_GATHERING):
+                self.arriving[1].wait()
+            self.arriving = None
+
     def release(self) -> None:
         """Free the whole weights at level 3."""
         if self.level == 3 and self.present:
@@ -176,118 +208,9 @@ class ShardSet:
                 shard.weight.parameter.data.untyped_storage().resize_(0)
 
 
-class WeightGate:
-    """A gate that gathers and scatters around the layers of a stage by (2) to (4)."""
-
-    def __init__(self, sets: Sequence[Sequence[ShardSet]]) -> None:
-        self.sets = sets
-        """Shard sets by layer of the stage; several if tensor-parallel groups of the stage share
-        weights differently."""
-        self.scatters = True
-        """True if gradients are sent after each layer's backward; False while weight gradients are
-        deferred."""
-        self.left = len(sets)
-        """The number of layers, counted from the first, whose gradients have not been sent in this
-        backward."""
-
-    def run(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        sets = self.sets[index]
-        if not sets:
-            return layer(*arguments, **keywords)
-        arguments, keywords = _after_backward(self, index, (arguments, keywords))
-        is_gathered = sets[0].level == 3
-        if is_gathered:
-            _gather(sets)
-        result = layer(*arguments, **keywords)
-        _release(sets)
-        return tree_map(lambda leaf: _apply(_Before, sets, leaf), result) if is_gathered else result
-
-    def finish(self) -> None:
-        """Scatter and free, at the end of a backward, what no layer's input gradient has
-        triggered."""
-        self._scatter(0)
-        self.left = len(self.sets)
-        for sets in self.sets:
-            _release(sets)
-
-    def after(self, index: int) -> None:
-        """Handle that a layer has its gradients; all layers behind it have theirs, too."""
-        if self.scatters:
-            self._scatter(index)
-        _release(self.sets[index])
-
-    def _scatter(self, first: int) -> None:
-        """Scatter the gradients of all remaining layers down to ``first`` (4)."""
-        for sets in reversed(self.sets[first : self.left]):
-            scatter_all(sets)
-        self.left = min(self.left, first)
-
-
 def scatter_all(sets: Sequence[ShardSet]) -> None:
     """Add up the gradients of sets that may have regions of the same weights."""
     for shards in sets:
         shards.scatter_gradients()
     for shards in sets:
         shards.let_go()
-
-
-def _gather(sets: Sequence[ShardSet]) -> None:
-    for shards in sets:
-        shards.gather()
-
-
-def _release(sets: Sequence[ShardSet]) -> None:
-    for shards in sets:
-        shards.release()
-
-
-def _after_backward(gate: WeightGate, index: int, arguments: Any) -> Any:
-    """Call the gate once all gradients of a layer's inputs are computed, since then its weights
-    have theirs."""
-    waiting = _Countdown(lambda: gate.after(index))
-    return tree_map(lambda leaf: _apply(_After, waiting, leaf), arguments)
-
-
-def _apply(function: Any, what: Any, leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor) or not leaf.requires_grad or not torch.is_grad_enabled():
-        return leaf
-    if isinstance(what, _Countdown):
-        what.count += 1
-    return function.apply(leaf, what)
-
-
-class _Countdown:
-    """A counter that calls a function when as many gradients have arrived as were announced."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call = call
-        self.count = 0
-
-    def arrived(self) -> None:
-        self.count -= 1
-        if self.count == 0:
-            self.call()
-
-
-class _Before(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor, sets: Sequence[ShardSet]) -> Tensor:
-        ctx.sets = sets
-        return leaf.view_as(leaf)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        _gather(ctx.sets)
-        return gradients[0], None
-
-
-class _After(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor, waiting: _Countdown) -> Tensor:
-        ctx.waiting = waiting
-        return leaf.view_as(leaf)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.waiting.arrived()
-        return gradients[0], None

@@ -26,6 +26,8 @@ from torch import Tensor
 from argosy.plan.plan import Algorithm, Collective, Plan
 from argosy.runtime.communication.collectives import (
     Group,
+    Pending,
+    begin_fill,
     gather_uneven,
     is_foreign,
     offsets,
@@ -38,16 +40,14 @@ Groups = Mapping[tuple[int, ...], dist.ProcessGroup | None]
 _TAG = 2**29
 
 
-class Pending(Protocol):
+class PendingSum(Pending, Protocol):
     """A sum that was begun."""
-
-    def wait(self) -> object: ...
 
     def is_completed(self) -> bool: ...
 
 
 class Done:
-    """A sum that was complete as soon as it was begun."""
+    """A sum or a fill that was complete as soon as it was begun."""
 
     def wait(self) -> None: ...
 
@@ -61,8 +61,8 @@ class RingSum:
 
     group: Group
 
-    def begin(self, vector: Tensor) -> Pending:
-        work: Pending | None = dist.all_reduce(vector, group=self.group, async_op=True)
+    def begin(self, vector: Tensor) -> PendingSum:
+        work: PendingSum | None = dist.all_reduce(vector, group=self.group, async_op=True)
         assert work is not None
         return work
 
@@ -70,23 +70,23 @@ class RingSum:
         """Return this member's part of the sum."""
         return scatter_sum_uneven(vector, sizes, group=self.group)
 
-    def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Return the parts of all members, one after another."""
-        return gather_uneven(part, sizes, group=self.group)
+    def begin_fill(self, vector: Tensor, sizes: Sequence[int]) -> Pending:
+        """Begin to fill a vector, which has this member's part, with the parts of all members."""
+        return begin_fill(vector, sizes, group=self.group)
 
 
 @dataclass(frozen=True)
 class SingleRank:
     """The sum of one rank, which has nothing to send."""
 
-    def begin(self, vector: Tensor) -> Pending:
+    def begin(self, vector: Tensor) -> PendingSum:
         return Done()
 
     def scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
         return vector
 
-    def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        return part
+    def begin_fill(self, vector: Tensor, sizes: Sequence[int]) -> Pending:
+        return Done()
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Nodes:
     def firsts(self) -> tuple[int, ...]:
         return tuple(node[0] for node in self.nodes)
 
-    def begin(self, vector: Tensor) -> Pending:
+    def begin(self, vector: Tensor) -> PendingSum:
         if is_foreign(vector, self.group):
             host = vector.cpu()
             self.begin(host)
@@ -154,7 +154,11 @@ class Nodes:
                 dist.send(piece.contiguous(), rank, group=self.group, tag=_TAG)
         return summed[:own].clone()
 
+    def begin_fill(self, vector: Tensor, sizes: Sequence[int]) -> Pending:
+        return _NodesFill(self, vector, sizes)
+
     def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Return the parts of all members, one after another."""
         if is_foreign(part, self.group):
             return self.gather(part.cpu(), sizes).to(part.device)
         inside = [sizes[self.ranks.index(rank)] for rank in self.mine]
@@ -191,6 +195,20 @@ class Nodes:
         begins = offsets(sizes)
         for member, piece in zip(order, known.split([sizes[at] for at in order]), strict=True):
             whole[begins[member] : begins[member] + sizes[member]] = piece
+
+
+@dataclass(frozen=True)
+class _NodesFill:
+    """A fill that runs within and between nodes once it is waited for."""
+
+    nodes: Nodes
+    vector: Tensor
+    sizes: Sequence[int]
+
+    def wait(self) -> None:
+        member = self.nodes.ranks.index(self.nodes.rank)
+        part = self.vector.split(list(self.sizes))[member]
+        self.vector.copy_(self.nodes.gather(part, self.sizes))
 
 
 Way = RingSum | Nodes | SingleRank
