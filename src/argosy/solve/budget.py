@@ -8,6 +8,8 @@ from pathlib import Path
 
 # Linux reports the memory of this process here, in pages.
 _PAGES = Path("/proc/self/statm")
+# The memory of the process is read again after this many CPU seconds.
+_WEIGHED = 0.02
 
 
 class TimeIsUpError(Exception):
@@ -21,6 +23,7 @@ class Budget:
     def __init__(self, seconds: float, size: float) -> None:
         self._most_seconds, self._most_bytes = seconds, size
         self._began, self._held = time.process_time(), held_bytes()
+        self._weighed, self._is_full = 0.0, False
 
     @property
     def seconds(self) -> float:
@@ -29,7 +32,11 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        return self.seconds > self._most_seconds or held_bytes() - self._held > self._most_bytes
+        seconds = self.seconds
+        if seconds >= self._weighed + _WEIGHED:
+            self._weighed = seconds
+            self._is_full = held_bytes() - self._held > self._most_bytes
+        return seconds > self._most_seconds or self._is_full
 
 
 def never() -> bool:

@@ -26,7 +26,7 @@ else uses the links. They reach (3) if a group lies in one node or has nodes to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from argosy.cost.collective import tree_depth, tree_load
 from argosy.cost.communicate import num_reductions
@@ -34,8 +34,7 @@ from argosy.space.pool import Pool
 from argosy.workload.chain import Layer
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(NamedTuple):
     """A way to split the work of a replica: over its devices, parts of the sequence and experts."""
 
     width: int

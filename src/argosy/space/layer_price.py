@@ -62,18 +62,25 @@ def price_layer(
     )
 
 
+def compute_and_exchange(distinct: Sequence[LayerSeconds], times: float) -> list[float]:
+    """Return the seconds of each of the distinct layers without attention that overlaps; compute
+    takes ``times`` as long."""
+    return [times * layer.rest + layer.exchanged for layer in distinct]
+
+
 def summed(distinct: Sequence[LayerSeconds], counts: Sequence[int], times: float) -> list[float]:
     """Return the seconds of each of the distinct layers, of which ``counts`` occur each.
 
     Compute takes ``times`` as long. Attention overlaps with the arrival of keys and values; of the
     two, the one that takes longer over all layers counts.
     """
-    beside = hidden = [times * layer.hidden for layer in distinct]
-    if any(layer.arriving for layer in distinct):
-        arriving = [layer.arriving for layer in distinct]
-        beside = arriving if _dot(counts, arriving) > _dot(counts, hidden) else hidden
-    pairs = zip(distinct, beside, strict=True)
-    return [times * layer.rest + layer.exchanged + more for layer, more in pairs]
+    hidden = [times * layer.hidden for layer in distinct]
+    arriving = [layer.arriving for layer in distinct]
+    beside = arriving if _dot(counts, arriving) > _dot(counts, hidden) else hidden
+    return [
+        seconds + more
+        for seconds, more in zip(compute_and_exchange(distinct, times), beside, strict=True)
+    ]
 
 
 def _dot(counts: Sequence[int], seconds: Sequence[float]) -> float:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from argosy.space.exchange import Split
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolPart:
-    """A set of equal replicas that come from one pool."""
+class PoolPart(NamedTuple):
+    """A set of equal replicas that come from one pool.
+
+    A search makes and hashes thousands of them, which is why this is a tuple.
+    """
 
     pool: int
     width: int

@@ -19,7 +19,12 @@ from argosy.cost.compute import ComputeModel, Portion, layer_seconds, waiting
 from argosy.cost.memory import WHOLE_OUTPUTS, exchange_buffers, layer_weights, optimizer_bytes
 from argosy.plan.plan import Recompute
 from argosy.space.exchange import Split, reduction_seconds
-from argosy.space.layer_price import LayerSeconds, price_layer, summed
+from argosy.space.layer_price import (
+    LayerSeconds,
+    compute_and_exchange,
+    price_layer,
+    summed,
+)
 from argosy.space.pool import Pool
 from argosy.space.ranges import FloatArray as FloatArray
 from argosy.space.ranges import frozen_ranges, largest_of, running_sums
@@ -98,8 +103,10 @@ class Prices:
                 price_layer(self.model, self.chain, layer, where, portion, recompute)
                 for layer in layers
             ]
-        _, counts = self._layer_shapes
         forward, backward = zip(*pairs, strict=True)
+        if way[4] == 1:  # without parts of the sequence nothing overlaps
+            return compute_and_exchange(forward, times), compute_and_exchange(backward, times)
+        _, counts = self._layer_shapes
         return summed(forward, counts, times), summed(backward, counts, times)
 
     def whole(

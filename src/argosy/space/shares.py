@@ -6,7 +6,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from argosy.cost.memory import USABLE
 from argosy.plan.plan import Recompute
@@ -50,7 +49,7 @@ def share_within(option: Option, limits: Sequence[int]) -> Parts | None:
     """Return the shares of an option's micro-batch that minimise the time of the slowest replica
     if no replica of a part has more samples than its limit, or None if there are no such shares."""
     micro_batch = sum(part.all_samples for part in option.parts)
-    ones = [replace(part, samples=1, extra=0) for part in option.parts]
+    ones = [part._replace(samples=1, extra=0) for part in option.parts]
     parts = _dealt(option.prices, ones, micro_batch, option.recompute, limits)
     fit = all(part.most <= limit for part, limit in zip(parts, limits, strict=True))
     return parts if fit else None
@@ -103,7 +102,7 @@ def _dealt(
         if more[at] == parts[at].replicas:
             given[at], more[at] = given[at] + 1, 0
             heapq.heapreplace(heap, (finish(at, given[at] + 1), at))
-    return tuple(replace(part, samples=given[at], extra=more[at]) for at, part in enumerate(parts))
+    return tuple(part._replace(samples=given[at], extra=more[at]) for at, part in enumerate(parts))
 
 
 def whole_seconds(prices: Prices, parts: Sequence[PoolPart], recompute: Recompute) -> float:

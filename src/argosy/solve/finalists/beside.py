@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from argosy.solve.finalists.candidate import Candidate, neighbours, shifted
-from argosy.solve.finalists.judge import SAME, Complete, Judge
+from argosy.solve.finalists.judge import NEAR, SAME, Complete, Judge
 from argosy.solve.finalists.uniform import is_allowed, uniform_candidates
 from argosy.solve.finalists.verdict import ExactTrial, Verdict
 from argosy.solve.search.shape import Shape
@@ -74,7 +74,9 @@ def _moved(
         plans += _unsharded(winner.plan, scope)
     if not plans or len(plans) * len(winner.plan) * winner.shape.num_micro_batches > most_steps:
         return []
-    judged = zip(plans, *judge.seconds(winner.shape, plans, best=winner.seconds), strict=True)
+    best = winner.seconds
+    found = judge.seconds(winner.shape, plans, below=NEAR * best, best=best)
+    judged = zip(plans, *found, strict=True)
     near = [
         replace(winner, seconds=seconds, number=number, schedule=schedule, plan=plan)
         for number, (plan, seconds, schedule) in enumerate(judged)
@@ -97,8 +99,8 @@ def _regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:
         ):
             continue
         samples, extra = divmod(part.all_samples, part.replicas // 2)
-        joined = replace(
-            part, width=wider, replicas=part.replicas // 2, samples=samples, extra=extra
+        joined = part._replace(
+            width=wider, replicas=part.replicas // 2, samples=samples, extra=extra
         )
         if part.expert > 1 and (extra or joined.replicas % part.expert):
             continue  # experts need equal holders, and groups that divide them

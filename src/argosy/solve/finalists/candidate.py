@@ -243,7 +243,7 @@ def on_pools(candidate: Candidate, prices: Prices, pools: Sequence[int]) -> Cand
         vector = [0] * len(prices.pools)
         for pool, number in zip(pools, option.vector, strict=True):
             vector[pool] = number
-        parts = tuple(replace(part, pool=pools[part.pool]) for part in option.parts)
+        parts = tuple(part._replace(pool=pools[part.pool]) for part in option.parts)
         return replace(option, prices=prices, vector=tuple(vector), parts=parts)
 
     plan = tuple(replace(choice, option=option_of(choice.option)) for choice in candidate.plan)

@@ -63,7 +63,7 @@ _ALIKE = 0.97
 # If sharing links costs a plan at most this factor, plans of the same wiring are not simulated.
 _CHEAP = 1.03
 # A plan is simulated if its guessed time is within this factor of the best time.
-_NEAR = 1.05
+NEAR = 1.05
 # Judged times that differ by less than this share are the same.
 SAME = 1e-6
 # A judge that guesses simulates at most this many stages times micro-batches in all; further plans
@@ -249,7 +249,7 @@ class Judge:
         guess, under = guesses[order[0]], times[order[0]].schedule
         is_cheap = best < math.inf and 1.0 <= costs.get(keys[order[0]], 0.0) <= _CHEAP
         may_win = not self.is_frugal or min(time.least for time in times) < (1 - SAME) * best
-        is_played = may_win and guess < min(below, _NEAR * best) and not is_cheap
+        is_played = may_win and guess < min(below, NEAR * best) and not is_cheap
         is_played = (
             is_played
             and not self.prices.model.blocking

@@ -54,7 +54,7 @@ def layouts_of(prices: Prices, scope: Scope) -> Iterator[Layout]:
                 continue
             yield stages
             if scope.allows_width(1):
-                yield from (layout for layout in _ends_apart(stages) if len(layout) <= most_stages)
+                yield from _ends_apart(stages, most_stages)
 
 
 def _cut_rows(pools: Sequence[Pool], most_stages: int, widest_group: int) -> Iterator[Layout]:
@@ -106,15 +106,16 @@ def _along(pools: Sequence[Pool], sizes: Sequence[int]) -> Iterator[Section]:
         yield section
 
 
-def _ends_apart(stages: Layout) -> Iterator[Layout]:
+def _ends_apart(stages: Layout, most_stages: int) -> Iterator[Layout]:
     """Yield layouts with the first stage, the last, or both as single devices: an embedding or a
     head that share weights may be faster without replicas."""
-    first, last = (1 < stages[at].devices <= _MOST_APART for at in (0, -1))
-    if first:
+    first, last = stages[0].devices, stages[-1].devices
+    is_first, is_last = 1 < first <= _MOST_APART, 1 < last <= _MOST_APART and len(stages) > 1
+    if is_first and len(stages) - 1 + first <= most_stages:
         yield (*_singles(stages[0]), *stages[1:])
-    if last and len(stages) > 1:
+    if is_last and len(stages) - 1 + last <= most_stages:
         yield (*stages[:-1], *_singles(stages[-1]))
-    if first and last and len(stages) > 1:
+    if is_first and is_last and len(stages) - 2 + first + last <= most_stages:
         yield (*_singles(stages[0]), *stages[1:-1], *_singles(stages[-1]))
 
 

@@ -156,11 +156,12 @@ class LayoutTable:
         number_of = {at: numbers.setdefault(section, len(numbers)) for at, section in alone.items()}
         rows = [[number_of[id(section)] for section in layout] for layout in known]
         self.sections = tuple(numbers)
-        longest = max(map(len, rows), default=0)
-        padded = [[*row, *[len(numbers)] * (longest - len(row))] for row in rows]
-        self.rows = np.array(padded, dtype=np.intp).reshape(len(rows), longest)
-        """[layout, place] = number of a section, or one past the last for none."""
         self.lengths = np.array([len(row) for row in rows], dtype=np.intp)
+        longest = max(map(len, rows), default=0)
+        self.rows = np.full((len(rows), longest), len(numbers), dtype=np.intp)
+        """[layout, place] = number of a section, or one past the last for none."""
+        is_section = np.arange(longest) < self.lengths[:, None]
+        self.rows[is_section] = list(itertools.chain(*rows))
         self.exchanges = np.array(
             [*(_least_exchange(prices, section) for section in self.sections), 0.0]
         )
@@ -184,19 +185,20 @@ def rows_of(
     """
     size, count = shape.micro_batch_size, shape.num_micro_batches
     rows = table.rows[table.lengths <= count] if size > 1 else table.rows
-    used = table.used(rows)
     wholes = np.full(len(table.sections) + 1, np.inf)
-    for number in used:
+    for number in table.used(rows):
         wholes[number] = _least_whole(prices, table.sections[number], size, scope)
-    covered = _least_shares(prices, [table.sections[number] for number in used], size)
-    rows = _near_rows(shape, table, rows, wholes, covered, below)
+    rows = _near_rows(shape, table, rows, wholes, below)
+    covered = _least_shares(prices, [table.sections[at] for at in table.used(rows)], size)
+    rows = _possible_rows(shape, table, rows, wholes, covered, below)
     shared: dict[int, tuple[PoolPart, ...]] = {}
     for number in table.used(rows):
         wholes[number] = math.nan
         parts = _parts(prices, table.sections[number], size, scope)
         if parts is not None:
             shared[number], wholes[number] = parts, whole_seconds(prices, parts, Recompute.NONE)
-    rows = _near_rows(shape, table, rows, wholes, covered, below)
+    rows = _near_rows(shape, table, rows, wholes, below)
+    rows = _possible_rows(shape, table, rows, wholes, covered, below)
     rates = (1 / wholes[rows]).sum(axis=1).tolist()
     exchanges = table.estimates[rows].max(axis=1, initial=0.0).tolist()
     for row, rate, exchange in zip(rows.tolist(), rates, exchanges, strict=True):
@@ -213,16 +215,35 @@ def _near_rows(
     table: LayoutTable,
     rows: NDArray[np.intp],
     wholes: FloatArray,
+    below: float,
+) -> NDArray[np.intp]:
+    """Return the rows whose compute by (1) is near a time, with W of the sections or lower bounds
+    on it."""
+    lengths = (rows < len(table.sections)).sum(axis=1)
+    compute = (shape.num_micro_batches + lengths - 1) / (1 / wholes)[rows].sum(axis=1)
+    near: NDArray[np.intp] = rows[compute < _NEAR * below]
+    return near
+
+
+def _possible_rows(
+    shape: Shape,
+    table: LayoutTable,
+    rows: NDArray[np.intp],
+    wholes: FloatArray,
     covered: tuple[float, float],
     below: float,
 ) -> NDArray[np.intp]:
-    """Return the rows that may stay below a time by (3) and (4), and whose compute by (1) is near
-    it, with W of the sections or lower bounds on it."""
-    rows = rows[_least_seconds(shape, wholes[rows], table.exchanges[rows], covered) < below]
-    lengths = (rows < len(table.sections)).sum(axis=1)
-    compute = (shape.num_micro_batches + lengths - 1) / (1 / wholes[rows]).sum(axis=1)
-    near: NDArray[np.intp] = rows[compute < _NEAR * below]
-    return near
+    """Return the rows that may stay below a time by (3) and (4), with W of the sections or lower
+    bounds on it, and c of both."""
+    count, gate = shape.num_micro_batches, shape.gate
+    slopes = 1 / (count * wholes + table.exchanges)
+    rows = rows[covered[1] < below * slopes[rows].sum(axis=1)]
+    longest = int((rows < len(table.sections)).sum(axis=1).max(initial=0))
+    total = np.zeros(len(rows))
+    for rate in (1 / wholes)[rows[:, :longest]].T[::-1]:
+        total += np.maximum(0.0, (rate - gate * total) / count)
+    possible: NDArray[np.intp] = rows[covered[0] < below * total]
+    return possible
 
 
 def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> float:
@@ -261,21 +282,6 @@ def _least_exchange(prices: Prices, section: Section) -> float:
     ):
         return 0.0
     return prices.chain.parameters * prices.bytes_summed / rate
-
-
-def _least_seconds(
-    shape: Shape, wholes: FloatArray, sums: FloatArray, covered: tuple[float, float]
-) -> FloatArray:
-    """Return lower bounds in seconds by (3) and (4), the larger of both, for every row of W and
-    E."""
-    total, gate, count = np.zeros(len(wholes)), shape.gate, shape.num_micro_batches
-    for rate in 1 / wholes.T[::-1]:
-        total += np.maximum(0.0, (rate - gate * total) / count)
-    with np.errstate(divide="ignore"):
-        least = np.maximum(
-            covered[0] / total, covered[1] / (1 / (count * wholes + sums)).sum(axis=1)
-        )
-    return np.asarray(least)
 
 
 def _least_shares(prices: Prices, sections: Sequence[Section], size: int) -> tuple[float, float]:

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,8 +189,7 @@ def _step(
     return at, np.array([values.min(axis=0) for values in programmes])
 
 
-@dataclass(frozen=True)
-class _Least:
+class _Least(NamedTuple):
     """The terms that are minimal over those options of one vector that fit: [l, 1, a] for a stage
     from cut a to cut a + fewest + l; the axis of length 1 is for the states."""
 
@@ -249,11 +248,24 @@ class _Strip:
         self.quick = strip(tables.quick)
         self.quick_forward = strip(tables.quick_forward)
         self.over = [over[rows].min(axis=0)[columns] for over in menu.over]
-        self.crossing = [count * crossing[rows][:, columns] for crossing in menu.crossing]
+        # Terms of links are not counted if the next stage may be anywhere.
+        self.crossing = {
+            where: count * table[rows][:, columns]
+            for where, table in enumerate(menu.crossing)
+            if where != Where.ANYWHERE
+        }
         self.has_lines = menu.has_lines
         self.sent, self.back, self.arriving = (
-            [table[rows].min(axis=0)[columns] for table in tables_by_place]
-            for tables_by_place in (menu.line, menu.back, menu.arriving)
+            {
+                where: table[rows].min(axis=0)[columns]
+                for where, table in enumerate(tables_by_place)
+                if where != Where.ANYWHERE
+            }
+            for tables_by_place in (
+                menu.line,
+                menu.back if menu.has_lines else (),
+                menu.arriving if menu.has_lines else (),
+            )
         )
         self.most = strip(tables.most)
         self.most[count * strip(tables.load) >= upper] = 0.0

@@ -94,8 +94,8 @@ class ShapeBound:
         single = [(at, part) for at, parts in enumerate(options) for part in parts]
         devices = [sum(part.devices for part in parts) for parts in options]
         slowest = self._sums(prices, [(part, part.most, devices[at]) for at, part in single])
-        exchange = np.array([_least_exchange(prices, parts, count) for parts in options])
-        exchange = exchange.reshape(len(options), 2) @ _running(prices)
+        rates = np.array([_least_exchange(prices, parts, count) for parts in options])
+        exchange = rates.reshape(len(options), 2) @ _running(prices)
         whole = count * (slowest[:, 0] + slowest[:, 1]) + exchange[[at for at, _ in single]]
         gated = count * (slowest[:, 0] + gate * slowest[:, 1])
         rows = iter(zip(whole, gated, strict=True))
@@ -169,12 +169,12 @@ def _running(prices: Prices) -> FloatArray:
     return np.array([np.concatenate(([0.0], np.cumsum(weights))) for weights in (common, split)])
 
 
-def _least_exchange(prices: Prices, parts: tuple[PoolPart, ...], count: int) -> FloatArray:
+def _least_exchange(prices: Prices, parts: tuple[PoolPart, ...], count: int) -> tuple[float, float]:
     """Return the seconds per weight of an exchange: twice around or, under ZeRO 3, once for every
     micro-batch and once more; 0 if ZeRO 3 may overlap all of it with compute."""
     option = Option(prices=prices, vector=(), parts=parts, recompute=Recompute.NONE, zero=0)
     times = 0.0 if prices.model.prefetch else min(2, 2 * count - 1) * prices.bytes_summed
-    return np.array([times * option.ring[0], times * option.ring[1]])
+    return times * option.ring[0], times * option.ring[1]
 
 
 def _seconds(
