@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from argosy.baselines import BASELINES
-from argosy.cli.planning.choose import PlanningTask
+from argosy.cli.inputs import PlanningTask
 from argosy.cli.planning.compare import compared
 from argosy.cost.compute import ComputeModel
 from argosy.planner import Settings

@@ -151,13 +151,13 @@ def find_plan(
     ``model`` is the cost model. A program that ``capture_program`` captured has its own batch, and
     needs no ``global_batch``.
     """
-    if isinstance(chain, CapturedProgram):
-        return search_plan(
-            chain, _cluster(cluster), global_batch=global_batch, settings=settings, model=model
-        )
-    loaded = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    workload = (
+        chain
+        if isinstance(chain, CapturedProgram)
+        else _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    )
     return search_plan(
-        loaded, _cluster(cluster), global_batch=global_batch, settings=settings, model=model
+        workload, _cluster(cluster), global_batch=global_batch, settings=settings, model=model
     )
 
 
@@ -253,8 +253,8 @@ def compare(
     unless given.
     """
     from argosy.baselines import BASELINES
+    from argosy.cli.inputs import PlanningTask
     from argosy.cli.names import known_name
-    from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.compare import SAMPLES_PER_DEVICE, compared
     from argosy.report.contest import contest_table
 

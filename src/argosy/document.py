@@ -7,14 +7,16 @@ the value expected and a suggestion. It reports all problems at once.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -39,11 +41,37 @@ _OWN_PIPES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 _MOST_PARTS = 100
 
 
+# A JSON object as Python reads it.
+JsonObject = dict[str, Any]
+
+
 class Schema(BaseModel):
     """A base class for everything that is read from a file. It rejects unknown fields and does not
     coerce values."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    makes: ClassVar[Any] = None
+    """The class of the values that such tables describe."""
+
+    def value(self, **others: Any) -> Any:
+        """Return what a table describes; ``others`` are fields that it states in another form."""
+        names = _parameters(self.makes) - others.keys()
+        own = {name: _value(content) for name, content in self if name in names}
+        return self.makes(**own, **others)
+
+
+@cache
+def _parameters(kind: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(kind).parameters)
+
+
+def _value(content: Any) -> Any:
+    """Return the value of a field: lists and tables by name are tuples."""
+    if isinstance(content, Schema):
+        return content.value()
+    if isinstance(content, dict):
+        return tuple(content.items())
+    return tuple(map(_value, content)) if isinstance(content, list) else content
 
 
 SchemaT = TypeVar("SchemaT", bound=Schema)
@@ -54,7 +82,7 @@ class Document:
     """A parsed file that records on which line each of its values is."""
 
     file: str
-    data: dict[str, Any]
+    data: JsonObject
     lines: Mapping[Location, int] = field(repr=False)
     prefix: Location = ()
     """Location of ``data`` in the file; not empty if the document is a part of another one."""

@@ -89,7 +89,20 @@ class Mismatch(ValueError):  # noqa: N818 (a value that does not match, not an e
 
     def __init__(self, found: object, expected: str, suggestion: str | None = None) -> None:
         self.found, self.expected, self.suggestion = show(found), expected, suggestion
-        super().__init__(str(Problem(expected=expected, found=self.found, suggestion=suggestion)))
+        super().__init__(str(self.at()))
+
+    def at(
+        self, *, file: str | None = None, line: int | None = None, path: str | None = None
+    ) -> Problem:
+        """Return the problem that this is at a place."""
+        return Problem(
+            file=file,
+            line=line,
+            path=path,
+            found=self.found,
+            expected=self.expected,
+            suggestion=self.suggestion,
+        )
 
 
 class InfeasibleError(ArgosyError):
@@ -108,6 +121,17 @@ class RunError(ArgosyError):
     """An error that reports a run which started and did not finish."""
 
     exit_code = 4
+
+
+def raise_any(problems: Iterable[Problem]) -> None:
+    """Raise an ``InputError`` if there are any problems."""
+    if problems := tuple(problems):
+        raise InputError(problems)
+
+
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems of a file in the order of their lines."""
+    return sorted(problems, key=lambda problem: problem.line or 0)
 
 
 def bad_input(

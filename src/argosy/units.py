@@ -156,6 +156,10 @@ class Quantity:
                 unit = candidate
         return f"{_plain(value / float(self.units[unit]), digits)} {unit}"
 
+    def short(self, value: float) -> str:
+        """Return text for people with three significant digits."""
+        return self.format(value, digits=3)
+
     def exact(self, values: Iterable[float]) -> list[str]:
         """Return texts that parse back to exactly these values.
 

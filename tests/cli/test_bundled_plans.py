@@ -58,7 +58,7 @@ def test_larger_groups_hide_the_preempted_link_and_cost_memory() -> None:
 def figures(
     name: str, *, k: int | None = None, traces: list[str] | None = None, until: float | None = None
 ) -> Summary:
-    scenario = load_scenario(read_plan(name), ScenarioInputs(k=k, traces=traces or ()))
+    scenario = load_scenario(read_plan(name), ScenarioInputs(k=k, trace=traces))
     plan, chain, cluster = scenario.plan, scenario.chain, scenario.cluster
     if until is None:
         timeline = simulate(plan, chain, cluster)

@@ -53,7 +53,7 @@ class Shortage:
     usable: float
 
     def __str__(self) -> str:
-        needed, usable = SIZE.format(self.needed, digits=3), SIZE.format(self.usable, digits=3)
+        needed, usable = SIZE.short(self.needed), SIZE.short(self.usable)
         return f"{self.device} would need {needed} of the {usable} that a plan may fill"
 
 

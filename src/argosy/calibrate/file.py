@@ -20,7 +20,7 @@ it is the only one (``Timeline.usual_seconds``). File names are relative to the 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -30,7 +30,7 @@ from argosy.calibrate.table import columns_of
 from argosy.cluster.file import bundled_clusters, cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.calibration_file import SharedOrNot
-from argosy.document import Document, Schema, is_there, read_json, validate
+from argosy.document import Document, JsonObject, Schema, is_there, read_json, validate
 from argosy.errors import Mismatch, invalid
 from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document, read_plan
@@ -62,6 +62,8 @@ def _seconds(value: object) -> object:
 
 
 class _Run(Schema):
+    makes = Degrees
+
     name: Name | None = None
     plan: Name | None = None
     model: Name | None = None
@@ -79,7 +81,7 @@ class _Run(Schema):
     virtual_stages: Count = 1
     schedule: Annotated[ScheduleKind, Field(strict=False)] = ScheduleKind.ONE_F_ONE_B
     cuts: list[Count] = Field(default_factory=list)
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Annotated[Recompute, Field(strict=False)] = Recompute.NONE
     zero: Literal[0, 1, 2, 3] = 0
     shard: Count | None = None
     fused_attention: bool = True
@@ -210,21 +212,8 @@ def _plan_of_run(
     assert run.model and run.cluster and run.micro_batch and run.global_batch
     if run.shard not in (None, run.data):
         raise document.error(("runs", index, "shard"), f"{run.data}, as data is", run.shard)
-    degrees = Degrees(
-        tensor=run.tensor,
-        data=run.data,
-        pipeline=run.pipeline,
-        context=run.context,
-        expert=run.expert,
-        chunks=run.virtual_stages,
-        schedule=run.schedule,
-        cuts=tuple(run.cuts),
-        micro_batch=run.micro_batch,
-        global_batch=run.global_batch,
-        recompute=Recompute(run.recompute),
-        zero=run.zero,
-    )
-    settings: dict[str, Any] = {
+    degrees: Degrees = run.value(chunks=run.virtual_stages)
+    settings: JsonObject = {
         "sequence_length": run.sequence_length,
         "dtype": run.dtype,
         "optimizer": run.optimizer,

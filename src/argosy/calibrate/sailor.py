@@ -16,13 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from argosy.calibrate.run import MeasuredRun, Measurements
 from argosy.calibrate.table import PublishedTable, read_table, whole_number
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
-from argosy.document import Document
+from argosy.document import Document, JsonObject
 from argosy.errors import InputError, Problem, invalid
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import ScheduleSpec
@@ -171,9 +170,9 @@ def sailor_cluster(
 ) -> Cluster:
     """Return a cluster with a node for each group of GPUs."""
     counts = Counter(groups)
-    nodes: list[dict[str, Any]] = []
+    nodes: list[JsonObject] = []
     for index, (group, count) in enumerate(counts.items()):
-        node: dict[str, Any] = {
+        node: JsonObject = {
             "name": f"g{index}n",
             "count": count,
             "devices": {"kind": group.kind, "count": group.num_devices},

@@ -227,8 +227,8 @@ def _check_host_memory(plan: IslandPlan, task: _Task) -> None:
         usable = tier_size(task.cluster, node, Tier.HOST)
         if needed > usable:
             raise InfeasibleError(
-                f"the lead on {node.name} needs {SIZE.format(needed, digits=3)} of host memory,"
-                f" and a plan may use {SIZE.format(usable, digits=3)} there"
+                f"the lead on {node.name} needs {SIZE.short(needed)} of host memory,"
+                f" and a plan may use {SIZE.short(usable)} there"
             )
 
 

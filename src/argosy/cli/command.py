@@ -38,3 +38,23 @@ def takes_options(command: Callable[[Options], None]) -> Callable[..., None]:
     call.__annotations__ = hints
     del call.__dict__["__wrapped__"]  # typer would read the annotations of that
     return call
+
+
+def picked(values: type[Options], options: Any) -> Options:
+    """Return ``values`` with those of its fields that are among a command's options."""
+    fields_of: Any = fields(values)  # type: ignore[arg-type]
+    names = [field.name for field in fields_of if hasattr(options, field.name)]
+    return values(**{name: getattr(options, name) for name in names})
+
+
+def given(options: Any, *names: str) -> dict[str, object]:
+    """Return those of the named options whose values are not their defaults, by how a user writes
+    them, such as ``--schedule``."""
+    hints = get_type_hints(type(options), include_extras=True)
+    defaults = {field.name: field.default for field in fields(options)}
+    values = {}
+    for name in names:
+        value, written = getattr(options, name), hints[name].__metadata__[0].default
+        if value not in (defaults[name], []):
+            values[written if isinstance(written, str) else name.upper()] = value
+    return values

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -22,10 +22,10 @@ from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
 from argosy.cost.remembered import CostModel, cost_model_ref, cost_model_words, remembered
-from argosy.document import Document, Location, Schema, is_there, read_toml, validate
-from argosy.errors import InputError, Mismatch, Problem, bad_input, closest, excluded, refused
+from argosy.document import Document, JsonObject, Location, Schema, is_there, read_toml, validate
+from argosy.errors import InputError, Mismatch, bad_input, closest, excluded, refused
 from argosy.plan.check import check_plan
-from argosy.plan.file import plan_from_document
+from argosy.plan.file import plan_from_document, schedule_to_dict
 from argosy.plan.model import planned_chain
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -36,11 +36,25 @@ from argosy.workload.hub import cached_config
 from argosy.workload.load import preset_names, read_profiles
 from argosy.workload.profile import Profile
 
+if TYPE_CHECKING:
+    from argosy.planner import Settings
+
 # The value of --trace and --calibration that means none.
 _NONE = "none"
 # The largest number of iterations of a simulation, including skipped ones: the result has the time
 # of each.
 MOST_ITERATIONS = 10**6
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningTask:
+    """The inputs that a search for a plan needs."""
+
+    chain: Chain
+    cluster: Cluster
+    global_batch: int
+    settings: Settings
+    model: ComputeModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +66,28 @@ class Scenario:
     cluster: Cluster
     model: ComputeModel = field(default_factory=ComputeModel)
 
+    @property
+    def names(self) -> JsonObject:
+        """Return the model, the cluster and the schedule, for a JSON document."""
+        return {
+            "model": self.plan.model.name,
+            "cluster": self.cluster.identity,
+            "schedule": schedule_to_dict(self.plan.schedule),
+        }
+
+    @property
+    def task(self) -> PlanningTask:
+        """Return the task that the plan is an answer to, with default settings."""
+        from argosy.planner import Settings
+
+        return PlanningTask(
+            chain=self.chain,
+            cluster=self.cluster,
+            global_batch=self.plan.global_batch,
+            settings=Settings(),
+            model=self.model,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScenarioInputs:
@@ -59,10 +95,10 @@ class ScenarioInputs:
     costs."""
 
     cluster: str | None = None
-    traces: Sequence[str] = ()
+    trace: Sequence[str] | None = None
     schedule: str | None = None
     k: int | None = None
-    profiles: Sequence[str] = ()
+    profile: Sequence[str] | None = None
     calibration: str | None = None
     quiet: bool = False
 
@@ -78,19 +114,19 @@ def load_scenario(document: Document, given: ScenarioInputs | None = None) -> Sc
         if given.cluster is None
         else load_cluster(given.cluster)
     )
-    where = with_traces(where, given.traces) if given.traces else where
+    where = with_traces(where, given.trace) if given.trace else where
     chain = planned_chain(plan.model, model_of(plan, document))
     plan = _shortened(plan, where, quiet=given.quiet)
     check_plan(plan, chain, where, document=document)
-    if not given.traces:
+    if not given.trace:
         _warn_of_another_cluster(plan, where)
     costs = cost_model_for(
-        plan, document, chain, profiles=given.profiles, calibration=given.calibration
+        plan, document, chain, profiles=given.profile or (), calibration=given.calibration
     )
     scenario = Scenario(
         plan=plan, chain=costs.chain(chain), cluster=costs.cluster(where), model=costs.compute_model
     )
-    if given.profiles and not given.quiet:
+    if given.profile and not given.quiet:
         note_of_other_kinds(costs.profiles, where)
     return replace(scenario, plan=_with_what_holds(scenario))
 
@@ -286,10 +322,7 @@ def _parse(quantity: Quantity, where: str, text: str) -> float:
     try:
         return quantity.parse(text)
     except Mismatch as error:
-        problem = Problem(
-            path=where, found=error.found, expected=error.expected, suggestion=error.suggestion
-        )
-        raise InputError([problem]) from None
+        raise InputError([error.at(path=where)]) from None
 
 
 def refuse_options(given: Mapping[str, object], why: str) -> None:
@@ -401,7 +434,7 @@ def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
 def _add_changes(cluster: Cluster, document: Document, folder: Path) -> Cluster:
     """Return the cluster with one more file of changes; problems are reported at the file's own
     lines."""
-    content: dict[str, Any] = json.loads(cluster.content)
+    content: JsonObject = json.loads(cluster.content)
     earlier = content.get("changes", [])
     lines: dict[Location, int] = {
         ("changes", int(place[1]) + len(earlier), *place[2:]): line

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from argosy.cluster.catalogue import device_kind
-from argosy.cluster.device import Device, DeviceKind
+from argosy.cluster.device import Device
 from argosy.cluster.schema import ClusterSchema, HostMemorySchema, NodeSchema, SwitchSchema
 from argosy.cluster.topology import Cluster, HostMemory, Link, Machine, Medium, Node, Wire, is_meant
 from argosy.cluster.trace import Trace
@@ -37,15 +37,7 @@ class Builder:
             if any(kind.name == earlier.name for earlier in schema.kinds[:index]):
                 self._report(("kinds", index, "name"), "a name that no other kind has", kind.name)
         self.kinds = {
-            kind.name: DeviceKind(
-                name=kind.name,
-                vendor=kind.vendor,
-                memory=kind.memory,
-                memory_bandwidth=kind.memory_bandwidth,
-                flops=tuple(sorted(kind.flops.items())),
-                source=kind.source,
-            )
-            for kind in schema.kinds
+            kind.name: kind.value(flops=tuple(sorted(kind.flops.items()))) for kind in schema.kinds
         }
 
     def build(self) -> Cluster:
@@ -380,13 +372,10 @@ class Builder:
 def _host_memory(schema: HostMemorySchema | None) -> HostMemory:
     if schema is None:
         return HostMemory()
-    return HostMemory(
-        size=schema.size,
-        bandwidth=schema.bandwidth,
-        shared=schema.shared,
-        nvme_size=None if schema.nvme is None else schema.nvme.size,
-        nvme_bandwidth=0.0 if schema.nvme is None else schema.nvme.bandwidth,
-    )
+    drive = schema.nvme
+    of_drive = {} if drive is None else {"nvme_size": drive.size, "nvme_bandwidth": drive.bandwidth}
+    memory: HostMemory = schema.value(**of_drive)
+    return memory
 
 
 def _sides(media: list[Medium], device: int) -> tuple[frozenset[int], ...]:

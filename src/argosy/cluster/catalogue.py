@@ -20,6 +20,8 @@ _DtypeName = Annotated[Dtype, Field(strict=False)]
 class _Generation(Schema):
     """A ``[generations.*]`` table, which holds the constants of a device generation."""
 
+    makes = Reached
+
     products: dict[_DtypeName, float]
     attention: float
     passes: float
@@ -30,6 +32,8 @@ class _Generation(Schema):
 
 class _Entry(Schema):
     """A ``[[devices]]`` table, which describes one device kind."""
+
+    makes = DeviceKind
 
     name: str
     vendor: str
@@ -53,24 +57,9 @@ def catalogue() -> tuple[DeviceKind, ...]:
     path = resources.files("argosy") / "data" / "devices.toml"
     document = parse_toml(path.read_text(encoding="utf-8"), file="devices.toml")
     content = validate(document, _Catalogue)
-    reached = {
-        name: Reached(
-            products=tuple(entry.products.items()),
-            attention=entry.attention,
-            passes=entry.passes,
-            error=entry.error,
-            source=entry.source,
-        )
-        for name, entry in content.generations.items()
-    }
+    reached = {name: entry.value() for name, entry in content.generations.items()}
     return tuple(
-        DeviceKind(
-            name=entry.name,
-            vendor=entry.vendor,
-            memory=entry.memory,
-            memory_bandwidth=entry.memory_bandwidth,
-            flops=tuple(entry.flops.items()),
-            source=entry.source,
+        entry.value(
             reached=Reached() if entry.generation is None else reached[entry.generation],
             host_bandwidth=_host_bandwidth(entry, content),
         )

@@ -13,8 +13,8 @@ from argosy.cluster.schema import ChangeSchema
 from argosy.cluster.topology import Cluster, is_meant
 from argosy.cluster.trace import Trace
 from argosy.cluster.tracefile import TraceColumns, read_columns
-from argosy.document import Document, Location, is_there
-from argosy.errors import InputError, Mismatch, Problem, closest
+from argosy.document import Document, JsonObject, Location, is_there
+from argosy.errors import InputError, Mismatch, Problem, closest, raise_any
 from argosy.units import RATE, TIME
 
 _MOMENT = replace(TIME, example="30 s")
@@ -22,17 +22,17 @@ _MOMENT = replace(TIME, example="30 s")
 unit."""
 
 
-def link_steps(edge: str, trace: Trace) -> dict[str, Any]:
+def link_steps(edge: str, trace: Trace) -> JsonObject:
     """Return a change that makes an edge follow ``trace`` (bytes/s)."""
     return {"link": edge, "steps": _knots(trace, RATE.exact(trace.values))}
 
 
-def device_steps(device: str, trace: Trace) -> dict[str, Any]:
+def device_steps(device: str, trace: Trace) -> JsonObject:
     """Return a change that makes a device follow ``trace`` (relative speed)."""
     return {"device": device, "steps": _knots(trace, trace.values)}
 
 
-def _latency_steps(edge: str, trace: Trace) -> dict[str, Any]:
+def _latency_steps(edge: str, trace: Trace) -> JsonObject:
     return {"link": edge, "latency_steps": _knots(trace, TIME.exact(trace.values))}
 
 
@@ -48,15 +48,14 @@ def apply_change(
     *,
     stated: Cluster,
     folder: Path,
-) -> tuple[Cluster, list[dict[str, Any]]]:
+) -> tuple[Cluster, list[JsonObject]]:
     """Return the cluster after one [[changes]] entry, and the entry written out as steps.
 
     ``stated`` is the cluster before any change: its values hold before a first step, and a
     generator scales them.
     """
     problems = list(_contradictions(change, document, place))
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     if change.trace is not None and not (
         is_there(trace := folder / change.trace) and trace.is_file()
     ):
@@ -98,7 +97,7 @@ def _change_links(
     place: Location,
     stated: Cluster,
     folder: Path,
-) -> tuple[Cluster, list[dict[str, Any]]]:
+) -> tuple[Cluster, list[JsonObject]]:
     pattern, edges = change.link or "", stated.edges
     matches = (
         [pattern] if pattern in edges else sorted(edge for edge in edges if is_meant(edge, pattern))
@@ -166,7 +165,7 @@ def _change_devices(
     place: Location,
     stated: Cluster,
     folder: Path,
-) -> tuple[Cluster, list[dict[str, Any]]]:
+) -> tuple[Cluster, list[JsonObject]]:
     pattern, known = change.device or "", stated.device_index
     matches = (
         [known[pattern]]
@@ -278,6 +277,5 @@ def _steps(
                     document.problem((*place, index, 0), "times that increase", step[0])
                 )
             knots.append((pair[0], pair[1]))
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     return Trace.from_steps(knots, initial=initial)

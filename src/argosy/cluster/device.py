@@ -80,7 +80,7 @@ class DeviceKind:
         return rates[dtype]
 
     def __repr__(self) -> str:
-        return f"{self.name} ({self.vendor}, {SIZE.format(self.memory, digits=3)})"
+        return f"{self.name} ({self.vendor}, {SIZE.short(self.memory)})"
 
 
 @dataclass(frozen=True, kw_only=True)

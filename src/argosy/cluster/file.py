@@ -8,15 +8,22 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from argosy.cluster.build import Builder
 from argosy.cluster.changes import apply_change
 from argosy.cluster.fitted import fitted
 from argosy.cluster.schema import ClusterSchema
 from argosy.cluster.topology import Cluster, canonical
-from argosy.document import Document, is_there, parse_json, parse_toml, read_toml, validate
-from argosy.errors import InputError, Problem, bad_input, closest
+from argosy.document import (
+    Document,
+    JsonObject,
+    is_there,
+    parse_json,
+    parse_toml,
+    read_toml,
+    validate,
+)
+from argosy.errors import InputError, Problem, bad_input, closest, raise_any
 
 # Largest number of changes of a cluster. An entry of [[changes]] counts once for every edge or
 # device that its pattern matches.
@@ -54,7 +61,7 @@ def build_cluster(document: Document, *, folder: Path) -> Cluster:
     """Build a cluster from a parsed file; the traces that it names are read from ``folder``."""
     schema = validate(document, ClusterSchema)
     stated = cluster = Builder(schema, document).build()
-    written: list[dict[str, Any]] = []
+    written: list[JsonObject] = []
     problems: list[Problem] = []
     for index, change in enumerate(schema.changes):
         try:
@@ -68,8 +75,7 @@ def build_cluster(document: Document, *, folder: Path) -> Cluster:
             most = f"at most {_MOST_CHANGES} edges and devices that change"
             expected = f"{most}, counted once for every entry"
             raise document.error(("changes",), expected, len(written))
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     content = {name: value for name, value in document.data.items() if name != "changes"}
     return replace(
         cluster, content=canonical({**content, "changes": written} if written else content)
@@ -77,11 +83,7 @@ def build_cluster(document: Document, *, folder: Path) -> Cluster:
 
 
 def with_changes(
-    cluster: Cluster,
-    changes: Sequence[dict[str, Any]],
-    *,
-    file: str = "changes",
-    folder: Path = Path(),
+    cluster: Cluster, changes: Sequence[JsonObject], *, file: str = "changes", folder: Path = Path()
 ) -> Cluster:
     """Return the cluster with ``changes``, as in a cluster file, in place of its own."""
     content = {**json.loads(cluster.content), "changes": list(changes)}

@@ -45,8 +45,8 @@ def _slower(link: Link, fit: CalibrationFactors, *, inside: bool) -> Link:
 def _smaller(device: Device, fit: CalibrationFactors) -> Device:
     left = device.kind.memory - fit.process_bytes
     if left <= 0:
-        taken = SIZE.format(fit.process_bytes, digits=3)
-        memory = SIZE.format(device.kind.memory, digits=3)
+        taken = SIZE.short(fit.process_bytes)
+        memory = SIZE.short(device.kind.memory)
         raise bad_input(
             f"a process that takes less than the {memory} of {device}", taken, where="process_bytes"
         )

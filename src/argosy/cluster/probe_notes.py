@@ -9,12 +9,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from argosy.cluster.probed import ProbedDevice, ProbedHost, ProbedLink
-from argosy.document import Schema
+from argosy.document import JsonObject, Schema
 
 # Version of the file format.
 VERSION = 1
@@ -38,7 +38,7 @@ class ProbeNotes:
     def text(self) -> str:
         return json.dumps({"version": VERSION, **self.parts()})
 
-    def parts(self) -> dict[str, list[dict[str, Any]]]:
+    def parts(self) -> dict[str, list[JsonObject]]:
         """Return the measurements for JSON."""
         return {
             "devices": [asdict(device) for device in self.devices],

@@ -206,8 +206,7 @@ def _kind(name: str, devices: Sequence[ProbedDevice]) -> list[str]:
         ]
         if sizes:
             lines.append(
-                f"# {dtype}: "
-                + ", ".join(f"{size}: {COMPUTE.format(rate, digits=3)}" for size, rate in sizes)
+                f"# {dtype}: " + ", ".join(f"{size}: {COMPUTE.short(rate)}" for size, rate in sizes)
             )
     return [*lines, ""]
 
@@ -248,7 +247,7 @@ def _groups(hosts: Sequence[_Host], best: Mapping[str, float]) -> list[str]:
 
 
 def _pair(rate: float, latency: float) -> str:
-    return f'bandwidth = "{RATE.format(rate)}", latency = "{TIME.format(latency, digits=3)}"'
+    return f'bandwidth = "{RATE.format(rate)}", latency = "{TIME.short(latency)}"'
 
 
 def _slow_pair(

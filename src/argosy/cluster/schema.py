@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from argosy.document import Schema
+from argosy.cluster.device import DeviceKind
+from argosy.cluster.topology import HostMemory
+from argosy.document import JsonObject, Schema
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch
 from argosy.units import COMPUTE, RATE, SIZE, TIME, Quantity, finite
@@ -140,6 +142,8 @@ Gres = Annotated[
 class KindSchema(Schema):
     """A device kind that the user adds to the catalogue."""
 
+    makes = DeviceKind
+
     name: Name
     vendor: str = "custom"
     memory: Bytes
@@ -184,6 +188,8 @@ class NvmeSchema(Schema):
 
 
 class HostMemorySchema(Schema):
+    makes = HostMemory
+
     size: Bytes | None = None
     bandwidth: Rate | None = None
     shared: bool = False
@@ -245,7 +251,7 @@ class ChangeSchema(Schema):
     latency_steps: list[Any] | None = Field(default=None, min_length=1)
     trace: str | None = None
     generator: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: JsonObject = Field(default_factory=dict)
     seed: Seed = 0
     horizon: Horizon = 600.0
 

@@ -172,6 +172,11 @@ class Cluster:
         """Return the SHA-256 of ``content``; equal for equal clusters."""
         return hashlib.sha256(self.content.encode()).hexdigest()
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """Return the name and the hash, for a JSON document."""
+        return {"name": self.name, "hash": self.hash}
+
     @cached_property
     def device_index(self) -> dict[str, int]:
         return {device.name: index for index, device in enumerate(self.devices)}

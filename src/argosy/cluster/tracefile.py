@@ -190,20 +190,20 @@ def _read(
         known = len(problems)
         if len(cells) != len(readers):
             expected = f"{len(columns)} columns ({', '.join(columns)})"
-            problems.append(_problem(path, line, None, Mismatch(len(cells), expected)))
+            problems.append(Mismatch(len(cells), expected).at(file=str(path), line=line))
             continue
         for cell, (name, read, column) in zip(cells, readers, strict=True):
             try:
                 column.append(read(cell))
             except Mismatch as mismatch:
                 column.append(None)
-                problems.append(_problem(path, line, name, mismatch))
+                problems.append(mismatch.at(file=str(path), line=line, path=name))
         if len(problems) > known:
             continue
         time = values[0][-1]
         if time < latest or (time == latest and not may_repeat):
             late = Mismatch(time, f"{first} that increase, after {latest:g}")
-            problems.append(_problem(path, line, first, late))
+            problems.append(late.at(file=str(path), line=line, path=first))
         else:
             latest = time
     if not values[0] and not problems:
@@ -211,17 +211,6 @@ def _read(
     if problems:
         raise InputError(_capped(path, problems))
     return values
-
-
-def _problem(path: Path | str, line: int, column: str | None, mismatch: Mismatch) -> Problem:
-    return Problem(
-        file=str(path),
-        line=line,
-        path=column,
-        found=mismatch.found,
-        expected=mismatch.expected,
-        suggestion=mismatch.suggestion,
-    )
 
 
 def _capped(path: Path | str, problems: list[Problem]) -> Iterator[Problem]:

@@ -14,12 +14,12 @@ from dataclasses import asdict
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from argosy.cost.calibration import Calibration
-from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
+from argosy.document import Document, JsonObject, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
 from argosy.workload.chain import Selective
@@ -92,7 +92,7 @@ class _File(Schema):
     constants: _Constants
     fitted: list[str] = Field(default_factory=list)
     source: str = ""
-    errors: dict[str, Any] = Field(default_factory=dict)
+    errors: JsonObject = Field(default_factory=dict)
 
 
 def read_calibration(path: Path | str) -> Calibration:
@@ -125,7 +125,7 @@ def _folder() -> Traversable:
     return resources.files("argosy") / "data" / "calibrations"
 
 
-def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
+def calibration_to_dict(calibration: Calibration) -> JsonObject:
     return asdict(calibration)
 
 
@@ -134,7 +134,7 @@ def dumps_calibration(
     *,
     fitted: tuple[str, ...] = (),
     source: str = "",
-    errors: dict[str, Any] | None = None,
+    errors: JsonObject | None = None,
 ) -> str:
     content = {
         "version": VERSION,

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import constants_of
 from argosy.cost.compute import ComputeModel
-from argosy.document import Document, parse_json
+from argosy.document import Document, JsonObject, parse_json
 from argosy.plan.plan import DEFAULT_COST_MODEL, CostModelRef, Plan
 from argosy.workload.chain import Chain
 from argosy.workload.load import read_profiles
@@ -71,7 +70,7 @@ def cost_model_ref(chain: Chain, cluster: Cluster, model: ComputeModel) -> CostM
     """Return the record (2) and (3) for a plan; None for the default cost model."""
     constants = {name: getattr(model, name) for name in _OF_MODEL}
     constants |= asdict(cluster.fit) | {name: getattr(chain, name) for name in _OF_CHAIN}
-    content: dict[str, Any] = {}
+    content: JsonObject = {}
     if differing := {
         name: value for name, value in constants.items() if value != getattr(_DEFAULT, name)
     }:

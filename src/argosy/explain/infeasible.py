@@ -173,7 +173,7 @@ def _binding(need: Need) -> str:
         "buffers": need.buffers,
     }
     most = max(parts, key=lambda name: parts[name])
-    sizes = [SIZE.format(size, digits=3) for size in (need.total, need.room, parts[most])]
+    sizes = [SIZE.short(size) for size in (need.total, need.room, parts[most])]
     return (
         f"closest comes a plan whose stage {need.stage} needs {sizes[0]} on each {need.kind} "
         f"({sizes[2]} of that for {most}) and may use {sizes[1]}"

@@ -155,7 +155,7 @@ class LeftOutQuestions:
         if not best.missing and self._gain(best.seconds) > LEAST_GAIN:
             return Cause.NONE, "; the search did not look there (try --level 2)"
         if ways[0].missing and self._gain(ways[0].seconds) > LEAST_GAIN:
-            return Cause.MEMORY, f", but lacks {SIZE.format(ways[0].missing, digits=3)} of memory"
+            return Cause.MEMORY, f", but lacks {SIZE.short(ways[0].missing)} of memory"
         edges = {
             self.cluster.links[link].edge
             for used in self.plan.devices
@@ -171,7 +171,7 @@ class LeftOutQuestions:
         )
         if links and wider > faster:
             narrowest = min(links, key=lambda link: (link.bandwidth.at(0), link.edge)).edge
-            rate = RATE.format(more, digits=3)
+            rate = RATE.short(more)
             why = f"held back by the links to it, of which {narrowest} is the narrowest"
             result = f"with {rate} more on each, the plan would be {_faster(wider)}"
             return Cause.LINK, f"; it is {why}: {result}"

@@ -19,8 +19,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
+from argosy.document import JsonObject
 from argosy.exporters.form import Export, Limit, limit, settle
 from argosy.exporters.node_groups import (
     RESOURCES,
@@ -67,11 +67,11 @@ def export_kubeflow(launch: Launch, *, image: str) -> Export:
     return _export("trainjob.json", {"apiVersion": "v1", "kind": "List", "items": [runtime, job]})
 
 
-def _export(file: str, content: dict[str, Any]) -> Export:
+def _export(file: str, content: JsonObject) -> Export:
     return Export(files=((file, json.dumps(content, indent=2) + "\n"),))
 
 
-def _spec(launch: Launch, image: str) -> dict[str, Any]:
+def _spec(launch: Launch, image: str) -> JsonObject:
     """Return the specification of the JobSet; raise ``InputError`` with all limits."""
     settle(limits(launch), lossy=False)
     groups, name = node_groups(launch), job_name(launch)
@@ -101,13 +101,13 @@ def job_name(launch: Launch) -> str:
     return f"argosy-{text}"[:30].rstrip("-")
 
 
-def _job(launch: Launch, group: NodeGroup, image: str, address: str) -> dict[str, Any]:
+def _job(launch: Launch, group: NodeGroup, image: str, address: str) -> JsonObject:
     """Return the replicated job of a group of nodes."""
     resource = RESOURCES.get(group.vendor)
     wanted: dict[str, str] = {"cpu": str(group.cpus or group.processes)}
     if resource is not None:
         wanted[resource] = str(group.cards)
-    pod: dict[str, Any] = {
+    pod: JsonObject = {
         "restartPolicy": "Never",
         "containers": [
             {

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from argosy.cluster.topology import Cluster
-from argosy.errors import InputError, Problem
+from argosy.errors import Problem, raise_any
 from argosy.exporters.form import replicas
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind
@@ -48,8 +48,7 @@ def dumps_sailor(plan: Plan, cluster: Cluster, *, zone: str = ZONE) -> str:
 def to_sailor(plan: Plan, cluster: Cluster, *, zone: str = ZONE) -> dict[str, Any]:
     """Return the plan as Sailor's tables."""
     problems = [problem for rule in RULES for problem in rule(plan, cluster)]
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     peaks = [peak for _, peak in plan.predicted.peak_memory_bytes] if plan.predicted else []
     pipeline = {
         "num_stages": len(plan.stages),

@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, RunError, bad_input, excluded, impossible
+from argosy.errors import Problem, RunError, bad_input, excluded, impossible, raise_any
 from argosy.integrations.predictions import Part, assembled, kept
 from argosy.integrations.processes import hidden_variables, visible
 from argosy.plan.file import load_plan
@@ -152,8 +152,7 @@ class Trainer(transformers.Trainer):
         for name in ("auto_find_batch_size", "fp16_full_eval", "bf16_full_eval", "torch_compile"):
             if getattr(args, name, False):
                 refuse(name, "true", "false")
-        if problems:
-            raise InputError(problems)
+        raise_any(problems)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Leave the model in place, since ranks take their parts of it."""

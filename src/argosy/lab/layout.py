@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster, Node
-from argosy.errors import InputError, Problem
+from argosy.errors import Problem, raise_any
 
 SWITCH = "switch"
 """The namespace that contains all bridges."""
@@ -94,8 +94,7 @@ def lay_out(cluster: Cluster) -> LabLayout:
             problems.append(
                 _problem(wire.name, "a link between two groups that nothing else connects")
             )
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     hosts = tuple(
         LabHost(
             name=node.name, address=f"10.77.{index // 250}.{index % 250 + 1}", devices=node.devices

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from argosy.errors import InputError, Problem
+from argosy.errors import Problem, raise_any
 from argosy.workload.architecture import (
     Architecture,
     Attention,
@@ -50,8 +50,7 @@ def check_sliceable(architecture: Architecture, *, tokens: int, width: int, name
         Problem(path=name, found=actual, expected=expected)
         for actual, expected in dict.fromkeys(_problems(architecture, tokens, width))
     ]
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 def _problems(architecture: Architecture, tokens: int, width: int) -> Iterator[tuple[str, str]]:

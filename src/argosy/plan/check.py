@@ -12,7 +12,7 @@ from dataclasses import replace
 from argosy.cluster.host import Tier
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, parse_path
-from argosy.errors import InputError, Problem, closest
+from argosy.errors import InputError, Problem, closest, raise_any
 from argosy.plan.plan import Algorithm, Collective, Plan, Recompute, Stage
 from argosy.plan.runnable import powersgd_problems
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_schedule
@@ -51,15 +51,13 @@ def check_plan(
         problems.sort(key=lambda problem: problem.line or 0)
     elif file is not None:
         problems = [replace(problem, file=file) for problem in problems]
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 def check_devices(plan: Plan, cluster: Cluster) -> None:
     """Raise an ``InputError`` if the cluster lacks a device of the plan; this needs no model."""
     problems = list(_unknown_devices(plan, cluster))
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 def batch_adds_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 from argosy.cluster.file import build_cluster
 from argosy.cluster.host import Tier
 from argosy.cluster.topology import canonical
-from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
+from argosy.document import Document, JsonObject, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.plan.group_program import GroupProgramSchema, group_program_to_dict
 from argosy.plan.offload import NO_OFFLOAD, Offload
@@ -44,6 +44,7 @@ from argosy.workload.profile_file import profile_of
 from argosy.workload.tuning import FULL, BaseFormat, Train, Tuning
 
 Real = Annotated[float, Field(allow_inf_nan=False)]
+_Tier = Annotated[Tier, Field(strict=False)]
 
 
 def _moment(value: object) -> object:
@@ -55,28 +56,23 @@ def _moment(value: object) -> object:
 
 
 class TuningSchema(Schema):
-    train: Literal["full", "lora"] = "full"
+    makes = Tuning
+
+    train: Annotated[Train, Field(strict=False)] = Train.FULL
     rank: Count = FULL.rank
     targets: list[Literal["q", "k", "v", "o", "gate", "up", "down"]] = Field(default_factory=list)
     freeze: list[str] = Field(default_factory=list)
-    base: Literal["int8", "nf4"] | None = None
-
-    def value(self) -> Tuning:
-        return Tuning(
-            train=Train(self.train),
-            rank=self.rank,
-            targets=tuple(self.targets),
-            freeze=tuple(self.freeze),
-            base=None if self.base is None else BaseFormat(self.base),
-        )
+    base: Annotated[BaseFormat, Field(strict=False)] | None = None
 
 
 class ModelSchema(Schema):
+    makes = ModelRef
+
     name: str
     sequence_length: Count
     dtype: DtypeField
     optimizer: OptimizerField = "adamw"
-    content: dict[str, Any] | None = None
+    content: JsonObject | None = None
     tuning: TuningSchema | None = None
     powersgd: Natural = 0
 
@@ -84,12 +80,12 @@ class ModelSchema(Schema):
 class ClusterRefSchema(Schema):
     name: str
     hash: str
-    content: dict[str, Any]
+    content: JsonObject
 
 
 class CostContentSchema(Schema):
     constants: dict[str, Real | bool | str | None] = Field(default_factory=dict)
-    profiles: list[dict[str, Any]] = Field(default_factory=list)
+    profiles: list[JsonObject] = Field(default_factory=list)
 
 
 class CostModelSchema(Schema):
@@ -98,83 +94,67 @@ class CostModelSchema(Schema):
 
 
 class ScheduleSchema(Schema):
+    makes = ScheduleSpec
+
     kind: Annotated[ScheduleKind, Field(strict=False)]
     k: Count = 1
     depth: list[Count] | None = None
     chunks: Count = 1
 
-    def value(self) -> ScheduleSpec:
-        depth = None if self.depth is None else tuple(self.depth)
-        return ScheduleSpec(kind=self.kind, k=self.k, depth=depth, chunks=self.chunks)
-
 
 class ReplicaSchema(Schema):
+    makes = Replica
+
     devices: list[str] = Field(min_length=1)
     samples: Count
     ratios: list[Real] = Field(default_factory=list)
 
-    def value(self) -> Replica:
-        return Replica(devices=tuple(self.devices), samples=self.samples, ratios=tuple(self.ratios))
-
 
 class OffloadSchema(Schema):
-    optimizer: Literal["host", "nvme"] | None = None
-    activations: Literal["host", "nvme"] | None = None
-    weights: Literal["host", "nvme"] | None = None
+    makes = Offload
 
-    def value(self) -> Offload:
-        return Offload(
-            **{
-                name: None if tier is None else Tier(tier)
-                for name, tier in self.model_dump().items()
-            }
-        )
+    optimizer: _Tier | None = None
+    activations: _Tier | None = None
+    weights: _Tier | None = None
 
 
 class StageSchema(Schema):
+    makes = Stage
+
     layers: LayerRange
     replicas: list[ReplicaSchema] = Field(min_length=1)
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Annotated[Recompute, Field(strict=False)] = Recompute.NONE
     zero: Literal[0, 1, 2, 3] = 0
     context: Count = 1
     expert: Count = 1
     offload: OffloadSchema | None = None
     experts: list[Count] = Field(default_factory=list)
 
-    def value(self) -> Stage:
-        return Stage(
-            first=self.layers[0],
-            end=self.layers[1],
-            replicas=tuple(replica.value() for replica in self.replicas),
-            recompute=Recompute(self.recompute),
-            zero=self.zero,
-            context=self.context,
-            expert=self.expert,
-            offload=NO_OFFLOAD if self.offload is None else self.offload.value(),
-            experts=tuple(self.experts),
-        )
+    def value(self, **others: Any) -> Any:
+        first, end = self.layers
+        offload = NO_OFFLOAD if self.offload is None else self.offload.value()
+        return super().value(first=first, end=end, offload=offload, **others)
 
 
 class CollectiveSchema(Schema):
-    collective: Literal["tensor", "weights"]
-    stage: Natural
-    algorithm: Literal["ring", "tree", "hierarchical", "padded", "grouped"]
+    makes = CollectiveChoice
 
-    def value(self) -> CollectiveChoice:
-        return CollectiveChoice(
-            collective=Collective(self.collective),
-            stage=self.stage,
-            algorithm=Algorithm(self.algorithm),
-        )
+    collective: Annotated[Collective, Field(strict=False)]
+    stage: Natural
+    algorithm: Annotated[Algorithm, Field(strict=False)]
 
 
 class PolicySchema(Schema):
+    makes = PolicyRule
+
     edge: str
     below: Amount
     schedule: ScheduleSchema
 
 
 class PredictedSchema(Schema):
+    makes = Predicted
+
     iteration_seconds: Amount
     samples_per_second: Amount
     peak_memory_bytes: dict[str, Amount]
@@ -182,6 +162,8 @@ class PredictedSchema(Schema):
 
 
 class CertificateSchema(Schema):
+    makes = Certificate
+
     lower_bound_seconds: Amount
     gap: Real
     granularity: Count
@@ -191,6 +173,8 @@ class CertificateSchema(Schema):
 
 
 class SearchSchema(Schema):
+    makes = Search
+
     cpu_seconds: Amount
     candidates: Natural
     pruned: dict[str, Natural]
@@ -198,17 +182,23 @@ class SearchSchema(Schema):
 
 
 class RunnerUpSchema(Schema):
+    makes = RunnerUp
+
     description: str
     iteration_seconds: Amount
     reason: str
 
 
 class LeftOutSchema(Schema):
+    makes = LeftOut
+
     device: str
     reason: str
 
 
 class PlanSchema(Schema):
+    makes = Plan
+
     version: Literal[1]
     model: ModelSchema
     cluster: ClusterRefSchema
@@ -269,31 +259,14 @@ def plan_from_document(document: Document) -> Plan:
     build_cluster(document.inside("cluster", "content"), folder=Path())
     cost_model = None if schema.cost_model is None else _cost_model(document)
     cluster = schema.cluster
-    return Plan(
+    plan: Plan = schema.value(
         model=_model(schema.model, document),
         cluster=ClusterRef(
             name=cluster.name, hash=cluster.hash, content=canonical(cluster.content)
         ),
-        global_batch=schema.global_batch,
-        micro_batch_size=schema.micro_batch_size,
-        num_micro_batches=schema.num_micro_batches,
-        schedule=schema.schedule.value(),
-        stages=tuple(stage.value() for stage in schema.stages),
-        collectives=tuple(choice.value() for choice in schema.collectives),
-        policy=tuple(
-            PolicyRule(edge=rule.edge, below=rule.below, schedule=rule.schedule.value())
-            for rule in schema.policy
-        ),
-        predicted=None if schema.predicted is None else _predicted(schema.predicted),
-        certificate=None
-        if schema.certificate is None
-        else Certificate(**schema.certificate.model_dump()),
-        search=None if schema.search is None else _search(schema.search),
-        runner_ups=tuple(RunnerUp(**runner_up.model_dump()) for runner_up in schema.runner_ups),
-        left_out=tuple(LeftOut(**device.model_dump()) for device in schema.left_out),
         cost_model=cost_model,
-        programs=tuple(program.value() for program in schema.programs),
     )
+    return plan
 
 
 def _model(schema: ModelSchema, document: Document) -> ModelRef:
@@ -310,7 +283,8 @@ def _model(schema: ModelSchema, document: Document) -> ModelRef:
             )
         content = canonical(schema.content)
     tuning = FULL if schema.tuning is None else schema.tuning.value()
-    return ModelRef(**{**schema.model_dump(), "content": content, "tuning": tuning})
+    model: ModelRef = schema.value(content=content, tuning=tuning)
+    return model
 
 
 def _cost_model(document: Document) -> CostModelRef:
@@ -327,25 +301,13 @@ def _cost_model(document: Document) -> CostModelRef:
     return reference
 
 
-def _predicted(schema: PredictedSchema) -> Predicted:
-    memory = tuple(schema.peak_memory_bytes.items())
-    return Predicted(**{**schema.model_dump(), "peak_memory_bytes": memory})
-
-
-def _search(schema: SearchSchema) -> Search:
-    history = tuple((at, best, bound) for at, best, bound in schema.history)
-    return Search(
-        **{**schema.model_dump(), "pruned": tuple(schema.pruned.items()), "history": history}
-    )
-
-
 def dumps_plan(plan: Plan) -> str:
     """Return a plan as JSON text; equal plans give equal bytes."""
     return json.dumps(plan_to_dict(plan), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
-def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    result: dict[str, Any] = {
+def plan_to_dict(plan: Plan) -> JsonObject:
+    result: JsonObject = {
         "version": 1,
         "model": _model_to_dict(plan.model),
         "cluster": {**_fields(plan.cluster), "content": json.loads(plan.cluster.content)},
@@ -383,8 +345,8 @@ _OPTIONAL_FIELDS = ("content", "tuning", "powersgd")
 """Fields of a model that are written only if they differ from their defaults."""
 
 
-def _model_to_dict(model: ModelRef) -> dict[str, Any]:
-    content: dict[str, Any] = {"content": json.loads(model.content)} if model.content else {}
+def _model_to_dict(model: ModelRef) -> JsonObject:
+    content: JsonObject = {"content": json.loads(model.content)} if model.content else {}
     if not model.tuning.is_full:
         content["tuning"] = without_defaults(model.tuning) | {"targets": list(model.tuning.targets)}
     if model.powersgd:
@@ -394,8 +356,8 @@ def _model_to_dict(model: ModelRef) -> dict[str, Any]:
     } | content
 
 
-def schedule_to_dict(spec: ScheduleSpec) -> dict[str, Any]:
-    result: dict[str, Any] = {"kind": str(spec.kind), "k": spec.k}
+def schedule_to_dict(spec: ScheduleSpec) -> JsonObject:
+    result: JsonObject = {"kind": str(spec.kind), "k": spec.k}
     if spec.depth is not None:
         result["depth"] = list(spec.depth)
     if spec.chunks != 1:
@@ -403,7 +365,7 @@ def schedule_to_dict(spec: ScheduleSpec) -> dict[str, Any]:
     return result
 
 
-def _stage_to_dict(stage: Stage) -> dict[str, Any]:
+def _stage_to_dict(stage: Stage) -> JsonObject:
     replicas = [
         {"devices": list(r.devices), "samples": r.samples}
         | ({"ratios": list(r.ratios)} if r.ratios else {})
@@ -421,5 +383,5 @@ def _stage_to_dict(stage: Stage) -> dict[str, Any]:
     } | ({"experts": list(stage.experts)} if stage.experts else {})
 
 
-def _fields(value: object) -> dict[str, Any]:
+def _fields(value: object) -> JsonObject:
     return dict(vars(value))

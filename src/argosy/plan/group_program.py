@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from argosy.document import Schema
+from argosy.document import JsonObject, Schema
 from argosy.workload.fields import Count, LayerRange, Natural
 
 
@@ -88,15 +88,16 @@ class GroupProgram:
 
 
 class DeliveredSchema(Schema):
+    makes = Delivered
+
     output: Natural = 0
     states: list[str] = Field(min_length=1)
     way: str = ""
 
-    def value(self) -> Delivered:
-        return Delivered(output=self.output, states=tuple(self.states), way=self.way)
-
 
 class SharedOperationSchema(Schema):
+    makes = SharedOperation
+
     op: str
     takes: list[str] = Field(default_factory=list)
     leaves: list[str] = Field(default_factory=list)
@@ -104,57 +105,37 @@ class SharedOperationSchema(Schema):
     local: str = ""
     delivered: list[DeliveredSchema] = Field(default_factory=list)
 
-    def value(self) -> SharedOperation:
-        return SharedOperation(
-            op=self.op,
-            takes=tuple(self.takes),
-            leaves=tuple(self.leaves),
-            units=self.units,
-            local=self.local,
-            delivered=tuple(delivered.value() for delivered in self.delivered),
-        )
-
 
 class SharedSegmentSchema(Schema):
+    makes = SharedSegment
+
     layers: list[Natural] = Field(min_length=1)
     operations: list[SharedOperationSchema]
 
-    def value(self) -> SharedSegment:
-        operations = tuple(operation.value() for operation in self.operations)
-        return SharedSegment(layers=tuple(self.layers), operations=operations)
-
 
 class SharedWeightSchema(Schema):
+    makes = SharedWeight
+
     stored: str
     delivered: DeliveredSchema | None = None
 
 
 class GroupProgramSchema(Schema):
+    makes = GroupProgram
+
     layers: LayerRange
     ratios: list[Annotated[float, Field(gt=0, le=1)]] = Field(min_length=2)
     samples: Count
     weights: dict[str, SharedWeightSchema] = Field(default_factory=dict)
     segments: list[SharedSegmentSchema]
 
-    def value(self) -> GroupProgram:
-        return GroupProgram(
-            first=self.layers[0],
-            end=self.layers[1],
-            ratios=tuple(self.ratios),
-            samples=self.samples,
-            weights=tuple(
-                SharedWeight(
-                    name=name,
-                    stored=weight.stored,
-                    delivered=None if weight.delivered is None else weight.delivered.value(),
-                )
-                for name, weight in sorted(self.weights.items())
-            ),
-            segments=tuple(segment.value() for segment in self.segments),
-        )
+    def value(self, **others: Any) -> Any:
+        first, end = self.layers
+        weights = tuple(weight.value(name=name) for name, weight in sorted(self.weights.items()))
+        return super().value(first=first, end=end, weights=weights, **others)
 
 
-def group_program_to_dict(program: GroupProgram) -> dict[str, Any]:
+def group_program_to_dict(program: GroupProgram) -> JsonObject:
     """Return the fields of a program, which ``GroupProgramSchema`` reads back to an equal value."""
     return {
         "layers": [program.first, program.end],

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from argosy.document import Document, Schema, validate
-from argosy.errors import InputError, Problem
+from argosy.document import Document, JsonObject, Schema, validate
+from argosy.errors import Problem, raise_any
 from argosy.plan.file import CertificateSchema, Real, plan_from_document, plan_to_dict
 from argosy.plan.islands import Compression, IslandPlan, IslandPrediction, OuterOptimizer
-from argosy.plan.plan import Certificate
 from argosy.workload.fields import Amount, Count, Natural
 
 KIND = "islands"
@@ -24,12 +23,16 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class OuterSchema(Schema):
+    makes = OuterOptimizer
+
     learning_rate: Annotated[Real, Field(gt=0)]
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nesterov: bool = False
 
 
 class IslandPredictionSchema(Schema):
+    makes = IslandPrediction
+
     step_seconds: Amount
     samples_per_second: Amount
     island_seconds: list[Amount]
@@ -40,9 +43,11 @@ class IslandPredictionSchema(Schema):
 
 
 class IslandPlanSchema(Schema):
+    makes = IslandPlan
+
     version: Literal[1]
     kind: Literal["islands"]
-    islands: list[dict[str, Any]] = Field(min_length=2)
+    islands: list[JsonObject] = Field(min_length=2)
     sync_every: Count
     fragments: Count = 1
     overlap: Natural = 0
@@ -60,26 +65,12 @@ def island_plan_from_document(document: Document) -> IslandPlan:
     plans = tuple(
         plan_from_document(document.inside("islands", at)) for at in range(len(schema.islands))
     )
-    predicted = schema.predicted
-    plan = IslandPlan(
-        islands=plans,
-        sync_every=schema.sync_every,
-        fragments=schema.fragments,
-        overlap=schema.overlap,
-        mixing=schema.mixing,
-        outer=OuterOptimizer(**schema.outer.model_dump()),
-        compression=schema.compression,
-        predicted=None if predicted is None else _prediction(predicted),
-        certificate=None
-        if schema.certificate is None
-        else Certificate(**schema.certificate.model_dump()),
-    )
+    plan: IslandPlan = schema.value(islands=plans)
     problems = [
         document.problem(location, expected, actual)
         for location, expected, actual in _mistakes(plan)
     ]
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     return plan
 
 
@@ -90,8 +81,7 @@ def check_island_plan(plan: IslandPlan) -> None:
         Problem(path=str(where[0]), expected=text, found=str(actual))
         for where, text, actual in _mistakes(plan)
     ]
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 def _mistakes(plan: IslandPlan) -> list[tuple[tuple[str | int, ...], str, object]]:
@@ -122,19 +112,13 @@ def _mistakes(plan: IslandPlan) -> list[tuple[tuple[str | int, ...], str, object
     return mistakes
 
 
-def _prediction(schema: IslandPredictionSchema) -> IslandPrediction:
-    return IslandPrediction(
-        **{**schema.model_dump(), "island_seconds": tuple(schema.island_seconds)}
-    )
-
-
 def dumps_island_plan(plan: IslandPlan) -> str:
     """Return an island plan as JSON text; equal plans give equal bytes."""
     return json.dumps(island_plan_to_dict(plan), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
-def island_plan_to_dict(plan: IslandPlan) -> dict[str, Any]:
-    result: dict[str, Any] = {
+def island_plan_to_dict(plan: IslandPlan) -> JsonObject:
+    result: JsonObject = {
         "version": 1,
         "kind": KIND,
         "islands": [plan_to_dict(island) for island in plan.islands],

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem
+from argosy.errors import Problem, raise_any
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.units import RATE
 
@@ -124,8 +124,7 @@ def check_movable(plan: Plan) -> None:
         problems.append(
             Problem(path="model.powersgd", found=str(plan.model.powersgd), expected=whole)
         )
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:

@@ -58,9 +58,9 @@ def shown_constant(calibration: Calibration, name: str) -> str:
     if value is None:
         return _UNSTATED.get(name, "by kind")
     if name == "latency" or name.endswith(("_floor", "_start")):
-        return TIME.format(value, digits=3)
+        return TIME.short(value)
     if name == "process_bytes":
-        return SIZE.format(value, digits=3)
+        return SIZE.short(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else f"{value:.3g}"
@@ -68,7 +68,7 @@ def shown_constant(calibration: Calibration, name: str) -> str:
 
 def constant_table(study: Study) -> Table:
     """Return a table of every constant that shows which were fitted."""
-    table = plain_table("constant", "value", "meaning", "", right=("value",))
+    table = plain_table("constant", ">value", "meaning", "")
     for field in fields(Calibration):
         fitted = _how_found(study, field.name)
         table.add_row(
@@ -108,9 +108,7 @@ def error_cells(errors: Errors) -> list[str]:
 
 def worst_table(study: Study, count: int = 5) -> Table:
     """Return a table of the runs whose predictions are furthest off."""
-    table = plain_table(
-        "furthest off", "measured", "predicted", "error", right=("measured", "predicted", "error")
-    )
+    table = plain_table("furthest off", ">measured", ">predicted", ">error")
     for predicted_run in study.worst(count):
         times = (TIME.format(predicted_run.run.seconds), TIME.format(predicted_run.seconds))
         table.add_row(predicted_run.run.name, *times, f"{100 * predicted_run.error:+.1f} %")

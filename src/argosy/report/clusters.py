@@ -42,7 +42,7 @@ def _nominal(cluster: Cluster, link: int) -> str:
 def link_table(cluster: Cluster) -> Table:
     """Return a table of edges that belong to no node: switches, lines between groups, shared
     capacities."""
-    table = plain_table("link", "between", "bandwidth", "latency", right=("bandwidth", "latency"))
+    table = plain_table("link", "between", ">bandwidth", ">latency")
     between = {
         wire.name: " and ".join(
             names_in_short(sorted(names)) for names in (wire.nodes, wire.far_nodes)
@@ -61,25 +61,21 @@ def link_table(cluster: Cluster) -> Table:
         if link.edge not in shown:
             shown.add(link.edge)
             rate = RATE.format(link.bandwidth.at(0))
-            latency = TIME.format(link.latency.at(0), digits=3)
+            latency = TIME.short(link.latency.at(0))
             table.add_row(link.edge, between.get(link.edge, "-"), rate, latency)
     return table
 
 
 def change_table(cluster: Cluster) -> Table:
     """Return a table of traces that are not constant, each as a sparkline up to its last change."""
-    table = plain_table(
-        "what changes", "lowest", "highest", "changes", "until", "", right=("changes", "until")
-    )
+    table = plain_table("what changes", "lowest", "highest", ">changes", ">until", "")
     for name, trace, unit in _changes(cluster):
         low, high = (
             RATE.format(v) if unit else f"{v:g}x" for v in (min(trace.values), max(trace.values))
         )
         last = trace.times[-1]
         picture = sparkline(trace, 0.0, last, width=24)
-        table.add_row(
-            name, low, high, str(len(trace.times) - 1), TIME.format(last, digits=3), picture
-        )
+        table.add_row(name, low, high, str(len(trace.times) - 1), TIME.short(last), picture)
     return table
 
 

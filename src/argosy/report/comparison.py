@@ -51,18 +51,17 @@ class Case:
 
 def case_table(cases: Sequence[Case]) -> Table:
     """Return a table with a line per schedule."""
-    columns = ("schedule", "calm", "preempted", "worst", "bubble", "memory of stage 0")
-    table = plain_table(*columns, right=columns[1:-1])
+    table = plain_table("schedule", ">calm", ">preempted", ">worst", ">bubble", "memory of stage 0")
     for case in cases:
         peak, capacity = case.first_stage_memory
         mark = "  OVER" if peak > capacity else ""
         table.add_row(
             case.name,
-            TIME.format(case.calm_seconds, digits=3),
-            TIME.format(case.mean_seconds, digits=3),
-            TIME.format(case.worst_seconds, digits=3),
+            TIME.short(case.calm_seconds),
+            TIME.short(case.mean_seconds),
+            TIME.short(case.worst_seconds),
             percent(case.changing.bubble_fraction),
-            f"{peak / GIB:.1f} of {SIZE.format(capacity, digits=3)}{mark}",
+            f"{peak / GIB:.1f} of {SIZE.short(capacity)}{mark}",
         )
     return table
 
@@ -71,7 +70,7 @@ def in_a_sentence(base: Case, compared: Case) -> str:
     """State what the changing network costs under two schedules, and the memory that the second
     needs."""
     costs = [percent(case.mean_seconds / case.calm_seconds - 1) for case in (base, compared)]
-    held = [SIZE.format(case.first_stage_memory[0], digits=3) for case in (base, compared)]
+    held = [SIZE.short(case.first_stage_memory[0]) for case in (base, compared)]
     return (
         f"The preempted network makes iterations {costs[0]} longer with {base.name} but {costs[1]} "
         f"with {compared.name}, which computes while tensors travel; the price is {held[1]} "

@@ -142,15 +142,15 @@ def counted_over(scenarios: Sequence[Cluster], robust: str) -> str | None:
     several = f" of each of {len(scenarios)} scenarios" if len(scenarios) > 1 else ""
     counted = f"each time is the {robust} over iterations that begin at {MOMENTS} moments{several}"
     return (
-        f"Links or devices change for {TIME.format(last, digits=3)}: {counted}. argosy plan plans "
+        f"Links or devices change for {TIME.short(last)}: {counted}. argosy plan plans "
         "for time 0 and predicts what the plan takes there; --trace none compares plans there."
     )
 
 
 def contest_table(rows: Sequence[ContestRow], *, with_shape: bool = False) -> Table:
     """Return a table of speeds as bars relative to the fastest, and of times relative to ours."""
-    columns = ("planner", "speed", "iteration", "x ours", *(["plan"] if with_shape else []), "why")
-    table = plain_table(*columns, right=("iteration", "x ours"))
+    shape = ["plan"] if with_shape else []
+    table = plain_table("planner", "speed", ">iteration", ">x ours", *shape, "why")
     table.columns[-1].no_wrap, table.columns[-1].ratio = False, 1
     ours = next(
         (row.entry.seconds for row in rows if row.entry is not None and row.name == OURS), math.inf
@@ -172,7 +172,7 @@ def contest_table(rows: Sequence[ContestRow], *, with_shape: bool = False) -> Ta
         seconds = row.entry.seconds
         factor = f"{seconds / ours:.2f}" if math.isfinite(ours) else "-"
         shape = [shape_of(row.entry.plan)] if with_shape else []
-        cells = (bar(best / seconds), TIME.format(seconds, digits=3), factor, *shape, row.reason)
+        cells = (bar(best / seconds), TIME.short(seconds), factor, *shape, row.reason)
         table.add_row(row.name, *cells, style=style)
     return table
 

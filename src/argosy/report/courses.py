@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
 
 from rich.table import Table
 
 from argosy.choose.replan import Courses, Switch, TraceRun
+from argosy.document import JsonObject
 from argosy.report.tables import plain_table
 from argosy.units import TIME
 
@@ -17,8 +17,9 @@ _MOST_SWITCHES = 12
 
 def course_table(courses: Courses) -> Table:
     """Return a table with a line for each way to train through the trace."""
-    columns = ("over the trace", "iterations", "mean", "switches", "migrating", "gain")
-    table = plain_table(*columns, right=columns[1:])
+    table = plain_table(
+        "over the trace", ">iterations", ">mean", ">switches", ">migrating", ">gain"
+    )
     static = courses.courses[0].iterations
     for course in courses.courses:
         gain = course.iterations / static - 1 if static else 0.0
@@ -27,7 +28,7 @@ def course_table(courses: Courses) -> Table:
             f"{course.iterations:.1f}",
             TIME.format(course.mean_seconds(courses.horizon)),
             str(len(course.switches)),
-            TIME.format(course.migrating, digits=3) if course.migrating else "-",
+            TIME.short(course.migrating) if course.migrating else "-",
             f"{100 * gain:+.1f} %",
         )
     return table
@@ -35,24 +36,18 @@ def course_table(courses: Courses) -> Table:
 
 def switch_table(course: TraceRun) -> Table:
     """Return a table of the switches of plans: when, the time to move, and when it pays off."""
-    table = plain_table(
-        "at", "moving takes", "pays after", "to", right=("at", "moving takes", "pays after")
-    )
+    table = plain_table(">at", ">moving takes", ">pays after", "to")
     table.columns[3].no_wrap = False
     for switch in course.switches[:_MOST_SWITCHES]:
         pays = "-"
         if switch.pays_after < float("inf"):
-            pays = (
-                f"{TIME.format(switch.pays_after, digits=3)}, {ceil(switch.pays_after_steps)} steps"
-            )
+            pays = f"{TIME.short(switch.pays_after)}, {ceil(switch.pays_after_steps)} steps"
         plan = repr(switch.new).partition(", ")[2]
-        table.add_row(
-            TIME.format(switch.time, digits=3), TIME.format(switch.migration, digits=3), pays, plan
-        )
+        table.add_row(TIME.short(switch.time), TIME.short(switch.migration), pays, plan)
     return table
 
 
-def courses_to_dict(courses: Courses) -> dict[str, Any]:
+def courses_to_dict(courses: Courses) -> JsonObject:
     """Return the courses as a dict for JSON, in seconds."""
     return {
         "horizon_seconds": courses.horizon,
@@ -70,7 +65,7 @@ def courses_to_dict(courses: Courses) -> dict[str, Any]:
     }
 
 
-def _switch_to_dict(switch: Switch) -> dict[str, Any]:
+def _switch_to_dict(switch: Switch) -> JsonObject:
     """Return a switch of plans as a dict for JSON, in seconds."""
     pays = switch.pays_after if switch.pays_after < float("inf") else None
     return {

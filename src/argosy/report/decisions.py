@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from argosy.document import Schema, parse_json, read_text, validate
+from argosy.document import JsonObject, Schema, parse_json, read_text, validate
 from argosy.errors import InputError
 from argosy.units import RATE, SIZE, TIME
 
@@ -81,7 +81,7 @@ class _Outcome(_Entry):
 _KINDS: Mapping[str, type[_Entry]] = {"decision": _Decision, "outcome": _Outcome}
 
 
-def read_decisions(path: Path | str) -> list[dict[str, Any]]:
+def read_decisions(path: Path | str) -> list[JsonObject]:
     """Read every line of the file; raise ``InputError`` that names the line of an invalid entry."""
     return [
         _event(line, str(path), number)
@@ -89,7 +89,7 @@ def read_decisions(path: Path | str) -> list[dict[str, Any]]:
     ]
 
 
-def _event(line: str, file: str, number: int) -> dict[str, Any]:
+def _event(line: str, file: str, number: int) -> JsonObject:
     """Parse and check one line of the file."""
     try:
         document = parse_json(line, file=file)
@@ -102,7 +102,7 @@ def _event(line: str, file: str, number: int) -> dict[str, Any]:
     return document.data
 
 
-def tell_decisions(events: list[dict[str, Any]]) -> list[Told]:
+def tell_decisions(events: list[JsonObject]) -> list[Told]:
     """Return a row for each decision, with the measurement that followed it."""
     outcomes = {event["step"]: event for event in events if event["event"] == "outcome"}
     return [
@@ -129,7 +129,7 @@ def _told(event: Mapping[str, Any], outcome: Mapping[str, Any] | None) -> Told:
 
 def _time(seconds: float) -> str:
     """Return seconds as text."""
-    return TIME.format(seconds, digits=3)
+    return TIME.short(seconds)
 
 
 def _what(event: Mapping[str, Any]) -> str:
@@ -155,14 +155,13 @@ def _moved(event: Mapping[str, Any]) -> str:
         return "-"
     took = _time(event.get("moved_seconds") or 0.0)
     predicted = _time(event.get("predicted_moving", 0.0))
-    return f"{SIZE.format(event['moved_bytes'], digits=3)} in {took} (predicted {predicted})"
+    return f"{SIZE.short(event['moved_bytes'])} in {took} (predicted {predicted})"
 
 
 def _why(event: Mapping[str, Any]) -> str:
     """Describe the reason for a decision, with the first four measurements behind it."""
     measurements = [
-        f"{name} carries {RATE.format(rate, digits=3)}"
-        for name, rate in event.get("bandwidths", {}).items()
+        f"{name} carries {RATE.short(rate)}" for name, rate in event.get("bandwidths", {}).items()
     ]
     measurements += [
         f"{name} runs at {100 * speed:.0f} %" for name, speed in event.get("speeds", {}).items()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +14,7 @@ from rich.text import Text
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import USABLE
 from argosy.cost.offload import HostUse
+from argosy.document import JsonObject
 from argosy.explain import DeviceMemory, Explanation, WhatIf
 from argosy.explain.leftout import LEAST_GAIN
 from argosy.report.marks import percent
@@ -36,8 +36,7 @@ _MORE_MEMORY = 1e9
 def memory_table(explanation: Explanation, cluster: Cluster) -> Table:
     """Return a table of peak memory in GiB by device; neighbours with equal figures share a
     line."""
-    columns = ("device", *MEMORY_PARTS, "peak", "of", "free")
-    table = plain_table(*columns, right=columns[1:])
+    table = plain_table("device", *(f">{part}" for part in MEMORY_PARTS), ">peak", ">of", ">free")
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     for cells, group in groupby(explanation.memory, key=_memory_cells):
         *parts, free = cells
@@ -58,13 +57,9 @@ def _memory_cells(memory: DeviceMemory) -> tuple[str, ...]:
     )
 
 
-def reason_table(explanation: Explanation, cluster: Cluster) -> Table:
+@named_lines
+def reason_table(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Return a table of time, bottleneck, busiest link and critical path, one per line."""
-    return named_lines(_reasons(explanation, cluster))
-
-
-def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of every line of ``reason_table``."""
     plan, load = explanation.plan, explanation.bottleneck
     rate = throughput(plan.global_batch / explanation.seconds, plan.model.sequence_length)
     yield "iteration", f"{TIME.format(explanation.seconds)}, {rate}"
@@ -112,20 +107,20 @@ def _host_use(use: HostUse) -> str:
     GiB``.
     """
     parts = {"optimizer state": use.moments, "weights": use.weights, "activations": use.activations}
-    listed = [f"{name} {SIZE.format(size, digits=3)}" for name, size in parts.items() if size]
+    listed = [f"{name} {SIZE.short(size)}" for name, size in parts.items() if size]
     lacks = "" if use.total <= use.capacity else ", which is too little"
-    sizes = (SIZE.format(size, digits=3) for size in (use.total, use.capacity))
+    sizes = (SIZE.short(size) for size in (use.total, use.capacity))
     return f"{' of '.join(sizes)} that plans may use{lacks}: {', '.join(listed)}"
 
 
 def what_if_table(explanation: Explanation) -> Table:
     """Return a table of changes with the time they would save, and whether the memory suffices."""
-    table = plain_table("what if", "iteration", "gain", "memory", right=("iteration", "gain"))
+    table = plain_table("what if", ">iteration", ">gain", "memory")
     table.columns[0].no_wrap = False
     for what_if in sorted(explanation.improvements, key=lambda what_if: -what_if.gain):
         table.add_row(what_if.change, TIME.format(what_if.seconds), gain_in_percent(what_if.gain))
     for what_if in (*explanation.settings[:_MOST_SETTINGS], *explanation.additions):
-        need = f"{SIZE.format(what_if.missing, digits=3)} too little" if what_if.missing else "fits"
+        need = f"{SIZE.short(what_if.missing)} too little" if what_if.missing else "fits"
         table.add_row(
             what_if.change, TIME.format(what_if.seconds), gain_in_percent(what_if.gain), need
         )
@@ -145,7 +140,7 @@ def memory_in_a_sentence(explanation: Explanation) -> str:
     """State whether the plan fits, and what one more GB of memory on every device would gain."""
     fullest = max(explanation.memory, key=lambda item: item.peak - item.capacity)
     if fullest.peak > fullest.capacity:
-        lacks = SIZE.format(fullest.peak - fullest.capacity, digits=3)
+        lacks = SIZE.short(fullest.peak - fullest.capacity)
         return f"This plan cannot run: {fullest.device} lacks {lacks} of memory."
     helpful = [item for item in explanation.settings if item.gain > LEAST_GAIN]
     if not explanation.settings:
@@ -158,7 +153,7 @@ def memory_in_a_sentence(explanation: Explanation) -> str:
     within = [item for item in helpful if item.missing <= USABLE * _MORE_MEMORY]
     if not within:
         nearest = helpful[0]
-        need = SIZE.format(nearest.missing, digits=3)
+        need = SIZE.short(nearest.missing)
         return (
             f"1 GB more memory buys this plan nothing: {nearest.change} is the nearest, and lacks "
             f"{need}."
@@ -185,7 +180,7 @@ def help_in_a_sentence(explanation: Explanation) -> str:
     return f"Most would help {', then '.join(changes)}."
 
 
-def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
+def explanation_to_dict(explanation: Explanation) -> JsonObject:
     """Return an explanation as a dict for JSON, in seconds, bytes, and shares of 1."""
     plan, path = explanation.plan, critical_parts(explanation.timeline.critical_path())
     samples_per_second = plan.global_batch / explanation.seconds
@@ -218,7 +213,7 @@ def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _memory_to_dict(memory: DeviceMemory) -> dict[str, Any]:
+def _memory_to_dict(memory: DeviceMemory) -> JsonObject:
     """Return the memory of a device as a dict for JSON, in bytes."""
     parts = {
         f"{part}_bytes": getattr(memory, part)
@@ -227,7 +222,7 @@ def _memory_to_dict(memory: DeviceMemory) -> dict[str, Any]:
     return {"device": memory.device, "kind": memory.kind, **parts}
 
 
-def _what_ifs_to_list(what_ifs: Iterable[WhatIf]) -> list[dict[str, Any]]:
+def _what_ifs_to_list(what_ifs: Iterable[WhatIf]) -> list[JsonObject]:
     """Return what-ifs as dicts for JSON, in seconds and bytes."""
     return [
         {

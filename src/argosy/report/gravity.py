@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from importlib import resources
 from typing import Any
 
+from jinja2 import Environment
 from rich.table import Table
 
 from argosy.cluster.topology import Cluster
@@ -13,11 +14,13 @@ from argosy.nbody.planning.plan import PricedDomains, StepPhase
 from argosy.nbody.planning.pricing import BoxWork
 from argosy.nbody.planning.reasons import StepReasons
 from argosy.report.tables import plain_table
-from argosy.timeline import Timeline
+from argosy.timeline import Span, Timeline
 from argosy.units import SIZE, TIME
 
 # The colour of every phase of a step.
 _COLOURS = {StepPhase.TREE: "#7a9e9f", StepPhase.MESH: "#4f6d7a", StepPhase.PAIRS: "#eeb868"}
+# Columns of the table of devices; all but the first two are figures.
+_COLUMNS = ("device", "kind", "particles", "planes", "tree", "pairs", "mesh", "memory")
 # Pixels: the width of the drawing, the height of a row, the width of the names beside it.
 _WIDTH, _ROW, _LEFT = 900, 22, 130
 # The largest number of devices that are drawn.
@@ -26,8 +29,7 @@ _MOST_ROWS = 128
 
 def domain_table(cluster: Cluster, box: BoxWork, choice: PricedDomains) -> Table:
     """Return a table with a row per device: particles, planes, seconds and memory."""
-    columns = ("device", "kind", "particles", "planes", "tree", "pairs", "mesh", "memory")
-    table = plain_table(*columns, right=columns[2:])
+    table = plain_table(*_COLUMNS[:2], *(f">{column}" for column in _COLUMNS[2:]))
     for row in domain_rows(cluster, box, choice):
         table.add_row(*row)
     return table
@@ -40,8 +42,8 @@ def domain_rows(cluster: Cluster, box: BoxWork, choice: PricedDomains) -> list[t
     for i, device in enumerate(cluster.devices):
         share = (choice.domains.ends[i] - starts[i]) / len(box.interactions)
         times = (choice.tree_seconds[i], choice.pair_seconds[i], choice.mesh_seconds[i])
-        shown = [TIME.format(value, digits=3) if value else "-" for value in times]
-        memory = SIZE.format(choice.memory[i], digits=3) + ("" if choice.fits[i] else " (too much)")
+        shown = [TIME.short(value) if value else "-" for value in times]
+        memory = SIZE.short(choice.memory[i]) + ("" if choice.fits[i] else " (too much)")
         rows.append(
             (
                 device.name,
@@ -113,78 +115,52 @@ def gravity_page(
     measured: Sequence[tuple[str, Timeline]] = (),
 ) -> str:
     """Return one self-contained HTML page that needs no network."""
-    title = (
-        f"{box.particles:.3g} particles on {cluster.name}: "
-        f"{TIME.format(reasons.priced.step_seconds)} a step"
-    )
-    cut_rows = [(name, TIME.format(seconds)) for name, seconds in compared]
-    parts = [
-        f"<h1>{html.escape(title)}</h1>",
-        *(f"<p>{html.escape(line)}.</p>" for line in reason_lines(reasons)),
-        "<h2>A step</h2>",
-        _drawing(reasons.timeline),
-        *(f"<h2>{html.escape(name)}</h2>{_drawing(timeline)}" for name, timeline in measured),
-        "<h2>Domains</h2>",
-        _table(
-            ("device", "kind", "particles", "planes", "tree", "pairs", "mesh", "memory"),
-            domain_rows(cluster, box, reasons.priced),
-        ),
-        "<h2>Other cuts</h2>",
-        _table(("cut", "step"), cut_rows),
-        "<h2>What would help</h2>",
-        _table(("change", "step", "saves"), improvement_rows(reasons)),
-    ]
-    style = (
-        "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
-        "table{border-collapse:collapse}td,th{padding:.15rem .8rem .15rem "
-        "0;text-align:left}svg{max-width:100%}"
-    )
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style>'
+    step = TIME.format(reasons.priced.step_seconds)
+    drawn = [("A step", reasons.timeline), *measured]
+    cuts = [(name, TIME.format(seconds)) for name, seconds in compared]
+    template = (resources.files("argosy.report") / "gravity.html").read_text(encoding="utf-8")
     return (
-        f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+        Environment(autoescape=True, keep_trailing_newline=True)
+        .from_string(template)
+        .render(
+            title=f"{box.particles:.3g} particles on {cluster.name}: {step} a step",
+            lines=reason_lines(reasons),
+            drawings=[(heading, _drawing(timeline)) for heading, timeline in drawn],
+            tables=(
+                ("Domains", _COLUMNS, domain_rows(cluster, box, reasons.priced)),
+                ("Other cuts", ("cut", "step"), cuts),
+                ("What would help", ("change", "step", "saves"), improvement_rows(reasons)),
+            ),
+            colours=_COLOURS,
+            width=_WIDTH,
+            row=_ROW,
+            left=_LEFT,
+        )
     )
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _drawing(timeline: Timeline) -> str:
-    """Draw the computations of the first step as an SVG, with a row per device."""
-    spans = [
-        span for span in timeline.spans if span.iteration == 0 and not span.kind.is_communication
-    ]
-    end = max((span.end for span in spans), default=1.0)
-    devices = [name for name in timeline.devices if any(span.where == name for span in spans)][
-        :_MOST_ROWS
-    ]
+def _drawing(timeline: Timeline) -> list[tuple[str, list[tuple[str, str, str, str]]]]:
+    """Return the devices of a step, each with its bars: phase, place, length and time."""
     phases = list(StepPhase)
-    marks = []
-    for row, name in enumerate(devices):
-        top = row * _ROW
-        marks.append(f'<text x="0" y="{top + 15}" font-size="12">{html.escape(name)}</text>')
-        for span in spans:
-            if span.where == name and span.stage is not None and span.stage < len(phases):
-                phase = phases[span.stage]
-                left = _LEFT + span.start / end * _WIDTH
-                width = max(span.seconds / end * _WIDTH, 0.5)
-                about = f"<title>{phase}: {TIME.format(span.seconds)}</title>"
-                box = f'x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="{_ROW - 6}"'
-                marks.append(f'<rect {box} fill="{_COLOURS[phase]}">{about}</rect>')
-    legend = "".join(
-        f'<rect x="{_LEFT + 110 * i}" y="{len(devices) * _ROW + 8}" width="12" height="12" '
-        f'fill="{_COLOURS[phase]}"/>'
-        f'<text x="{_LEFT + 110 * i + 18}" y="{len(devices) * _ROW + 18}" '
-        f'font-size="12">{phase}</text>'
-        for i, phase in enumerate(phases)
-    )
-    size = f'viewBox="0 0 {_LEFT + _WIDTH} {len(devices) * _ROW + 28}"'
-    return (
-        f'<svg {size} role="img" aria-label="a step, a row per '
-        f'device">{"".join(marks)}{legend}</svg>'
-    )
+    bars: dict[str, list[Span]] = {name: [] for name in timeline.devices}
+    for span in timeline.spans:
+        if span.iteration == 0 and not span.kind.is_communication and span.where in bars:
+            bars[span.where].append(span)
+    end = max((span.end for spans in bars.values() for span in spans), default=1.0)
+    return [
+        (
+            name,
+            [
+                (
+                    phases[span.stage],
+                    f"{_LEFT + span.start / end * _WIDTH:.1f}",
+                    f"{max(span.seconds / end * _WIDTH, 0.5):.1f}",
+                    TIME.format(span.seconds),
+                )
+                for span in spans
+                if span.stage is not None and span.stage < len(phases)
+            ],
+        )
+        for name, spans in list(bars.items())[:_MOST_ROWS]
+        if spans
+    ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from rich.table import Table
 
+from argosy.document import JsonObject
 from argosy.explain.infeasible import Infeasibility, Need
 from argosy.explain.remedy import Change
 from argosy.plan.file import plan_to_dict
@@ -16,18 +16,8 @@ from argosy.units import GIB, TIME
 
 def need_table(infeasibility: Infeasibility) -> Table:
     """Return a table of the plan that comes closest: what its devices need and may use, in GiB."""
-    columns = (
-        "stage",
-        "layers",
-        "on",
-        "needs",
-        "state",
-        "activations",
-        "buffers",
-        "may use",
-        "over",
-    )
-    table = plain_table(*columns, right=(columns[0], *columns[3:]))
+    sizes = (">needs", ">state", ">activations", ">buffers", ">may use", ">over")
+    table = plain_table(">stage", "layers", "on", *sizes)
     plan = infeasibility.plan
     for need in infeasibility.needs:
         layers = (
@@ -35,10 +25,10 @@ def need_table(infeasibility: Infeasibility) -> Table:
             if plan is not None
             else ""
         )
-        sizes = [need.total, need.state, need.activations, need.buffers, need.room]
+        amounts = (need.total, need.state, need.activations, need.buffers, need.room)
         over = f"{need.over:.2f}x" if need.over > 1 else "-"
         on = f"{need.devices}x {need.kind}"
-        table.add_row(str(need.stage), layers, on, *(f"{size / GIB:.1f}" for size in sizes), over)
+        table.add_row(str(need.stage), layers, on, *(f"{size / GIB:.1f}" for size in amounts), over)
     return table
 
 
@@ -50,9 +40,7 @@ def change_lines(
         return ["No single change that was tried makes a plan fit."]
     lines = ["A plan fits with any one of:"]
     for change in infeasibility.changes:
-        seconds = (
-            "" if change.seconds is None else f" ({TIME.format(change.seconds, digits=3)} per step)"
-        )
+        seconds = "" if change.seconds is None else f" ({TIME.short(change.seconds)} per step)"
         lines.append(f"  - {change.sentence}{seconds}")
         pasted = command(change) if command is not None else None
         if pasted is not None:
@@ -60,7 +48,7 @@ def change_lines(
     return lines
 
 
-def infeasibility_to_dict(infeasibility: Infeasibility) -> dict[str, Any]:
+def infeasibility_to_dict(infeasibility: Infeasibility) -> JsonObject:
     """Return the reasons as a dict for JSON, in bytes."""
     return {
         "reason": infeasibility.reason,
@@ -70,13 +58,13 @@ def infeasibility_to_dict(infeasibility: Infeasibility) -> dict[str, Any]:
     }
 
 
-def _change_to_dict(change: Change) -> dict[str, Any]:
+def _change_to_dict(change: Change) -> JsonObject:
     """Return a change as a dict for JSON."""
     options = [text for option in change.options for text in option]
     return {**vars(change), "kind": str(change.kind), "options": options}
 
 
-def _need_to_dict(need: Need) -> dict[str, Any]:
+def _need_to_dict(need: Need) -> JsonObject:
     """Return the memory that a part of a stage needs as a dict for JSON, in bytes."""
     return {
         "stage": need.stage,

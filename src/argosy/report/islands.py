@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.table import Table
 
 from argosy.cluster.topology import Cluster
+from argosy.document import JsonObject
 from argosy.plan.islands import Compression, IslandPlan
 from argosy.report.marks import percent
 from argosy.report.plan import certificate_in_a_sentence, devices_in_short, throughput
@@ -26,8 +26,7 @@ def island_title(plan: IslandPlan) -> str:
 
 def island_table(plan: IslandPlan, cluster: Cluster) -> Table:
     """Return a table with a line per island."""
-    columns = ("island", "devices", "samples", "stages", "micro-batches", "step")
-    table = plain_table(*columns, right=("island", "samples", "stages", "step"))
+    table = plain_table(">island", "devices", ">samples", ">stages", "micro-batches", ">step")
     table.columns[1].no_wrap, table.columns[1].overflow = False, "fold"
     for at, island in enumerate(plan.islands):
         seconds = None if island.predicted is None else island.predicted.iteration_seconds
@@ -42,13 +41,9 @@ def island_table(plan: IslandPlan, cluster: Cluster) -> Table:
     return table
 
 
-def island_figures(plan: IslandPlan, cluster: Cluster) -> Table:
+@named_lines
+def island_figures(plan: IslandPlan, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Return the predicted figures of an island plan, one per line."""
-    return named_lines(_figures(plan, cluster))
-
-
-def _figures(plan: IslandPlan, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of every line of ``island_figures``."""
     used = {name for island in plan.islands for name in island.devices}
     omitted = [device.name for device in cluster.devices if device.name not in used]
     if omitted:
@@ -59,10 +54,7 @@ def _figures(plan: IslandPlan, cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield "step", f"{TIME.format(predicted.step_seconds)} predicted, exchanges included"
         yield "throughput", throughput(predicted.samples_per_second, plan.model.sequence_length)
         yield "exchange", _exchange(plan)
-        yield (
-            "outer state",
-            f"{SIZE.format(predicted.outer_bytes, digits=3)} of host memory on each island",
-        )
+        yield ("outer state", f"{SIZE.short(predicted.outer_bytes)} of host memory on each island")
         if predicted.synchronous_seconds is not None:
             yield (
                 "synchronous",
@@ -76,7 +68,7 @@ def _figures(plan: IslandPlan, cluster: Cluster) -> Iterator[tuple[str, str]]:
 def exchange_in_words(plan: IslandPlan) -> str:
     """Describe the exchanges, as ``an island sends 5.8 GiB every 100 steps``."""
     assert plan.predicted is not None
-    sent = SIZE.format(plan.predicted.exchange_bytes, digits=3)
+    sent = SIZE.short(plan.predicted.exchange_bytes)
     return f"an island sends {sent} every {counted(plan.sync_every, 'step')}"
 
 
@@ -116,20 +108,14 @@ def what_changes(plan: IslandPlan) -> str:
     )
 
 
+@named_lines
 def course_lines(
-    plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None = None
-) -> Table:
+    plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None
+) -> Iterator[tuple[str, str]]:
     """Return the figures of a simulation, one per line.
 
     ``between`` is the range of the seconds of a step if computing takes longer.
     """
-    return named_lines(_course(plan, course, between))
-
-
-def _course(
-    plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None
-) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of every line of ``course_lines``."""
     if course.stalled is not None:
         yield "STALLED", f"{counted(course.steps, 'step')} done: {course.stalled}"
     if not course.steps:
@@ -167,7 +153,7 @@ def _course(
 
 def course_to_dict(
     plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return a simulated course as a dict for JSON, in seconds and samples."""
     seconds = course.step_seconds if course.steps else None
     return {
@@ -195,21 +181,19 @@ def course_to_dict(
 def side_by_side(plans: Sequence[IslandPlan], synchronous: float) -> Table:
     """Return a table of the synchronous plan and island plans, with the effect of each on
     training."""
-    table = plain_table(
-        "algorithm", "step", "x synchronous", "what changes", right=("step", "x synchronous")
-    )
+    table = plain_table("algorithm", ">step", ">x synchronous", "what changes")
     for column in (table.columns[0], table.columns[3]):
         column.no_wrap, column.ratio = False, 1
-    table.add_row("synchronous", TIME.format(synchronous, digits=3), "1.00", "nothing")
+    table.add_row("synchronous", TIME.short(synchronous), "1.00", "nothing")
     for plan in plans:
         assert plan.predicted is not None
         seconds = plan.predicted.step_seconds
         factor = f"{seconds / synchronous:.2f}"
-        table.add_row(plan.algorithm, TIME.format(seconds, digits=3), factor, what_changes(plan))
+        table.add_row(plan.algorithm, TIME.short(seconds), factor, what_changes(plan))
     return table
 
 
-def compared_to_dict(plans: Sequence[IslandPlan]) -> list[dict[str, Any]]:
+def compared_to_dict(plans: Sequence[IslandPlan]) -> list[JsonObject]:
     """Return island plans as dicts for JSON, in seconds."""
     return [
         {

@@ -21,13 +21,13 @@ import heapq
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
+from argosy.document import JsonObject
 from argosy.timeline import Span, SpanKind, Timeline
 from argosy.units import GIB
 
 # One Chrome trace event.
-Event = dict[str, Any]
+Event = JsonObject
 
 # The stream number of computation, above 0 as (3) demands.
 _COMPUTE_STREAM = 7
@@ -37,14 +37,14 @@ _FIRST_NETWORK_STREAM = 20
 _HOST = 1000
 
 
-def encode(document: dict[str, Any], *, compress: bool = True) -> bytes:
+def encode(document: JsonObject, *, compress: bool = True) -> bytes:
     """Encode the document as JSON, gzipped or not; equal documents give equal bytes."""
     # HolisticTraceAnalysis finds the rank by a text search that needs a space after the colon.
     text = json.dumps(document, sort_keys=True, separators=(",", ": "), allow_nan=False).encode()
     return gzip.compress(text, mtime=0) if compress else text
 
 
-def chrome_trace(timeline: Timeline, *, name: str = "argosy") -> dict[str, Any]:
+def chrome_trace(timeline: Timeline, *, name: str = "argosy") -> JsonObject:
     """Return one document with a process per device and per link."""
     events: list[Event] = []
     memory, computed = dict(timeline.memory), _computed(timeline)
@@ -67,7 +67,7 @@ def chrome_trace(timeline: Timeline, *, name: str = "argosy") -> dict[str, Any]:
     return _document(timeline, events, rank=0, name=name)
 
 
-def rank_traces(timeline: Timeline, *, name: str = "argosy") -> Iterator[dict[str, Any]]:
+def rank_traces(timeline: Timeline, *, name: str = "argosy") -> Iterator[JsonObject]:
     """Yield the document of each rank in order (1) to (4)."""
     computed = _computed(timeline)
     sent_or_received: dict[str, list[Span]] = defaultdict(list)
@@ -104,7 +104,7 @@ def _computed(timeline: Timeline) -> dict[str, list[Span]]:
     return spans
 
 
-def _document(timeline: Timeline, events: list[Event], *, rank: int, name: str) -> dict[str, Any]:
+def _document(timeline: Timeline, events: list[Event], *, rank: int, name: str) -> JsonObject:
     """Return a trace document with its header (1)."""
     return {
         "schemaVersion": 1,

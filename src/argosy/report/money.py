@@ -22,8 +22,9 @@ def money_lines(chosen: Priced) -> list[str]:
 
 def front_table(front: Sequence[Priced], chosen: Priced) -> Table:
     """Return a table of plans that no other beats in time and cost, fastest first."""
-    columns = ("time against cost", "iteration", "price per hour", "cost per step", "devices")
-    table = plain_table(*columns, right=columns[1:])
+    table = plain_table(
+        "time against cost", ">iteration", ">price per hour", ">cost per step", ">devices"
+    )
     for point in front:
         stages = counted(len(point.plan.stages), "stage")
         mark = "this plan" if point.plan == chosen.plan else stages

@@ -36,9 +36,8 @@ def stage_table(plan: Plan, cluster: Cluster) -> Table:
 
     ``2 x 4`` means two replicas, each of four devices that share its work.
     """
-    columns = ["stage", "layers", "on", "devices", "replicas", "samples", "recompute", "zero"]
-    columns += ["offload"] if plan.offloads else []
-    table = plain_table(*columns, right=("stage", "replicas", "zero"))
+    columns = (">stage", "layers", "on", "devices", ">replicas", "samples", "recompute", ">zero")
+    table = plain_table(*columns, *(["offload"] if plan.offloads else []))
     for name in ("devices", "samples"):
         column = table.columns[columns.index(name)]
         column.no_wrap, column.overflow = False, "fold"
@@ -137,13 +136,9 @@ def devices_in_short(devices: Iterable[str], cluster: Cluster) -> str:
     return names_in_short(names)
 
 
-def figure_table(plan: Plan, cluster: Cluster) -> Table:
+@named_lines
+def figure_table(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Return the predicted figures of a plan and the effort of its search, one per line."""
-    return named_lines(_figures(plan, cluster))
-
-
-def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of every line of ``figure_table``."""
     if plan.predicted is not None:
         yield "iteration", f"{TIME.format(plan.predicted.iteration_seconds)} predicted"
         yield "uncertainty", interval_in_words(plan, cluster, plan.predicted.iteration_seconds)
@@ -188,7 +183,7 @@ def interval_in_words(plan: Plan, cluster: Cluster, seconds: float) -> str:
     """Describe the uncertainty, as ``1.94 s to 2.35 s: nine of ten measured steps were within 10
     %``."""
     expected = interval(plan, cluster, seconds)
-    low, high = (TIME.format(bound, digits=3) for bound in (expected.low, expected.high))
+    low, high = (TIME.short(bound) for bound in (expected.low, expected.high))
     error = f"{100 * expected.error:.0f} %"
     within = f"{low} to {high}: nine of ten measured steps were within {error}"
     if not expected.optimism:
@@ -204,7 +199,7 @@ def _fullest(predicted: Predicted, cluster: Cluster) -> str:
     }
     name = max(shares, key=lambda device: shares[device])
     held = dict(predicted.peak_memory_bytes)[name]
-    capacity = SIZE.format(cluster.device(name).kind.memory, digits=3)
+    capacity = SIZE.short(cluster.device(name).kind.memory)
     close = f"; it may not fit, because predictions are within {100 * MEMORY_MARGIN:.0f} %"
     limit = close if is_close(held, cluster.device(name).kind.memory) else ""
     return f"{held / GIB:.1f} of {capacity} on the fullest device, {name}{limit}"
@@ -258,16 +253,13 @@ def _effort(search: Search) -> str:
     removed."""
     removed = sorted(search.pruned, key=lambda rule: (-rule[1], rule[0]))
     rules = [f"{rule} {count:,}" for rule, count in removed if count][:_MOST_PRUNED]
-    text = (
-        f"{search.candidates:,} plans judged in {TIME.format(search.cpu_seconds, digits=3)} of "
-        "CPU time"
-    )
+    text = f"{search.candidates:,} plans judged in {TIME.short(search.cpu_seconds)} of CPU time"
     return f"{text}; removed by {', '.join(rules)}" if rules else text
 
 
 def runner_up_table(plan: Plan) -> Table:
     """Return a table of the plans that came close, and why they lost."""
-    table = plain_table("runner-up", "iteration", "why it lost", right=("iteration",))
+    table = plain_table("runner-up", ">iteration", "why it lost")
     for column in (table.columns[0], table.columns[2]):
         column.no_wrap, column.ratio = False, 1
     table.columns[0].ratio = 2

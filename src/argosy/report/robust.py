@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from rich.table import Table
 
 from argosy.choose.robust import Figures, RobustChoice
+from argosy.document import JsonObject
 from argosy.report.plan import OPTIMAL, gap_in_words
 from argosy.report.tables import plain_table
 from argosy.units import RATE, TIME
@@ -18,9 +18,7 @@ def scenario_table(choice: RobustChoice) -> Table:
 
     It lists the plan, the best plan for the average network, and other candidates.
     """
-    table = plain_table(
-        "over the scenarios", "mean", "p95", "worst", right=("mean", "p95", "worst")
-    )
+    table = plain_table("over the scenarios", ">mean", ">p95", ">worst")
     table.columns[0].no_wrap = False
     rows = [("this plan", choice.chosen)]
     if choice.average.plan != choice.chosen.plan:
@@ -57,7 +55,7 @@ def robust_lines(choice: RobustChoice) -> list[str]:
     return lines
 
 
-def robust_to_dict(choice: RobustChoice) -> dict[str, Any]:
+def robust_to_dict(choice: RobustChoice) -> JsonObject:
     """Return a robust choice as a dict for JSON, in seconds."""
     return {
         "robust": str(choice.robust),
@@ -69,7 +67,7 @@ def robust_to_dict(choice: RobustChoice) -> dict[str, Any]:
     }
 
 
-def _figures_to_dict(figures: Figures) -> dict[str, Any]:
+def _figures_to_dict(figures: Figures) -> JsonObject:
     """Return the times of a plan as a dict for JSON, in seconds; null if infinite."""
     times = {"mean": figures.mean, "p95": figures.p95, "worst": figures.worst}
     return {

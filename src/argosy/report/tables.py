@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from itertools import groupby
+from typing import ParamSpec
 
 from rich.table import Table
 from rich.text import Text
@@ -12,36 +14,42 @@ from argosy.report.marks import bar, names_in_short, percent, sparkline
 from argosy.report.summary import DeviceFigures, LinkFigures, Summary
 from argosy.units import GIB, RATE, SIZE, TIME
 
+Arguments = ParamSpec("Arguments")
+
 # The largest number of parts of the critical path that are listed.
 MOST_PARTS = 4
 
 
-def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """Return a table without lines; the columns named in ``right`` are aligned to the right."""
+def plain_table(*columns: str) -> Table:
+    """Return a table without lines; a column whose heading follows ``>`` is aligned to the
+    right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    aligned = set(right)
     for column in columns:
-        table.add_column(column, justify="right" if column in aligned else "left", no_wrap=True)
+        heading = column.removeprefix(">")
+        table.add_column(heading, justify="left" if heading == column else "right", no_wrap=True)
     return table
 
 
-def named_lines(lines: Iterable[tuple[str, str]]) -> Table:
-    """Return a table with a bold name and a text per line."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in lines:
-        table.add_row(name, text)
-    return table
+def named_lines(
+    lines: Callable[Arguments, Iterable[tuple[str, str]]],
+) -> Callable[Arguments, Table]:
+    """Have a function that yields names and texts return a table with a line for each."""
+
+    @wraps(lines)
+    def shown(*given: Arguments.args, **named: Arguments.kwargs) -> Table:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for name, text in lines(*given, **named):
+            table.add_row(name, text)
+        return table
+
+    return shown
 
 
-def summary_table(summary: Summary) -> Table:
+@named_lines
+def summary_table(summary: Summary) -> Iterable[tuple[str, str]]:
     """Return the main figures, one per line."""
-    return named_lines(_summary_lines(summary))
-
-
-def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
-    """Yield the name and the text of every line of ``summary_table``."""
     seconds = summary.iteration_seconds
     if summary.mean_seconds is not None:
         text = TIME.format(summary.mean_seconds)
@@ -77,15 +85,14 @@ def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
 
 def device_table(devices: Iterable[DeviceFigures]) -> Table:
     """Return a table with a line per device; neighbours with equal figures share a line."""
-    table = plain_table("device", "kind", "stage", "busy", "peak memory", right=("stage",))
+    table = plain_table("device", "kind", ">stage", "busy", "peak memory")
     for _, group in groupby(devices, key=_shown):
         equal = list(group)
         first = equal[0]
-        memory = Text(f"{gib(first.peak_memory):>5} of {SIZE.format(first.memory, digits=3)}")
+        memory = Text(f"{gib(first.peak_memory):>5} of {SIZE.short(first.memory)}")
         if first.is_over:
             memory.append(
-                f"  OVER by {SIZE.format(first.peak_memory - first.memory, digits=3)}",
-                style="bold red",
+                f"  OVER by {SIZE.short(first.peak_memory - first.memory)}", style="bold red"
             )
         else:
             memory.append(f"  {percent(first.peak_memory / first.memory)}", style="dim")
@@ -112,14 +119,14 @@ def gib(num_bytes: float) -> str:
 def link_table(links: Iterable[LinkFigures], end: float, *, most: int = 6) -> Table:
     """Return a table of the busiest links, with sparklines of those that change before ``end``
     seconds."""
-    table = plain_table("link", "busy", "carried", "bandwidth", right=("carried",))
+    table = plain_table("link", "busy", ">carried", "bandwidth")
     for link in list(links)[:most]:
         rate = RATE.format(link.bandwidth.at(0))
         changing = not link.bandwidth.is_constant and end > 0
         table.add_row(
             link.name,
             f"{bar(link.utilisation)} {percent(link.utilisation):>5}",
-            SIZE.format(link.bytes, digits=3),
+            SIZE.short(link.bytes),
             f"{rate} {sparkline(link.bandwidth, 0.0, end, width=20)}" if changing else rate,
         )
     return table

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from argosy.errors import InputError, Problem
+from argosy.errors import Problem, raise_any
 from argosy.schedule.action import COMPUTATIONS, Action, ActionKind, Schedule
 from argosy.schedule.generate import ScheduleSpec, build_schedule, depth_of
 
@@ -50,8 +50,7 @@ def check_schedule(schedule: Schedule, *, limit: tuple[int, ...] | None = None) 
             for stage, (held, allowed) in enumerate(zip(in_flight(schedule), limit, strict=True))
             if held > allowed
         ]
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from argosy.errors import InputError, Problem
+from argosy.errors import Problem, raise_any
 from argosy.schedule.action import Action, ActionKind, Schedule
 
 Channel = tuple[int, int, bool]
@@ -104,5 +104,4 @@ def check_channels(schedule: Schedule) -> None:
         for source, target, gradients in sorted(sent.keys() | received.keys())
         if sent[source, target, gradients] != received[source, target, gradients]
     ]
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)

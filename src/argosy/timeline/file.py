@@ -6,12 +6,12 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from argosy.document import Document, Schema, parse_json, read_json, validate
-from argosy.errors import InputError, Problem, closest
+from argosy.document import Document, JsonObject, Schema, parse_json, read_json, validate
+from argosy.errors import Problem, closest, in_order, raise_any
 from argosy.timeline.timeline import Contact, ContactKind, LinkUse, Span, SpanKind, Timeline
 
 Amount = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
@@ -22,17 +22,10 @@ MemoryStep = Annotated[list[Amount], Field(min_length=2, max_length=2)]
 
 
 class SpanSchema(Schema):
+    makes = Span
+
     where: str
-    kind: Literal[
-        "forward",
-        "backward",
-        "input-gradient",
-        "weight-gradient",
-        "update",
-        "transfer",
-        "collective",
-        "copy",
-    ]
+    kind: Annotated[SpanKind, Field(strict=False)]
     start: Amount
     end: Amount
     stage: Natural | None = None
@@ -45,8 +38,10 @@ class SpanSchema(Schema):
 
 
 class ContactSchema(Schema):
+    makes = Contact
+
     where: str
-    kind: Literal["waiting", "sending", "receiving"]
+    kind: Annotated[ContactKind, Field(strict=False)]
     start: Amount
     end: Amount
     stage: Natural
@@ -56,12 +51,16 @@ class ContactSchema(Schema):
 
 
 class LinkUseSchema(Schema):
+    makes = LinkUse
+
     link: str
     bytes: Amount
     utilisation: Amount
 
 
 class TimelineSchema(Schema):
+    makes = Timeline
+
     version: Literal[1]
     clock: Literal["simulated", "measured"]
     devices: list[str]
@@ -87,30 +86,14 @@ def loads_timeline(text: str, *, file: str = "timeline.json") -> Timeline:
 def timeline_from_document(document: Document) -> Timeline:
     schema = validate(document, TimelineSchema)
     problems = [*_span_problems(schema, document), *_device_problems(schema, document)]
-    if problems:
-        raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
+    raise_any(in_order(problems))
     order = {device: index for index, device in enumerate(schema.devices)}
-    return Timeline(
-        clock=schema.clock,
-        devices=tuple(schema.devices),
-        spans=tuple(
-            Span(**{**span.model_dump(), "kind": SpanKind(span.kind), "via": tuple(span.via)})
-            for span in schema.spans
-        ),
-        iteration_ends=tuple(schema.iteration_ends),
-        busy=tuple(schema.busy),
-        links=tuple(LinkUse(**use.model_dump()) for use in schema.links),
-        memory=tuple(
-            (device, tuple((time, held) for time, held in schema.memory[device]))
-            for device in sorted(schema.memory, key=order.__getitem__)
-        ),
-        contacts=tuple(
-            Contact(**{**contact.model_dump(), "kind": ContactKind(contact.kind)})
-            for contact in schema.contacts
-        ),
-        stalled=schema.stalled,
-        repeated=schema.repeated,
+    memory = tuple(
+        (device, tuple((time, held) for time, held in schema.memory[device]))
+        for device in sorted(schema.memory, key=order.__getitem__)
     )
+    timeline: Timeline = schema.value(memory=memory)
+    return timeline
 
 
 def _span_problems(schema: TimelineSchema, document: Document) -> Iterator[Problem]:
@@ -195,7 +178,7 @@ def dumps_timeline(timeline: Timeline) -> str:
     return json.dumps(timeline_to_dict(timeline), sort_keys=True, allow_nan=False) + "\n"
 
 
-def timeline_to_dict(timeline: Timeline) -> dict[str, Any]:
+def timeline_to_dict(timeline: Timeline) -> JsonObject:
     contacts = [_changed(contact) | {"kind": str(contact.kind)} for contact in timeline.contacts]
     return {
         "version": 1,
@@ -212,14 +195,14 @@ def timeline_to_dict(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _span_to_dict(span: Span) -> dict[str, Any]:
+def _span_to_dict(span: Span) -> JsonObject:
     fields = _changed(span) | {"kind": str(span.kind)}
     if "via" in fields:
         fields["via"] = list(span.via)
     return fields
 
 
-def _changed(row: Span | Contact) -> dict[str, Any]:
+def _changed(row: Span | Contact) -> JsonObject:
     """Return the fields that differ from their defaults."""
     defaults = row._field_defaults
     return {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from argosy.document import Document, validate
 from argosy.dtype import Dtype
-from argosy.errors import InputError, closest
+from argosy.errors import InputError, closest, in_order, raise_any
 from argosy.workload.architecture import Architecture
 from argosy.workload.families import deepseek, encoder, gpt, rotary
 from argosy.workload.families.config import Config, rule_problems
@@ -57,8 +57,7 @@ def read_config(document: Document) -> ModelConfig:
         config = validate(document, schema)
     except InputError as error:
         problems = [*error.problems, *problems]
-    if problems:
-        raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
+    raise_any(in_order(problems))
     return ModelConfig(config.architecture(), config.declared_dtype)
 
 

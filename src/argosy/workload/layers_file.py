@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from argosy.document import Document, Schema, validate
-from argosy.errors import InputError, Mismatch, Problem
+from argosy.document import Document, JsonObject, Schema, validate
+from argosy.errors import Mismatch, Problem, raise_any
 from argosy.workload.chain import Frozen, Layer
 from argosy.workload.fields import Amount, Count, Name, Natural
 
@@ -34,6 +34,8 @@ def _range(value: object) -> object:
 class FrozenSchema(Schema):
     """A schema that has every field of ``Frozen``."""
 
+    makes = Frozen
+
     parameters: Natural
     bytes: Amount
     expert_parameters: Natural = 0
@@ -51,6 +53,8 @@ class FrozenSchema(Schema):
 
 class LayerSchema(Schema):
     """A schema that has every field of ``Layer``."""
+
+    makes = Layer
 
     name: Name
     kind: Name
@@ -82,25 +86,17 @@ class LayerSchema(Schema):
     frozen: FrozenSchema | None = None
     summed_parameters: Natural | None = None
 
-    def value(self) -> Layer:
-        content = self.model_dump()
-        if self.frozen is not None:
-            content["frozen"] = Frozen(**self.frozen.model_dump())
-        if self.operations is not None:
-            content["operations"] = tuple(self.operations)
-        return Layer(**content)
-
 
 class _LayersSchema(Schema):
     layers: list[LayerSchema]
 
 
-def layers_to_dict(layers: Sequence[Layer]) -> dict[str, Any]:
+def layers_to_dict(layers: Sequence[Layer]) -> JsonObject:
     """Return the fields of layers, which ``layers_of`` reads back to equal layers."""
     return {"layers": [layer_to_dict(layer) for layer in layers]}
 
 
-def layer_to_dict(layer: Layer) -> dict[str, Any]:
+def layer_to_dict(layer: Layer) -> JsonObject:
     """Return the fields of a layer, which ``LayerSchema`` reads back to an equal layer."""
     content = without_defaults(layer)
     return (
@@ -116,12 +112,11 @@ def layers_of(document: Document) -> tuple[Layer, ...]:
         *layer_problems(document, content.layers),
         *_operation_problems(document, content.layers),
     ]
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     return tuple(layer.value() for layer in content.layers)
 
 
-def without_defaults(value: Any) -> dict[str, Any]:
+def without_defaults(value: Any) -> JsonObject:
     """Return the fields of a dataclass that differ from their defaults."""
     pairs = [(field, getattr(value, field.name)) for field in fields(value)]
     return {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from argosy.document import Document, is_there, read_json, read_toml
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, bad_input, closest, invalid
+from argosy.errors import InputError, Problem, bad_input, closest, invalid, raise_any
 from argosy.workload.architecture import Architecture, Length
 from argosy.workload.chain import Chain
 from argosy.workload.finetune import tuned_chain
@@ -211,8 +211,7 @@ def _as_measured(chain: Chain, settings: WorkloadSettings) -> Chain:
         problems.append(
             Problem(path=chain.name, found=f"--powersgd {settings.powersgd}", expected=expected)
         )
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     return chain
 
 

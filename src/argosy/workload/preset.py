@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any
 
-from argosy.document import Document, Schema, parse_toml, validate
+from argosy.document import Document, JsonObject, Schema, parse_toml, validate
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, in_order, raise_any
 from argosy.workload.fields import Count, DtypeField, Name, Natural, OptimizerField
 from argosy.workload.huggingface import ModelConfig, read_config
 
@@ -37,8 +36,10 @@ class Preset:
 
 
 class _PresetFile(Schema):
+    makes = Preset
+
     name: Name
-    config: dict[str, Any]
+    config: JsonObject
     source: str = ""
     parameters: Natural | None = None
     sequence_length: Count | None = None
@@ -77,21 +78,14 @@ def preset_of(document: Document) -> Preset:
         )
     except InputError as error:
         problems += error.problems
-    if problems:
-        raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
+    raise_any(in_order(problems))
     assert config is not None, "a valid preset has a config"
     counted = config.architecture.parameters
     if content.parameters not in (None, counted):
         expected = f"{counted}, the count of its config"
         raise document.error(("parameters",), expected, content.parameters)
-    return Preset(
-        name=content.name,
-        config=config,
-        source=content.source,
-        sequence_length=content.sequence_length,
-        dtype=content.dtype,
-        optimizer=content.optimizer,
-    )
+    preset: Preset = content.value(config=config)
+    return preset
 
 
 def _folder() -> Traversable:

@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
-from argosy.errors import InputError, Problem, bad_input, closest
+from argosy.document import Document, JsonObject, Schema, is_there, parse_json, read_json, validate
+from argosy.errors import Problem, bad_input, closest, in_order, raise_any
 from argosy.workload.fields import Amount, Count, DtypeField, Name
 from argosy.workload.layers_file import LayerSchema, layer_problems, layer_to_dict, without_defaults
 from argosy.workload.profile import Profile, ProfileRow
@@ -33,6 +33,8 @@ VERSION = 1
 
 
 class _Row(Schema):
+    makes = ProfileRow
+
     layer: Name
     micro_batch: Count
     tensor_width: Count
@@ -43,6 +45,8 @@ class _Row(Schema):
 
 
 class ProfileSchema(Schema):
+    makes = Profile
+
     version: Literal[1]
     device: Name
     model: Name
@@ -88,22 +92,14 @@ def profile_of(document: Document) -> Profile:
     """Return the profile in a document; raise one ``InputError`` with every problem in it."""
     content = validate(document, ProfileSchema)
     problems = [*layer_problems(document, content.layers), *_row_problems(document, content)]
-    if problems:
-        raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
-    return Profile(
-        device=content.device,
-        model=content.model,
-        sequence_length=content.sequence_length,
-        measured=content.measured,
-        compiled=content.compiled,
-        rows=tuple(ProfileRow(**row.model_dump()) for row in content.rows),
-        layers=tuple(layer.value() for layer in content.layers),
-    )
+    raise_any(in_order(problems))
+    profile: Profile = content.value()
+    return profile
 
 
-def profile_to_dict(profile: Profile) -> dict[str, Any]:
+def profile_to_dict(profile: Profile) -> JsonObject:
     """Return the fields of a profile, which ``profile_of`` reads back to an equal profile."""
-    content: dict[str, Any] = {
+    content: JsonObject = {
         "version": VERSION,
         "device": profile.device,
         "model": profile.model,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Mismatch, Problem, closest
+from argosy.errors import Mismatch, Problem, closest, raise_any
 from argosy.workload.optimizer import OPTIMIZERS
 from argosy.workload.tuning import FULL, Tuning
 
@@ -72,8 +72,7 @@ def parse_settings(
         optimizer=_checked("optimizer", optimizer, parse_optimizer, problems),
         fused_attention=fused_attention,
     )
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     return settings
 
 
@@ -86,9 +85,5 @@ def _checked(
     try:
         return parse(value)
     except Mismatch as error:
-        problems.append(
-            Problem(
-                path=name, expected=error.expected, found=error.found, suggestion=error.suggestion
-            )
-        )
+        problems.append(error.at(path=name))
         return None

@@ -26,15 +26,12 @@ def devices(json: Json = False, width: Width = None) -> None:
     if json:
         print_json("devices", {"devices": [_to_dict(kind) for kind in catalogue()]})
         return
-    dtypes = [str(dtype) for dtype in Dtype]
-    table = plain_table(
-        "kind", "memory", "bandwidth", *dtypes, right=("memory", "bandwidth", *dtypes)
-    )
+    table = plain_table("kind", ">memory", ">bandwidth", *(f">{dtype}" for dtype in Dtype))
     for kind in catalogue():
         rates = dict(kind.flops)
         cells = [f"{rates[dtype] / 1e12:.4g}" if dtype in rates else "-" for dtype in Dtype]
-        memory = SIZE.format(kind.memory, digits=3)
-        bandwidth = RATE.format(kind.memory_bandwidth, digits=3)
+        memory = SIZE.short(kind.memory)
+        bandwidth = RATE.short(kind.memory_bandwidth)
         table.add_row(kind.name, memory, bandwidth, *cells)
     console = stdout_console(width)
     console.print(table)

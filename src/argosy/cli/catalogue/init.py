@@ -18,7 +18,7 @@ from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import DeviceKind
 from argosy.cluster.file import build_cluster
 from argosy.document import parse_toml
-from argosy.errors import InputError, Mismatch, Problem, bad_input, impossible
+from argosy.errors import InputError, Mismatch, bad_input, impossible
 from argosy.units import RATE, SIZE
 
 # The type of an answer.
@@ -117,10 +117,7 @@ def _kind(where: str, name: str) -> DeviceKind:
     try:
         return device_kind(name)
     except Mismatch as error:
-        problem = Problem(
-            path=where, found=error.found, expected=error.expected, suggestion=error.suggestion
-        )
-        raise InputError([problem]) from None
+        raise InputError([error.at(path=where)]) from None
 
 
 def _conversation() -> list[NodeAnswer]:
@@ -220,7 +217,7 @@ def _node_lines(letter: str, answer: NodeAnswer) -> list[str]:
     """Return the lines of one group of nodes."""
     kind = answer.kind
     names = f"{letter}0" + (f" to {letter}{answer.count - 1}" if answer.count > 1 else "")
-    facts = f"{SIZE.format(kind.memory, digits=3)}, {RATE.format(kind.memory_bandwidth, digits=3)}"
+    facts = f"{SIZE.short(kind.memory)}, {RATE.short(kind.memory_bandwidth)}"
     lines = [
         f"[[nodes]]  # {names}",
         f'name = "{letter}"',

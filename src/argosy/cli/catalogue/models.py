@@ -25,10 +25,7 @@ def models(json: Json = False, width: Width = None) -> None:
         ]
         print_json("models", {"models": rows})
         return
-    right = ("parameters", "layers", "sequence")
-    table = plain_table(
-        "model", "parameters", "layers", "sequence", "dtype", "optimizer", right=right
-    )
+    table = plain_table("model", ">parameters", ">layers", ">sequence", "dtype", "optimizer")
     for chain in chains:
         sizes = (
             f"{chain.parameters / 1e9:.4g} B",

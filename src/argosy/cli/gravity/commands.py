@@ -218,13 +218,7 @@ def _power_table(spectrum: PowerSpectrum, linear: Any) -> Table:
     """Return a measured power spectrum beside the linear one, which may be unknown."""
     from argosy.report.tables import plain_table
 
-    table = plain_table(
-        "k, h/Mpc",
-        "P, (Mpc/h)^3",
-        "linear",
-        "modes",
-        right=("k, h/Mpc", "P, (Mpc/h)^3", "linear", "modes"),
-    )
+    table = plain_table(">k, h/Mpc", ">P, (Mpc/h)^3", ">linear", ">modes")
     lines = (
         ["unknown"] * len(spectrum.k) if linear is None else [f"{value:.4g}" for value in linear]
     )
@@ -276,9 +270,7 @@ def halos(options: HaloOptions) -> None:
     console.print(
         f"{len(groups)} halos of at least {options.least} particles at z = {box.redshift:.3g}"
     )
-    table = plain_table(
-        "particles", "mass, Msun/h", "centre, Mpc/h", right=("particles", "mass, Msun/h")
-    )
+    table = plain_table(">particles", ">mass, Msun/h", "centre, Mpc/h")
     for size, centre in list(zip(groups.sizes, groups.centres, strict=True))[: options.most_shown]:
         table.add_row(
             str(size), f"{size * mass * 1e10:.3g}", " ".join(f"{value:8.3f}" for value in centre)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from argosy.cli.inputs import with_traces
 from argosy.cli.options import Json, MeshCells, Quiet, TargetCluster, Traces, Width
 from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
 from argosy.cluster.file import load_cluster
+from argosy.document import JsonObject
 from argosy.errors import bad_input
 from argosy.units import TIME
 
@@ -114,11 +115,11 @@ def _names(played: Played) -> list[str]:
     ]
 
 
-def _content(planned: StepPlan, played: Played) -> dict[str, Any]:
+def _content(planned: StepPlan, played: Played) -> JsonObject:
     """Return the plan and the simulated runs as a dict for JSON."""
     box = planned.box
 
-    def row(choice: PricedDomains) -> dict[str, Any]:
+    def row(choice: PricedDomains) -> JsonObject:
         """Return one choice of domains as a dict for JSON."""
         starts = (0, *choice.domains.ends[:-1])
         counts = [
@@ -149,7 +150,7 @@ def _content(planned: StepPlan, played: Played) -> dict[str, Any]:
         for name, (_, run) in zip(_names(played), played, strict=True)
     ]
     return {
-        "cluster": {"name": planned.cluster.name, "hash": planned.cluster.hash},
+        "cluster": planned.cluster.identity,
         "particles": box.particles,
         "mesh_cells": box.mesh_cells,
         "plan": row(planned.best),
@@ -175,8 +176,7 @@ def _show(console: Console, planned: StepPlan, played: Played, steps: int) -> No
     )
     console.print(domain_table(planned.cluster, box, best))
     console.print()
-    headings = ("cut", "step", "slowest / ideal", f"{steps} steps played", "moves")
-    table = plain_table(*headings, right=headings[1:])
+    table = plain_table("cut", ">step", ">slowest / ideal", f">{steps} steps played", ">moves")
     for name, (choice, run) in zip(_names(played), played, strict=True):
         total = f"stalled after {len(run.ends)}" if run.stalled else TIME.format(run.ends[-1])
         note = "" if all(choice.fits) else "  (does not fit)"

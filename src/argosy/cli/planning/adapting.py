@@ -154,14 +154,7 @@ def _table(courses: list[tuple[str, PolicyRun]]) -> Any:
     """Return a table with a row per policy."""
     from argosy.report.tables import plain_table
 
-    table = plain_table(
-        "policy",
-        "samples/s",
-        "over static",
-        "steps",
-        "changes",
-        right=("samples/s", "over static", "steps", "changes"),
-    )
+    table = plain_table("policy", ">samples/s", ">over static", ">steps", ">changes")
     static = courses[0][1].samples_per_second
     for name, course in courses:
         ratio = f"{course.samples_per_second / static:.3f}" if static else "-"
@@ -179,11 +172,8 @@ def _decisions(course: PolicyRun) -> list[str]:
     """Return a line for each decision of a policy."""
     lines = [""] if course.decisions else ["\nnothing was changed"]
     for decision in course.decisions[:_MOST_DECISIONS]:
-        moving = f", moving {TIME.format(decision.moving, digits=3)}" if decision.moving else ""
-        times = (
-            f"{TIME.format(decision.before, digits=3)} -> {TIME.format(decision.after, digits=3)} "
-            f"a step{moving}"
-        )
+        moving = f", moving {TIME.short(decision.moving)}" if decision.moving else ""
+        times = f"{TIME.short(decision.before)} -> {TIME.short(decision.after)} a step{moving}"
         lines.append(
             f"after step {decision.step}: {decision.what}, {decision.plan.schedule!r}, "
             f"{times}; {decision.why}"

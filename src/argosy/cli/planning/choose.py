@@ -7,36 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from argosy.cli.inputs import refuse_options
+from argosy.cli.command import given
+from argosy.cli.inputs import PlanningTask, refuse_options
 from argosy.cli.names import known_name
 from argosy.cli.terminal import print_json, stdout_console
-from argosy.cluster.topology import Cluster
-from argosy.cost.compute import ComputeModel
 from argosy.errors import bad_input, refused
 from argosy.plan.plan import Plan
-from argosy.workload.chain import Chain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from argosy.choose.replan import Courses
     from argosy.cli.planning.plan import PlanOptions
-    from argosy.planner import Settings
 
 
 # The value of --robust that chooses a plan which stays good if the cost model is wrong.
 MODEL = "model"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanningTask:
-    """The inputs that a search for a plan needs."""
-
-    chain: Chain
-    cluster: Cluster
-    global_batch: int
-    settings: Settings
-    model: ComputeModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +46,17 @@ def check_what_counts(options: PlanOptions) -> None:
     scenarios, robust, for_trace = options.scenario, options.robust, options.for_trace
     known_name("--objective", options.objective, ("throughput", "cost"), "objectives")
     known_name("--robust", robust, (*Robust, MODEL), "objectives")
-    prices: dict[str, object] = {
-        "--objective cost": "cost" if options.objective == "cost" else None,
-        "--max-price-per-hour": options.max_price_per_hour,
-        "--max-cost-per-step": options.max_cost_per_step,
-    }
+    cost = {"--objective cost": True} if options.objective == "cost" else {}
+    prices = {**cost, **given(options, "max_price_per_hour", "max_cost_per_step")}
     if for_trace is not None:
         refuse_options(
-            {"--scenario": scenarios or None, "--output": options.output, **prices},
+            {**given(options, "scenario", "output"), **prices},
             "cannot be combined with --for-trace, which compares plans and chooses none",
         )
     if scenarios:
         refuse_options(prices, "cannot be combined with --scenario")
     if robust == MODEL:
-        others = {"--scenario": scenarios or None, "--for-trace": for_trace or None, **prices}
+        others = {**given(options, "scenario", "for_trace"), **prices}
         refuse_options(others, f"cannot be combined with --robust {MODEL}")
     if not scenarios and robust not in (Robust.MEAN, MODEL):
         raise refused(f"--robust {robust} needs --scenario")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from argosy.cli.command import takes_options
+from argosy.cli.command import given, picked, takes_options
 from argosy.cli.inputs import (
     ScenarioInputs,
     check_at_least,
@@ -50,7 +50,7 @@ from argosy.workload.load import load_model
 if TYPE_CHECKING:
     from argosy.baselines import NoPlan, PlanningJob
     from argosy.choose.scenario import Robust
-    from argosy.cli.planning.choose import PlanningTask
+    from argosy.cli.inputs import PlanningTask
     from argosy.plan.islands import IslandPlan
     from argosy.report.contest import ContestRow
 
@@ -68,6 +68,10 @@ Only = Annotated[
 SAMPLES_PER_DEVICE = 8
 # The number of columns from which the table also describes each plan.
 _WIDE = 110
+
+
+# The options that describe a model and how it is planned.
+_OF_THE_MODEL = ("global_batch", "sequence_length", "dtype", "optimizer", "islands")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,17 +115,6 @@ class CompareOptions:
     json: Json = False
     quiet: Quiet = False
 
-    @property
-    def of_the_model(self) -> dict[str, object]:
-        """Return the options that describe a model and how it is planned."""
-        return {
-            "--global-batch": self.global_batch,
-            "--sequence-length": self.sequence_length,
-            "--dtype": self.dtype,
-            "--optimizer": self.optimizer,
-            "--islands": None if self.islands == "off" else self.islands,
-        }
-
 
 @takes_options
 def compare(options: CompareOptions) -> None:
@@ -148,7 +141,7 @@ def compare(options: CompareOptions) -> None:
     from argosy.cli.planning.islands import IslandRequest, compared_islands
     from argosy.cli.planning.scenarios import load_scenarios
 
-    islands = IslandRequest(islands=options.islands, sync_every=options.sync_every).options()
+    islands = picked(IslandRequest, options).options()
     if options.trace and options.scenario:
         raise excluded("--trace", "--scenario")
     wanted = Robust(known_name("--robust", options.robust, Robust, "objectives"))
@@ -173,33 +166,16 @@ def compare(options: CompareOptions) -> None:
 
 def _task_of_plan(plan: str, options: CompareOptions) -> tuple[PlanningTask, Plan]:
     """Return the inputs that a plan was made from, and the plan."""
-    from argosy.cli.planning.choose import PlanningTask
-    from argosy.planner import Settings
-
-    unused = {**options.of_the_model, "--model": options.model}
-    unused["--level"] = options.level if options.level > 1 else None
+    unused = given(options, *_OF_THE_MODEL, "model", "level")
     refuse_options(unused, "cannot be combined with a plan, which has its own")
-    inputs = ScenarioInputs(
-        cluster=options.cluster,
-        traces=options.trace or (),
-        profiles=options.profile or (),
-        quiet=options.quiet,
-    )
-    loaded = load_scenario(read_plan(plan), inputs)
-    task = PlanningTask(
-        chain=loaded.chain,
-        cluster=loaded.cluster,
-        global_batch=loaded.plan.global_batch,
-        settings=Settings(),
-        model=loaded.model,
-    )
-    return task, loaded.plan
+    loaded = load_scenario(read_plan(plan), picked(ScenarioInputs, options))
+    return loaded.task, loaded.plan
 
 
 def _task(options: CompareOptions) -> PlanningTask | None:
     """Return the inputs that all planners are given; None for gravity, which is compared at
     once."""
-    from argosy.cli.planning.choose import PlanningTask
+    from argosy.cli.inputs import PlanningTask
     from argosy.cli.planning.gravity_plans import PREFIX
     from argosy.errors import refused
     from argosy.planner import Settings
@@ -231,14 +207,9 @@ def _compare_gravity(model: str, cluster: Cluster, options: CompareOptions) -> N
     """Compare plans of gravity; reject options that do not apply to it."""
     from argosy.cli.planning.gravity_plans import compare_gravity
 
-    others = {
-        "--only": options.only,
-        "--profile": options.profile,
-        "--scenario": options.scenario,
-    }
-    unused = {**options.of_the_model, **others}
+    unused = given(options, *_OF_THE_MODEL, "only", "profile", "scenario")
     refuse_options(unused, "does not apply to gravity")
-    compare_gravity(model, cluster, width=options.width, json=options.json, quiet=options.quiet)
+    compare_gravity(model, cluster, options)
 
 
 def _our_seconds(rows: Sequence[ContestRow]) -> float:
@@ -279,7 +250,7 @@ def _to_dict(comparison: Comparison, options: CompareOptions) -> dict[str, Any]:
     ref = cost_model_ref(task.chain, task.cluster, task.model)
     return {
         "model": options.model or task.chain.name,
-        "cluster": {"name": task.cluster.name, "hash": task.cluster.hash},
+        "cluster": task.cluster.identity,
         "global_batch": task.global_batch,
         "cost_model": "default" if ref is None else ref.hash,
         "scenarios": options.scenario or [],

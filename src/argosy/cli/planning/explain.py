@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from argosy.cli.command import takes_options
+from argosy.cli.command import given, picked, takes_options
 from argosy.cli.inputs import Scenario, ScenarioInputs, load_scenario, refuse_options
 from argosy.cli.options import (
     ClusterSource,
@@ -20,7 +20,7 @@ from argosy.cli.options import (
 )
 from argosy.cli.terminal import print_json, progress, stdout_console
 from argosy.cluster.topology import Cluster
-from argosy.plan.file import read_plan, schedule_to_dict
+from argosy.plan.file import read_plan
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -40,15 +40,6 @@ class ExplainOptions:
     width: Width = None
     json: Json = False
     quiet: Quiet = False
-
-    def inputs(self) -> ScenarioInputs:
-        """Return the inputs that replace those of the plan."""
-        return ScenarioInputs(
-            cluster=self.cluster,
-            traces=self.trace or (),
-            profiles=self.profile or (),
-            quiet=self.quiet,
-        )
 
 
 @takes_options
@@ -76,12 +67,7 @@ def explain(options: ExplainOptions) -> None:
             scenario.plan, scenario.chain, scenario.cluster, model=scenario.model
         )
     if options.json:
-        names = {
-            "model": scenario.plan.model.name,
-            "cluster": {"name": scenario.cluster.name, "hash": scenario.cluster.hash},
-            "schedule": schedule_to_dict(scenario.plan.schedule),
-        }
-        print_json("explain", {**names, **explanation_to_dict(explanation)})
+        print_json("explain", {**scenario.names, **explanation_to_dict(explanation)})
         return
     console = stdout_console(options.width)
     for part in explanation_parts(explanation, scenario.cluster):
@@ -95,29 +81,21 @@ def _scenario(options: ExplainOptions) -> Scenario | None:
     from argosy.cli.planning.program import scenario_of_program
 
     if options.plan.partition(":")[0].endswith(".py"):
-        unused = {"--trace": options.trace, "--profile": options.profile}
-        refuse_options(unused, "does not apply to a program")
+        refuse_options(given(options, "trace", "profile"), "does not apply to a program")
         return scenario_of_program(
             options.plan, options.cluster, dtype=options.dtype, quiet=options.quiet
         )
-    refuse_options({"--dtype": options.dtype}, "cannot be combined with a plan, which has its own")
+    refuse_options(given(options, "dtype"), "cannot be combined with a plan, which has its own")
     document = read_plan(options.plan)
     kind = document.data.get("kind")
     if kind == "gravity":
-        refuse_options({"--profile": options.profile}, "does not apply to a gravity plan")
-        explain_gravity(
-            document,
-            cluster=options.cluster,
-            traces=options.trace or (),
-            width=options.width,
-            json=options.json,
-            quiet=options.quiet,
-        )
+        refuse_options(given(options, "profile"), "does not apply to a gravity plan")
+        explain_gravity(document, options)
         return None
     if kind == "islands":
         explain_islands(document, options)
         return None
-    return load_scenario(document, options.inputs())
+    return load_scenario(document, picked(ScenarioInputs, options))
 
 
 def explanation_parts(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableType]:

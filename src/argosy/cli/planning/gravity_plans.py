@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long, with_traces
 from argosy.cli.terminal import print_json, progress, stdout_console, write_file
 from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
-from argosy.document import Document
+from argosy.document import Document, JsonObject
 from argosy.errors import bad_input
 from argosy.units import TIME
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from argosy.cli.planning.compare import CompareOptions
+    from argosy.cli.planning.explain import ExplainOptions
+    from argosy.cli.planning.report import ReportOptions
     from argosy.cli.planning.simulate import SimulateOptions
     from argosy.nbody.planning.plan import PricedDomains, StepPlan
     from argosy.nbody.planning.plan_file import GravityPlan
@@ -39,21 +41,15 @@ def simulate_gravity(document: Document, options: SimulateOptions) -> None:
     from argosy.timeline.file import dumps_timeline
 
     check_reach(options.adapt or "off")
-    plan, where = _plan_on(document, options.cluster, options.trace or ())
+    plan, where = _plan_on(document, options)
     runs = _played(plan, where, options)
     if options.output is not None:
         done = max(len(runs[0][1].ends), 1)
         timeline = step_timeline(where, plan.box, plan.plan, min(done, MOST_RECORDED))
         write_file(options.output, dumps_timeline(timeline).encode())
     if options.json:
-        names = {
-            "cluster": {"name": where.name, "hash": where.hash},
-            "particles": plan.box.particles,
-        }
-        print_json(
-            "simulate",
-            {**names, "workload": "gravity", "runs": [_run(name, run) for name, run in runs]},
-        )
+        played = [_run(name, run) for name, run in runs]
+        print_json("simulate", {**_names(plan, where), "runs": played})
         return
     console = stdout_console(options.width, beside=options.output)
     console.print(f"{plan.box.particles:.3g} particles on {where!r}\n", soft_wrap=True)
@@ -95,15 +91,7 @@ def _run_table(runs: Sequence[tuple[str, PlayedRun]]) -> Table:
     """Return a table with a row per simulated run."""
     from argosy.report.tables import plain_table
 
-    table = plain_table(
-        "cut",
-        "steps",
-        "mean step",
-        "first",
-        "slowest",
-        "moves",
-        right=("steps", "mean step", "first", "slowest", "moves"),
-    )
+    table = plain_table("cut", ">steps", ">mean step", ">first", ">slowest", ">moves")
     for name, run in runs:
         step_seconds = _seconds(run)
         times = (
@@ -117,31 +105,20 @@ def _run_table(runs: Sequence[tuple[str, PlayedRun]]) -> Table:
     return table
 
 
-def explain_gravity(
-    document: Document,
-    *,
-    cluster: str | None,
-    traces: Sequence[str],
-    width: int | None,
-    json: bool,
-    quiet: bool,
-) -> None:
+def explain_gravity(document: Document, options: ExplainOptions) -> None:
     """Explain why a step of a gravity plan takes so long, and what would help."""
     from argosy.nbody.planning.reasons import explain_step
     from argosy.report.gravity import domain_table, improvement_rows, reason_lines, reasons_to_dict
     from argosy.report.tables import plain_table
 
-    plan, where = _plan_on(document, cluster, traces)
-    with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
+    plan, where = _plan_on(document, options)
+    title = f"simulating {plan.box.particles:.3g} particles on {where!r}"
+    with progress(title, quiet=options.quiet):
         reasons = explain_step(where, plan.box, plan.plan)
-    if json:
-        names = {
-            "cluster": {"name": where.name, "hash": where.hash},
-            "particles": plan.box.particles,
-        }
-        print_json("explain", {**names, "workload": "gravity", **reasons_to_dict(reasons)})
+    if options.json:
+        print_json("explain", {**_names(plan, where), **reasons_to_dict(reasons)})
         return
-    console = stdout_console(width)
+    console = stdout_console(options.width)
     step = TIME.format(reasons.priced.step_seconds)
     console.print(
         f"{plan.box.particles:.3g} particles on {where!r}: {step} a step\n", soft_wrap=True
@@ -151,28 +128,23 @@ def explain_gravity(
     for line in reason_lines(reasons):
         console.print(line, soft_wrap=True)
     console.print()
-    table = plain_table("change, cut again", "step", "saves", right=("step", "saves"))
+    table = plain_table("change, cut again", ">step", ">saves")
     for row in improvement_rows(reasons):
         table.add_row(*row)
     console.print(table)
 
 
 def report_gravity(
-    document: Document,
-    output: Path,
-    *,
-    cluster: str | None,
-    traces: Sequence[str],
-    measured: Mapping[str, Timeline],
-    quiet: bool,
+    document: Document, measured: Mapping[str, Timeline], options: ReportOptions
 ) -> int:
     """Write a gravity plan as one page; return its size in bytes."""
     from argosy.nbody.planning.plan import StepPrices
     from argosy.nbody.planning.reasons import explain_step
     from argosy.report.gravity import gravity_page
 
-    plan, where = _plan_on(document, cluster, traces)
-    with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
+    plan, where = _plan_on(document, options)
+    title = f"simulating {plan.box.particles:.3g} particles on {where!r}"
+    with progress(title, quiet=options.quiet):
         reasons = explain_step(where, plan.box, plan.plan)
         prices = StepPrices(where, plan.box)
         compared = [
@@ -180,22 +152,27 @@ def report_gravity(
             for domains in (plan.plan, *plan.compared)
         ]
     page = gravity_page(where, plan.box, reasons, compared, list(measured.items())).encode()
-    write_file(output, page)
+    write_file(options.output, page)
     return len(page)
 
 
 def _plan_on(
-    document: Document, cluster: str | None, traces: Sequence[str]
+    document: Document, options: SimulateOptions | ExplainOptions | ReportOptions
 ) -> tuple[GravityPlan, Cluster]:
     """Return a gravity plan, and the cluster on which it is simulated."""
     from argosy.nbody.planning.plan_file import gravity_plan_from_document
 
     plan = gravity_plan_from_document(document)
-    where = plan.cluster if cluster is None else load_cluster(cluster)
+    where = plan.cluster if options.cluster is None else load_cluster(options.cluster)
     if len(where.devices) != len(plan.cluster.devices):
         expected = f"a cluster of {len(plan.cluster.devices)} devices, as the plan was made for"
         raise bad_input(expected, f"{len(where.devices)} in {where.name}", where="--cluster")
-    return plan, with_traces(where, traces) if traces else where
+    return plan, with_traces(where, options.trace) if options.trace else where
+
+
+def _names(plan: GravityPlan, where: Cluster) -> JsonObject:
+    """Return the cluster and the particles, for a JSON document."""
+    return {"cluster": where.identity, "particles": plan.box.particles, "workload": "gravity"}
 
 
 def _seconds(run: PlayedRun) -> list[float]:
@@ -203,14 +180,12 @@ def _seconds(run: PlayedRun) -> list[float]:
     return [end - start for start, end in zip((0.0, *run.ends), run.ends, strict=False)]
 
 
-def _run(name: str, run: PlayedRun) -> dict[str, Any]:
+def _run(name: str, run: PlayedRun) -> JsonObject:
     """Return a simulated run as a dict for JSON."""
     return {"name": name, "step_seconds": _seconds(run), "moves": run.moves, "stalled": run.stalled}
 
 
-def compare_gravity(
-    box_name: str, cluster: Cluster, *, width: int | None, json: bool, quiet: bool
-) -> None:
+def compare_gravity(box_name: str, cluster: Cluster, options: CompareOptions) -> None:
     """Compare the planned domains with equal counts and counts by speed, over several steps."""
     from argosy.cli.gravity.plan import parse_count
     from argosy.nbody.planning.plan import plan_step
@@ -219,7 +194,7 @@ def compare_gravity(
     from argosy.report.tables import plain_table
 
     box = typical_box(parse_count(box_name.removeprefix(PREFIX), "--model"))
-    with progress(f"planning {box.particles:.3g} particles on {cluster!r}", quiet=quiet):
+    with progress(f"planning {box.particles:.3g} particles on {cluster!r}", quiet=options.quiet):
         planned = plan_step(cluster, box)
         ours = play_run(cluster, box, planned.best.domains, _STEPS, rebalance=True)
         others = [
@@ -231,15 +206,13 @@ def compare_gravity(
         _row(choice.domains.name, planned, choice, run)
         for choice, run in zip(planned.others, others, strict=True)
     ]
-    if json:
-        names = {"model": box_name, "cluster": {"name": cluster.name, "hash": cluster.hash}}
+    if options.json:
+        names = {"model": box_name, "cluster": cluster.identity}
         print_json("compare", {**names, "workload": "gravity", "rows": rows})
         return
-    console = stdout_console(width)
+    console = stdout_console(options.width)
     console.print(f"{box.particles:.3g} particles on {cluster!r}\n", soft_wrap=True)
-    table = plain_table(
-        "cut", "step", "of ours", "particles/s", "why", right=("step", "of ours", "particles/s")
-    )
+    table = plain_table("cut", ">step", ">of ours", ">particles/s", "why")
     for row in rows:
         if not row["feasible"]:
             table.add_row(row["name"], "-", "-", "-", row["reason"])
@@ -252,7 +225,7 @@ def compare_gravity(
     console.print(table)
 
 
-def _row(name: str, planned: StepPlan, choice: PricedDomains, run: PlayedRun) -> dict[str, Any]:
+def _row(name: str, planned: StepPlan, choice: PricedDomains, run: PlayedRun) -> JsonObject:
     """Return a row of ``argosy compare``; a sample is a particle."""
     seconds = run.ends[-1] / len(run.ends) if run.ends else math.inf
     feasible = all(choice.fits) and not run.stalled

@@ -7,8 +7,9 @@ import shlex
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from argosy.cli.command import picked
 from argosy.cli.inputs import (
     MOST_ITERATIONS,
     ScenarioInputs,
@@ -22,7 +23,7 @@ from argosy.cli.names import known_name
 from argosy.cli.terminal import STDOUT, print_json, progress, stdout_console, write_file
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.document import Document
+from argosy.document import Document, JsonObject
 from argosy.errors import InfeasibleError, bad_input
 from argosy.plan.plan import Plan
 from argosy.units import TIME
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from argosy.choose.islands import IslandOptions
-    from argosy.cli.planning.choose import PlanningTask
+    from argosy.cli.inputs import PlanningTask
     from argosy.cli.planning.explain import ExplainOptions
     from argosy.cli.planning.plan import PlanOptions
     from argosy.cli.planning.simulate import SimulateOptions
@@ -72,7 +73,7 @@ class IslandRequest:
 
         if self.islands == "off":
             changed = {
-                f"--{option.name.replace('_', '-')}": getattr(self, option.name)
+                f"--{option.name.replace('_', '-')}": True
                 for option in fields(self)
                 if getattr(self, option.name) != option.default
             }
@@ -224,7 +225,7 @@ def simulate_islands(document: Document, options: SimulateOptions) -> None:
     from argosy.report.islands import course_lines, course_to_dict, island_table, island_title
     from argosy.sim.islands import play_islands
 
-    scenario = load_island_scenario(document, options.inputs())
+    scenario = load_island_scenario(document, picked(ScenarioInputs, options))
     plan = scenario.plan
     steps = 4 * plan.sync_every if options.until is None else MOST_ITERATIONS
     steps = steps if options.iterations is None else check_iterations(options.iterations)
@@ -287,9 +288,9 @@ def island_timeline(
     return window.timeline(plan, scenario.cluster)
 
 
-def _names(scenario: IslandScenario) -> dict[str, Any]:
+def _names(scenario: IslandScenario) -> JsonObject:
     """Return the names of the model, the cluster and the algorithm for JSON."""
-    where = {"name": scenario.cluster.name, "hash": scenario.cluster.hash}
+    where = scenario.cluster.identity
     return {
         "model": scenario.plan.model.name,
         "cluster": where,
@@ -306,7 +307,7 @@ def explain_islands(document: Document, options: ExplainOptions) -> None:
     from argosy.report.islands import what_changes
     from argosy.report.tables import plain_table
 
-    scenario = load_island_scenario(document, options.inputs())
+    scenario = load_island_scenario(document, picked(ScenarioInputs, options))
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=options.quiet):
         rows = island_what_ifs(scenario.plan, scenario.chain, scenario.cluster, scenario.model)
     if options.json:
@@ -319,7 +320,7 @@ def explain_islands(document: Document, options: ExplainOptions) -> None:
     console = stdout_console(options.width)
     show_island_plan(console, scenario.plan, scenario.cluster)
     console.print()
-    table = plain_table("change", "step", right=("step",))
+    table = plain_table("change", ">step")
     for name, seconds in rows:
         table.add_row(
             name, TIME.format(seconds, digits=4) if math.isfinite(seconds) else "never ends"

@@ -73,7 +73,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from argosy.cli.planning.choose import ChosenPlan, PlanningTask
+    from argosy.cli.inputs import PlanningTask
+    from argosy.cli.planning.choose import ChosenPlan
     from argosy.cli.planning.plan_request import PlanRequest
     from argosy.planner import CapturedProgram, Settings
 

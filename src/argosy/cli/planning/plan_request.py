@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from argosy.cli.command import given, picked
 from argosy.cli.inputs import (
     check_at_least,
     compute_model,
@@ -29,7 +30,7 @@ from argosy.workload.tuning import parse_tuning
 
 if TYPE_CHECKING:
     from argosy.choose.islands import IslandOptions
-    from argosy.cli.planning.choose import PlanningTask
+    from argosy.cli.inputs import PlanningTask
     from argosy.cli.planning.plan import PlanOptions
     from argosy.planner import CapturedProgram, Settings
 
@@ -58,8 +59,9 @@ class PlanRequest:
 
 def read_request(options: PlanOptions) -> PlanRequest:
     """Check the options of ``argosy plan`` and load what they name; raise ``InputError``."""
-    from argosy.cli.planning.choose import PlanningTask, check_what_counts
-    from argosy.cli.planning.islands import check_divisible
+    from argosy.cli.inputs import PlanningTask
+    from argosy.cli.planning.choose import check_what_counts
+    from argosy.cli.planning.islands import IslandRequest, check_divisible
 
     program = None if options.program is None else _captured(options, options.program)
     model = options.model if program is None else program.chain.name
@@ -67,7 +69,7 @@ def read_request(options: PlanOptions) -> PlanRequest:
     if model is None or global_batch is None:
         raise refused("argosy plan needs --model and --global-batch, or --program FILE.py:build")
     check_at_least("--global-batch", global_batch, 1)
-    islands = _islands(options)
+    islands = picked(IslandRequest, options).options()
     check_what_counts(options)
     if islands is not None:
         _check_islands(options, program)
@@ -98,20 +100,9 @@ def _captured(options: PlanOptions, text: str) -> CapturedProgram:
     """Capture the program of ``--program``; options that it decides itself are rejected."""
     from argosy.cli.planning.program import capture_program
 
-    decided_by_the_program = {
-        "--model": options.model,
-        "--global-batch": options.global_batch,
-        "--sequence-length": options.sequence_length,
-        "--max-width": options.max_width,
-        "--max-context": options.max_context,
-        "--train": options.train,
-        "--lora": options.lora,
-        "--base-weights": options.base_weights,
-        "--max-expert": options.max_expert,
-        "--for": options.for_system,
-        "--freeze": options.freeze,
-    }
-    refuse_options(decided_by_the_program, "cannot be combined with --program")
+    model = ("model", "global_batch", "sequence_length", "train", "lora", "base_weights", "freeze")
+    widths = ("max_width", "max_context", "max_expert", "for_system")
+    refuse_options(given(options, *model, *widths), "cannot be combined with --program")
     parse_settings(optimizer=options.optimizer)
     if options.output is not None:
         check_output(options.output, options.cluster, text.partition(":")[0], json=options.json)
@@ -120,34 +111,13 @@ def _captured(options: PlanOptions, text: str) -> CapturedProgram:
     )
 
 
-def _islands(options: PlanOptions) -> IslandOptions | None:
-    """Return the options of islands; None for ``--islands off``."""
-    from argosy.cli.planning.islands import IslandRequest
-
-    return IslandRequest(
-        islands=options.islands,
-        sync_every=options.sync_every,
-        fragments=options.fragments,
-        overlap=options.overlap,
-        compress=options.compress,
-        max_sync_every=options.max_sync_every,
-        outer=options.outer,
-    ).options()
-
-
 def _check_islands(options: PlanOptions, program: CapturedProgram | None) -> None:
     """Raise ``InputError`` if an option cannot be combined with ``--islands``."""
-    conflicting: dict[str, object] = {
-        "--scenario": options.scenario,
-        "--for": options.for_system,
-        "--for-trace": options.for_trace,
-        "--max-price-per-hour": options.max_price_per_hour,
-        "--max-cost-per-step": options.max_cost_per_step,
-        "--objective": None if options.objective != "cost" else options.objective,
-        "--robust": options.robust if options.robust != "mean" else None,
-        "--program of a step that mixes samples": program is not None and program.mixes is not None,
-    }
+    prices = ("max_price_per_hour", "max_cost_per_step", "objective")
+    conflicting = given(options, "scenario", "for_system", "for_trace", *prices, "robust")
     refuse_options(conflicting, "cannot be combined with --islands")
+    if program is not None and program.mixes is not None:
+        raise excluded("--program of a step that mixes samples", "--islands")
 
 
 def _settings(options: PlanOptions) -> tuple[Settings, str | None]:
@@ -158,13 +128,8 @@ def _settings(options: PlanOptions) -> tuple[Settings, str | None]:
 
     time_budget = parse_time("--time-budget", options.time_budget)
     if options.powersgd:
-        conflicting = {
-            "--max-width": options.max_width if options.max_width != 1 else None,
-            "--for": options.for_system,
-            "--max-expert": options.max_expert,
-            "--max-context": options.max_context,
-            "--offload": options.offload,
-        }
+        width = () if options.max_width == 1 else ("max_width",)
+        conflicting = given(options, *width, "for_system", "max_expert", "max_context", "offload")
         refuse_options(conflicting, "cannot be combined with --powersgd")
     settings = Settings(
         level=options.level,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.command import takes_options
+from argosy.cli.command import given, picked, takes_options
 from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
 from argosy.cli.options import ClusterSource, Json, PlanSource, Profiles, Quiet, Traces
 from argosy.cli.terminal import check_output, print_json, progress, say_written, write_file
@@ -62,15 +62,6 @@ class ReportOptions:
     json: Json = False
     quiet: Quiet = False
 
-    def inputs(self) -> ScenarioInputs:
-        """Return the inputs that replace those of the plan."""
-        return ScenarioInputs(
-            cluster=self.cluster,
-            traces=self.trace or (),
-            profiles=self.profile or (),
-            quiet=self.quiet,
-        )
-
 
 @takes_options
 def report(options: ReportOptions) -> None:
@@ -99,7 +90,7 @@ def report(options: ReportOptions) -> None:
         size = _report_other_kind(document, measured, options)
         _conclude(options.output, size, json=options.json)
         return
-    scenario = load_scenario(document, options.inputs())
+    scenario = load_scenario(document, picked(ScenarioInputs, options))
     _check_timelines(measured, scenario.cluster)
     names = options.under or ()
     page = Report(
@@ -123,25 +114,12 @@ def _report_other_kind(
     from argosy.cli.planning.gravity_plans import report_gravity
     from argosy.cli.planning.islands import report_islands
 
-    unused: dict[str, object] = {
-        "--compare": options.compare,
-        "--decisions": options.decisions,
-        "--scenario": options.under,
-    }
+    of_a_plan = ("compare", "decisions", "under")
     if document.data["kind"] == "gravity":
-        refuse_options({"--profile": options.profile, **unused}, "does not apply to a gravity plan")
-        return report_gravity(
-            document,
-            options.output,
-            cluster=options.cluster,
-            traces=options.trace or (),
-            measured=measured,
-            quiet=options.quiet,
-        )
-    refuse_options(
-        {"TIMELINE": options.timeline or None, **unused}, "does not apply to an island plan"
-    )
-    return report_islands(document, options.output, options.inputs())
+        refuse_options(given(options, "profile", *of_a_plan), "does not apply to a gravity plan")
+        return report_gravity(document, measured, options)
+    refuse_options(given(options, "timeline", *of_a_plan), "does not apply to an island plan")
+    return report_islands(document, options.output, picked(ScenarioInputs, options))
 
 
 def _conclude(output: Path, size: int, *, json: bool) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from argosy.cli.inputs import whole_number, with_traces
 from argosy.cluster.file import with_changes
 from argosy.cluster.generators import GENERATORS
 from argosy.cluster.topology import Cluster
+from argosy.document import JsonObject
 from argosy.errors import bad_input, closest
 
 # The default time until which a generator creates changes.
@@ -40,7 +40,7 @@ def _scenario(cluster: Cluster, name: str) -> Cluster:
     return with_changes(changed, [*earlier, *changes], file="--scenario", folder=Path())
 
 
-def _changes_of(cluster: Cluster) -> list[dict[str, Any]]:
+def _changes_of(cluster: Cluster) -> list[JsonObject]:
     """Return the [[changes]] of a cluster."""
     import json
 
@@ -65,7 +65,7 @@ def _generator_of(part: str) -> str | None:
     return name
 
 
-def _change(part: str) -> dict[str, Any]:
+def _change(part: str) -> JsonObject:
     """Return a [[changes]] entry for a generator.
 
     ``seed`` and ``horizon`` are its own fields; the rest are the generator's parameters.
@@ -79,12 +79,7 @@ def _change(part: str) -> dict[str, Any]:
         raise bad_input("a whole number", text, where="--scenario seed")
     parameters = {key: _number(value) for key, value in given.items()}
     target_kind = "device" if name == "straggler" else "link"
-    change: dict[str, Any] = {
-        target_kind: target,
-        "generator": name,
-        "seed": seed,
-        "horizon": horizon,
-    }
+    change: JsonObject = {target_kind: target, "generator": name, "seed": seed, "horizon": horizon}
     return {**change, "parameters": parameters} if parameters else change
 
 

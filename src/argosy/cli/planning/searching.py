@@ -15,7 +15,7 @@ from argosy.units import TIME
 from argosy.workload.chain import Chain
 
 if TYPE_CHECKING:
-    from argosy.cli.planning.choose import PlanningTask
+    from argosy.cli.inputs import PlanningTask
     from argosy.planner import CapturedProgram, SearchProgress
 
 

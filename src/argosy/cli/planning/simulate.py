@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.command import takes_options
+from argosy.cli.command import given, picked, takes_options
 from argosy.cli.inputs import (
     MOST_ITERATIONS,
     Scenario,
@@ -37,7 +37,7 @@ from argosy.cli.options import (
 )
 from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
 from argosy.document import Document
-from argosy.plan.file import read_plan, schedule_to_dict
+from argosy.plan.file import read_plan
 from argosy.units import counted
 
 if TYPE_CHECKING:
@@ -100,23 +100,6 @@ class SimulateOptions:
     json: Json = False
     quiet: Quiet = False
 
-    def inputs(self) -> ScenarioInputs:
-        """Return the inputs that replace those of the plan."""
-        return ScenarioInputs(
-            cluster=self.cluster,
-            traces=self.trace or (),
-            schedule=self.schedule,
-            k=self.k,
-            profiles=self.profile or (),
-            calibration=self.calibration,
-            quiet=self.quiet,
-        )
-
-    @property
-    def chart_options(self) -> dict[str, object]:
-        """Return the options that only choose what the chart of a plan shows."""
-        return {"--iteration": self.iteration or None, "--transfers": self.transfers}
-
 
 @takes_options
 def simulate(options: SimulateOptions) -> None:
@@ -147,16 +130,12 @@ def simulate(options: SimulateOptions) -> None:
     if document.data.get("kind") in ("gravity", "islands"):
         _simulate_other_kind(document, options)
         return
-    scenario = load_scenario(document, options.inputs())
+    scenario = load_scenario(document, picked(ScenarioInputs, options))
     if options.adapt is not None:
         from argosy.cli.planning.adapting import show_courses
 
         refuse_options(
-            {
-                "--iterations": options.iterations,
-                **options.chart_options,
-                "--output": options.output,
-            },
+            given(options, "iterations", "iteration", "transfers", "output"),
             "cannot be combined with --adapt, which simulates everything until --until",
         )
         show_courses(scenario, options.adapt, options)
@@ -180,12 +159,7 @@ def _simulate_plan(scenario: Scenario, options: SimulateOptions) -> None:
         write_file(options.output, dumps_timeline(timeline).encode())
     summary = summarise(scenario.plan, scenario.cluster, timeline)
     if options.json:
-        names = {
-            "model": scenario.plan.model.name,
-            "cluster": {"name": scenario.cluster.name, "hash": scenario.cluster.hash},
-            "schedule": schedule_to_dict(scenario.plan.schedule),
-        }
-        print_json("simulate", {**names, **summary_to_dict(summary)})
+        print_json("simulate", {**scenario.names, **summary_to_dict(summary)})
         return
     _show(
         stdout_console(options.width, beside=options.output),
@@ -202,14 +176,12 @@ def _simulate_other_kind(document: Document, options: SimulateOptions) -> None:
     from argosy.cli.planning.gravity_plans import simulate_gravity
     from argosy.cli.planning.islands import simulate_islands
 
-    unused: dict[str, object] = {"--schedule": options.schedule, "--k": options.k}
+    of_a_plan = ("schedule", "k", "calibration", "iteration", "transfers")
     if document.data["kind"] == "gravity":
-        unused |= {"--profile": options.profile, "--calibration": options.calibration}
-        refuse_options({**unused, **options.chart_options}, "does not apply to a gravity plan")
+        refuse_options(given(options, *of_a_plan, "profile"), "does not apply to a gravity plan")
         simulate_gravity(document, options)
         return
-    unused |= {"--calibration": options.calibration, "--adapt": options.adapt}
-    unused |= {"--output": options.output, **options.chart_options}
+    unused = given(options, *of_a_plan, "adapt", "output")
     refuse_options(unused, "does not apply to an island plan")
     simulate_islands(document, options)
 

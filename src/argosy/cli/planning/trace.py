@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.command import takes_options
+from argosy.cli.command import given, picked, takes_options
 from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
 from argosy.cli.options import (
     ClusterSource,
@@ -96,37 +96,18 @@ def trace(options: TraceOptions) -> None:
 
 def _timeline(options: TraceOptions) -> Timeline:
     """Return the timeline in a file, or simulate the plan in it."""
+    from argosy.cli.planning.islands import island_timeline
     from argosy.cli.planning.simulate import play
     from argosy.timeline.file import timeline_from_document
 
-    document = read_plan(options.source)
+    document, inputs = read_plan(options.source), picked(ScenarioInputs, options)
     if "spans" in document.data:
-        given = {
-            "--cluster": options.cluster,
-            "--trace": options.trace,
-            "--iterations": options.iterations,
-            "--until": options.until,
-        }
-        refuse_options(
-            {**given, "--schedule": options.schedule, "--k": options.k},
-            "does not apply to a timeline, which is not simulated again",
-        )
+        unused = given(options, "cluster", "trace", "iterations", "until", "schedule", "k")
+        refuse_options(unused, "does not apply to a timeline, which is not simulated again")
         return timeline_from_document(document)
     if document.data.get("kind") == "islands":
-        from argosy.cli.planning.islands import island_timeline
-
-        given = {"--schedule": options.schedule, "--k": options.k, "--until": options.until}
-        refuse_options(given, "does not apply to an island plan")
-        inputs = ScenarioInputs(
-            cluster=options.cluster, traces=options.trace or (), quiet=options.quiet
-        )
+        refuse_options(given(options, "schedule", "k", "until"), "does not apply to an island plan")
         return island_timeline(document, inputs, iterations=options.iterations)
-    inputs = ScenarioInputs(
-        cluster=options.cluster,
-        traces=options.trace or (),
-        schedule=options.schedule,
-        k=options.k,
-    )
     return play(
         load_scenario(document, inputs),
         iterations=options.iterations,

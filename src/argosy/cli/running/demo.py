@@ -5,7 +5,7 @@ The schedules are simulated while a link is lost at times; the training runs on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -155,39 +155,22 @@ def _show_files(console: Console, plan_file: Path, trace_file: Path, page_file: 
 def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
     """Find a plan for the same task; return it with its explanation and the seconds of the plan by
     hand."""
-    from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.searching import search
     from argosy.explain import explain_plan
-    from argosy.planner import Settings
     from argosy.sim.simulate import simulate
 
     chain, cluster = by_hand.chain, by_hand.cluster
-    task = PlanningTask(
-        chain=chain,
-        cluster=cluster,
-        global_batch=by_hand.plan.global_batch,
-        settings=Settings(),
-        model=by_hand.model,
-    )
-    best_plan = search(chain, task, quiet=quiet)
+    best_plan = search(chain, by_hand.task, quiet=quiet)
     seconds = simulate(by_hand.plan, chain, cluster).iteration_ends[0]
     return best_plan, explain_plan(best_plan, chain, cluster), seconds
 
 
 def _compare(by_hand: Scenario, best_plan: Plan, *, quiet: bool) -> list[ContestRow]:
     """Compare the plan found with those of other planners, on the constant network."""
-    from argosy.cli.planning.choose import PlanningTask
     from argosy.cli.planning.compare import compared
     from argosy.cluster.lasting import at_time_zero
-    from argosy.planner import Settings
 
-    task = PlanningTask(
-        chain=by_hand.chain,
-        cluster=at_time_zero(by_hand.cluster),
-        global_batch=by_hand.plan.global_batch,
-        settings=Settings(),
-        model=by_hand.model,
-    )
+    task = replace(by_hand.task, cluster=at_time_zero(by_hand.cluster))
     return compared(task, names=PLANNERS, ours=best_plan, quiet=quiet)
 
 

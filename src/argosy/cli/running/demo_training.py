@@ -17,13 +17,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from argosy.cli.terminal import tell, write_file
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import Cluster, canonical
 from argosy.cost.compute import ComputeModel
-from argosy.document import make_folder
+from argosy.document import JsonObject, make_folder
 from argosy.dtype import Dtype
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
@@ -89,7 +89,7 @@ class Trained:
         assert self.plan.predicted is not None
         return self.plan.predicted.iteration_seconds
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the name and the times of the plan as a dict for JSON."""
         return {
             "name": self.title,
@@ -98,7 +98,7 @@ class Trained:
         }
 
 
-def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> dict[str, Any]:
+def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> JsonObject:
     """Plan, run both plans, and compare them with predictions, with each other, and with one
     process."""
     from importlib.util import find_spec
@@ -216,7 +216,7 @@ def _plans(
 ) -> tuple[Chain, dict[str, Plan]]:
     """Return Argosy's plan and the even one, both with predictions."""
     from argosy.baselines import BASELINES, NoPlan, PlanningJob
-    from argosy.cli.planning.choose import PlanningTask
+    from argosy.cli.inputs import PlanningTask
     from argosy.cli.planning.searching import search
     from argosy.explain import with_prediction
     from argosy.planner import Settings
@@ -307,11 +307,9 @@ def _show(
     from argosy.report.plan import devices_in_short
     from argosy.report.tables import plain_table
 
-    table = plain_table(
-        "plan", "predicted", "measured", "off by", right=("predicted", "measured", "off by")
-    )
+    table = plain_table("plan", ">predicted", ">measured", ">off by")
     for result in trained:
-        times = [TIME.format(seconds, digits=3) for seconds in (result.predicted, result.seconds)]
+        times = [TIME.short(seconds) for seconds in (result.predicted, result.seconds)]
         table.add_row(
             result.title, *times, f"{100 * (result.predicted / result.seconds - 1):+.0f} %"
         )

@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from argosy.cli.running.processes import POLL
+from argosy.cli.running.processes import POLL, start_process
 from argosy.cli.running.run_checks import warn_of_other_options, warning_line
-from argosy.document import make_folder
+from argosy.document import JsonObject, make_folder
 from argosy.errors import RunError, bad_input, closest, impossible
 from argosy.plan.runnable import check_movable
 
@@ -66,8 +66,8 @@ def _own_address() -> str:
 
 
 def follow_elastic(
-    launch: Launch, node: str | None, *, show: Callable[[dict[str, Any]], str], quiet: bool
-) -> list[dict[str, Any]]:
+    launch: Launch, node: str | None, *, show: Callable[[JsonObject], str], quiet: bool
+) -> list[JsonObject]:
     """Start the agents, show progress and events, and return the figures of every step.
 
     If a step was trained several times, the last time counts. ``node`` names this machine's host,
@@ -93,7 +93,7 @@ def follow_elastic(
         events, progress = Tail(folder / EVENTS), Tail(folder / PROGRESS)
         logs = [folder / f"agent-{name}.log" for name in nodes]
         agents = [
-            _start([str(spec_file), name, address], log, lock)
+            _start_agent([str(spec_file), name, address], log, lock)
             for name, log, lock in zip(nodes, logs, locks, strict=True)
         ]
 
@@ -130,18 +130,11 @@ def _wait_for(agents: Sequence[subprocess.Popen[bytes]], print_news: Callable[[]
         signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _start(arguments: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:
+def _start_agent(arguments: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:
     """Start the agent of a host."""
-    from argosy.runtime.processes.orphan import end_with_parent
-
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "argosy.runtime.elastic.agent", *arguments],
-            stdout=file,
-            stderr=file,
-            pass_fds=(lock,),
-            preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
-        )
+    command = [sys.executable, "-m", "argosy.runtime.elastic.agent", *arguments]
+    with log.open("w") as file:
+        return start_process(command, file, lock)
 
 
 def _judge(folder: Path, failed: Sequence[Path]) -> None:
@@ -164,7 +157,7 @@ def _judge(folder: Path, failed: Sequence[Path]) -> None:
     raise error
 
 
-def _event_line(event: dict[str, Any]) -> str:
+def _event_line(event: JsonObject) -> str:
     """Return an event as a line of text; empty if it is not shown."""
     match event["event"]:
         case "generation":

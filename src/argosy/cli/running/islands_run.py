@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from argosy.cli.command import given
 from argosy.cli.inputs import refuse_options
 from argosy.cli.names import known_name
 from argosy.cli.running.processes import POLL
 from argosy.cli.terminal import print_json, stdout_console
-from argosy.document import Document, make_folder
+from argosy.document import Document, JsonObject, make_folder
 from argosy.errors import InputError, RunError, bad_input, excluded, refused
 from argosy.units import TIME
 
@@ -88,16 +88,8 @@ def run_islands(document: Document, options: RunOptions) -> None:
 def _spec(options: RunOptions) -> RunSpec:
     """Return the description of the run; raise ``InputError`` for options that do not apply."""
     common = options.common_spec()
-    unused: dict[str, object] = {
-        "--elastic": options.elastic,
-        "--node": options.node,
-        "--slurm": options.slurm,
-        "--metrics-port": options.metrics_port,
-        "--profile": options.profile,
-        "--model": options.model,
-        "--copy-every": None if options.copy_every == 1 else options.copy_every,
-    }
-    refuse_options(unused, "does not apply to an island plan")
+    names = ("elastic", "node", "slurm", "metrics_port", "profile", "model", "copy_every")
+    refuse_options(given(options, *names), "does not apply to an island plan")
     known_name("--adapt", options.adapt, ("off", "full"), "ways for an island plan to adapt")
     return replace(common, meeting=options.meeting, max_sync_every=options.max_sync_every)
 
@@ -183,8 +175,7 @@ def _meeting(spec: RunSpec, island: int | None, node_rank: int) -> Iterator[str]
 
     It is served here for all islands, or by island 0 for the others.
     """
-    from argosy.cli.running.processes import end_process
-    from argosy.runtime.processes.orphan import end_with_parent
+    from argosy.cli.running.processes import end_process, start_process
 
     place = spec.meeting or f"{_LOOPBACK}:0"
     if island not in (None, 0) or node_rank:
@@ -194,12 +185,7 @@ def _meeting(spec: RunSpec, island: int | None, node_rank: int) -> Iterator[str]
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "argosy.runtime.islands.meeting", place, str(file)]
     with (spec.folder / "meeting.log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=log,
-            preexec_fn=end_with_parent,  # noqa: PLW1509
-        )
+        process = start_process(command, log)
     try:
         until = time.monotonic() + _STORE_WAIT
         while not file.exists():
@@ -217,7 +203,7 @@ def _run_here(
     launches: list[Launch], meeting: str, node_rank: int, restarts: int, *, quiet: bool
 ) -> None:
     """Run until every island has ended; restart an island that fails while others continue."""
-    from argosy.cli.running.processes import end_process
+    from argosy.cli.running.processes import end_process, exit_at_sigterm
     from argosy.runtime.processes.run_folder import held
 
     islands = []
@@ -227,7 +213,7 @@ def _run_here(
             launch.spec.folder.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(held(launch.spec.folder, str(node_rank)))
             islands.append((_prepared(launch), lock))
-        previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        stack.enter_context(exit_at_sigterm())
         try:
             for island, lock in islands:
                 _start(island, node_rank, lock)
@@ -240,7 +226,6 @@ def _run_here(
             for island, _ in islands:
                 if island.process is not None:
                     end_process(island.process)
-            signal.signal(signal.SIGTERM, previous_handler)
     failed = [island for island, _ in islands if island.lost > restarts]
     if failed and len(failed) == len(islands):
         raise _error(failed[0])
@@ -276,7 +261,7 @@ def _start(island: _Island, node_rank: int, lock: int) -> None:
     file = spec.folder / RUN
     file.write_text(dumps_run_spec(spec), encoding="utf-8")
     with island.log.open("a") as log:
-        island.process = start_process(command_line(island.launch, node_rank, file), log, lock, {})
+        island.process = start_process(command_line(island.launch, node_rank, file), log, lock)
 
 
 def _look_after(island: _Island, node_rank: int, lock: int, restarts: int, *, quiet: bool) -> None:
@@ -329,7 +314,7 @@ def _tell(island: _Island, *, quiet: bool) -> None:
             sys.stderr.write(f"island {island.number}: {text}\n")
 
 
-def event_in_words(line: dict[str, Any]) -> str:
+def event_in_words(line: JsonObject) -> str:
     """Return a line of ``exchanges.jsonl`` as text; empty for an exchange that went as planned."""
     if "generation" in line:
         names = ", ".join(map(str, line["islands"]))
@@ -357,7 +342,7 @@ def _run_in_lab(plan: IslandPlan, spec: RunSpec, lab: str, *, quiet: bool) -> No
     command = [sys.executable, "-m", "argosy", "lab", "run", lab, *options, "--", *worker]
     log = spec.folder / "lab.log"
     with held(spec.folder, "0") as lock, log.open("w") as output:
-        process = start_process(command, output, lock, {})
+        process = start_process(command, output, lock)
         try:
             process.wait()
         finally:
@@ -370,7 +355,7 @@ def _run_in_lab(plan: IslandPlan, spec: RunSpec, lab: str, *, quiet: bool) -> No
         )
 
 
-def island_figures(folder: Path, numbers: list[int]) -> dict[str, Any]:
+def island_figures(folder: Path, numbers: list[int]) -> JsonObject:
     """Return the steps and losses of each island, and the exchanges that the first of them
     recorded."""
     from argosy.runtime.islands.files import EXCHANGES, island_folder
@@ -395,7 +380,7 @@ def island_figures(folder: Path, numbers: list[int]) -> dict[str, Any]:
     }
 
 
-def _show(console: Any, plan: IslandPlan, figures: dict[str, Any]) -> None:
+def _show(console: Any, plan: IslandPlan, figures: JsonObject) -> None:
     """Print the losses of the islands and the times of exchanges."""
     for island in figures["islands"]:
         if island["losses"]:

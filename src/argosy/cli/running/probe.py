@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.command import takes_options
+from argosy.cli.command import given, picked, takes_options
 from argosy.cli.inputs import ScenarioInputs, load_scenario, refuse_options
 from argosy.cli.options import Json, Profiles, Quiet, no_nan
 from argosy.cli.terminal import (
@@ -88,13 +88,12 @@ def probe(options: ProbeOptions) -> None:
         raise refused("--run needs --plan" if options.plan is None else "--plan needs --run")
     if options.run is not None and options.plan is not None:
         refuse_options(
-            {"--output": options.output, "--lab": options.lab, "--resume": options.resume},
+            given(options, "output", "lab", "resume"),
             "cannot be combined with --run, which repeats no measurement",
         )
-        profiles = options.profile or []
-        _of_run(options.run, options.plan, profiles, json=options.json, quiet=options.quiet)
+        _of_run(options.run, options.plan, options)
         return
-    refuse_options({"--profile": options.profile}, "needs --run")
+    refuse_options(given(options, "profile"), "needs --run")
     _measure(options)
 
 
@@ -142,7 +141,7 @@ def _checked_output(options: ProbeOptions) -> Path | None:
     return output
 
 
-def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: bool) -> None:
+def _of_run(folder: Path, plan: str, options: ProbeOptions) -> None:
     """Print what a run showed, beside what its plan assumed."""
     from argosy.adapt.recorded import seen_in
     from argosy.report.marks import percent
@@ -150,17 +149,17 @@ def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: 
     from argosy.runtime.processes.run_folder import TIMELINE
     from argosy.timeline.file import load_timeline
 
-    scenario = load_scenario(read_plan(plan), ScenarioInputs(profiles=profiles, quiet=quiet))
+    scenario = load_scenario(read_plan(plan), picked(ScenarioInputs, options))
     timeline = load_timeline(folder / TIMELINE)
     seen = seen_in(timeline, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
-    if json:
+    if options.json:
         print_json("probe", {"bandwidths": seen.bandwidths, "speeds": seen.speeds})
         return
     planned_rates = {link.name: link.bandwidth.at(0) for link in scenario.cluster.links}
-    links = plain_table("link", "planned with", "seen", right=("planned with", "seen"))
+    links = plain_table("link", ">planned with", ">seen")
     for name, rate in seen.bandwidths.items():
-        links.add_row(name, RATE.format(planned_rates[name], digits=3), RATE.format(rate, digits=3))
-    devices = plain_table("device", "speed seen", right=("speed seen",))
+        links.add_row(name, RATE.short(planned_rates[name]), RATE.short(rate))
+    devices = plain_table("device", ">speed seen")
     for name, speed in seen.speeds.items():
         devices.add_row(name, percent(speed))
     console = stdout_console()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import IO
 
 # Seconds between two looks at processes that were started.
@@ -14,19 +17,32 @@ _GRACE = 40.0
 
 
 def start_process(
-    command: list[str], log: IO[str], lock: int, environment: Mapping[str, str]
+    command: list[str],
+    log: IO[str],
+    lock: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process; the folder is unlocked when both this process and that one have ended."""
     from argosy.runtime.processes.orphan import end_with_parent
 
     return subprocess.Popen(
         command,
-        env={**os.environ, **environment},
+        env={**os.environ, **(environment or {})},
         stdout=log,
         stderr=subprocess.STDOUT,
-        pass_fds=(lock,),
+        pass_fds=() if lock is None else (lock,),
         preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
     )
+
+
+@contextlib.contextmanager
+def exit_at_sigterm() -> Iterator[None]:
+    """Have SIGTERM raise ``SystemExit``, so that what was started is ended."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:

@@ -23,7 +23,7 @@ from argosy.cli.terminal import (
     write_file,
 )
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, bad_input, refused
+from argosy.errors import Problem, bad_input, raise_any, refused
 from argosy.workload.load import load_architecture, load_model
 from argosy.workload.profile import Profile
 from argosy.workload.profile_file import dump_profile, read_profile
@@ -122,10 +122,7 @@ def profile(options: ProfileOptions) -> None:
 
 
 def _measured(
-    options: ProfileOptions,
-    counts: list[int],
-    dtypes: list[Dtype],
-    save: Callable[[Profile], None],
+    options: ProfileOptions, counts: list[int], dtypes: list[Dtype], save: Callable[[Profile], None]
 ) -> Profile:
     """Measure the program or the model; continue from the output file with ``--resume``."""
     earlier = read_profile(options.output) if options.resume and options.output.exists() else None
@@ -202,8 +199,7 @@ def _check_same(
         for name, value, wanted in pairs
         if value != wanted
     ]
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 def _counts(option: str, text: str) -> list[int]:

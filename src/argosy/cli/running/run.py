@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.command import takes_options
+from argosy.cli.command import given, takes_options
 from argosy.cli.inputs import costs_of_run, refuse_options
 from argosy.cli.options import (
     Clip,
@@ -47,7 +46,7 @@ from argosy.cli.terminal import (
     stdout_console,
     write_file,
 )
-from argosy.document import Document, make_folder
+from argosy.document import Document, JsonObject, make_folder
 from argosy.errors import RunError, excluded
 from argosy.plan.file import plan_from_document, read_plan
 from argosy.plan.plan import Plan
@@ -266,7 +265,7 @@ def _launch(document: Document, options: RunOptions) -> tuple[Launch, int]:
     """Return the launch of a plan, and the rank of this node; raise ``InputError``."""
     from argosy.runtime.job.launch import Launch
 
-    for_islands = {"--island": options.island, "--meeting": options.meeting}
+    for_islands = given(options, "island", "meeting")
     refuse_options(for_islands, "does not apply to a plan without islands")
     plan = plan_from_document(document)
     spec = replace(
@@ -297,12 +296,7 @@ def _launch(document: Document, options: RunOptions) -> tuple[Launch, int]:
     if options.slurm is not None and options.dry_run:
         raise excluded("--dry-run", "--slurm")
     if options.elastic:
-        conflicting: dict[str, object] = {"--metrics-port": options.metrics_port}
-        conflicting |= {
-            "--lab": options.lab,
-            "--slurm": options.slurm,
-            "--dry-run": options.dry_run,
-        }
+        conflicting = given(options, "metrics_port", "lab", "slurm", "dry_run")
         refuse_options(conflicting, "cannot be combined with --elastic")
     return launch, node_rank
 
@@ -361,7 +355,7 @@ def _train(launch: Launch, node_rank: int, options: RunOptions) -> None:
 
 def start_here(
     launch: Launch, *, quiet: bool, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run a plan with all its processes on this machine or in a lab on it; return its figures."""
     check_launch(launch, 0, quiet=quiet)
     return figures_of(
@@ -376,12 +370,12 @@ def _follow(
     quiet: bool,
     is_new: bool = False,
     environment: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Start the processes, show progress, and return every step's figures; raise if one fails.
 
     If ``is_new`` is set, a folder with checkpoints of an earlier run is rejected.
     """
-    from argosy.cli.running.processes import end_process, start_process
+    from argosy.cli.running.processes import end_process, exit_at_sigterm, start_process
     from argosy.runtime.job.launch import command_line
     from argosy.runtime.processes.run_folder import held, keep_private
     from argosy.runtime.processes.run_spec import dumps_run_spec
@@ -399,17 +393,13 @@ def _follow(
         spec_file.write_text(dumps_run_spec(spec), encoding="utf-8")
         with log.open("a" if spec.resume else "w") as file:
             began = file.tell()
-            process = start_process(
-                command_line(launch, node_rank, spec_file), file, lock, environment or {}
-            )
-            previous_handler = signal.signal(
-                signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-            )
-            try:
-                lines = _watch(process, launch, is_first=node_rank == 0, quiet=quiet)
-            finally:
-                end_process(process)
-                signal.signal(signal.SIGTERM, previous_handler)
+            command = command_line(launch, node_rank, spec_file)
+            process = start_process(command, file, lock, environment)
+            with exit_at_sigterm():
+                try:
+                    lines = _watch(process, launch, is_first=node_rank == 0, quiet=quiet)
+                finally:
+                    end_process(process)
         if process.returncode != 0:
             _fail(launch, log, began)
     return lines
@@ -428,7 +418,7 @@ def _clear(spec: RunSpec) -> None:
 
 def _watch(
     process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, quiet: bool
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Wait until the processes end; return the steps' figures on the first node."""
     from argosy.report.decisions import event_in_a_line
     from argosy.runtime.processes.run_folder import DECISIONS, EVENTS, PROGRESS, Tail
@@ -456,7 +446,7 @@ def _watch(
         time.sleep(POLL)
 
 
-def _progress_line(line: dict[str, Any], plan: Plan) -> str:
+def _progress_line(line: JsonObject, plan: Plan) -> str:
     """Return the figures of a step as a line of text."""
     rate = plan.global_batch / line["seconds"]
     text = (

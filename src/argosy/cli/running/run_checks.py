@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from argosy.cli.planning.adapting import check_adapting
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.remembered import cost_model_of
-from argosy.document import check_readable
+from argosy.document import JsonObject, check_readable
 from argosy.errors import InputError, Problem, RunError, bad_input, impossible
 from argosy.plan.check import check_devices
 from argosy.plan.plan import Plan
@@ -119,7 +119,7 @@ def check_folder_is_new(spec: RunSpec) -> None:
         raise impossible(f"start a run in {spec.folder}", reason, remedy)
 
 
-def warning_line(event: dict[str, Any]) -> str:
+def warning_line(event: JsonObject) -> str:
     """Return an event of the run's checkpoints and files as a sentence."""
     if event["event"] == "skipped":
         return f"warning: skipped {event['checkpoint']}, which is not whole: {event['why']}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from argosy.document import JsonObject
 from argosy.plan.plan import Plan
 from argosy.units import TIME
 
 
-def figures_of(plan: Plan, lines: list[dict[str, Any]], out: Path) -> dict[str, Any]:
+def figures_of(plan: Plan, lines: list[JsonObject], out: Path) -> JsonObject:
     """Return the figures of a run.
 
     The first step also prepares everything, so its time counts only if it is the only one.
@@ -47,7 +48,7 @@ def _waiting(path: Path) -> dict[str, float] | None:
     )
 
 
-def show_figures(console: Any, plan: Plan, figures: dict[str, Any]) -> None:
+def show_figures(console: Any, plan: Plan, figures: JsonObject) -> None:
     """Print the figures of a run."""
     if not figures["losses"]:
         console.print("this node's part of the run is done; node 0 shows the figures")

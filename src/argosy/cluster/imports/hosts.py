@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from argosy.cluster.imports.found import FoundMedium, FoundNode, FoundSwitch
 from argosy.cluster.imports.kinds import Kinds
-from argosy.errors import InputError, Problem, invalid, refused
+from argosy.errors import InputError, Problem, invalid, raise_any, refused
 
 HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 """Pattern of a host's name."""
@@ -92,8 +92,7 @@ def read_hostfile(text: str, file: str, given: HostFacts) -> list[FoundNode]:
         slots[match[1]] = count
     if not slots and not problems:
         problems.append(Problem(file=file, expected="at least one host", found="none"))
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     return given.nodes(slots)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
-from argosy.document import Document, Schema, validate
-from argosy.errors import InputError, Problem
+from argosy.document import Document, JsonObject, Schema, validate
+from argosy.errors import Problem, raise_any
 from argosy.nbody.planning.plan import Domains, StepPlan
 from argosy.nbody.planning.pricing import BoxWork, typical_box
 from argosy.workload.fields import Count, Natural
@@ -26,11 +26,13 @@ class _ClusterSchema(Schema):
 
     name: str
     hash: str
-    content: dict[str, Any]
+    content: JsonObject
 
 
 class _DomainsSchema(Schema):
     """A choice of domains that a plan file contains."""
+
+    makes = Domains
 
     name: str
     ends: list[Natural]
@@ -64,7 +66,7 @@ class GravityPlan:
 def dumps_gravity_plan(planned: StepPlan, seed: int) -> str:
     """Return a gravity plan as JSON."""
 
-    def row(domains: Domains) -> dict[str, Any]:
+    def row(domains: Domains) -> JsonObject:
         """Return a choice of domains as a dict."""
         return {"name": domains.name, "ends": list(domains.ends), "planes": list(domains.planes)}
 
@@ -95,19 +97,13 @@ def gravity_plan_from_document(document: Document) -> GravityPlan:
     for place, rows in (("plan", [schema.plan]), ("compared", schema.compared)):
         for row in rows:
             problems += _problems(document, place, row, cluster, box)
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     return GravityPlan(
         cluster=cluster,
         box=box,
-        plan=_domains(schema.plan),
-        compared=tuple(map(_domains, schema.compared)),
+        plan=schema.plan.value(),
+        compared=tuple(row.value() for row in schema.compared),
     )
-
-
-def _domains(row: _DomainsSchema) -> Domains:
-    """Return the domains of a validated row."""
-    return Domains(name=row.name, ends=tuple(row.ends), planes=tuple(row.planes))
 
 
 def _problems(

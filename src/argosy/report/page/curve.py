@@ -65,12 +65,12 @@ def search_curve(history: Moments) -> Curve | None:
     for value in values:
         if all(abs(y(value) - y(kept_value)) > 13 for kept_value in kept):
             kept.append(value)
-    ticks = tuple((round(y(value), 1), TIME.format(value, digits=3)) for value in kept)
+    ticks = tuple((round(y(value), 1), TIME.short(value)) for value in kept)
     return Curve(
         best=steps(1),
         bound=steps(2),
         ticks=ticks,
-        end=TIME.format(last[0], digits=3),
+        end=TIME.short(last[0]),
         in_words=_in_words(history),
     )
 
@@ -81,7 +81,7 @@ def _in_words(history: Moments) -> str:
     words = (
         f"The best plan went from {TIME.format(first[1])} to {TIME.format(last[1])}, the "
         f"bound from {TIME.format(first[2])} to {TIME.format(last[2])}, in "
-        f"{TIME.format(last[0], digits=3)} of CPU time."
+        f"{TIME.short(last[0])} of CPU time."
     )
     if any(later[2] < earlier[2] for earlier, later in pairwise(history)):
         words += (

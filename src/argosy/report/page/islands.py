@@ -126,11 +126,7 @@ def _facts(plan: IslandPlan, course: IslandCourse, cluster: Cluster) -> list[tup
                 (TIME.format(predicted.synchronous_seconds), factor, "best synchronous plan")
             )
         facts.append(
-            (
-                SIZE.format(predicted.outer_bytes, digits=3),
-                "of host memory on each island",
-                "outer state",
-            )
+            (SIZE.short(predicted.outer_bytes), "of host memory on each island", "outer state")
         )
     if plan.certificate is not None:
         bound = f"bound {TIME.format(plan.certificate.lower_bound_seconds)}, for this algorithm"

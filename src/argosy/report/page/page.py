@@ -12,13 +12,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.uncertainty import relative_error
+from argosy.document import JsonObject
 from argosy.explain import DeviceMemory, Explanation
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.decisions import Told
@@ -106,10 +106,7 @@ class PageContent:
 
 
 def report_page(
-    plan: Plan,
-    cluster: Cluster,
-    pictures: Sequence[Picture],
-    content: PageContent | None = None,
+    plan: Plan, cluster: Cluster, pictures: Sequence[Picture], content: PageContent | None = None
 ) -> str:
     """Return the text of the page."""
     folder = resources.files("argosy.report.page")
@@ -134,7 +131,7 @@ def report_page(
     )
 
 
-def _plan_parts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> dict[str, Any]:
+def _plan_parts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> JsonObject:
     """Return the variables of the template that follow from the plan and its timelines."""
     timelines = [picture.timeline for picture in pictures]
     runner_ups = [
@@ -155,7 +152,7 @@ def _plan_parts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> di
 
 def _content_parts(
     plan: Plan, cluster: Cluster, pictures: Sequence[Picture], content: PageContent
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the variables of the template that the content determines."""
     explanation, islands = content.explanation, content.islands
     advice: tuple[str, ...] = ()
@@ -175,7 +172,7 @@ def _content_parts(
     }
 
 
-def _json(data: dict[str, Any]) -> str:
+def _json(data: JsonObject) -> str:
     """Encode data for a script element, so that nothing in it can end the element."""
     return json.dumps(data, separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
 
@@ -206,14 +203,12 @@ def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tu
             plan.predicted.peak_memory_bytes,
             key=lambda peak: peak[1] / cluster.device(peak[0]).kind.memory,
         )
-        limit = SIZE.format(cluster.device(fullest[0]).kind.memory, digits=3)
-        facts.append(
-            (SIZE.format(fullest[1], digits=3), f"of {limit}, {fullest[0]}", "fullest device")
-        )
+        limit = SIZE.short(cluster.device(fullest[0]).kind.memory)
+        facts.append((SIZE.short(fullest[1]), f"of {limit}, {fullest[0]}", "fullest device"))
     return facts
 
 
-def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
+def _nodes(plan: Plan, cluster: Cluster) -> list[JsonObject]:
     """Return the picture of the cluster: devices by node with their stage and share.
 
     Equal neighbouring nodes of a large cluster are drawn once.
@@ -225,7 +220,7 @@ def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
         for name in replica.devices
     }
     reasons = {left.device: left.reason for left in plan.left_out}
-    nodes: list[dict[str, Any]] = []
+    nodes: list[JsonObject] = []
     for node in cluster.nodes:
         devices = []
         for name in node.devices:
@@ -273,7 +268,7 @@ def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
     }
 
 
-def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[dict[str, Any]]:
+def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[JsonObject]:
     """Return stacked bars, in percent of the device's memory for each part.
 
     Devices with equal bars share one.
@@ -289,10 +284,10 @@ def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[dict[str, An
             {
                 "device": devices_in_short(devices, cluster),
                 "parts": [
-                    (name, 100 * part / capacity, SIZE.format(part, digits=3))
+                    (name, 100 * part / capacity, SIZE.short(part))
                     for name, part in zip(MEMORY_PARTS, parts, strict=True)
                 ],
-                "text": f"{SIZE.format(peak, digits=3)} of {SIZE.format(capacity, digits=3)}",
+                "text": f"{SIZE.short(peak)} of {SIZE.short(capacity)}",
                 "over": peak > capacity,
             }
         )
@@ -312,15 +307,13 @@ def _what_ifs(explanation: Explanation | None) -> list[tuple[str, str, str, str]
             what_if.change,
             TIME.format(what_if.seconds),
             gain_in_percent(what_if.gain),
-            f"{SIZE.format(what_if.missing, digits=3)} too little memory"
-            if what_if.missing
-            else "",
+            f"{SIZE.short(what_if.missing)} too little memory" if what_if.missing else "",
         )
         for what_if in rows[:12]
     ]
 
 
-def _bars(rivals: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
+def _bars(rivals: Sequence[tuple[str, float | None, str]]) -> list[JsonObject]:
     """Return the throughput of every planner relative to the fastest."""
     times = [seconds for _, seconds, _ in rivals if seconds]
     best = min(times, default=1.0)
@@ -341,7 +334,7 @@ def _pruned(plan: Plan) -> list[tuple[str, str]]:
         return []
     judged = [
         ("judged", f"{plan.search.candidates:,}"),
-        ("CPU time", TIME.format(plan.search.cpu_seconds, digits=3)),
+        ("CPU time", TIME.short(plan.search.cpu_seconds)),
     ]
     return [
         *judged,
@@ -349,7 +342,7 @@ def _pruned(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _scenarios(scenarios: Sequence[ScenarioTimes]) -> list[dict[str, Any]]:
+def _scenarios(scenarios: Sequence[ScenarioTimes]) -> list[JsonObject]:
     """Return the figures of every scenario, and its iterations on one scale for all scenarios."""
     times = [
         seconds for scenario in scenarios for seconds in scenario.seconds if math.isfinite(seconds)

@@ -15,6 +15,7 @@ from typing import Any
 
 from argosy.cluster.host import with_host_links
 from argosy.cluster.topology import Cluster
+from argosy.document import JsonObject
 from argosy.plan.plan import Plan
 from argosy.timeline import Span, SpanKind, Timeline
 from argosy.units import RATE, SIZE
@@ -29,7 +30,7 @@ _MOST_POINTS = 300
 _MOST_EDGES = 12
 
 
-def timeline_tracks(label: str, timeline: Timeline, plan: Plan, cluster: Cluster) -> dict[str, Any]:
+def timeline_tracks(label: str, timeline: Timeline, plan: Plan, cluster: Cluster) -> JsonObject:
     """Return everything that the viewer shows of one timeline."""
     tick = max(timeline.end, 1e-12) / TICKS
     spans: dict[str, list[Span]] = defaultdict(list)
@@ -86,13 +87,13 @@ def _coded(spans: Sequence[Span], tick: float) -> list[int]:
 
 def _memory(
     name: str, steps: Sequence[tuple[float, float]], tick: float, cluster: Cluster
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """Return the row of a device's memory over time; None if it is not known."""
     if not steps or name not in cluster.device_index:
         return None
     limit = cluster.device(name).kind.memory
     peak = max(held for _, held in steps)
-    note = f"at most {SIZE.format(peak, digits=3)} of {SIZE.format(limit, digits=3)}"
+    note = f"at most {SIZE.short(peak)} of {SIZE.short(limit)}"
     top = max(peak, limit)
     return {
         "label": name,
@@ -102,9 +103,9 @@ def _memory(
     }
 
 
-def _alike(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _alike(rows: Sequence[JsonObject]) -> list[JsonObject]:
     """Merge the rows of devices of one kind that hold the same memory at every moment."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[JsonObject]] = {}
     for row in rows:
         groups.setdefault((row["note"], row["limit"], *row["area"]), []).append(row)
     suffixes = [
@@ -116,7 +117,7 @@ def _alike(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _area(steps: Sequence[tuple[float, float]], tick: float, *, top: float) -> dict[str, Any]:
+def _area(steps: Sequence[tuple[float, float]], tick: float, *, top: float) -> JsonObject:
     """Encode an amount over time as the module's docstring describes."""
     numbers: list[int] = []
     last = 0
@@ -135,7 +136,7 @@ def _thinned(steps: Sequence[tuple[float, float]]) -> Iterable[tuple[float, floa
         yield group[0][0], max(value for _, value in group)
 
 
-def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[dict[str, Any]]:
+def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[JsonObject]:
     """Return the rates and the capacities of the busiest links over time.
 
     Both are in thousandths of the largest capacity. A transfer counts with its mean rate; if such
@@ -159,7 +160,7 @@ def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[dict[str, 
         times = [0.0, *trace.knots_between(0.0, timeline.end), timeline.end]
         allowed = [(time, trace.at(time)) for time in times]
         top = max(value for _, value in allowed)
-        note = f"{100 * use.utilisation:.0f} % of {RATE.format(top, digits=3)}"
+        note = f"{100 * use.utilisation:.0f} % of {RATE.short(top)}"
         carried = [(time, min(rate, trace.at(time))) for time, rate in _running(events[use.link])]
         area, bound = _area(carried, tick, top=top), _area(allowed, tick, top=top)
         rows.append({"label": use.link, "note": note, **area, "capacity": bound["area"]})

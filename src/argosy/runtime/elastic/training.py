@@ -17,11 +17,11 @@ import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
 from argosy.adapt.controller import AdaptationLevel
+from argosy.document import JsonObject
 from argosy.errors import ArgosyError, RunError
 from argosy.plan.file import loads_plan
 from argosy.plan.plan import Plan
@@ -49,7 +49,7 @@ from argosy.runtime.state.saving import Saver
 from argosy.runtime.step.trainer import Trainer
 
 
-def work(task: dict[str, Any], pipe: Connection) -> dict[str, Any]:
+def work(task: JsonObject, pipe: Connection) -> JsonObject:
     """Train, and return the last message to the agent."""
     try:
         step, paused = _Worker(task, pipe).train()
@@ -77,7 +77,7 @@ def work(task: dict[str, Any], pipe: Connection) -> dict[str, Any]:
 
 
 class _Worker:
-    def __init__(self, task: dict[str, Any], pipe: Connection) -> None:
+    def __init__(self, task: JsonObject, pipe: Connection) -> None:
         self.task, self.pipe = task, pipe
         self.spec = loads_run_spec(task["run"])
         self.progress, self.events = (
@@ -158,7 +158,7 @@ class _Worker:
     def _adapter(self) -> Adapter:
         log = Log(self.spec.folder / DECISIONS)
 
-        def tell(event: dict[str, Any]) -> None:
+        def tell(event: JsonObject) -> None:
             log.add({**event, "generation": self.task["generation"]})
 
         return adapter_of(self.trainer, self.spec, tell)

@@ -20,11 +20,11 @@ import socket
 import sys
 from collections.abc import Iterator
 from io import BufferedRWPair
-from typing import Any
 
+from argosy.document import JsonObject
 from argosy.units import MIB
 
-Message = dict[str, Any]
+Message = JsonObject
 """A message as a JSON object."""
 # Bytes that a line may have.
 _LONGEST = 2**28
@@ -69,7 +69,7 @@ class Strangers:
             self.writers.pop(writer, None)
 
 
-def report_in_a_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def report_in_a_line(loop: asyncio.AbstractEventLoop, context: JsonObject) -> None:
     """Handle an exception of an event loop; one that others cause, by connecting too often, is
     written as one line."""
     if str(context.get("message")).startswith("socket.accept()"):

@@ -17,9 +17,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+from argosy.document import JsonObject
 from argosy.runtime.processes.failure import how_it_ended
 
-Report = Callable[[str, dict[str, Any]], None]
+Report = Callable[[str, JsonObject], None]
 """A function that is called with a device and a message of its worker; the last message is
 ``{"kind": "ending", ...}``."""
 
@@ -30,7 +31,7 @@ class WorkerProcess:
 
     process: ForkServerProcess
     pipe: Connection
-    last: dict[str, Any] | None = None
+    last: JsonObject | None = None
     """The message with which it announced its end."""
 
 

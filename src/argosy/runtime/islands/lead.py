@@ -8,11 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from argosy.adapt.sync import SyncLimits, next_sync_every
+from argosy.document import JsonObject
 from argosy.errors import RunError
 from argosy.plan.islands import IslandPlan
 from argosy.runtime.islands.mean import gather_numbers, hand_over, weighted_mean
@@ -67,7 +67,7 @@ class Lead:
         membership: Membership,
         *,
         limits: SyncLimits | None = None,
-        note: Callable[[dict[str, Any]], None] = lambda line: None,
+        note: Callable[[JsonObject], None] = lambda line: None,
     ) -> None:
         self.plan, self.outer, self.membership = plan, outer, membership
         self.limits = limits
@@ -188,7 +188,7 @@ class Lead:
         self.membership.over()
         self.membership.close()
 
-    def _info(self, **more: str) -> dict[str, Any]:
+    def _info(self, **more: str) -> JsonObject:
         return {**self.outer.counters(), **more}
 
     def _regroup(self, why: str) -> None:
@@ -243,7 +243,7 @@ class Lead:
         self.is_settled = True
 
 
-def _differs(info: dict[str, Any], source: dict[str, Any]) -> bool:
+def _differs(info: JsonObject, source: JsonObject) -> bool:
     """Return whether an island has, or may have, other values than the source: it began with
     others, or could not be reached."""
     return bool(info.get(STALE)) or bool(

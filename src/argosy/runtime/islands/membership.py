@@ -27,6 +27,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
+from argosy.document import JsonObject
 from argosy.errors import RunError
 
 # Seconds between two looks at the store.
@@ -62,7 +63,7 @@ class Membership:
         """The network interface of groups; None lets gloo choose."""
         self.generation = -1
         self.members: list[int] = []
-        self.infos: dict[int, dict[str, Any]] = {}
+        self.infos: dict[int, JsonObject] = {}
         """The announcements of the members of this generation."""
         self.group: Any = None
         self._connect = connect
@@ -80,7 +81,7 @@ class Membership:
         self._stop.set()
         self._thread.join(self.lost_after)
 
-    def start(self, info: dict[str, Any]) -> bool:
+    def start(self, info: JsonObject) -> bool:
         """Take part from the first generation or from the next one; return False if the run is
         over."""
         if self.store.check(["generation"]):
@@ -89,7 +90,7 @@ class Membership:
             return True
         return self.join(info)
 
-    def join(self, info: dict[str, Any]) -> bool:
+    def join(self, info: JsonObject) -> bool:
         """Announce this island until a generation includes it; return False if the run ends
         before."""
         while True:
@@ -106,7 +107,7 @@ class Membership:
         keys = [(at, f"joining/{at}") for at in range(self.count) if at != self.island]
         return [at for at, key in keys if self.store.check([key]) and self.store.get(key) == wanted]
 
-    def regroup(self, info: dict[str, Any]) -> None:
+    def regroup(self, info: JsonObject) -> None:
         """Form the next generation of this one's remaining members and of the islands that wait for
         it; join a later one if the others have formed it without this island (4)."""
         expected = sorted({*self.members, *self.joiners()})
@@ -155,7 +156,7 @@ class Membership:
             raise LostIslandError(str(failure[0]).partition("\n")[0]) from failure[0]
         return result[0]
 
-    def _form(self, generation: int, expected: list[int], info: dict[str, Any]) -> bool:
+    def _form(self, generation: int, expected: list[int], info: JsonObject) -> bool:
         """Offer this island for a generation and join its group; return False if it began
         without this island, or if the run ended."""
         self.store.set(f"next/{generation}/{self.island}", json.dumps(info))

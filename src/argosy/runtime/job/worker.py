@@ -27,7 +27,8 @@ from argosy.adapt.controller import AdaptationLevel, ControllerLimits
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.lasting import at_time_zero
 from argosy.cost.remembered import cost_model_of
-from argosy.errors import ArgosyError, InputError, Problem, RunError
+from argosy.document import JsonObject
+from argosy.errors import ArgosyError, Problem, RunError, raise_any
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.plan.runnable import max_width_after
@@ -192,8 +193,7 @@ def resume(trainer: Trainer, folder: Path) -> None:
         problems.append(Problem(file=str(path), found=tear, expected="a whole checkpoint"))
         if trainer.rank == 0:
             Log(folder / EVENTS).event("skipped", trainer.roster[0], checkpoint=path.name, why=tear)
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
@@ -207,7 +207,7 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
     if spec.metrics_port is not None and trainer.rank == 0:
         serve(metrics, spec.metrics_port)
 
-    def tell(event: dict[str, Any]) -> None:
+    def tell(event: JsonObject) -> None:
         decisions.add(event)
         metrics.decision(event)
 
@@ -225,7 +225,7 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
             loss = trainer.step(batch)
         seconds = time.perf_counter() - begin
         if trainer.rank == 0:
-            line: dict[str, Any] = {"step": trainer.steps - 1, "loss": loss, "seconds": seconds}
+            line: JsonObject = {"step": trainer.steps - 1, "loss": loss, "seconds": seconds}
             if adapter is not None:
                 line["schedule"] = repr(trainer.plan.schedule)
                 metrics.beliefs(adapter.believed, adapter.speeds)
@@ -260,7 +260,7 @@ def _watched(trainer: Trainer, spec: RunSpec) -> contextlib.AbstractContextManag
     return ending_after(limit, end)
 
 
-def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[dict[str, Any]], None]) -> Adapter:
+def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[JsonObject], None]) -> Adapter:
     """Return the adapter that measures a run and changes its plan."""
     plan = trainer.plan
     costs = cost_model_of(plan, spec.profiles)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from argosy.document import Schema, parse_json, read_text, validate
+from argosy.document import JsonObject, Schema, parse_json, read_text, validate
 from argosy.errors import ArgosyError, invalid
 from argosy.workload.fields import Natural
 
@@ -67,7 +67,7 @@ class Manifest(Schema):
     """The hash of everything else in the manifest."""
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def facts_of(path: Path) -> JsonObject:
     """Return size and hash of a file."""
     with path.open("rb") as file:
         return {

@@ -11,12 +11,12 @@ import json
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 from pydantic import Field, create_model
 
 from argosy.adapt.controller import AdaptationLevel
-from argosy.document import Schema, parse_json, read_text, validate
+from argosy.document import JsonObject, Schema, parse_json, read_text, validate
 from argosy.plan.model import planned_chain
 from argosy.plan.plan import ModelRef
 from argosy.workload.chain import Chain
@@ -110,7 +110,7 @@ class RunSpec:
 def run_schema() -> type[Schema]:
     """Return the schema of ``run.json``: the fields of ``RunSpec``, and the version."""
     types = get_type_hints(RunSpec, include_extras=True)
-    described: dict[str, Any] = {"version": (Literal[1], ...)}
+    described: JsonObject = {"version": (Literal[1], ...)}
     for field in fields(RunSpec):
         described[field.name] = (
             types[field.name],
@@ -119,7 +119,7 @@ def run_schema() -> type[Schema]:
     return create_model("RunSchema", __base__=Schema, **described)
 
 
-def run_spec_to_dict(spec: RunSpec) -> dict[str, Any]:
+def run_spec_to_dict(spec: RunSpec) -> JsonObject:
     return {"version": 1, **asdict(spec)}
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from argosy.errors import InputError, Problem
+from argosy.errors import Problem, raise_any
 from argosy.plan.plan import Plan
 
 
@@ -22,8 +22,7 @@ def check_mixing(layers: Sequence[nn.Module], plan: Plan) -> None:
             for name, module in layers[position].named_modules():
                 path = f"layer {position}{'.' if name else ''}{name}"
                 problems += _problems(module, path, index, len(stage.replicas))
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 def undivided(layers: Sequence[nn.Module]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from argosy.errors import InputError, Problem, invalid
+from argosy.errors import Problem, invalid, raise_any
 from argosy.plan.plan import Plan
 from argosy.runtime.graphs.calls import RANDOM, function
 from argosy.runtime.stages.moment import Moment
@@ -77,8 +77,7 @@ def check_compilable(plan: Plan) -> None:
             problems.append(
                 Problem(path=f"stages[{index}].offload", found="activations", expected=expected)
             )
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
 
 
 class CompiledOperations:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from argosy.cost.regions import Region
-from argosy.errors import InputError, Problem, invalid
+from argosy.errors import Problem, invalid, raise_any
 from argosy.plan.plan import Plan
 from argosy.plan.runnable import check_movable
 from argosy.runtime.communication.boxes import Boxes, HeldPart, HeldParts, rows
@@ -164,8 +164,7 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
         problems.append(
             Problem(path="plan.global_batch", found=str(plan.global_batch), expected=expected)
         )
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     check_movable(trainer.plan)
     check_movable(plan)
     check_supported(plan)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
-from argosy.errors import InputError, Problem
+from argosy.errors import Problem, raise_any
 from argosy.plan.plan import Plan
 from argosy.runtime.processes.ranks import Seat
 
@@ -45,8 +45,7 @@ def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
         problems.append(
             Problem(path="batch", found=type(batch).__name__, expected="a pytree with tensors")
         )
-    if problems:
-        raise InputError(problems)
+    raise_any(problems)
     return samples
 
 

@@ -106,7 +106,7 @@ def why_left_out(
 ) -> str:
     """Return why a plan uses fewer devices of a pool than there are."""
     if not _holds_a_layer(pool, prices):
-        room = SIZE.format(USABLE * pool.device.kind.memory, digits=3)
+        room = SIZE.short(USABLE * pool.device.kind.memory)
         return f"no layer fits into the {room} that a plan may use of each {pool.name}"
     used = _taken(winner, pool)
     unit = scope.units[pool.index]

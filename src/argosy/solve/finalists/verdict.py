@@ -286,7 +286,7 @@ def why_infeasible(prices: Prices, cluster: Cluster, offload: Offload = NO_OFFLO
     chain = prices.chain
     needed = least_on_devices(prices, offload)
     room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
-    need, have = SIZE.format(needed, digits=3), SIZE.format(room, digits=3)
+    need, have = SIZE.short(needed), SIZE.short(room)
     demand = "weights, gradients and optimizer state need"
     if offload:
         left = f"offload of {offload} leaves on the devices"

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from argosy.document import read_text
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, invalid, show
+from argosy.errors import Problem, in_order, invalid, raise_any, show
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.profile import Profile, ProfileRow
 
@@ -139,8 +139,7 @@ def _parse(text: str, file: str) -> tuple[dict[str, _Node], list[tuple[str, str]
     ]
     if not nodes and not problems:
         problems.append(Problem(file=file, expected="at least one node"))
-    if problems:
-        raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
+    raise_any(in_order(problems))
     return nodes, edges
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from argosy.document import Document, read_json, validate
-from argosy.errors import InputError, Mismatch, Problem
+from argosy.errors import Mismatch, Problem, in_order, raise_any
 from argosy.lines import Location
 from argosy.workload.fields import Amount, Count, Natural
 from argosy.workload.imports.sailor import ForeignSchema, SailorGroup, device_group
@@ -97,8 +97,7 @@ def read_sailor_measured(path: Path | str) -> SailorRun:
     document = read_json(path)
     content = validate(document, _Measured)
     problems = [*_run_problems(document, content)]
-    if problems:
-        raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
+    raise_any(in_order(problems))
     (pipeline,) = content.pipeline_list
     stages = [
         SailorStage(layers=tuple(layers), replicas=tuple(replicas))
