@@ -101,13 +101,7 @@ class Document:
         if not isinstance(self.data.get(name), dict):
             expected = f"a {kind} of this file ({', '.join(self.data)})"
             suggestion = closest(name, self.data)
-            problem = Problem(
-                file=self.file,
-                path=kind,
-                found=show(name),
-                expected=expected,
-                suggestion=suggestion,
-            )
+            problem = Problem(kind, show(name), expected, file=self.file, suggestion=suggestion)
             raise InputError([problem])
         return self.inside(name)
 
@@ -130,11 +124,11 @@ class Document:
     ) -> Problem:
         """Return a problem with the value at ``location``."""
         return Problem(
+            show_path((*self.prefix, *location)) or None,
+            None if found is None else show(found),
+            expected,
             file=self.file,
             line=self.line(location),
-            path=show_path((*self.prefix, *location)) or None,
-            found=None if found is None else show(found),
-            expected=expected,
             suggestion=suggestion,
         )
 
@@ -302,13 +296,7 @@ def _repeated(text: str, file: str) -> Problem:
     """Return the problem that a name occurs twice in one JSON object."""
     seen: set[Location] = set()
     for location, line in json_lines(text):
-        problem = Problem(
-            file=file,
-            line=line,
-            path=show_path(location),
-            found="a second value",
-            expected="only one",
-        )
+        problem = Problem(show_path(location), "a second value", "only one", file=file, line=line)
         if location in seen:
             break
         seen.add(location)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 
 class ArgosyError(Exception):
@@ -24,7 +24,7 @@ class ArgosyError(Exception):
     exit_code = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Problem:
     """A problem that was found in an input: its place, what is wrong, and a suggestion.
 
@@ -33,13 +33,14 @@ class Problem:
     (``impossible``).
     """
 
-    expected: str = ""
+    path: str | None = None
+    """Place inside the document, such as ``nodes[0].nic.bandwidth``."""
     found: str | None = None
+    expected: str = ""
+    _: KW_ONLY
     message: str | None = None
     file: str | None = None
     line: int | None = None
-    path: str | None = None
-    """Place inside the document, such as ``nodes[0].nic.bandwidth``."""
     suggestion: str | None = None
 
     def __post_init__(self) -> None:
@@ -96,12 +97,7 @@ class Mismatch(ValueError):  # noqa: N818 (a value that does not match, not an e
     ) -> Problem:
         """Return the problem that this is at a place."""
         return Problem(
-            file=file,
-            line=line,
-            path=path,
-            found=self.found,
-            expected=self.expected,
-            suggestion=self.suggestion,
+            path, self.found, self.expected, file=file, line=line, suggestion=self.suggestion
         )
 
 
@@ -143,16 +139,16 @@ def bad_input(
     'num_stages: found 0, expected at least 1 stage'
     """
     shown = None if found is None else show(found)
-    return invalid(expected=expected, found=shown, path=where, suggestion=suggestion)
+    return invalid(where, shown, expected, suggestion=suggestion)
 
 
 def invalid(
-    *,
-    expected: str,
+    path: str | None = None,
     found: str | None = None,
+    expected: str = "",
+    *,
     file: str | None = None,
     line: int | None = None,
-    path: str | None = None,
     suggestion: str | None = None,
 ) -> InputError:
     """Return an ``InputError`` with a single problem; ``found`` is a text that is shown as it is.
@@ -160,9 +156,7 @@ def invalid(
     >>> str(invalid(file="plan.json", line=3, found="2 stages", expected="at most 1"))
     'plan.json:3: found 2 stages, expected at most 1'
     """
-    problem = Problem(
-        expected=expected, found=found, file=file, line=line, path=path, suggestion=suggestion
-    )
+    problem = Problem(path, found, expected, file=file, line=line, suggestion=suggestion)
     return InputError([problem])
 
 

@@ -9,19 +9,14 @@ and activation bytes of the first pipeline stage, which are not read here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
-from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
-from argosy.calibrate.table import PublishedTable, machines, read_table
-from argosy.document import Document
+from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
+from argosy.calibrate.table import TableRow, machines, published_gpt, read_table
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
-from argosy.workload.chain import Chain, Selective
-from argosy.workload.huggingface import read_config
-from argosy.workload.transformer import build_chain
+from argosy.workload.chain import Selective
 
 # Columns that the table must have.
 COLUMNS = frozenset(
@@ -48,62 +43,38 @@ _RUNS = (("seconds_full", Recompute.FULL), ("seconds_seqsel", Recompute.SELECTIV
 
 def read_korthikanti(path: Path | str) -> Measurements:
     """Read a table in which every row is two runs."""
-    table = read_table(path)
     runs = tuple(
-        replace(_run(table, line, row, column, recompute), row=index)
-        for index, (line, row) in enumerate(table.rows)
+        replace(_run(row, column, recompute), row=index)
+        for index, row in enumerate(read_table(path))
         for column, recompute in _RUNS
     )
     return Measurements(source=Path(path).stem, runs=runs)
 
 
-def _run(
-    table: PublishedTable, line: int, row: Mapping[str, str], column: str, recompute: Recompute
-) -> MeasuredRun:
-    shape = [table.count(line, row, name) for name in ("hidden", "heads", "layers")]
-    devices, tensor, pipeline = (table.count(line, row, name) for name in ("gpus", "tp", "pp"))
-    chain = _gpt(row["model"].strip(), *shape)
+def _run(row: TableRow, column: str, recompute: Recompute) -> MeasuredRun:
+
+    shape = [row.count(name) for name in ("hidden", "heads", "layers")]
+    devices, tensor, pipeline = (row.count(name) for name in ("gpus", "tp", "pp"))
+    chain = published_gpt(f"gpt-{row['model']}", "arXiv:2205.05198", _TOKENS, _WORDS, *shape)
     degrees = Degrees(
         tensor=tensor,
         data=devices // (tensor * pipeline),
         pipeline=pipeline,
-        chunks=table.count(line, row, "interleave"),
-        micro_batch=table.count(line, row, "micro_batch"),
-        global_batch=table.count(line, row, "global_batch"),
+        chunks=row.count("interleave"),
+        micro_batch=row.count("micro_batch"),
+        global_batch=row.count("global_batch"),
         recompute=recompute,
     )
-    cluster = machines("A100-80GB", devices)
-    return MeasuredRun(
+    return MeasuredRun.even(
+        degrees,
+        chain,
+        machines("A100-80GB", devices),
         name=f"{chain.name} {degrees!r} {recompute}",
-        plan=even_plan(degrees, chain, cluster),
-        chain=chain,
-        cluster=cluster,
         settings={
             "sequence_parallel": recompute is Recompute.SELECTIVE,
             "selective": Selective.ATTENTION,
             "compiled": True,
             "gradient_dtype": Dtype.FP32,
         },
-        seconds=table.amount(line, row, column),
-    )
-
-
-@cache
-def _gpt(name: str, hidden: int, heads: int, layers: int) -> Chain:
-    config = {
-        "model_type": "gpt2",
-        "n_embd": hidden,
-        "n_head": heads,
-        "n_layer": layers,
-        "n_positions": _TOKENS,
-        "vocab_size": _WORDS,
-    }
-    return build_chain(
-        read_config(Document(name, config, {})).architecture,
-        name=f"gpt-{name}",
-        sequence_length=_TOKENS,
-        dtype=Dtype.FP16,
-        optimizer="adam",
-        source="arXiv:2205.05198",
-        fused_attention=False,
+        seconds=row.amount(column),
     )

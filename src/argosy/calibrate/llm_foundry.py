@@ -10,12 +10,11 @@ learned for the row's length, a vocabulary of 50,368, biases, flash attention, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
-from argosy.calibrate.table import PublishedTable, kind_named, machines, read_table
+from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
+from argosy.calibrate.table import TableRow, kind_named, machines, one_of, read_table
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch, bad_input
 from argosy.plan.plan import Recompute
@@ -69,60 +68,42 @@ _ZERO = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
 
 def read_llm_foundry(path: Path | str) -> Measurements:
     """Read a table in which every row is a run."""
-    table = read_table(path)
-    runs = tuple(_run(table, line, row) for line, row in table.rows)
+    runs = tuple(map(_run, read_table(path)))
     return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
 
 
-def _run(table: PublishedTable, line: int, row: Mapping[str, str]) -> MeasuredRun:
-    kind = table.value(line, row, "GPU", kind_named)
-    devices, tokens = table.count(line, row, "# GPUs"), table.count(line, row, "SeqLen (T)")
-    batch = table.count(line, row, "GlobalBatchSize")
-    accumulated = table.count(line, row, "GradAccum")
-    micro = table.count(line, row, "MicroBatchSize")
-    if micro * accumulated * devices != batch:
-        expected = f"MicroBatchSize x GradAccum x # GPUs = {micro * accumulated * devices}"
-        raise bad_input(expected, batch, where=f"{table.file}:{line}: GlobalBatchSize")
-    name = row["Model"].strip()
-    checkpoints = table.value(line, row, "Activation Checkpointing", _is_true)
-    chain = mpt(
-        name, tokens, table.value(line, row, "Precision", _dtype), file=f"{table.file}:{line}"
-    )
+def _run(row: TableRow) -> MeasuredRun:
+
+    devices, tokens = row.count("# GPUs"), row.count("SeqLen (T)")
+    batch, micro = row.count("GlobalBatchSize"), row.count("MicroBatchSize")
+    product = micro * row.count("GradAccum") * devices
+    if product != batch:
+        expected = f"MicroBatchSize x GradAccum x # GPUs = {product}"
+        raise bad_input(expected, batch, where=f"{row.file}:{row.line}: GlobalBatchSize")
+    checkpoints = row.value("Activation Checkpointing", _is_true)
+    dtype = row.value("Precision", _dtype)
+    chain = mpt(row["Model"], tokens, dtype, file=f"{row.file}:{row.line}")
     degrees = Degrees(
         data=devices,
         micro_batch=micro,
         global_batch=batch,
         recompute=Recompute.FULL if checkpoints else Recompute.NONE,
-        zero=table.value(line, row, "Sharding Strategy", _zero),
+        zero=row.value("Sharding Strategy", one_of(_ZERO)),
     )
-    cluster = machines(kind, devices)
-    return MeasuredRun(
+    return MeasuredRun.even(
+        degrees,
+        chain,
+        machines(row.value("GPU", kind_named), devices),
         name=f"{chain.name} s{tokens} {degrees!r}",
-        plan=even_plan(degrees, chain, cluster),
-        chain=chain,
-        cluster=cluster,
         settings={"fused_loss": True},
-        seconds=batch * tokens / table.amount(line, row, "Throughput (T/s)"),
+        seconds=batch * tokens / row.amount("Throughput (T/s)"),
     )
 
 
 def _is_true(text: str) -> bool:
-    """Return the truth value of a text; raise a ``Mismatch`` unless it is ``True`` or ``False``."""
-    return (
-        {"true": True, "false": False}[text.lower()]
-        if text.lower() in ("true", "false")
-        else _refuse(text)
-    )
-
-
-def _refuse(text: str) -> bool:
-    raise Mismatch(text, "True or False")
-
-
-def _zero(text: str) -> int:
-    if text not in _ZERO:
-        raise Mismatch(text, f"one of {', '.join(_ZERO)}")
-    return _ZERO[text]
+    if text.lower() not in ("true", "false"):
+        raise Mismatch(text, "True or False")
+    return text.lower() == "true"
 
 
 def _dtype(text: str) -> Dtype:

@@ -39,6 +39,12 @@ class MeasuredRun:
     row: int | None = None
     """Row of the table that the run was read from, if a row has several runs; else None."""
 
+    @classmethod
+    def even(cls, degrees: Degrees, chain: Chain, cluster: Cluster, **facts: Any) -> MeasuredRun:
+        """Return a run whose plan divides everything evenly, by its degrees of parallelism."""
+        plan = even_plan(degrees, chain, cluster)
+        return cls(plan=plan, chain=chain, cluster=cluster, **facts)
+
     def under(self, calibration: Calibration) -> Calibration:
         """Return the calibration with the constants that the run states."""
         return replace(calibration, **self.settings)

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from argosy.calibrate.run import MeasuredRun, Measurements
-from argosy.calibrate.table import PublishedTable, read_table, whole_number
+from argosy.calibrate.table import TableRow, read_table, whole_number
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, JsonObject
-from argosy.errors import InputError, Problem, invalid
+from argosy.errors import invalid
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import ScheduleSpec
 from argosy.workload.chain import Chain
@@ -82,7 +82,7 @@ _NOT_A_RUN = "not a run"
 def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
     """Read the rows of a table of mixed runs whose figures are possible; a folder ``sailor`` beside
     or above the table has the layer times."""
-    table = read_table(path)
+    rows = read_table(path)
     places = (parent / "sailor" for parent in Path(path).resolve().parents)
     home = next((place for place in places if (place / "layer-times.json").exists()), None)
     if home is None:
@@ -92,35 +92,27 @@ def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
     chain, profiles = read_sailor(home, model)
     bandwidths = read_sailor_bandwidths(home)
     runs = []
-    for index, (line, row) in enumerate(table.rows):
+    for index, row in enumerate(rows):
         if _NOT_A_RUN in row["judgement"]:
             continue
-        weighed = not row["judgement"].strip()
-        run = _mixed_run(table, line, row, len(chain.layers))
-        measured = _measured(run, row["run"].strip(), chain, bandwidths, file=f"{path}:{line}")
+        weighed = not row["judgement"]
+        run = _mixed_run(row, len(chain.layers))
+        measured = _measured(run, row["run"], chain, bandwidths, file=f"{path}:{row.line}")
         runs.append(
             replace(measured, row=index, peak_bytes=measured.peak_bytes if weighed else None)
         )
     return Measurements(source=Path(path).stem, runs=tuple(runs), profiles=profiles, blocking=True)
 
 
-def _mixed_run(
-    table: PublishedTable, line: int, row: Mapping[str, str], num_layers: int
-) -> SailorRun:
+def _mixed_run(row: TableRow, num_layers: int) -> SailorRun:
     """Return the run of a row; semicolons separate stages, plus signs the replicas of a stage."""
-    width = table.count(line, row, "tp")
-    texts = row["layers_per_stage"].split("/")
-    counts = [
-        table.value(line, {"layers_per_stage": text}, "layers_per_stage", whole_number)
-        for text in texts
-    ]
+    width = row.count("tp")
+    listed = row["layers_per_stage"]
+    counts = [row.value("layers_per_stage", whole_number, text) for text in listed.split("/")]
     kinds = [stage.split("+") for stage in row["kinds"].split(";")]
     if sum(counts) != num_layers or len(kinds) != len(counts):
         expected = f"layers of {len(kinds)} stages, {num_layers} together"
-        problem = Problem(
-            file=table.file, line=line, found=row["layers_per_stage"], expected=expected
-        )
-        raise InputError([problem])
+        raise invalid(file=row.file, line=row.line, found=listed, expected=expected)
     ends = list(itertools.accumulate(counts))
     stages = []
     for end, count, replicas in zip(ends, counts, kinds, strict=True):
@@ -133,10 +125,10 @@ def _mixed_run(
         )
     return SailorRun(
         stages=tuple(stages),
-        micro_batch=table.count(line, row, "mbs"),
-        global_batch=table.count(line, row, "gbs"),
-        iteration_seconds=table.amount(line, row, "seconds"),
-        peak_bytes=table.amount(line, row, "max_mem_bytes"),
+        micro_batch=row.count("mbs"),
+        global_batch=row.count("gbs"),
+        iteration_seconds=row.amount("seconds"),
+        peak_bytes=row.amount("max_mem_bytes"),
     )
 
 
@@ -150,7 +142,7 @@ def _measured(
     num_layers = run.stages[-1].layers[-1] + 1
     if num_layers != len(chain.layers):
         expected = f"the {len(chain.layers)} layers of {chain.name}"
-        raise invalid(file=file, path="layers_per_stage", found=str(num_layers), expected=expected)
+        raise invalid("layers_per_stage", str(num_layers), expected, file=file)
     groups = [
         group for stage in run.stages for replica in stage.replicas for group in replica.groups
     ]

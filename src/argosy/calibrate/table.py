@@ -21,8 +21,12 @@ from argosy.cluster.catalogue import device_kind
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, read_text
-from argosy.errors import InputError, Mismatch, Problem, invalid, show
+from argosy.dtype import Dtype
+from argosy.errors import Mismatch, invalid, show
 from argosy.units import SIZE
+from argosy.workload.chain import Chain
+from argosy.workload.huggingface import read_config
+from argosy.workload.transformer import build_chain
 
 Value = TypeVar("Value")
 
@@ -50,31 +54,43 @@ _PCIE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedTable:
-    """A published table that was read: its rows by column name, each with its line."""
+class TableRow:
+    """A row of a published table, with its file, its line and its cells by column."""
 
     file: str
-    rows: tuple[tuple[int, Mapping[str, str]], ...]
+    line: int
+    cells: Mapping[str, str]
 
-    def value(
-        self, line: int, row: Mapping[str, str], column: str, parse: Callable[[str], Value]
-    ) -> Value:
-        """Return the parsed value of a cell; raise an ``InputError`` with line and column if it
-        cannot be parsed."""
-        text = row[column].strip()
+    def __getitem__(self, column: str) -> str:
+        return self.cells[column].strip()
+
+    def value(self, column: str, parse: Callable[[str], Value], part: str | None = None) -> Value:
+        """Return the parsed value of a cell, or of a part of it; raise an ``InputError`` with line
+        and column if it cannot be parsed."""
+        text = self[column] if part is None else part.strip()
         try:
             return parse(text)
         except Mismatch as error:
-            problem = Problem(
-                file=self.file, line=line, path=column, found=show(text), expected=error.expected
-            )
-            raise InputError([problem]) from None
+            raise invalid(
+                column, show(text), error.expected, file=self.file, line=self.line
+            ) from None
 
-    def count(self, line: int, row: Mapping[str, str], column: str) -> int:
-        return self.value(line, row, column, whole_number)
+    def count(self, column: str) -> int:
+        return self.value(column, whole_number)
 
-    def amount(self, line: int, row: Mapping[str, str], column: str) -> float:
-        return self.value(line, row, column, positive)
+    def amount(self, column: str) -> float:
+        return self.value(column, positive)
+
+
+def one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
+    """Return a parser of the names of these values."""
+
+    def parse(text: str) -> Value:
+        if text not in names:
+            raise Mismatch(text, f"one of {', '.join(names)}")
+        return names[text]
+
+    return parse
 
 
 def whole_number(text: str) -> int:
@@ -110,7 +126,7 @@ def gibibytes(text: str) -> float | None:
     return SIZE.parse(f"{amount} GiB")
 
 
-def read_table(path: Path | str) -> PublishedTable:
+def read_table(path: Path | str) -> list[TableRow]:
     """Read a CSV with a head line; lines before it that name the source are skipped."""
     text = read_text(path).lstrip("\ufeff")
     lines = text.splitlines()
@@ -118,7 +134,7 @@ def read_table(path: Path | str) -> PublishedTable:
         (at for at, line in enumerate(lines) if line.strip() and not _is_source(line)), len(lines)
     )
     reader = csv.reader(io.StringIO("\n".join(lines[skipped:]), newline=""), strict=True)
-    rows: list[tuple[int, dict[str, str]]] = []
+    rows: list[TableRow] = []
     head: list[str] = []
     try:
         for cells in reader:
@@ -126,19 +142,17 @@ def read_table(path: Path | str) -> PublishedTable:
             if not head:
                 head = [cell.strip() for cell in cells]
             elif len(cells) == len(head):
-                rows.append((line, dict(zip(head, cells, strict=True))))
+                by_column = dict(zip(head, cells, strict=True))
+                rows.append(TableRow(file=str(path), line=line, cells=by_column))
             elif cells:
                 expected = f"a row of {len(head)} cells, as the head has"
                 raise invalid(file=str(path), line=line, found=str(len(cells)), expected=expected)
     except csv.Error as error:
-        problem = Problem(
-            file=str(path),
-            line=skipped + reader.line_num,
-            found=str(error),
-            expected="a row of a CSV",
-        )
-        raise InputError([problem]) from None
-    return PublishedTable(file=str(path), rows=tuple(rows))
+        line = skipped + reader.line_num
+        raise invalid(
+            file=str(path), line=line, found=str(error), expected="a row of a CSV"
+        ) from None
+    return rows
 
 
 def _is_source(line: str) -> bool:
@@ -150,8 +164,8 @@ def columns_of(path: Path | str) -> frozenset[str]:
     """Return the columns of a table with at least one row; none for any other file."""
     if Path(path).suffix != ".csv":
         return frozenset()
-    rows = read_table(path).rows
-    return frozenset(rows[0][1]) if rows else frozenset()
+    rows = read_table(path)
+    return frozenset(rows[0].cells) if rows else frozenset()
 
 
 def kind_named(text: str) -> str:
@@ -178,3 +192,26 @@ def machines(kind: str, count: int) -> Cluster:
         }
     content = {"name": f"{kind.lower()}-x{count}", "nodes": [node]}
     return build_cluster(Document("table", content, {}), folder=Path())
+
+
+@cache
+def published_gpt(name: str, source: str, tokens: int, vocabulary: int, *shape: int) -> Chain:
+    """Return a GPT as tables describe it, whose ``shape`` is its width, heads and layers."""
+    hidden, heads, layers = shape
+    config = {
+        "model_type": "gpt2",
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_layer": layers,
+        "n_positions": tokens,
+        "vocab_size": vocabulary,
+    }
+    return build_chain(
+        read_config(Document(name, config, {})).architecture,
+        name=name,
+        sequence_length=tokens,
+        dtype=Dtype.FP16,
+        optimizer="adam",
+        source=source,
+        fused_attention=False,
+    )

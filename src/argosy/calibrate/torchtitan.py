@@ -11,21 +11,16 @@ gathered in bf16; gradients are kept and summed in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
-from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
-from argosy.calibrate.table import PublishedTable, gibibytes, kind_named, machines, read_table
+from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
+from argosy.calibrate.table import TableRow, gibibytes, kind_named, machines, one_of, read_table
 from argosy.dtype import Dtype
-from argosy.errors import Mismatch
 from argosy.plan.plan import Recompute
 from argosy.workload.chain import Chain, Selective
 from argosy.workload.load import load_architecture
 from argosy.workload.transformer import build_chain
-
-Value = TypeVar("Value")
 
 # Columns that the table must have.
 COLUMNS = frozenset(
@@ -60,56 +55,43 @@ _DTYPES = {"bf16": Dtype.BF16, "float8": Dtype.FP8, "fp8": Dtype.FP8}
 
 def read_torchtitan(path: Path | str) -> Measurements:
     """Read a table in which every row is a run."""
-    table = read_table(path)
-    runs = tuple(_run(table, line, row) for line, row in table.rows)
+    runs = tuple(map(_run, read_table(path)))
     return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
 
 
-def _run(table: PublishedTable, line: int, row: Mapping[str, str]) -> MeasuredRun:
-    devices, tokens, pipeline = (table.count(line, row, name) for name in ("gpus", "seq", "pp"))
-    local, data = table.count(line, row, "local_batch"), table.count(line, row, "fsdp")
+def _run(row: TableRow) -> MeasuredRun:
+    devices, tokens, pipeline = (row.count(name) for name in ("gpus", "seq", "pp"))
+    local, data = row.count("local_batch"), row.count("fsdp")
     chain = _llama(
-        table.value(line, row, "model", _one_of(_MODELS)),
-        tokens,
-        table.value(line, row, "precision", _one_of(_DTYPES)),
+        row.value("model", one_of(_MODELS)), tokens, row.value("precision", one_of(_DTYPES))
     )
     degrees = Degrees(
-        tensor=table.count(line, row, "tp"),
+        tensor=row.count("tp"),
         data=data,
         pipeline=pipeline,
-        context=table.count(line, row, "cp"),
-        chunks=table.count(line, row, "vp"),
+        context=row.count("cp"),
+        chunks=row.count("vp"),
         micro_batch=max(1, local // pipeline),
         global_batch=local * data,
-        recompute=table.value(line, row, "ac", _one_of(_RECOMPUTE)),
+        recompute=row.value("ac", one_of(_RECOMPUTE)),
         zero=3 if pipeline == 1 else 1,
     )
-    cluster = machines(table.value(line, row, "kind", kind_named), devices)
-    rate = table.amount(line, row, "tokens_per_s_per_gpu")
-    return MeasuredRun(
+    rate = row.amount("tokens_per_s_per_gpu")
+    return MeasuredRun.even(
+        degrees,
+        chain,
+        machines(row.value("kind", kind_named), devices),
         name=f"{chain.name} s{tokens} {degrees!r}",
-        plan=even_plan(degrees, chain, cluster),
-        chain=chain,
-        cluster=cluster,
         seconds=local * data * tokens / (rate * devices),
         settings={
-            "compiled": row.get("compile", "0").strip() == "1",
-            "async_tensor": row.get("async_tp", "0").strip() == "1",
+            "compiled": row.cells.get("compile", "0").strip() == "1",
+            "async_tensor": row.cells.get("async_tp", "0").strip() == "1",
             "selective": Selective.PRODUCTS,
             "gradient_dtype": Dtype.FP32,
             "reduce_dtype": Dtype.FP32,
         },
-        peak_bytes=table.value(line, row, "memory_gib", gibibytes) if "memory_gib" in row else None,
+        peak_bytes=row.value("memory_gib", gibibytes) if "memory_gib" in row.cells else None,
     )
-
-
-def _one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
-    def parse(text: str) -> Value:
-        if text not in names:
-            raise Mismatch(text, f"one of {', '.join(names)}")
-        return names[text]
-
-    return parse
 
 
 @cache

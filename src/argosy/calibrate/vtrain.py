@@ -11,21 +11,15 @@ the last backward. Two facts are not published and are assumed: the node's links
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
-from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
-from argosy.calibrate.table import PublishedTable, read_table
+from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
+from argosy.calibrate.table import TableRow, published_gpt, read_table
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document
-from argosy.dtype import Dtype
 from argosy.errors import invalid
 from argosy.plan.plan import Recompute
-from argosy.workload.chain import Chain
-from argosy.workload.huggingface import read_config
-from argosy.workload.transformer import build_chain
 
 # Columns that the table must have.
 COLUMNS = (
@@ -58,17 +52,17 @@ _NODE = {
 
 def read_vtrain(path: Path | str) -> Measurements:
     """Read a table in which every row is a run on the same node."""
-    table = read_table(path)
-    if table.rows and not set(COLUMNS) <= set(table.rows[0][1]):
+    rows = read_table(path)
+    if rows and not rows[0].cells.keys() >= set(COLUMNS):
         raise invalid(file=str(path), line=1, expected=f"the columns {', '.join(COLUMNS)}")
     cluster = build_cluster(Document("vtrain", _NODE, {}), folder=Path())
-    runs = tuple(_run(table, line, row, cluster) for line, row in table.rows)
+    runs = tuple(_run(row, cluster) for row in rows)
     return Measurements(source="vTrain, 8 x A100", runs=runs)
 
 
-def _run(table: PublishedTable, line: int, row: Mapping[str, str], cluster: Cluster) -> MeasuredRun:
+def _run(row: TableRow, cluster: Cluster) -> MeasuredRun:
     _, batch, micro, hidden, heads, layers, tokens, tensor, data, pipeline = (
-        table.count(line, row, column) for column in COLUMNS[:-1]
+        row.count(column) for column in COLUMNS[:-1]
     )
     degrees = Degrees(
         tensor=tensor,
@@ -78,33 +72,13 @@ def _run(table: PublishedTable, line: int, row: Mapping[str, str], cluster: Clus
         global_batch=batch,
         recompute=Recompute.FULL,
     )
-    chain = _gpt(hidden, heads, layers, tokens)
-    return MeasuredRun(
+    name, source = f"gpt-h{hidden}-l{layers}", "vTrain's validation runs"
+    chain = published_gpt(name, source, tokens, _VOCABULARY, hidden, heads, layers)
+    return MeasuredRun.even(
+        degrees,
+        chain,
+        cluster,
         name=f"h{hidden} l{layers} {degrees!r}",
-        plan=even_plan(degrees, chain, cluster),
-        chain=chain,
-        cluster=cluster,
         settings={"compiled": True, "sequence_parallel": False},
-        seconds=table.amount(line, row, COLUMNS[-1]) / 1e3,
-    )
-
-
-@cache
-def _gpt(hidden: int, heads: int, layers: int, tokens: int) -> Chain:
-    config = {
-        "model_type": "gpt2",
-        "n_embd": hidden,
-        "n_head": heads,
-        "n_layer": layers,
-        "n_positions": tokens,
-        "vocab_size": _VOCABULARY,
-    }
-    return build_chain(
-        read_config(Document("vtrain", config, {})).architecture,
-        name=f"gpt-h{hidden}-l{layers}",
-        sequence_length=tokens,
-        dtype=Dtype.FP16,
-        optimizer="adam",
-        source="vTrain's validation runs",
-        fused_attention=False,
+        seconds=row.amount(COLUMNS[-1]) / 1e3,
     )

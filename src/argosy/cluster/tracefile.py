@@ -160,11 +160,11 @@ def _columns(path: Path | str, header: Row) -> Columns:
     actual = ",".join(cells)
     if actual not in _HEADERS or len(cells) != actual.count(",") + 1:
         raise invalid(
+            "header",
+            show(actual) if actual else "nothing",
+            "one of the headers " + " ".join(_HEADERS),
             file=str(path),
             line=line,
-            path="header",
-            found=show(actual) if actual else "nothing",
-            expected="one of the headers " + " ".join(_HEADERS),
             suggestion=closest(actual, _HEADERS),
         )
     readers = {

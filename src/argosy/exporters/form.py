@@ -84,10 +84,7 @@ def limit(
     path: str, found: object, expected: str, *, final: bool = False, suggestion: str | None = None
 ) -> Limit:
     """Build a limit from a path in the plan, the value found there, and what is expected."""
-    return Limit(
-        problem=Problem(path=path, found=str(found), expected=expected, suggestion=suggestion),
-        final=final,
-    )
+    return Limit(problem=Problem(path, str(found), expected, suggestion=suggestion), final=final)
 
 
 def any_of(values: Sequence[object]) -> str:
@@ -102,7 +99,7 @@ def any_of(values: Sequence[object]) -> str:
 
 def note(path: str, found: object, expected: str) -> Limit:
     """Build a minor limit: the target does this in its own way, with the same results."""
-    return Limit(problem=Problem(path=path, found=str(found), expected=expected), minor=True)
+    return Limit(problem=Problem(path, str(found), expected), minor=True)
 
 
 def collectives_are_chosen(plan: Plan, target: Target) -> Iterator[Limit]:

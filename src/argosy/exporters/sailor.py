@@ -92,9 +92,9 @@ def shares_are_equal(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
                 "all stages"
             )
             yield Problem(
-                path=f"{path}.samples",
-                found=str(replica.samples),
-                expected=expected,
+                f"{path}.samples",
+                str(replica.samples),
+                expected,
                 suggestion="argosy plan --even-shares",
             )
             return
@@ -105,7 +105,7 @@ def tensors_are_split_evenly(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
     for path, _, replica in replicas(plan):
         if max(replica.shares) - min(replica.shares) > 1e-9:
             expected = "equal ratios: Sailor knows the width of a tensor-parallel group only"
-            yield Problem(path=f"{path}.ratios", found=str(list(replica.ratios)), expected=expected)
+            yield Problem(f"{path}.ratios", str(list(replica.ratios)), expected)
 
 
 def stages_are_plain(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
@@ -114,7 +114,7 @@ def stages_are_plain(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
         for name, value, usual in _extras(stage):
             if value != usual:
                 expected = f"{usual}: Sailor's form has no word for it"
-                yield Problem(path=f"stages[{index}].{name}", found=value, expected=expected)
+                yield Problem(f"stages[{index}].{name}", value, expected)
 
 
 def _extras(stage: Stage) -> Iterator[tuple[str, str, str]]:
@@ -132,14 +132,14 @@ def schedule_is_1f1b(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
         expected = "1f1b: Sailor's form names no schedule, and its runs are 1F1B"
         suggestion = "argosy plan --schedule 1f1b"
         actual = str(kind) if depth is None else repr(plan.schedule)
-        yield Problem(path="schedule.kind", found=actual, expected=expected, suggestion=suggestion)
+        yield Problem("schedule.kind", actual, expected, suggestion=suggestion)
 
 
 def schedule_stays(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
     """Yield a problem for a policy."""
     if plan.policy:
         expected = "none: Sailor's form has no word for another schedule"
-        yield Problem(path="policy", found=f"{len(plan.policy)} rules", expected=expected)
+        yield Problem("policy", f"{len(plan.policy)} rules", expected)
 
 
 def kinds_have_names(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
@@ -147,7 +147,7 @@ def kinds_have_names(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
     for kind in sorted({cluster.device(name).kind.name for name in plan.devices}):
         if kind not in SAILOR_NAMES:
             expected = f"device kinds that Sailor has measured ({', '.join(sorted(SAILOR_NAMES))})"
-            yield Problem(path="stages", found=kind, expected=expected)
+            yield Problem("stages", kind, expected)
 
 
 RULES: tuple[Rule, ...] = (

@@ -130,7 +130,7 @@ class Trainer(transformers.Trainer):
         args, plan, problems = self.args, self.plan, []
 
         def refuse(path: str, found: object, expected: str) -> None:
-            problems.append(Problem(path=path, found=str(found), expected=expected))
+            problems.append(Problem(path, str(found), expected))
 
         if args.train_batch_size != plan.global_batch:
             expected = f"{plan.global_batch}, the plan's global batch"

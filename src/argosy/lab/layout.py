@@ -152,7 +152,7 @@ def _refusals(cluster: Cluster) -> list[Problem]:
 
 
 def _problem(where: str, expected: str, found: str | None = None) -> Problem:
-    return Problem(path=where, expected=f"{expected}, in a cluster for the lab", found=found)
+    return Problem(where, found, f"{expected}, in a cluster for the lab")
 
 
 def _islands(cluster: Cluster) -> dict[str, int]:

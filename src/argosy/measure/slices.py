@@ -47,7 +47,7 @@ def check_sliceable(architecture: Architecture, *, tokens: int, width: int, name
     """Raise an ``InputError`` with everything about a model that cannot be built, or not at this
     width."""
     problems = [
-        Problem(path=name, found=actual, expected=expected)
+        Problem(name, actual, expected)
         for actual, expected in dict.fromkeys(_problems(architecture, tokens, width))
     ]
     raise_any(problems)

@@ -73,4 +73,4 @@ def check_finite(particles: Particles, where: str) -> None:
         if bad.any():
             first = int(np.argmax(bad))
             actual = f"{values[first].tolist()} for particle {particles.ids[first]}"
-            raise invalid(file=where, path=name, found=actual, expected="finite numbers")
+            raise invalid(name, actual, "finite numbers", file=where)

@@ -65,7 +65,7 @@ def batch_adds_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Proble
     product = plan.micro_batch_size * plan.num_micro_batches
     if product != plan.global_batch:
         expected = f"micro_batch_size x num_micro_batches = {product}"
-        yield Problem(path="global_batch", found=str(plan.global_batch), expected=expected)
+        yield Problem("global_batch", str(plan.global_batch), expected)
 
 
 def samples_add_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -74,9 +74,7 @@ def samples_add_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Probl
         total = sum(replica.samples for replica in stage.replicas)
         if total != plan.micro_batch_size:
             expected = f"samples that sum to the micro_batch_size {plan.micro_batch_size}"
-            yield Problem(
-                path=f"stages[{index}].replicas", found=f"a sum of {total}", expected=expected
-            )
+            yield Problem(f"stages[{index}].replicas", f"a sum of {total}", expected)
 
 
 def layers_are_covered(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -85,19 +83,11 @@ def layers_are_covered(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[P
     for index, stage in enumerate(plan.stages):
         if stage.first != at or stage.end <= stage.first:
             expected = f"a range of at least one layer that begins at {at}"
-            yield Problem(
-                path=f"stages[{index}].layers",
-                found=f"[{stage.first}, {stage.end})",
-                expected=expected,
-            )
+            yield Problem(f"stages[{index}].layers", f"[{stage.first}, {stage.end})", expected)
         at = stage.end
     if at != len(chain.layers):
         expected = f"stages up to layer {len(chain.layers)}, the end of {chain.name}"
-        yield Problem(
-            path=f"stages[{len(plan.stages) - 1}].layers",
-            found=f"an end at {at}",
-            expected=expected,
-        )
+        yield Problem(f"stages[{len(plan.stages) - 1}].layers", f"an end at {at}", expected)
 
 
 def devices_exist(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -117,16 +107,14 @@ def devices_work_once(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
         first = [replica.devices for replica in plan.stages[worker].replicas]
         if [replica.devices for replica in stage.replicas] != first:
             expected = f"the devices of stage {worker}, its worker's first chunk"
-            yield Problem(
-                path=f"stages[{index}].replicas", found="other devices", expected=expected
-            )
+            yield Problem(f"stages[{index}].replicas", "other devices", expected)
     owner: dict[str, int] = {}
     for path, name, index in _placed_devices(plan):
         if index < workers and name in owner:
             expected = (
                 f"each device in one replica of one stage; it is already in stage {owner[name]}"
             )
-            yield Problem(path=path, found=f'"{name}"', expected=expected)
+            yield Problem(path, f'"{name}"', expected)
         owner.setdefault(name, index)
 
 
@@ -149,12 +137,7 @@ def _unknown(places: Iterable[tuple[str, str]], cluster: Cluster) -> Iterator[Pr
     missing = ((path, name) for path, name in places if name not in cluster.device_index)
     for number, (path, name) in enumerate(missing):
         suggestion = closest(name, cluster.device_index) if number < _MOST_SUGGESTED else None
-        yield Problem(
-            path=path,
-            found=f'"{name}"',
-            expected=f"a device of {cluster.name}",
-            suggestion=suggestion,
-        )
+        yield Problem(path, f'"{name}"', f"a device of {cluster.name}", suggestion=suggestion)
 
 
 def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -164,7 +147,7 @@ def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
             path = f"stages[{index}].replicas[{position}].ratios"
             if replica.ratios and len(replica.ratios) != replica.width:
                 expected = f"one ratio for each of the {replica.width} devices"
-                yield Problem(path=path, found=f"{len(replica.ratios)} ratios", expected=expected)
+                yield Problem(path, f"{len(replica.ratios)} ratios", expected)
             elif (
                 not math.isclose(sum(replica.shares), 1, rel_tol=0, abs_tol=1e-6)
                 or min(replica.shares) < 0
@@ -173,9 +156,7 @@ def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
                 actual = (
                     f"{min(replica.shares):g}" if negative else f"a sum of {sum(replica.shares):g}"
                 )
-                yield Problem(
-                    path=path, found=actual, expected="ratios of at least 0 that sum to 1"
-                )
+                yield Problem(path, actual, "ratios of at least 0 that sum to 1")
 
 
 def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -195,23 +176,21 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
             expected = (
                 f"at most {most}, the most parts that layers {stage.first}..{stage.end - 1} allow"
             )
-            yield Problem(path=path, found=actual, expected=expected)
+            yield Problem(path, actual, expected)
         elif chain.sequence_length % (2 * stage.context) and not all(
             replica.ratios for replica in stage.replicas
         ):
             expected = f"a number whose double divides the sequence length {chain.sequence_length}"
-            yield Problem(path=path, found=actual, expected=expected)
+            yield Problem(path, actual, expected)
         for position, replica in enumerate(stage.replicas):
             where = f"stages[{index}].replicas[{position}]"
             if replica.width % stage.context:
                 expected = f"a multiple of the {stage.context} parts of the sequence"
-                yield Problem(
-                    path=f"{where}.devices", found=f"{replica.width} devices", expected=expected
-                )
+                yield Problem(f"{where}.devices", f"{replica.width} devices", expected)
             elif replica.ratios and _differ(replica.ratios, replica.width // stage.context):
                 groups = "tensor-parallel groups that share each of"
                 expected = f"{groups} the {stage.context} parts in the same ratios"
-                yield Problem(path=f"{where}.ratios", found="different ratios", expected=expected)
+                yield Problem(f"{where}.ratios", "different ratios", expected)
 
 
 def _differ(ratios: Sequence[float], width: int) -> bool:
@@ -247,41 +226,29 @@ def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
             yield from _experts_add_up(stage, f"stages[{index}].experts", counts)
         elif not counts:
             expected = f"1, because layers {stage.first}..{stage.end - 1} have no experts"
-            yield Problem(path=path, found=actual, expected=expected)
+            yield Problem(path, actual, expected)
         elif undivided:
-            yield Problem(
-                path=path,
-                found=actual,
-                expected=f"a divisor of the {undivided[0]} experts of a layer",
-            )
+            yield Problem(path, actual, f"a divisor of the {undivided[0]} experts of a layer")
         if stage.num_holders % stage.expert:
             expected = f"a divisor of the {stage.num_holders} holders of the stage's weights"
-            yield Problem(path=path, found=actual, expected=expected)
+            yield Problem(path, actual, expected)
         elif _are_uneven(stage):
             equal = "replicas of one width, and equal ones if they have several devices"
             expected = f"{equal}, in groups that share experts"
-            yield Problem(
-                path=f"stages[{index}].replicas", found="unequal replicas", expected=expected
-            )
+            yield Problem(f"stages[{index}].replicas", "unequal replicas", expected)
 
 
 def _experts_add_up(stage: Stage, path: str, counts: Collection[int]) -> Iterator[Problem]:
     total = sum(stage.experts)
     if len(stage.experts) != stage.expert:
         yield Problem(
-            path=path,
-            found=f"{len(stage.experts)} numbers",
-            expected=f"one for each of {stage.expert} holders",
+            path, f"{len(stage.experts)} numbers", f"one for each of {stage.expert} holders"
         )
     elif set(counts) != {total}:
         numbers = " and ".join(map(str, sorted(counts))) or "no"
-        yield Problem(
-            path=path, found=f"{total} experts", expected=f"the {numbers} experts of every layer"
-        )
+        yield Problem(path, f"{total} experts", f"the {numbers} experts of every layer")
     elif not all(replica.width == 1 for replica in stage.replicas):
-        yield Problem(
-            path=path, found="replicas of several devices", expected="replicas of one device each"
-        )
+        yield Problem(path, "replicas of several devices", "replicas of one device each")
 
 
 def _are_uneven(stage: Stage) -> bool:
@@ -307,9 +274,9 @@ def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
                 )
                 covered = f"layers {stage.first}..{stage.end - 1}"
                 yield Problem(
-                    path=f"stages[{index}].replicas[{position}].devices",
-                    found=f"{replica.width} devices",
-                    expected=f"at most {most}{parts}, the widest split that {covered} allow",
+                    f"stages[{index}].replicas[{position}].devices",
+                    f"{replica.width} devices",
+                    f"at most {most}{parts}, the widest split that {covered} allow",
                 )
 
 
@@ -322,13 +289,13 @@ def offload_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
         without = sorted(node.name for node in nodes if node.host_memory.nvme_size is None)
         if Tier.NVME in dict(stage.offload.parts).values() and without:
             expected = f"host, because {without[0]} has no host_memory.nvme in the cluster file"
-            yield Problem(path=path, found="nvme", expected=expected)
+            yield Problem(path, "nvme", expected)
         if activations is not None and stage.recompute is Recompute.SELECTIVE:
             expected = "recompute none or full in a stage that offloads activations"
-            yield Problem(path=f"stages[{index}].recompute", found="selective", expected=expected)
+            yield Problem(f"stages[{index}].recompute", "selective", expected)
         if activations is not None and plan.schedule.kind.is_split:
             expected = f"no offloaded activations with {plan.schedule.kind}, which splits backwards"
-            yield Problem(path=path, found="activations", expected=expected)
+            yield Problem(path, "activations", expected)
 
 
 def schedule_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -344,9 +311,9 @@ def policy_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
     for index, rule in enumerate(plan.policy):
         if rule.edge not in edges:
             yield Problem(
-                path=f"policy[{index}].edge",
-                found=f'"{rule.edge}"',
-                expected=f"an edge of {cluster.name}",
+                f"policy[{index}].edge",
+                f'"{rule.edge}"',
+                f"an edge of {cluster.name}",
                 suggestion=closest(rule.edge, edges),
             )
         yield from _schedule_problems(plan, rule.schedule, f"policy[{index}].schedule")
@@ -356,16 +323,16 @@ def _schedule_problems(plan: Plan, spec: ScheduleSpec, path: str) -> Iterator[Pr
     num_stages, num_micro_batches = len(plan.stages), plan.num_micro_batches
     if num_stages * num_micro_batches > _MOST_ACTIONS:
         expected = f"at most {_MOST_ACTIONS // num_stages} with {num_stages} stages"
-        yield Problem(path="num_micro_batches", found=str(num_micro_batches), expected=expected)
+        yield Problem("num_micro_batches", str(num_micro_batches), expected)
     elif spec.chunks > 1 and spec.kind is not ScheduleKind.INTERLEAVED:
         expected = "1, because only an interleaved schedule has more"
-        yield Problem(path=f"{path}.chunks", found=str(spec.chunks), expected=expected)
+        yield Problem(f"{path}.chunks", str(spec.chunks), expected)
     elif spec.depth is not None and not spec.kind.is_family:
         expected = f"no depth with {spec.kind}, which has its own"
-        yield Problem(path=f"{path}.depth", found=f"{len(spec.depth)} depths", expected=expected)
+        yield Problem(f"{path}.depth", f"{len(spec.depth)} depths", expected)
     elif spec.depth is not None and len(spec.depth) != num_stages:
         expected = f"one depth for each of the {num_stages} stages"
-        yield Problem(path=f"{path}.depth", found=f"{len(spec.depth)} depths", expected=expected)
+        yield Problem(f"{path}.depth", f"{len(spec.depth)} depths", expected)
     else:
         try:
             schedule = build_schedule(spec, num_stages, num_micro_batches)
@@ -388,17 +355,15 @@ def collectives_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Prob
         path = f"collectives[{index}]"
         if choice.stage >= len(plan.stages):
             expected = f"a stage, below {len(plan.stages)}"
-            yield Problem(path=f"{path}.stage", found=str(choice.stage), expected=expected)
+            yield Problem(f"{path}.stage", str(choice.stage), expected)
             continue
         possible = algorithms(choice.collective, plan.stages[choice.stage])
         if choice.algorithm not in possible:
             expected = f"{' or '.join(possible)} for {choice.collective} of stage {choice.stage}"
-            yield Problem(
-                path=f"{path}.algorithm", found=f'"{choice.algorithm}"', expected=expected
-            )
+            yield Problem(f"{path}.algorithm", f'"{choice.algorithm}"', expected)
         if (choice.collective, choice.stage) in chosen:
             expected = f"one choice for {choice.collective} of stage {choice.stage}"
-            yield Problem(path=path, found="a second one", expected=expected)
+            yield Problem(path, "a second one", expected)
         chosen.add((choice.collective, choice.stage))
 
 
@@ -430,7 +395,7 @@ def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Ite
     used = set(plan.devices).intersection(cluster.device_index)
     for path, name in places:
         if name in used:
-            yield Problem(path=path, found=f'"{name}"', expected="a device that no stage uses")
+            yield Problem(path, f'"{name}"', "a device that no stage uses")
 
 
 # All rules, in the order in which their problems are reported.

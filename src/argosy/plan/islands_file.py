@@ -78,8 +78,7 @@ def check_island_plan(plan: IslandPlan) -> None:
     """Raise one ``InputError`` with everything that keeps the islands from training one model
     together."""
     problems = [
-        Problem(path=str(where[0]), expected=text, found=str(actual))
-        for where, text, actual in _mistakes(plan)
+        Problem(str(where[0]), str(actual), text) for where, text, actual in _mistakes(plan)
     ]
     raise_any(problems)
 

@@ -74,7 +74,7 @@ def powersgd_problems(plan: Plan) -> Iterator[Problem]:
         return
     if plan.model.dtype is Dtype.FP16:
         expected = "bf16 or fp32 with PowerSGD, whose errors cannot follow the loss scale of fp16"
-        yield Problem(path="model.dtype", found="fp16", expected=expected)
+        yield Problem("model.dtype", "fp16", expected)
     for index, stage in enumerate(plan.stages):
         width = max(replica.width for replica in stage.replicas) // stage.context
         for name, value, most in (
@@ -85,12 +85,10 @@ def powersgd_problems(plan: Plan) -> Iterator[Problem]:
         ):
             if value > most:
                 expected = f"{name} {most} with PowerSGD, which needs whole gradients"
-                yield Problem(path=f"stages[{index}]", found=f"{name} {value}", expected=expected)
+                yield Problem(f"stages[{index}]", f"{name} {value}", expected)
         if stage.offload:
             expected = "nothing offloaded with PowerSGD, whose errors stay on the device"
-            yield Problem(
-                path=f"stages[{index}]", found=f"offload of {stage.offload}", expected=expected
-            )
+            yield Problem(f"stages[{index}]", f"offload of {stage.offload}", expected)
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -105,15 +103,13 @@ def check_movable(plan: Plan) -> None:
     expected = "stages that a run can move"
     hint = "argosy plan --max-context 1 --max-expert 1 keeps to them"
     problems = [
-        Problem(
-            path=f"stages[{index}]", found=f"{name} {degree}", expected=expected, suggestion=hint
-        )
+        Problem(f"stages[{index}]", f"{name} {degree}", expected, suggestion=hint)
         for index, stage in enumerate(plan.stages)
         for name, degree in (("context", stage.context), ("expert", stage.expert))
         if degree > 1
     ]
     problems += [
-        Problem(path=f"stages[{index}]", found=f"offload of {stage.offload}", expected=expected)
+        Problem(f"stages[{index}]", f"offload of {stage.offload}", expected)
         for index, stage in enumerate(plan.stages)
         if stage.offload
     ]
@@ -121,9 +117,7 @@ def check_movable(plan: Plan) -> None:
         whole = (
             "sums of whole gradients, because the errors that PowerSGD keeps stay where they are"
         )
-        problems.append(
-            Problem(path="model.powersgd", found=str(plan.model.powersgd), expected=whole)
-        )
+        problems.append(Problem("model.powersgd", str(plan.model.powersgd), whole))
     raise_any(problems)
 
 

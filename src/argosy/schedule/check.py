@@ -42,11 +42,7 @@ def check_schedule(schedule: Schedule, *, limit: tuple[int, ...] | None = None) 
         problems += _deadlock(schedule)
     if not problems and limit is not None:
         problems += [
-            Problem(
-                path=f"stage {stage}",
-                found=f"{held} micro-batches in flight",
-                expected=f"at most {allowed}",
-            )
+            Problem(f"stage {stage}", f"{held} micro-batches in flight", f"at most {allowed}")
             for stage, (held, allowed) in enumerate(zip(in_flight(schedule), limit, strict=True))
             if held > allowed
         ]
@@ -94,7 +90,7 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
         foreign = next((a for a in row if schedule.worker_of(a.stage) != worker), None)
         if foreign is not None:
             actual, expected = str(foreign), f"only stages of worker {worker}"
-            problems.append(Problem(path=f"worker {worker}", found=actual, expected=expected))
+            problems.append(Problem(f"worker {worker}", actual, expected))
         num_stages, num_micro_batches = schedule.num_stages, schedule.num_micro_batches
         beyond = next(
             (a for a in row if a.stage >= num_stages or a.micro_batch >= num_micro_batches), None
@@ -103,7 +99,7 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
             expected = (
                 f"only {num_stages} stages and {num_micro_batches} micro-batches, counted from 0"
             )
-            problems.append(Problem(path=f"worker {worker}", found=str(beyond), expected=expected))
+            problems.append(Problem(f"worker {worker}", str(beyond), expected))
     for stage in range(schedule.num_stages):
         for micro_batch in range(schedule.num_micro_batches):
             counts = [seen[Action(stage, kind, micro_batch)] for kind in COMPUTATIONS]
@@ -115,7 +111,7 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
                 )
                 expected = "1 F and 1 B, or 1 F, 1 I and 1 W"
                 path = f"stage {stage} micro-batch {micro_batch}"
-                problems.append(Problem(path=path, found=actual or "nothing", expected=expected))
+                problems.append(Problem(path, actual or "nothing", expected))
     return problems
 
 
@@ -142,7 +138,7 @@ def _deadlock(schedule: Schedule) -> list[Problem]:
             needed = _blocker(action, schedule, done)
             actual = f"{action} blocked by {needed}"
             expected = "an order without deadlock"
-            problems.append(Problem(path=f"worker {worker}", found=actual, expected=expected))
+            problems.append(Problem(f"worker {worker}", actual, expected))
     return problems
 
 

@@ -97,9 +97,9 @@ def check_channels(schedule: Schedule) -> None:
                     received[schedule.worker_of(stage + 1), worker, True].append((stage, index))
     problems = [
         Problem(
-            path=f"{'gradients' if gradients else 'activations'} from worker {source} to {target}",
-            found=f"receives in the order {received[source, target, gradients][:4]}...",
-            expected=f"the order of the sends {sent[source, target, gradients][:4]}...",
+            f"{'gradients' if gradients else 'activations'} from worker {source} to {target}",
+            f"receives in the order {received[source, target, gradients][:4]}...",
+            f"the order of the sends {sent[source, target, gradients][:4]}...",
         )
         for source, target, gradients in sorted(sent.keys() | received.keys())
         if sent[source, target, gradients] != received[source, target, gradients]

@@ -191,9 +191,7 @@ def _as_measured(chain: Chain, settings: WorkloadSettings) -> Chain:
     """Return the chain; raise an ``InputError`` if another length or dtype than the measured one is
     requested."""
     problems = [
-        Problem(
-            path=name, found=str(requested), expected=f"{measured}, as {chain.name} was measured"
-        )
+        Problem(name, str(requested), f"{measured}, as {chain.name} was measured")
         for name, requested, measured in (
             ("sequence_length", settings.sequence_length, chain.sequence_length),
             ("dtype", settings.dtype, chain.dtype),
@@ -205,12 +203,10 @@ def _as_measured(chain: Chain, settings: WorkloadSettings) -> Chain:
             "a model whose matrices are known; "
             "freeze the weights of a measured model before it is measured"
         )
-        problems.append(Problem(path=chain.name, found=settings.tuning.options, expected=expected))
+        problems.append(Problem(chain.name, settings.tuning.options, expected))
     if settings.powersgd:
         expected = "a model whose matrices are known: a preset, a config.json or --program"
-        problems.append(
-            Problem(path=chain.name, found=f"--powersgd {settings.powersgd}", expected=expected)
-        )
+        problems.append(Problem(chain.name, f"--powersgd {settings.powersgd}", expected))
     raise_any(problems)
     return chain
 

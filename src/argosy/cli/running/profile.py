@@ -190,12 +190,7 @@ def _check_same(
         ("compiled", earlier.compiled, options.compile_layers),
     )
     problems = [
-        Problem(
-            file=str(options.output),
-            path=name,
-            found=str(value),
-            expected=f"{wanted}, to go on from it",
-        )
+        Problem(name, str(value), f"{wanted}, to go on from it", file=str(options.output))
         for name, value, wanted in pairs
         if value != wanted
     ]

@@ -56,7 +56,7 @@ def read_nccl(
     if None in kinds:
         unknown = capabilities[kinds.index(None)]
         expected = "a compute capability that is known, or --kind"
-        raise invalid(file=file, path="gpu.sm", found=str(unknown), expected=expected)
+        raise invalid("gpu.sm", str(unknown), expected, file=file)
     links = [sum(_whole(link, "count", file, 1) for link in card.iter("nvlink")) for card in cards]
     media = []
     if min(links):
@@ -94,9 +94,7 @@ def _whole(element: ElementTree.Element, name: str, file: str, missing: int = 0)
     """Return an attribute that is a count or a number of Mbit/s."""
     text = element.get(name, "")
     if text and re.fullmatch(r"[0-9]{1,9}", text) is None:
-        raise invalid(
-            file=file, path=f"{element.tag}.{name}", found=f'"{text[:40]}"', expected=_WHOLE
-        )
+        raise invalid(f"{element.tag}.{name}", f'"{text[:40]}"', _WHOLE, file=file)
     return int(text or missing)
 
 

@@ -81,7 +81,7 @@ def _shown(text: str, file: str) -> Iterator[Listed]:
         fields = dict(re.findall(r"(?:^|(?<=\s))(\w{1,40})=(\S*)", block))
         if "Gres" not in fields:
             expected = "Gres= for every node, as `scontrol show node` prints"
-            raise invalid(file=file, path=name[:40], found="none", expected=expected)
+            raise invalid(name[:40], "none", expected, file=file)
         address, cpus = fields.get("NodeAddr", name), fields.get("CPUTot", "")
         yield Listed(
             name=name,

@@ -70,11 +70,11 @@ def read_header(path: Path, file: Any, count: int) -> SnapshotHeader:
             f"a size from {1 / _LARGEST:g} to {_LARGEST:g}, "
             f"an expansion factor from 0 to {_LATEST:g}",
         )
-        raise invalid(file=str(path), path="Header", found=actual, expected=expected)
+        raise invalid("Header", actual, expected, file=str(path))
     if "Redshift" in header and abs((1 + number(path, header, "Redshift")) * a - 1) > _SAME_TIME:
         actual = f"Redshift {number(path, header, 'Redshift'):g}, Time {a:g}"
         expected = "Time as the expansion factor 1 / (1 + Redshift)"
-        raise invalid(file=str(path), path="Header", found=actual, expected=expected)
+        raise invalid("Header", actual, expected, file=str(path))
     cosmology = _cosmology(path, known)
     per_mpc = _length_unit(
         path, known, size, _total_mass(path, file, header, known, count), cosmology
@@ -89,16 +89,14 @@ def check_ids(path: Path, ids: Names) -> None:
     repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(repeated):
         actual = f"{ordered[repeated[0]]} more than once"
-        raise invalid(
-            file=str(path), path="PartType1/ParticleIDs", found=actual, expected="unique ids"
-        )
+        raise invalid("PartType1/ParticleIDs", actual, "unique ids", file=str(path))
 
 
 def number(path: Path, attributes: Mapping[str, Any], name: str) -> float:
     """Return a finite number of a header; raise ``InputError`` if it is none."""
     value = np.asarray(attributes[name])
     if value.size != 1 or value.dtype.kind not in "iuf" or not np.isfinite(value).all():
-        raise invalid(file=str(path), path=name, found=str(value)[:40], expected="a finite number")
+        raise invalid(name, str(value)[:40], "a finite number", file=str(path))
     return float(value.reshape(())[()])
 
 
@@ -119,12 +117,10 @@ def _check_types(path: Path, file: Any, header: Mapping[str, Any], count: int) -
         )
         if name and (listed or group in file):
             actual = f"{listed or 'some'} particles of type {kind} ({name})"
-            raise invalid(
-                file=str(path), path=group, found=actual, expected="dark matter alone, type 1"
-            )
+            raise invalid(group, actual, "dark matter alone, type 1", file=str(path))
         if not name and stated.size and listed != count:
             actual, expected = f"{count} rows", f"{listed}, as NumPart_ThisFile says"
-            raise invalid(file=str(path), path=group, found=actual, expected=expected)
+            raise invalid(group, actual, expected, file=str(path))
 
 
 def _cosmology(path: Path, known: Mapping[str, Any]) -> Cosmology:
@@ -136,9 +132,7 @@ def _cosmology(path: Path, known: Mapping[str, Any]) -> Cosmology:
     missing = [name for name in needed if name not in known]
     if missing:
         expected = f"{', '.join(needed)} in the header"
-        raise invalid(
-            file=str(path), path="Header", found=f"no {', '.join(missing)}", expected=expected
-        )
+        raise invalid("Header", f"no {', '.join(missing)}", expected, file=str(path))
     spectrum = all(name in known for name in ("OmegaBaryon", "Sigma8", "PrimordialIndex"))
     matter, vacuum, hubble = (number(path, known, name) for name in needed)
     if not spectrum:
@@ -160,13 +154,13 @@ def _total_mass(
     if mass == 0.0:
         if "PartType1/Masses" not in file:
             expected = "a mass in MassTable or in PartType1/Masses"
-            raise invalid(file=str(path), path="Header/MassTable", found="none", expected=expected)
+            raise invalid("Header/MassTable", "none", expected, file=str(path))
         masses = np.asarray(file["PartType1/Masses"][()], np.float64)
         mass = float(masses.mean())
         if masses.shape != (count,) or not np.abs(masses - mass).max() <= 1e-4 * mass:
             actual = f"masses from {masses.min():g} to {masses.max():g}"
             expected = f"{count} particles of one mass"
-            raise invalid(file=str(path), path="PartType1/Masses", found=actual, expected=expected)
+            raise invalid("PartType1/Masses", actual, expected, file=str(path))
     unit = number(path, known, "UnitMass_in_g") if "UnitMass_in_g" in known else GRAMS
     return mass * count * unit / GRAMS
 
@@ -184,7 +178,7 @@ def _length_unit(
         unit = number(path, known, "UnitLength_in_cm")
         if not 1 <= unit <= _LONGEST_UNIT:
             actual, expected = f"{unit:g}", f"from 1 to {_LONGEST_UNIT:g}"
-            raise invalid(file=str(path), path="UnitLength_in_cm", found=actual, expected=expected)
+            raise invalid("UnitLength_in_cm", actual, expected, file=str(path))
         choices = [round(CM_PER_MPC / unit, 9)]
     else:
         choices = [1.0, KPC]
@@ -193,9 +187,9 @@ def _length_unit(
         return fitting[0]
     if len(choices) > 1:
         actual = "no UnitLength_in_cm, and masses that fit neither Mpc/h nor kpc/h"
-        raise invalid(file=str(path), path="Header", found=actual, expected="a unit of length")
+        raise invalid("Header", actual, "a unit of length", file=str(path))
     actual = (
         f"{density(choices[0]):.4g} times the matter of Omega0 {cosmology.matter:g} in this box"
     )
     expected = "all of it, within 1 %: check MassTable, Omega0, BoxSize and their units"
-    raise invalid(file=str(path), path="Header/MassTable", found=actual, expected=expected)
+    raise invalid("Header/MassTable", actual, expected, file=str(path))

@@ -129,7 +129,7 @@ def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
         first = int(np.argmax(outside.any(axis=1)))
         actual = f"{positions[first].tolist()} for particle {ids[first]}"
         expected = f"coordinates within the box of {size:g} Mpc/h"
-        raise invalid(file=str(path), path="PartType1/Coordinates", found=actual, expected=expected)
+        raise invalid("PartType1/Coordinates", actual, expected, file=str(path))
     inside = Particles(positions=wrapped(positions, size), momenta=momenta, ids=ids)
     return Box(size=size, expansion=a, cosmology=header.cosmology, particles=inside)
 
@@ -200,4 +200,4 @@ def read_names(path: Path, file: Any, name: str, *, part: slice = slice(None)) -
 def _other(path: Path, name: str, array: Any, expected: str) -> InputError:
     """Return the error of an array with another shape or type."""
     actual = f"{array.shape} of {array.dtype}" if isinstance(array, h5py.Dataset) else "no array"
-    return invalid(file=str(path), path=name, found=actual, expected=expected)
+    return invalid(name, actual, expected, file=str(path))

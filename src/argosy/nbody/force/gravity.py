@@ -75,11 +75,7 @@ def smooth_force(
 
 
 def short_force(
-    positions: Positions,
-    box: float,
-    mass: float,
-    settings: GravitySettings,
-    active: Flags,
+    positions: Positions, box: float, mass: float, settings: GravitySettings, active: Flags
 ) -> Floats:
     """Return only the tree's part of the force on the ``active`` particles; other rows are
     undefined."""
@@ -264,4 +260,4 @@ def check_positions(positions: Positions, box: float) -> None:
         particle, axis = np.argwhere(~inside)[0]
         actual = f"{positions[particle, axis]:g} for particle {particle}, axis {axis}"
         expected = f"coordinates of at least 0 and less than {box:g}"
-        raise invalid(path="positions", found=actual, expected=expected)
+        raise invalid("positions", actual, expected)

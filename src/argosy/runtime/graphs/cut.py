@@ -109,9 +109,7 @@ class GraphCut:
     def _check_order(self) -> None:
         if min(self.stages) < 0 or max(self.stages) >= self.num_stages:
             actual = f"stage {max(self.stages) if min(self.stages) >= 0 else min(self.stages)}"
-            raise InputError(
-                [Problem(path="cut", found=actual, expected=f"stages 0 to {self.num_stages - 1}")]
-            )
+            raise InputError([Problem("cut", actual, f"stages 0 to {self.num_stages - 1}")])
         for index, node in enumerate(self.graph.nodes):
             for value in node.inputs:
                 maker = self.graph.producer.get(value)
@@ -124,7 +122,7 @@ class GraphCut:
                     source = self.graph.nodes[maker].name
                     actual = f"{node.name} in stage {self.stages[index]}, which reads {source}"
                     expected = f"stage {self.stages[maker]} or a later one"
-                    raise InputError([Problem(path="cut", found=actual, expected=expected)])
+                    raise InputError([Problem("cut", actual, expected)])
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
@@ -304,11 +302,7 @@ class GraphCut:
                     "a value handed on whose samples are in no known order "
                     f"({node.op}, {node.source})"
                 )
-                yield Problem(
-                    path=f"stage {stage}",
-                    found=actual,
-                    expected="one dim with the samples in order",
-                )
+                yield Problem(f"stage {stage}", actual, "one dim with the samples in order")
 
     def _mixing(self, replicas: Sequence[int], num_micro_batches: int) -> Iterator[Problem]:
         kinds = self.division.kinds
@@ -337,12 +331,7 @@ class GraphCut:
                 f"because {why}"
             )
             suggestion = "a plan by `argosy plan --program` does not divide such a program"
-            yield Problem(
-                path=node.source or node.name,
-                found=actual,
-                expected=expected,
-                suggestion=suggestion,
-            )
+            yield Problem(node.source or node.name, actual, expected, suggestion=suggestion)
 
 
 def _is_same(op: str, recorded: str) -> bool:
@@ -364,15 +353,7 @@ def aligned(
     expected = [node.op for node in (plain or forward).graph.nodes if node.op not in ADDED]
     if len(expected) != len(stages):
         actual = f"{len(stages)} operations"
-        raise InputError(
-            [
-                Problem(
-                    path="cut",
-                    found=actual,
-                    expected=f"{len(expected)}, the forward of the program",
-                )
-            ]
-        )
+        raise InputError([Problem("cut", actual, f"{len(expected)}, the forward of the program")])
     result: list[int] = []
     at = 0
     for node in forward.graph.nodes:
@@ -387,5 +368,5 @@ def aligned(
         else:
             actual = f"{node.op} ({node.source})"
             wanted = expected[at] if at < len(expected) else "no further operation"
-            raise InputError([Problem(path="cut", found=actual, expected=wanted)])
+            raise InputError([Problem("cut", actual, wanted)])
     return tuple(result)

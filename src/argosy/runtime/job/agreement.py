@@ -121,7 +121,7 @@ def differences(facts: Sequence[Facts], names: Sequence[str]) -> list[Problem]:
         for who, value in others:
             if value != expected:
                 texts = [f"{_short(value)} on {who}", f"{_short(expected)}, as on {first}"]
-                problems.append(Problem(path=fact, found=texts[0], expected=texts[1]))
+                problems.append(Problem(fact, texts[0], texts[1]))
                 break
     return problems
 

@@ -138,7 +138,7 @@ def load_program(text: str, *, trains: bool = False) -> UserProgram:
     if mistakes:
         file = str(path)
         raise InputError(
-            Problem(file=file, path=key, found=actual, expected=expected)
+            Problem(key, actual, expected, file=file)
             for key, (actual, expected) in mistakes.items()
         )
     return UserProgram(

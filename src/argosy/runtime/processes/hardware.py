@@ -25,9 +25,9 @@ def check_hardware(plan: Plan, rank: int) -> None:
     actual = found_device(name)
     if not is_kind(actual, kind):
         raise invalid(
-            path=name,
-            found=f"{actual} on {socket.gethostname()}",
-            expected=f"{kind}, which the plan was made for",
+            name,
+            f"{actual} on {socket.gethostname()}",
+            f"{kind}, which the plan was made for",
             suggestion="--any-device runs it anyway",
         )
 

@@ -92,9 +92,9 @@ def check_world_size(roster: Sequence[str], world_size: int) -> None:
     expected = len(roster)
     if world_size != expected:
         raise invalid(
-            path="plan",
-            found=f"{world_size} process{'' if world_size == 1 else 'es'}",
-            expected=f"{expected}, one for each device of the plan ({', '.join(roster)})",
+            "plan",
+            f"{world_size} process{'' if world_size == 1 else 'es'}",
+            f"{expected}, one for each device of the plan ({', '.join(roster)})",
         )
 
 

@@ -50,9 +50,7 @@ class StageMaker:
         """Return the stages of another plan; raise an ``InputError`` if the model cannot be trained
         by it. Every rank calls this."""
         if plan.model.content != self.model_content:
-            raise invalid(
-                path="plan.model", found=plan.model.name, expected="the program that runs"
-            )
+            raise invalid("plan.model", plan.model.name, "the program that runs")
         if self.has_own_cut:
             reason = "the trainer was made with a cut that is not the plan's"
             raise impossible("move to another plan", reason, "the cut of the plan")

@@ -41,18 +41,11 @@ def _problems(module: nn.Module, path: str, stage: int, replicas: int) -> Iterat
         expected = (
             f"no statistics over a batch, which stage {stage} divides over {replicas} replicas"
         )
-        yield Problem(
-            path=path,
-            found=type(module).__name__,
-            expected=expected,
-            suggestion="GroupNorm has none",
-        )
+        yield Problem(path, type(module).__name__, expected, suggestion="GroupNorm has none")
     probability = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
     foreign = isinstance(
         module, (_DropoutNd, nn.RNNBase, nn.MultiheadAttention)
     ) and not isinstance(module, nn.Dropout)
     if foreign and probability > 0:
         expected = "dropout by nn.Dropout or a function: other masks would depend on the plan"
-        yield Problem(
-            path=path, found=f"{type(module).__name__} with p={probability:g}", expected=expected
-        )
+        yield Problem(path, f"{type(module).__name__} with p={probability:g}", expected)

@@ -222,7 +222,7 @@ def _refuse_experts(plan: Plan) -> None:
                 "1 in stages of operations; "
                 "experts are shared out in stages of layers, one device each"
             )
-            raise InputError([Problem(path=path, found=actual, expected=expected)])
+            raise InputError([Problem(path, actual, expected)])
 
 
 def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:

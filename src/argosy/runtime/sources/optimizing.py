@@ -73,7 +73,7 @@ def make_updating(
         raise bad_input(expected, type(made).__name__, where="optimizer(parameters)")
     if made_with is not None and scheduler is not None:
         actual = "a scheduler from optimizer(parameters) and another from scheduler(optimizer)"
-        raise invalid(path="scheduler", found=actual, expected="one scheduler")
+        raise invalid("scheduler", actual, "one scheduler")
     rates = made_with if scheduler is None else scheduler(optimizer)
     if rates is None:
         return Updating(optimizer)
@@ -101,7 +101,7 @@ def check_takes_parts(optimizer: Optimizer | None, parts: Iterable[str]) -> None
             "an optimizer that treats every element alone, "
             "or a plan without ZeRO and tensor parallelism"
         )
-        raise invalid(path="optimizer", found=actual, expected=expected)
+        raise invalid("optimizer", actual, expected)
 
 
 def _takes_names(factory: OptimizerFactory) -> bool:

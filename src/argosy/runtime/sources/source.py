@@ -69,7 +69,7 @@ class LayerSource:
         covered = plan.stages[-1].end
         if covered != len(layers):
             expected = f"{len(layers)}, the model's layers"
-            raise invalid(path="plan.stages", found=f"{covered} layers", expected=expected)
+            raise invalid("plan.stages", f"{covered} layers", expected)
         check_mixing(layers, plan)
         self.recipe, self.layers, self.plan = recipe, tuple(layers), plan
         self.weights = weights_of(catalogue, layers, plan)
@@ -86,7 +86,7 @@ class LayerSource:
         if not experts:
             path = f"stages[{stage}].expert"
             expected = "a module with num_experts, and that many entries in its parameters"
-            raise invalid(path=path, found="layers without experts", expected=expected)
+            raise invalid(path, "layers without experts", expected)
         return experts
 
     @property
@@ -108,7 +108,7 @@ class LayerSource:
             return dict.fromkeys(ranks, rows(0, weight.shape))
         if len(weight.stages) > 1 or len(counts) > 1:
             expected = "experts of one layer in one stage, to share them out"
-            raise invalid(path=weight.name, found="a weight that is tied", expected=expected)
+            raise invalid(weight.name, "a weight that is tied", expected)
         stage, cut = weight.stages[0], sharded(0, counts.pop())
         shares = self.plan.stages[stage].expert_shares
         return {

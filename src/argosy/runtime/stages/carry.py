@@ -89,7 +89,7 @@ def _written(part: object, where: str) -> object:
         return ["dict", [[key, _written(inner, where)] for key, inner in part.items()]]
     if type(part) not in _CONSTANTS:
         expected = "tensors, tuples, lists, dicts by name or number, and constants"
-        raise invalid(path=where, found=f"{type(part).__name__} in the output", expected=expected)
+        raise invalid(where, f"{type(part).__name__} in the output", expected)
     return part
 
 
@@ -116,9 +116,7 @@ def describe(carry: Carry, samples: int, *, where: str) -> tuple[CarryForm, list
     for tensor in tensors:
         if tensor.dim() == 0 or tensor.shape[0] != samples:
             actual = f"a tensor of shape {tuple(tensor.shape)} in the output"
-            raise invalid(
-                path=where, found=actual, expected=f"a first dim of the {samples} samples"
-            )
+            raise invalid(where, actual, f"a first dim of the {samples} samples")
     leaves = tuple(_leaf(value) for value in values)
     return CarryForm(tree, leaves), tensors
 

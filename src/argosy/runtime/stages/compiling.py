@@ -55,7 +55,7 @@ def check_compilable(plan: Plan) -> None:
         expected = (
             "a schedule that does not split backwards, because a compiled backward is one piece"
         )
-        problems.append(Problem(path="schedule", found=str(plan.schedule.kind), expected=expected))
+        problems.append(Problem("schedule", str(plan.schedule.kind), expected))
     for index, stage in enumerate(plan.stages):
         for name, value in (
             ("tensor width", max(replica.width for replica in stage.replicas) // stage.context),
@@ -66,17 +66,13 @@ def check_compilable(plan: Plan) -> None:
                 expected = (
                     f"{name} 1 for compiled stages, because devices exchange tensors inside a stage"
                 )
-                problems.append(
-                    Problem(path=f"stages[{index}]", found=f"{name} {value}", expected=expected)
-                )
+                problems.append(Problem(f"stages[{index}]", f"{name} {value}", expected))
         if stage.offload.activations is not None:
             expected = (
                 "no offload of activations for compiled stages, "
                 "which keep them in graphs of their own"
             )
-            problems.append(
-                Problem(path=f"stages[{index}].offload", found="activations", expected=expected)
-            )
+            problems.append(Problem(f"stages[{index}].offload", "activations", expected))
     raise_any(problems)
 
 
@@ -97,7 +93,7 @@ class CompiledOperations:
             node = stage.cut.graph.nodes[own[0]]
             actual = f"a backward of the program's own ({node.source or node.name})"
             expected = "operations that torch differentiates, for stages that are compiled"
-            raise invalid(path="program", found=actual, expected=expected)
+            raise invalid("program", actual, expected)
         self.graphs: dict[
             tuple[StageSegment, int, int], tuple[tuple[int, ...], Callable[..., Any]]
         ] = {}

@@ -161,7 +161,7 @@ def sequence_sharing(
     if length < 2 * len(shares):
         actual = f"{length} tokens"
         expected = f"{2 * len(shares)} at least, two for each of {len(shares)} parts"
-        raise invalid(path=f"stages[{index}].context", found=actual, expected=expected)
+        raise invalid(f"stages[{index}].context", actual, expected)
     parts = SequenceParts.by_shares(length, shares)
     keeps_parts = [_alike(plan, at, roster) for at in (index - 1, index)]
     sharing = SequenceSharing(
@@ -172,7 +172,7 @@ def sequence_sharing(
         expected = (
             "scaled_dot_product_attention over the sequence of the batch, to cut it into parts"
         )
-        raise invalid(path="model", found=actual, expected=expected)
+        raise invalid("model", actual, expected)
     return sharing
 
 

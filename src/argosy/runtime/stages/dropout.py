@@ -94,7 +94,7 @@ class Masks(TorchFunctionMode):
         if like.dim() == 0 or like.shape[0] % moment.samples:
             actual = f"dropout of a tensor of shape {tuple(like.shape)}"
             expected = f"the {moment.samples} samples as its first dim, or as the outer part of it"
-            raise invalid(path=f"layer {self.layer}", found=actual, expected=expected)
+            raise invalid(f"layer {self.layer}", actual, expected)
         key = mask_key(self.seed, moment.step, self.layer * _MOST_MASKS + self.count)
         self.count += 1
         first = moment.first_sample * (like.numel() // moment.samples)

@@ -119,7 +119,7 @@ def _routed(
         shapes = [tuple(tensor.shape) for tensor in (tokens, numbers, weights)]
         actual = f"tensors of shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
         expected = "tokens (t, width), numbers of experts (t, k) and their weights (t, k)"
-        raise invalid(path=type(module).__name__, found=actual, expected=expected)
+        raise invalid(type(module).__name__, actual, expected)
     pairs = positions.to(numbers.device)[numbers.flatten()]
     order = pairs.argsort(stable=True)
     rows = order // numbers.shape[1]

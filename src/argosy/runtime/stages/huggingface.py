@@ -49,7 +49,7 @@ class Inputs(nn.Module):
         if given or values is None:
             actual = given[0] if given else f"no {self.name}"
             taken = "input_ids, attention_mask" if self.name == "input_ids" else self.name
-            raise invalid(path="model", found=actual, expected=f"only {taken} and labels")
+            raise invalid("model", actual, f"only {taken} and labels")
         hidden: Tensor = self.embed(values)
         if self.positions is not None:
             hidden = hidden + self.positions(
@@ -79,9 +79,7 @@ class Padding:
         window = getattr(self.settings, "sliding_window", None)
         if window is not None and padding.shape[1] > window:
             actual = f"sequences of {padding.shape[1]} with a padding mask"
-            raise invalid(
-                path="model", found=actual, expected=f"at most its sliding window of {window}"
-            )
+            raise invalid("model", actual, f"at most its sliding window of {window}")
         places = torch.arange(hidden.shape[1], device=hidden.device)
         known = inspect.signature(create_causal_mask).parameters
         given: dict[str, Any] = {
@@ -214,7 +212,5 @@ def check_attention(model: nn.Module) -> None:
     way = getattr(settings, "_attn_implementation", None)
     if type(model).__name__ in FAMILIES and way not in (None, "sdpa"):
         suggestion = 'build it with attn_implementation="sdpa"'
-        problem = Problem(
-            path="model", found=f"attention {way}", expected="sdpa", suggestion=suggestion
-        )
+        problem = Problem("model", f"attention {way}", "sdpa", suggestion=suggestion)
         raise InputError([problem])

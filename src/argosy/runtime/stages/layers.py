@@ -54,7 +54,7 @@ def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
         f"an nn.Sequential, a model with argosy_layers(), or one of {', '.join(sorted(FAMILIES))}"
     )
     suggestion = f"add a method argosy_layers() to {name} that returns its layers, first to last"
-    raise invalid(path="model", found=name, expected=expected, suggestion=suggestion)
+    raise invalid("model", name, expected, suggestion=suggestion)
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
@@ -76,6 +76,6 @@ def _modules(layers: Sequence[object], name: str) -> list[nn.Module]:
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             path = f"{name}.argosy_layers()[{index}]"
-            raise invalid(path=path, found=type(layer).__name__, expected="an nn.Module")
+            raise invalid(path, type(layer).__name__, "an nn.Module")
         modules.append(layer)
     return modules

@@ -335,4 +335,4 @@ class _StandIn:
 
 
 def _refuse(found: str, expected: str) -> NoReturn:
-    raise invalid(path="loss_fn", found=found, expected=expected)
+    raise invalid("loss_fn", found, expected)

@@ -119,7 +119,7 @@ class LossWatch(TorchFunctionMode):
             if self.means:
                 actual = "a mean over targets with the weight None"
                 expected = "a sum divided by a number of the batch"
-                raise invalid(path="loss_fn", found=actual, expected=expected)
+                raise invalid("loss_fn", actual, expected)
             return PartLoss(_checked(loss[0]), is_share=True)
         if isinstance(loss, tuple) and len(loss) == 2:
             return PartLoss(_checked(loss[0]), _weight(loss[1]) / samples)
@@ -131,9 +131,7 @@ class LossWatch(TorchFunctionMode):
             )
         if self.divides:
             actual = "a mean over a part of the batch, divided by a number that depends on the part"
-            raise invalid(
-                path="loss_fn", found=actual, expected="a mean over samples", suggestion=_PAIR
-            )
+            raise invalid("loss_fn", actual, "a mean over samples", suggestion=_PAIR)
         counts = [total for _, total, _ in self.means.values()]
         return PartLoss(loss, 1.0, torch.stack(counts).sum().double() / samples if counts else 0.0)
 
@@ -151,7 +149,7 @@ def _checked(loss: Any) -> Tensor:
         else type(loss).__name__
     )
     expected = "a scalar tensor, the mean over samples, or a pair of one and its weight"
-    raise invalid(path="loss_fn", found=actual, expected=expected)
+    raise invalid("loss_fn", actual, expected)
 
 
 def _weight(weight: Any) -> Tensor | float:
@@ -159,7 +157,7 @@ def _weight(weight: Any) -> Tensor | float:
     if single or (isinstance(weight, (int, float)) and not isinstance(weight, bool)):
         return weight.detach().double() if isinstance(weight, Tensor) else float(weight)
     expected = "a number or a scalar tensor, such as mask.sum()"
-    raise invalid(path="loss_fn", found=f"a weight of {type(weight).__name__}", expected=expected)
+    raise invalid("loss_fn", f"a weight of {type(weight).__name__}", expected)
 
 
 class Tally:

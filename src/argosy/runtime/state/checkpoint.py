@@ -251,9 +251,7 @@ def load_weights(trainer: Trainer, source: Path) -> None:
             ]
             if not names or tuple(values[names[0]].shape) != held.shape:
                 shown = f"shape {tuple(values[names[0]].shape)}" if names else "no such entry"
-                problem = Problem(
-                    file=str(source), path=held.name, found=shown, expected=f"shape {held.shape}"
-                )
+                problem = Problem(held.name, shown, f"shape {held.shape}", file=str(source))
                 raise InputError([problem])
             for box in held.boxes:
                 box.of(held.parameter.data).copy_(box.out_of(values[names[0]]))
@@ -275,9 +273,7 @@ def read_state_dict(path: Path | str) -> dict[str, Tensor]:
     result = {name.removeprefix("model."): value for name, value in state.items()}
     for name, aliases in about.aliases.items():
         if name not in result:
-            raise invalid(
-                file=str(path / MANIFEST), path="aliases", found=show(name), expected="a weight"
-            )
+            raise invalid("aliases", show(name), "a weight", file=str(path / MANIFEST))
         result |= dict.fromkeys(aliases, result[name])
     return result
 
@@ -293,4 +289,4 @@ def _check_entry(
     entry = entries.get(f"model.{held.name}")
     if entry is None or tuple(entry.size) != held.shape:
         actual = "no such weight" if entry is None else f"a weight of shape {tuple(entry.size)}"
-        raise invalid(file=str(path), path=held.name, found=actual, expected=f"shape {held.shape}")
+        raise invalid(held.name, actual, f"shape {held.shape}", file=str(path))

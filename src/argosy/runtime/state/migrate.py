@@ -158,12 +158,10 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
     problems = []
     if strangers:
         expected = f"devices of the run: {', '.join(making.recipe.roster)}"
-        problems.append(Problem(path="plan", found=strangers[0], expected=expected))
+        problems.append(Problem("plan", strangers[0], expected))
     if plan.global_batch != trainer.plan.global_batch:
         expected = f"{trainer.plan.global_batch}, as before"
-        problems.append(
-            Problem(path="plan.global_batch", found=str(plan.global_batch), expected=expected)
-        )
+        problems.append(Problem("plan.global_batch", str(plan.global_batch), expected))
     raise_any(problems)
     check_movable(trainer.plan)
     check_movable(plan)
@@ -308,7 +306,7 @@ def _check_state(
             expected = (
                 "state of the weight's own shape, because a plan divides the weight between ranks"
             )
-            raise invalid(path=name, found=actual, expected=expected)
+            raise invalid(name, actual, expected)
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

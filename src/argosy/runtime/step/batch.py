@@ -38,13 +38,9 @@ def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
                     "drop_last=True"
                 )
             where = f"batch{keystr(path)}"
-            problems.append(
-                Problem(path=where, found=actual, expected=expected, suggestion=suggestion)
-            )
+            problems.append(Problem(where, actual, expected, suggestion=suggestion))
     if not tensors:
-        problems.append(
-            Problem(path="batch", found=type(batch).__name__, expected="a pytree with tensors")
-        )
+        problems.append(Problem("batch", type(batch).__name__, "a pytree with tensors"))
     raise_any(problems)
     return samples
 

@@ -75,4 +75,4 @@ def _check_captured(program: GraphStage) -> None:
     if drawn is not None or graph.updates:
         actual = "random numbers" if drawn is not None else "statistics over the batch"
         expected = "a captured program that does the same in training and in evaluation"
-        raise invalid(path="evaluate", found=actual, expected=expected)
+        raise invalid("evaluate", actual, expected)

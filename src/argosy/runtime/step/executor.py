@@ -297,7 +297,7 @@ class Executor:
         form, tensors = describe(carry, stage.seat.samples, where=f"stage {number}")
         if len(tensors) > _MOST_TENSORS:
             actual, expected = f"{len(tensors)} tensors handed on", f"at most {_MOST_TENSORS}"
-            raise invalid(path=f"stage {number}", found=actual, expected=expected)
+            raise invalid(f"stage {number}", actual, expected)
         if stage.output_form is None:
             stage.output_form = form
             self._send_form(stage, form)
@@ -306,9 +306,7 @@ class Executor:
                 "a hand-over whose names, shapes, dtypes or constants differ from those of the "
                 "first micro-batch"
             )
-            raise invalid(
-                path=f"stage {number}", found=actual, expected="the same for every micro-batch"
-            )
+            raise invalid(f"stage {number}", actual, "the same for every micro-batch")
         stage.handed[False, index] = tensors
         return [tensor for tensor in tensors if tensor.requires_grad]
 

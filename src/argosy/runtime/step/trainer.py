@@ -404,7 +404,7 @@ class Trainer:
                 "a schedule with the same stages per worker; "
                 "interleaved and V-shaped ones have several"
             )
-            raise invalid(path="schedule", found=repr(spec), expected=expected)
+            raise invalid("schedule", repr(spec), expected)
         self._follow(replace(self.plan, schedule=spec))
 
     def set_bandwidths(self, bandwidths: Mapping[str, float]) -> ScheduleSpec:
@@ -423,9 +423,7 @@ class Trainer:
         count, total = len(stages[stage].replicas), self.plan.micro_batch_size
         if len(samples) != count or sum(samples) != total or min(samples) < 1:
             expected = f"{count} counts above 0 that sum to {total}"
-            raise invalid(
-                path=f"stages[{stage}].samples", found=str(tuple(samples)), expected=expected
-            )
+            raise invalid(f"stages[{stage}].samples", str(tuple(samples)), expected)
         replicas = [
             replace(replica, samples=count)
             for replica, count in zip(stages[stage].replicas, samples, strict=True)

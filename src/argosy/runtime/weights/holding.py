@@ -210,9 +210,7 @@ def _real(tensor: Tensor, name: str, recording: Recording | None) -> Tensor:
         suggestion = (
             "build it under argosy.workload.capture.initial.Recording and pass that as recording"
         )
-        problem = Problem(
-            path=name, found="a weight on the meta device", expected="values", suggestion=suggestion
-        )
+        problem = Problem(name, "a weight on the meta device", "values", suggestion=suggestion)
         raise InputError([problem])
     return recording.materialise([tensor])[0]
 

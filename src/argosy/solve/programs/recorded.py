@@ -279,7 +279,7 @@ class _Restoring:
     def _error(self, where: str, found: str, expected: str) -> InputError:
         at = f"plan.programs of layers {self.record.first} to {self.record.end - 1}, {where}"
         again = "plan again with the package and the torch that run it"
-        return InputError([Problem(path=at, found=found, expected=expected, suggestion=again)])
+        return InputError([Problem(at, found, expected, suggestion=again)])
 
 
 def _has_units(state: State, record: GroupProgram) -> bool:

@@ -53,9 +53,7 @@ def sequence_length(graph: Graph) -> int:
     for node in nodes:
         if len(node.arguments) > 3 and node.arguments[3]:
             where = node.source or node.name
-            raise invalid(
-                path=where, found="dropout in attention", expected="none on parts of a sequence"
-            )
+            raise invalid(where, "dropout in attention", "none on parts of a sequence")
     lengths = {
         graph.values[value].shape[_SEQUENCE_DIM] for node in nodes for value in node.inputs[:2]
     }
@@ -68,7 +66,7 @@ def sequence_length(graph: Graph) -> int:
     )
     calls = "calls of scaled_dot_product_attention over sequences of one length"
     expected = f"{calls}, to cut a sequence into parts"
-    raise invalid(path="model", found=actual, expected=expected)
+    raise invalid("model", actual, expected)
 
 
 class SequenceStates:

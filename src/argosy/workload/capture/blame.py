@@ -62,10 +62,7 @@ def _problem(error: Exception, name: str, expected: str, suggestion: str | None)
     if isinstance(error, SyntaxError):
         where = name if error.filename is None else f"{error.filename}:{error.lineno}"
         return Problem(
-            expected=expected,
-            found=f"{type(error).__name__} ({message})",
-            path=where,
-            suggestion=suggestion,
+            where, f"{type(error).__name__} ({message})", expected, suggestion=suggestion
         )
     frames = _user_frames(error.__traceback__)
     frame = frames[-1] if frames else None
@@ -76,7 +73,7 @@ def _problem(error: Exception, name: str, expected: str, suggestion: str | None)
         f", called at {own.filename}:{own.lineno}" if own is not None and own is not frame else ""
     )
     actual = f"{type(error).__name__}{line} ({message}){called}"
-    return Problem(expected=expected, found=actual, path=where, suggestion=suggestion)
+    return Problem(where, actual, expected, suggestion=suggestion)
 
 
 def _user_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:

@@ -216,13 +216,7 @@ def _written(function: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 
 def _refused(found: str, expected: str, suggestion: str) -> InputError:
     """Return an error at the line of the user's program that is running."""
-    return InputError(
-        [
-            Problem(
-                path=running_line() or "loss", found=found, expected=expected, suggestion=suggestion
-            )
-        ]
-    )
+    return InputError([Problem(running_line() or "loss", found, expected, suggestion=suggestion)])
 
 
 def node_of(tensor: FunctionalTensor) -> Node | None:

@@ -98,13 +98,7 @@ def capture_forward(
     for graph in others:
         if [node.op for node in graph.nodes] != [node.op for node in first.nodes]:
             actual = f"{len(first.nodes)} operations with {COUNTS[0]} samples, other ones with more"
-            raise InputError(
-                [
-                    Problem(
-                        path=name, found=actual, expected="a step that does the same for any batch"
-                    )
-                ]
-            )
+            raise InputError([Problem(name, actual, "a step that does the same for any batch")])
     forward = Forward(first, tuple(others))
     forward.nodes(1)
     return forward
@@ -191,12 +185,4 @@ def _factor(values: Sequence[float], samples: int, where: str) -> float:
 
 def _unknown(values: Sequence[Any], where: str) -> InputError:
     actual = f"{', '.join(map(str, values))} with {', '.join(map(str, COUNTS))} samples"
-    return InputError(
-        [
-            Problem(
-                path=where,
-                found=actual,
-                expected="numbers in proportion to the samples, or constant",
-            )
-        ]
-    )
+    return InputError([Problem(where, actual, "numbers in proportion to the samples, or constant")])

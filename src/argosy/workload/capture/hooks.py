@@ -26,9 +26,7 @@ _SUGGESTION = (
 
 def refused_hook(where: str, found: str) -> InputError:
     """Return the error for a hook."""
-    return InputError(
-        [Problem(path=where, found=found, expected=_EXPECTED, suggestion=_SUGGESTION)]
-    )
+    return InputError([Problem(where, found, _EXPECTED, suggestion=_SUGGESTION)])
 
 
 def check_hooks(model: nn.Module) -> None:

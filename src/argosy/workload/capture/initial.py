@@ -282,7 +282,7 @@ class Recording(TorchDispatchMode):
                 f"a tensor of shape {tuple(tensor.shape)} on the meta device that never got values"
             )
             expected = "values for every weight and every tensor of the batch"
-            raise InputError([Problem(path="build()", found=actual, expected=expected)])
+            raise InputError([Problem("build()", actual, expected)])
         return _window(real[storage_of(tensor)], place_of(tensor))
 
     def needed(self, storages: set[int]) -> Sequence[_Step]:
@@ -360,7 +360,7 @@ def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module
             actual = ", ".join(map(_kind, parts))
         case _:
             actual = _kind(built)
-    raise InputError([Problem(path="build", found=actual, expected=BUILDS)])
+    raise InputError([Problem("build", actual, BUILDS)])
 
 
 def _check_memory(model: nn.Module) -> None:
@@ -371,9 +371,7 @@ def _check_memory(model: nn.Module) -> None:
         if parameter.numel() and (first := names.setdefault(storage_of(parameter), name)) != name:
             actual = f"two parameters in the same memory, {first} and {name}"
             suggestion = "tie weights by assigning the parameter itself, not its data"
-            raise InputError(
-                [Problem(path="build()", found=actual, expected="one", suggestion=suggestion)]
-            )
+            raise InputError([Problem("build()", actual, "one", suggestion=suggestion)])
 
 
 def _kind(part: object) -> str:

@@ -20,9 +20,9 @@ def _elements(x: Tensor, size: list[int], stride: list[int], offset: int | None)
     """Return the places of a view by strides among the elements of a contiguous tensor."""
     if not x.is_contiguous():
         raise invalid(
-            path=running_line() or "loss",
-            found="a view by strides of a tensor that is not contiguous",
-            expected="views that do not depend on the order in memory",
+            running_line() or "loss",
+            "a view by strides of a tensor that is not contiguous",
+            "views that do not depend on the order in memory",
             suggestion="call .contiguous() before it",
         )
     places = torch.full(size, offset or 0, device=x.device)

@@ -127,9 +127,7 @@ class GraphWriter:
                     "changes by the optimizer alone",
                     "change a copy that is not trained, or a buffer",
                 )
-                raise InputError(
-                    [Problem(path="loss", found=actual, expected=expected, suggestion=suggestion)]
-                )
+                raise InputError([Problem("loss", actual, expected, suggestion=suggestion)])
 
     def _add(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -179,14 +177,7 @@ class GraphWriter:
             )
             expected = "random numbers that are equal under every plan"
             raise InputError(
-                [
-                    Problem(
-                        path=source or self.name,
-                        found=actual,
-                        expected=expected,
-                        suggestion=suggestion,
-                    )
-                ]
+                [Problem(source or self.name, actual, expected, suggestion=suggestion)]
             )
         arguments = tuple(self._argument(node, part) for part in node.args)
         keywords = tuple((key, self._argument(node, part)) for key, part in node.kwargs.items())
@@ -298,15 +289,15 @@ class GraphWriter:
             return part
         where = stack_line(reader.meta.get("stack_trace")) or reader.name
         actual = f"{type(part).__name__} given to {reader.target}"
-        raise InputError([Problem(path=where, found=actual, expected="numbers, texts and tensors")])
+        raise InputError([Problem(where, actual, "numbers, texts and tensors")])
 
 
 def _kept(tensor: Tensor) -> InputError:
     """Return the error for a tensor that the program made in one call and read in a later one."""
     return invalid(
-        path="loss",
-        found=f"a tensor of shape {list(tensor.shape)} that an earlier call of the loss has made",
-        expected="no tensors that outlast the step",
+        "loss",
+        f"a tensor of shape {list(tensor.shape)} that an earlier call of the loss has made",
+        "no tensors that outlast the step",
         suggestion="register it as a buffer of the model, or make it again in every step",
     )
 

@@ -159,7 +159,7 @@ def _parse_node(line: str, file: str, number: int) -> _Node | Problem:
                 if actual is None
                 else "a number, at least 0"
             )
-            return Problem(file=file, line=number, path=name, found=actual, expected=expected)
+            return Problem(name, actual, expected, file=file, line=number)
         values.append(value)
     forward, backward, activation, weights = values
     return _Node(
