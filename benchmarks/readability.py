@@ -10,7 +10,8 @@
     twice         names of public classes that occur more than once in the package
     crowded       folders with more than 20 modules
 
-Every figure is of the package alone, without its tests.
+Every figure is of the package alone, without its tests. ``--sizes`` prints tokens and lines of code, and all lines,
+of each of its parts instead.
 """
 
 from __future__ import annotations
@@ -146,6 +147,29 @@ def measures(package: Path) -> dict[str, float]:
     }
 
 
+def sizes(package: Path) -> dict[str, tuple[int, int, int]]:
+    """Tokens of code, lines of code and all lines, by folder of the package, and of all."""
+    parts: dict[str, list[int]] = {}
+    for module in modules(package):
+        place = module.path.relative_to(package).parts
+        tokens = tokens_per_line(module)
+        counts = (tokens.total(), len(code_lines(module)), len(module.text.splitlines()))
+        for part in (place[0] if len(place) > 1 else ".", "all"):
+            parts[part] = [a + b for a, b in zip(parts.get(part, [0, 0, 0]), counts, strict=True)]
+    return {part: (tokens, code, every) for part, (tokens, code, every) in sorted(parts.items())}
+
+
+def code_lines(module: Module) -> set[int]:
+    """The lines that a token of code is in, also those inside a text of several lines."""
+    begun = tokens_per_line(module)
+    return {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline)
+        if token.type not in _LAYOUT and token.start[0] in begun
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+
+
 def parameters(function: _Function) -> int:
     """Without ``self`` and ``cls``."""
     given = function.args
@@ -173,10 +197,18 @@ def main() -> None:
     parser.add_argument(
         "packages", nargs="+", type=Path, metavar="PACKAGE", help="the folder of a package"
     )
-    packages = parser.parse_args().packages
+    parser.add_argument("--sizes", action="store_true", help="tokens and lines of every folder")
+    given = parser.parse_args()
+    packages = given.packages
     if missing := next((package for package in packages if not any(package.rglob("*.py"))), None):
         parser.error(f"found no Python file in {missing}, expected the folder of a package")
-    print(table(packages))
+    if not given.sizes:
+        print(table(packages))
+        return
+    for package in packages:
+        print(f"{package.name:14} {'tokens':>9} {'code':>9} {'lines':>9}")
+        for part, counts in sizes(package).items():
+            print(f"{part:14} " + " ".join(f"{count:9,}" for count in counts))
 
 
 if __name__ == "__main__":

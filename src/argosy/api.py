@@ -97,7 +97,7 @@ def _chain(model: Chain | str | Path, **sizes: Any) -> Chain:
 def _named(value: object, expected: str, where: str) -> str | Path:
     if isinstance(value, str | Path):
         return value
-    raise bad_input(expected, f"an object of class {type(value).__name__}", where=where)
+    raise bad_input(expected, f"an object of class {type(value).__name__}", where)
 
 
 def _played(

@@ -29,6 +29,7 @@ from argosy.errors import (
     closest,
     impossible,
     invalid,
+    refused,
     show,
 )
 from argosy.lines import LazyLines, json_lines, toml_lines
@@ -217,13 +218,11 @@ def read_text(path: Path | str) -> str:
         check_readable(path)
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputError([Problem(file=str(path), message="there is no such file")]) from None
+        raise refused("there is no such file", file=str(path)) from None
     except UnicodeDecodeError:
         raise invalid(file=str(path), expected="UTF-8 text", found="other bytes") from None
     except ValueError:  # such as a name with a null character in it
-        raise InputError(
-            [Problem(file=repr(str(path)), message="no file can have this name")]
-        ) from None
+        raise refused("no file can have this name", file=repr(str(path))) from None
     except IsADirectoryError:
         raise invalid(file=str(path), expected="a file", found="a folder") from None
     except OSError as error:

@@ -131,7 +131,7 @@ def in_order(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def bad_input(
-    expected: str, found: object = None, *, where: str | None = None, suggestion: str | None = None
+    expected: str, found: object = None, where: str | None = None, *, suggestion: str | None = None
 ) -> InputError:
     """Return an ``InputError`` with a single problem, for values that do not come from a document.
 
@@ -160,9 +160,9 @@ def invalid(
     return InputError([problem])
 
 
-def refused(message: str) -> InputError:
+def refused(message: str, *, path: str | None = None, file: str | None = None) -> InputError:
     """Return an ``InputError`` with a single problem that is stated in words of its own."""
-    return InputError([Problem(message=message)])
+    return InputError([Problem(path, message=message, file=file)])
 
 
 def excluded(option: str, other: str) -> InputError:

@@ -75,7 +75,7 @@ def find_plan(
     if isinstance(workload, CapturedProgram):
         if global_batch not in (None, workload.samples):
             expected = f"{workload.samples}, the samples of the program's batch"
-            raise bad_input(expected, global_batch, where="global_batch")
+            raise bad_input(expected, global_batch, "global_batch")
         return workload.complete(_find_for_program(workload.on(cluster), cluster, settings, model))
     if global_batch is None:
         raise bad_input("a number of samples", where="global_batch")
@@ -127,12 +127,10 @@ def _find_for_chain(
     chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel
 ) -> Plan:
     if not 1 <= global_batch <= _MOST_SAMPLES:
-        raise bad_input(
-            f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch"
-        )
+        raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, "global_batch")
     if len(chain.layers) > _MOST_LAYERS:
         most = f"at most {_MOST_LAYERS:,} layers; several layers can be described as one"
-        raise bad_input(most, len(chain.layers), where=f"{chain.name}: layers")
+        raise bad_input(most, len(chain.layers), f"{chain.name}: layers")
     settings = for_powersgd(for_target(without_deadlock(settings, model)), chain)
     settings = replace(settings, progress=History(settings.progress))
     cluster = within_reach(cluster)  # devices that a link failure cuts off count as lost

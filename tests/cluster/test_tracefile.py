@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.strategies import traces
 
 from argosy.cluster.trace import Trace
-from argosy.cluster.tracefile import read_bamboo, read_oboe, read_trace, rescaled
+from argosy.cluster.tracefile import FileTrace, read_bamboo, read_columns, read_oboe, rescaled
 from argosy.errors import InputError, Problem
 from argosy.units import RATE, TIME
 
@@ -25,6 +25,10 @@ def written(tmp_path):
         return path
 
     return write
+
+
+def read_trace(path: Path, **initial: float) -> FileTrace:
+    return read_columns(path).traces(**initial)
 
 
 def problems(read, path: Path) -> tuple[Problem, ...]:

@@ -31,7 +31,7 @@ from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
 from argosy.cluster.imports.slurm import read_slurm
 from argosy.cluster.probe_notes import read_notes
 from argosy.cluster.topology import Cluster
-from argosy.cluster.tracefile import read_bamboo, read_oboe, read_trace
+from argosy.cluster.tracefile import read_bamboo, read_columns, read_oboe
 from argosy.cost.calibration_file import dumps_calibration, read_calibration
 from argosy.document import parse_toml, read_text
 from argosy.plan.check import check_plan
@@ -316,8 +316,8 @@ def _files_in(folder: Path) -> Files:
 _READERS: dict[str, Callable[[Path], object]] = {
     "cluster": _cluster,
     "changes": _changes,
-    "trace": lambda folder: read_trace(folder / "trace.csv", bandwidth=1e9, latency=1e-3),
-    "speed": lambda folder: read_trace(folder / "trace.csv"),
+    "trace": lambda folder: read_columns(folder / "trace.csv").traces(bandwidth=1e9, latency=1e-3),
+    "speed": lambda folder: read_columns(folder / "trace.csv").traces(),
     "oboe": lambda folder: read_oboe(folder / "oboe.txt"),
     "bamboo": lambda folder: read_bamboo(folder / "bamboo.csv"),
     "preset": _model("model.toml"),

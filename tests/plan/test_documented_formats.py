@@ -14,7 +14,7 @@ from argosy.calibrate import file as runs_file
 from argosy.cluster import schema as cluster_file
 from argosy.cluster.file import build_cluster, cluster_from_content, with_changes
 from argosy.cluster.topology import Cluster
-from argosy.cluster.tracefile import _HEADERS, read_trace
+from argosy.cluster.tracefile import _HEADERS, read_columns
 from argosy.cost import calibration_file
 from argosy.cost.calibration import Calibration
 from argosy.document import Schema, parse_toml
@@ -210,7 +210,7 @@ def test_every_header_of_a_trace_is_documented(tmp_path: Path) -> None:
 def test_the_trace_of_the_documentation_loads(tmp_path: Path) -> None:
     (csv,) = blocks(CLUSTERS, "csv")
     (tmp_path / "night.csv").write_text(csv, encoding="utf-8")
-    assert read_trace(tmp_path / "night.csv").latency is not None
+    assert read_columns(tmp_path / "night.csv").traces().latency is not None
 
 
 def test_every_command_that_prints_json_has_its_row() -> None:

@@ -424,12 +424,11 @@ def train_by_policy(
 ) -> tuple[Outcome, list[str]]:
     """A step at each bandwidth of the policy's edge, and the schedules that were used."""
     model, loss_fn, batch = built(case)
-    trainer = parallelize(
-        model, loss_fn, KeepGradients, batch, replace(plan_of(case), policy=policy)
-    )
+    planned = replace(plan_of(case), policy=policy)
+    trainer = parallelize(model, loss_fn, KeepGradients, batch, planned)
     losses, used = [], []
     for bandwidth in bandwidths:
-        trainer.set_bandwidths({policy[0].edge: bandwidth})
+        trainer.set_schedule(planned.schedule_at({policy[0].edge: bandwidth}))
         used.append(repr(trainer.plan.schedule))
         losses.append(trainer.step(batch))
     return outcome_of(trainer, losses), used

@@ -122,7 +122,7 @@ def _unlike_members(job: PlanningJob, stage: Stage) -> Iterator[tuple[str, int, 
     """Yield one device for each combination of memory, samples and share in a stage."""
     seen = set()
     for replica in stage.replicas:
-        for name, share in zip(replica.devices, replica.shares, strict=True):
+        for name, share in replica.members:
             key = (job.device(name).kind.memory, replica.samples, share)
             if key not in seen:
                 seen.add(key)

@@ -318,11 +318,11 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in LIMITS:
             expected = f"a constant that can be fitted ({', '.join(LIMITS)})"
-            raise bad_input(expected, name, where="fit", suggestion=closest(name, LIMITS))
+            raise bad_input(expected, name, "fit", suggestion=closest(name, LIMITS))
     about_time = [name for name in names if name not in ABOUT_MEMORY]
     if len(about_time) > MOST or len(set(names)) < len(names):
         raise bad_input(
-            f"different constants, at most {MOST} about seconds", f"{', '.join(names)}", where="fit"
+            f"different constants, at most {MOST} about seconds", f"{', '.join(names)}", "fit"
         )
 
 

@@ -79,7 +79,7 @@ def _run(row: TableRow) -> MeasuredRun:
     product = micro * row.count("GradAccum") * devices
     if product != batch:
         expected = f"MicroBatchSize x GradAccum x # GPUs = {product}"
-        raise bad_input(expected, batch, where=f"{row.file}:{row.line}: GlobalBatchSize")
+        raise bad_input(expected, batch, f"{row.file}:{row.line}: GlobalBatchSize")
     checkpoints = row.value("Activation Checkpointing", _is_true)
     dtype = row.value("Precision", _dtype)
     chain = mpt(row["Model"], tokens, dtype, file=f"{row.file}:{row.line}")
@@ -118,7 +118,7 @@ def _dtype(text: str) -> Dtype:
 def mpt(name: str, tokens: int, dtype: Dtype, *, file: str = "") -> Chain:
     """Return an MPT model by the name of its size."""
     if name not in _SHAPES:
-        raise bad_input(f"one of the MPT sizes {', '.join(_SHAPES)}", name, where=f"{file}: Model")
+        raise bad_input(f"one of the MPT sizes {', '.join(_SHAPES)}", name, f"{file}: Model")
     hidden, blocks, heads = _SHAPES[name]
     block = Block(
         attention=Attention(

@@ -200,10 +200,7 @@ class _Pricing:
                 context=stage.context,
                 expert=stage.expert,
             )
-            times = [
-                self._layer(chain, layer, stage, portion)
-                for layer in chain.layers[stage.first : stage.end]
-            ]
+            times = [self._layer(chain, layer, stage, portion) for layer in chain.layers_of(stage)]
             reduce = self._reduce(chain, stage, replica, cluster)
             late = waiting(self.model.spread, stage.num_devices)
             forward = late * sum(f for f, _ in times) + reduce
@@ -258,7 +255,7 @@ class _Pricing:
     def _reduce(self, chain: Chain, stage: Stage, replica: Replica, cluster: Cluster) -> float:
         """Return the seconds of the reductions of one forward or backward of a stage in a
         tensor-parallel group."""
-        layers = chain.layers[stage.first : stage.end]
+        layers = chain.layers_of(stage)
         payload = replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
         width = replica.width // stage.context
         if width < 2 or not payload:

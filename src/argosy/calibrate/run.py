@@ -118,11 +118,11 @@ def even_plan(degrees: Degrees, chain: Chain, cluster: Cluster) -> Plan:
     first, then parts of the sequence, then data-parallel replicas, then stages."""
     if degrees.num_devices > len(cluster.devices):
         expected = f"at most {len(cluster.devices)} devices, those of {cluster.name}"
-        raise bad_input(expected, degrees.num_devices, where="tensor x context x data x pipeline")
+        raise bad_input(expected, degrees.num_devices, "tensor x context x data x pipeline")
     size = degrees.micro_batch * degrees.data
     if degrees.global_batch % size:
         expected = f"a multiple of micro_batch x data = {size}"
-        raise bad_input(expected, degrees.global_batch, where="global_batch")
+        raise bad_input(expected, degrees.global_batch, "global_batch")
     names = [device.name for device in cluster.devices]
     width = degrees.tensor * degrees.context
     stages = []
@@ -164,14 +164,12 @@ def _ranges(chain: Chain, degrees: Degrees) -> list[tuple[int, int]]:
     count = degrees.num_stages
     if count > len(places):
         raise bad_input(
-            f"at most {len(places)} stages, one for each block of {chain.name}",
-            count,
-            where="pipeline",
+            f"at most {len(places)} stages, one for each block of {chain.name}", count, "pipeline"
         )
     fewest, more = divmod(len(places), count)
     counts = degrees.cuts or tuple(fewest + (stage >= count - more) for stage in range(count))
     if len(counts) != count or sum(counts) != len(places) or min(counts) < 1:
         expected = f"the blocks of {count} stages, {len(places)} together"
-        raise bad_input(expected, "/".join(map(str, counts)), where="cuts")
+        raise bad_input(expected, "/".join(map(str, counts)), "cuts")
     starts = list(itertools.accumulate(counts, initial=0))[1:-1]
     return list(itertools.pairwise([0, *(places[start] for start in starts), len(chain.layers)]))

@@ -86,7 +86,7 @@ class Study:
         memory = self.memory
         return {
             "method": self.method,
-            **({"unidentified": list(self.unidentified)} if self.unidentified else {}),
+            **({"unidentified": self.unidentified} if self.unidentified else {}),
             "seconds": asdict(self.seconds),
             **({"peak_bytes": asdict(memory)} if memory else {}),
         }
@@ -132,7 +132,7 @@ def study(
             judged=tuple(_judged(measured, run, start) for run in runs),
         )
     if len(runs) < LEAST:
-        raise bad_input(f"at least {LEAST} runs to fit on", len(runs), where=measured.source)
+        raise bad_input(f"at least {LEAST} runs to fit on", len(runs), measured.source)
     if len(runs) < FEW:
         fit = fit_to(measured, runs, names, start)
         constants = [

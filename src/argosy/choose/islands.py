@@ -81,9 +81,9 @@ class IslandOptions:
                 if every % parts
                 else f"at least {least} with {why}"
             )
-            raise bad_input(expected, every, where="--sync-every")
+            raise bad_input(expected, every, "--sync-every")
         if every is None and self.limit < least:
-            raise bad_input(f"at least {least} with {why}", self.limit, where="--max-sync-every")
+            raise bad_input(f"at least {least} with {why}", self.limit, "--max-sync-every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def _planned(division: Division, task: _Task, options: IslandOptions) -> IslandP
     """Return the plan of a division, predicted and certified."""
     if task.global_batch < len(division):
         expected = f"a global batch of at least {len(division)}, one sample for each island"
-        raise bad_input(expected, task.global_batch, where="--global-batch")
+        raise bad_input(expected, task.global_batch, "--global-batch")
     islands = _shared_out(*_able(division, task), task)
     plan = IslandPlan(
         islands=islands,

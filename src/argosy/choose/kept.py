@@ -69,11 +69,11 @@ def keep(
     its bandwidth at time 0 and four times it."""
     if edge not in cluster.edges:
         suggestion = closest(edge, sorted(cluster.edges))
-        raise bad_input(f"an edge of {cluster.name}", edge, where="edge", suggestion=suggestion)
+        raise bad_input(f"an edge of {cluster.name}", edge, "edge", suggestion=suggestion)
     links = frozenset(cluster.edges[edge])
     now = max(cluster.links[link].bandwidth.at(0) for link in links)
     if not now and between is None:
-        raise bad_input("an edge that is not down at time 0, or its bandwidths", edge, where="edge")
+        raise bad_input("an edge that is not down at time 0, or its bandwidths", edge, "edge")
     low, high = between or (now / 100, 4 * now)
     model = model or ComputeModel()
     lines = [

@@ -119,7 +119,7 @@ def _finished(ranked: list[UncertainPlan], fastest: Plan, cluster: Cluster) -> P
         )
         for loser in lost[:_RUNNER_UPS]
     ]
-    unused = [device.name for device in cluster.devices if device.name not in used]
+    unused = cluster.names_without(used)
     reason = "no plan with it is faster at the slow end of its interval"
     return replace(
         best.plan,

@@ -271,7 +271,7 @@ def part_of(cluster: Cluster, pools: Sequence[Pool], vector: Vector) -> Cluster:
 
 def _on_whole(plan: Plan, cluster: Cluster) -> Plan:
     used = set(plan.devices)
-    left = [device.name for device in cluster.devices if device.name not in used]
+    left = cluster.names_without(used)
     return replace(
         plan,
         certificate=None,  # a certificate is about time, and about this part of the cluster only

@@ -288,13 +288,13 @@ def _check_same_model(profile: Profile, chain: Chain) -> None:
     """
     names = preset_names()
     if profile.model in names and chain.name in names and profile.model != chain.name:
-        raise bad_input(f"a profile of {chain.name}", profile.model, where="--profile")
+        raise bad_input(f"a profile of {chain.name}", profile.model, "--profile")
     if profile.sequence_length not in (1, chain.sequence_length):
         expected = (
             f"a profile with {chain.sequence_length} tokens per sample, or --sequence-length as "
             "measured"
         )
-        raise bad_input(expected, profile.sequence_length, where="--profile")
+        raise bad_input(expected, profile.sequence_length, "--profile")
 
 
 def parse_time(where: str, text: str | None) -> float:
@@ -304,7 +304,7 @@ def parse_time(where: str, text: str | None) -> float:
     try:
         return TIME.parse(text)
     except Mismatch:
-        raise bad_input('a time such as "30 s"', text, where=where) from None
+        raise bad_input('a time such as "30 s"', text, where) from None
 
 
 def parse_rate(where: str, text: str) -> float:
@@ -350,7 +350,7 @@ def whole_number(text: str) -> int | None:
 def check_at_least(option: str, value: int, least: int) -> int:
     """Return a value; raise ``InputError`` if it is below ``least``."""
     if value < least:
-        raise bad_input(f"a whole number of at least {least}", value, where=option)
+        raise bad_input(f"a whole number of at least {least}", value, option)
     return value
 
 
@@ -359,14 +359,14 @@ def check_iterations(count: int) -> int:
     every time."""
     if not 1 <= count <= MOST_ITERATIONS:
         least = "a whole number of at least 1" if count < 1 else f"at most {MOST_ITERATIONS:,}"
-        raise bad_input(least, count, where="--iterations")
+        raise bad_input(least, count, "--iterations")
     return count
 
 
 def too_long(until: str | None) -> InputError:
     """Return the error for a time in which too many iterations begin."""
     return bad_input(
-        f"a time in which fewer than {MOST_ITERATIONS:,} iterations begin", until, where="--until"
+        f"a time in which fewer than {MOST_ITERATIONS:,} iterations begin", until, "--until"
     )
 
 
@@ -407,7 +407,7 @@ def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--tra
             cluster = _add_changes(cluster, document, Path(trace).parent)
         else:
             expected = f"LINK=FILE.csv, DEVICE=FILE.csv, a .toml with [[changes]], or {_NONE}"
-            raise bad_input(expected, trace, where=option)
+            raise bad_input(expected, trace, option)
     return cluster
 
 
@@ -423,9 +423,7 @@ def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
     is_device = any(is_meant(device, target) for device in devices)
     if not is_link and not is_device:
         expected = f"a link or device of {cluster.name}, such as {edges[0]} or {devices[0]}"
-        raise bad_input(
-            expected, target, where=option, suggestion=closest(target, [*edges, *devices])
-        )
+        raise bad_input(expected, target, option, suggestion=closest(target, [*edges, *devices]))
     if is_link and is_device:
         is_device = "speed" in columns
     return "device" if is_device else "link"

@@ -20,7 +20,7 @@ _MOST_CELLS = 65_536
 def no_nan(parameter: typer.CallbackParam, value: float | None) -> float | None:
     """Raise ``InputError`` if an option is NaN: not every version of typer rejects it."""
     if value is not None and math.isnan(value):
-        raise bad_input("a number", value, where=parameter.opts[0])
+        raise bad_input("a number", value, parameter.opts[0])
     return value
 
 
@@ -397,8 +397,7 @@ Workers = Annotated[
     typer.Option("--workers", min=1, max=256, help="How many simulate the finalists side by side."),
 ]
 ExecutorName = Annotated[
-    str,
-    typer.Option("--executor", help="What the workers are: process or thread."),
+    str, typer.Option("--executor", help="What the workers are: process or thread.")
 ]
 MeshCells = Annotated[
     int | None,

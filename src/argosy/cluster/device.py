@@ -68,6 +68,11 @@ class DeviceKind:
     def _rates(self) -> dict[Dtype, float]:
         return dict(self.flops)
 
+    @property
+    def fastest(self) -> float:
+        """Return the largest of its rates (FLOP/s)."""
+        return max(rate for _, rate in self.flops)
+
     def peak(self, dtype: Dtype) -> float:
         """Return the dense FLOP/s for ``dtype``. A kind without tf32 multiplies tf32 at its fp32
         rate."""
@@ -76,7 +81,7 @@ class DeviceKind:
             dtype = Dtype.FP32
         if dtype not in rates:
             known = ", ".join(sorted(rates))
-            raise bad_input(f"a dtype that {self.name} has ({known})", str(dtype), where="dtype")
+            raise bad_input(f"a dtype that {self.name} has ({known})", str(dtype), "dtype")
         return rates[dtype]
 
     def __repr__(self) -> str:

@@ -51,7 +51,7 @@ def division_into(cluster: Cluster, count: int) -> Division:
         raise impossible(f"form {count} islands", reason, f"{_OPTION} off")
     if not 2 <= count <= most:
         expected = "2, for its two nodes" if most == 2 else f"2 to {most}, the number of its nodes"
-        raise bad_input(f"for {cluster.name} {expected}", count, where=_OPTION)
+        raise bad_input(f"for {cluster.name} {expected}", count, _OPTION)
     finer = next(division for division in divisions(cluster) if len(division) >= count)
     parts = [list(part) for part in finer]
     while len(parts) > count:
@@ -100,6 +100,4 @@ def _parts(cluster: Cluster, nodes: list[Node], part_of: list[int]) -> Division:
 def _speed(cluster: Cluster, devices: list[str]) -> float:
     """Return the FLOP/s of devices at time 0, each in the format in which it is fastest."""
     members = [cluster.device(name) for name in devices]
-    return math.fsum(
-        device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in members
-    )
+    return math.fsum(device.speed.at(0) * device.kind.fastest for device in members)

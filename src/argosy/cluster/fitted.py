@@ -48,6 +48,6 @@ def _smaller(device: Device, fit: CalibrationFactors) -> Device:
         taken = SIZE.short(fit.process_bytes)
         memory = SIZE.short(device.kind.memory)
         raise bad_input(
-            f"a process that takes less than the {memory} of {device}", taken, where="process_bytes"
+            f"a process that takes less than the {memory} of {device}", taken, "process_bytes"
         )
     return replace(device, kind=replace(device.kind, memory=left))

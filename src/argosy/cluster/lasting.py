@@ -170,6 +170,4 @@ def _see_each_other(cluster: Cluster, left: Node, right: Node) -> bool:
 
 def _speed(cluster: Cluster, node: Node) -> float:
     devices = [cluster.device(name) for name in node.devices]
-    return sum(
-        device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in devices
-    )
+    return sum(device.speed.at(0) * device.kind.fastest for device in devices)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -171,6 +171,10 @@ class Cluster:
     def hash(self) -> str:
         """Return the SHA-256 of ``content``; equal for equal clusters."""
         return hashlib.sha256(self.content.encode()).hexdigest()
+
+    def names_without(self, used: Container[str]) -> list[str]:
+        """Return the names of the devices that are not among those used."""
+        return [device.name for device in self.devices if device.name not in used]
 
     @property
     def identity(self) -> dict[str, str]:

@@ -74,18 +74,6 @@ class TraceColumns:
         )
 
 
-def read_trace(
-    path: Path | str,
-    *,
-    bandwidth: float | None = None,
-    latency: float | None = None,
-    speed: float | None = None,
-) -> FileTrace:
-    """Read a trace in Argosy's CSV; the keywords hold before its first row (SI units; by default
-    that row does)."""
-    return read_columns(path).traces(bandwidth=bandwidth, latency=latency, speed=speed)
-
-
 def read_columns(path: Path | str) -> TraceColumns:
     """Read the rows of a trace in Argosy's CSV."""
     rows = _rows(path, separator=",")
@@ -113,7 +101,7 @@ def rescaled(trace: Trace, *, capacity: float) -> Trace:
     its measured values."""
     peak = max(trace.values)
     if peak == 0:
-        raise bad_input("a trace that is not 0 everywhere", peak, where="trace")
+        raise bad_input("a trace that is not 0 everywhere", peak, "trace")
     return Trace(trace.times, tuple(value / peak * capacity for value in trace.values))
 
 

@@ -103,9 +103,7 @@ def read_calibration(path: Path | str) -> Calibration:
         document = parse_json((_folder() / file).read_text(encoding="utf-8"), file=file)
     elif not is_there(path) and "/" not in str(path) and not Path(path).suffix:
         expected = f"a file, or one of the calibrations {', '.join(names)}"
-        raise bad_input(
-            expected, str(path), where="--calibration", suggestion=closest(str(path), names)
-        )
+        raise bad_input(expected, str(path), "--calibration", suggestion=closest(str(path), names))
     else:
         document = read_json(path)
     return Calibration(**validate(document, _File).constants.model_dump())

@@ -413,7 +413,7 @@ def split_stage_seconds(
     (9)."""
     portion = replace(portion, context=stage.context, expert=stage.expert)
     forward = backward = hidden_forward = hidden_backward = 0.0
-    for layer in chain.layers[stage.first : stage.end]:
+    for layer in chain.layers_of(stage):
         ahead, back = layer_seconds(model, chain, layer, portion)
         beside = hidden_seconds(model, chain, layer, portion, (ahead, back))
         forward += ahead

@@ -109,10 +109,7 @@ def optimizer_bytes(chain: Chain) -> float:
     if chain.optimizer not in OPTIMIZERS:
         expected = f"one of the optimizers {', '.join(OPTIMIZERS)}"
         raise bad_input(
-            expected,
-            chain.optimizer,
-            where="optimizer",
-            suggestion=closest(chain.optimizer, OPTIMIZERS),
+            expected, chain.optimizer, "optimizer", suggestion=closest(chain.optimizer, OPTIMIZERS)
         )
     return optimizer_bytes_per_weight(chain.optimizer, chain.dtype.bytes)
 
@@ -120,7 +117,7 @@ def optimizer_bytes(chain: Chain) -> float:
 def stage_parameters(chain: Chain, stage: Stage) -> int:
     """Return the number of trained weights that a stage holds: those of its layers, and once those
     that they share with a layer elsewhere."""
-    layers = chain.layers[stage.first : stage.end]
+    layers = chain.layers_of(stage)
     shared: dict[int, int] = {}
     for layer in layers:
         if layer.tied_to is not None and not stage.first <= layer.tied_to < stage.end:
@@ -132,9 +129,7 @@ def shared_parameters(chain: Chain, stage: Stage) -> tuple[int, int]:
     """Return the number of weights that every holder of a stage has, P - Q, and of those of experts
     that its holders divide, Q; Q is 0 if experts are not split."""
     split = (
-        sum(layer.expert_parameters for layer in chain.layers[stage.first : stage.end])
-        if stage.expert > 1
-        else 0
+        sum(layer.expert_parameters for layer in chain.layers_of(stage)) if stage.expert > 1 else 0
     )
     return stage_parameters(chain, stage) - split, split
 
@@ -145,7 +140,7 @@ def summed_parameters(chain: Chain, stage: Stage) -> float:
 
     For weights that layers share with one elsewhere the number is a lower bound.
     """
-    layers = chain.layers[stage.first : stage.end]
+    layers = chain.layers_of(stage)
     own = sum(layer.parameters for layer in layers)
     summed = sum(
         layer.parameters if layer.summed_parameters is None else layer.summed_parameters
@@ -201,7 +196,7 @@ def frozen_bytes(chain: Chain, stage: Stage) -> float:
     layers share with one elsewhere count once."""
     own = unpacked = 0.0
     shared: dict[int, float] = {}
-    for layer in chain.layers[stage.first : stage.end]:
+    for layer in chain.layers_of(stage):
         if layer.frozen is not None:
             own += held_frozen_bytes(layer.frozen, stage.expert)
             unpacked = max(unpacked, layer.frozen.unpacked_bytes)
@@ -279,10 +274,7 @@ def copied_at_a_time(
             held += max(_kept_on_device(chain, stage, index, share) for index in layers) * samples
     if stage.offload.weights is not None:
         state = state_bytes(chain, stage, share)
-        sizes = (
-            layer_bytes(chain, layer, stage.expert)
-            for layer in chain.layers[stage.first : stage.end]
-        )
+        sizes = (layer_bytes(chain, layer, stage.expert) for layer in chain.layers_of(stage))
         copied = COPIED_LAYERS * share * stage.context * max(sizes)
         held += min(copied, state.outside_weights + state.outside_frozen)
     return held
@@ -298,9 +290,7 @@ def moments_at_a_time(chain: Chain, stage: Stage, share: float) -> float:
         piece = min(moments, PIECE_BYTES)
         temporary = piece * cost.temporary_bytes / cost.state_bytes if piece else 0.0
         return min(moments, COPIED_LAYERS * PIECE_BYTES) + temporary
-    sizes = sorted(
-        layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end]
-    )
+    sizes = sorted(layer_weights(layer, stage.expert) for layer in chain.layers_of(stage))
     holders = stage.num_holders if stage.zero else 1
     largest = sum(sizes[-COPIED_LAYERS:]) * cost.state_bytes
     return min(moments, largest * share * stage.context / holders)
@@ -324,7 +314,7 @@ def passing_bytes(
     through = exchanged_bytes(chain, stage, samples, share, backward=backward)
     through += gathered_bytes(chain, stage, share, backward=backward)
     if stage.tensor_share(share) < 1:
-        largest = max(layer.output_bytes for layer in chain.layers[stage.first : stage.end])
+        largest = max(layer.output_bytes for layer in chain.layers_of(stage))
         through += WHOLE_OUTPUTS * samples / stage.context * largest
     if not backward:
         through += forward_working_bytes(chain, stage, samples, share)
@@ -339,7 +329,7 @@ def passing_bytes(
 
 def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
     """Return the bytes (5) that a backward computes again on one device."""
-    layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.has_backward]
+    layers = [layer for layer in chain.layers_of(stage) if layer.has_backward]
     if not layers:
         return 0.0
     match stage.recompute:
@@ -394,9 +384,7 @@ def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) 
     times = times_whole(stage.zero, stage.num_holders, backward=backward)
     if not times:
         return 0.0
-    largest = max(
-        layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end]
-    )
+    largest = max(layer_weights(layer, stage.expert) for layer in chain.layers_of(stage))
     return times * largest * chain.dtype.bytes * stage.tensor_share(share)
 
 
@@ -426,7 +414,7 @@ def exchanged_bytes(
     to experts, on one device."""
     largest = max(
         exchange_buffers(layer, stage.context, stage.expert, backward=backward)
-        for layer in chain.layers[stage.first : stage.end]
+        for layer in chain.layers_of(stage)
     )
     return largest * samples * share
 

@@ -115,7 +115,7 @@ def host_uses(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[HostUse]:
     held: dict[tuple[str, Tier], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for depth, stage in zip(depths, plan.stages, strict=True):
         for replica in stage.replicas if stage.offload else ():
-            for name, share in zip(replica.devices, replica.shares, strict=True):
+            for name, share in replica.members:
                 node = cluster.device(name).node
                 state = state_bytes(chain, stage, share)
                 kept = depth * outside_activations(chain, stage, replica.samples, share)

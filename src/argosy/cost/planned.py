@@ -31,7 +31,7 @@ def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
         returning = chain.returned_bytes(stage.end - 1) if index + 1 < len(plan.stages) else 0.0
         parts: dict[tuple[int, float], tuple[float, ...]] = {}
         for replica in stage.replicas:
-            for name, share in zip(replica.devices, replica.shares, strict=True):
+            for name, share in replica.members:
                 if (replica.samples, share) not in parts:
                     state = state_bytes(chain, stage, share)
                     kept = depths[index] * activation_bytes(chain, stage, replica.samples, share)

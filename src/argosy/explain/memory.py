@@ -54,7 +54,7 @@ def memory_stack(
     kept: dict[tuple[str, int], float] = {}
     for index, stage in enumerate(plan.stages):
         for replica in stage.replicas:
-            for name, share in zip(replica.devices, replica.shares, strict=True):
+            for name, share in replica.members:
                 states[name].append(state_bytes(chain, stage, share))
                 kept[name, index] = activation_bytes(chain, stage, replica.samples, share)
     spans: dict[str, list[Span]] = defaultdict(list)

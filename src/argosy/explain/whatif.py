@@ -140,7 +140,7 @@ def _seconds_per_sample(
     """Return the seconds of one sample on the slowest device of a replica."""
     portions = [
         Portion(device=cluster.device(name), samples=1, share=share, width=replica.width)
-        for name, share in zip(replica.devices, replica.shares, strict=True)
+        for name, share in replica.members
     ]
     return max(sum(stage_seconds(model, chain, stage, portion)) for portion in portions)
 

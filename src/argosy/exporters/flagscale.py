@@ -226,7 +226,7 @@ def _kinds(stage: Stage, cluster: Cluster) -> Sequence[str]:
 
 def _blocks(stage: Stage, chain: Chain) -> int:
     """Return the number of blocks of a stage."""
-    return sum(layer.kind == "block" for layer in chain.layers[stage.first : stage.end])
+    return sum(layer.kind == "block" for layer in chain.layers_of(stage))
 
 
 def _yaml(content: dict[str, object], indent: str = "") -> str:

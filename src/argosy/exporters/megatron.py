@@ -157,8 +157,7 @@ def arguments(
 def layout(plan: Plan, chain: Chain) -> str:
     """Return the layers of every stage as letters."""
     return "|".join(
-        _stage([LETTERS[layer.kind] for layer in chain.layers[s.first : s.end]])
-        for s in plan.stages
+        _stage([LETTERS[layer.kind] for layer in chain.layers_of(s)]) for s in plan.stages
     )
 
 

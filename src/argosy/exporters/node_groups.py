@@ -37,12 +37,10 @@ class NodeGroup:
 
 def node_groups(launch: Launch) -> tuple[NodeGroup, ...]:
     """Return every node by itself if hosts are named, else equal nodes together."""
-    devices = {
-        device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices
-    }
+    cluster = cluster_from_content(launch.plan.cluster.content)
     ranks_of: dict[NodeGroup, list[int]] = {}
     for rank, node in enumerate(launch.nodes()):
-        kind = devices[node.devices[0]].kind
+        kind = cluster.device(node.devices[0]).kind
         group_key = NodeGroup(
             processes=len(node.devices),
             kind=kind.name,
@@ -63,11 +61,9 @@ def nodes_have_one_kind(launch: Launch, target: str) -> Iterable[Limit]:
     execute."""
     for sentence in unsupported(launch.plan):
         yield Limit(problem=Problem(path="plan", message=sentence.removesuffix(".")), final=True)
-    devices = {
-        device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices
-    }
+    cluster = cluster_from_content(launch.plan.cluster.content)
     for node in launch.nodes():
-        kinds = sorted({devices[name].kind.name for name in node.devices})
+        kinds = sorted({cluster.device(name).kind.name for name in node.devices})
         if len(kinds) > 1:
             yield limit(
                 node.name,

@@ -197,7 +197,7 @@ def modules(plan: Plan, chain: Chain) -> list[list[str]]:
     blocks = 0
     for stage in plan.stages:
         names: list[str] = []
-        for layer in chain.layers[stage.first : stage.end]:
+        for layer in chain.layers_of(stage):
             names += _MODULES.get(layer.kind, (f"layers.{blocks}",))
             blocks += layer.kind not in _MODULES
         by_stage.append(names)

@@ -81,17 +81,17 @@ def _check_known_model(plan: Plan) -> None:
         expected = (
             "a model that the target knows; for a captured program use --to torchrun, or argosy run"
         )
-        raise bad_input(expected, "the layers of a program", where="model.content")
+        raise bad_input(expected, "the layers of a program", "model.content")
     if not plan.model.tuning.is_full:
         expected = (
             "a plan that trains all weights, as the targets do; for frozen ones use argosy run"
         )
-        raise bad_input(expected, str(plan.model.tuning), where="model.tuning")
+        raise bad_input(expected, str(plan.model.tuning), "model.tuning")
     if plan.model.powersgd:
         expected = (
             "a plan that sums gradients as they are, as the targets do; for PowerSGD use argosy run"
         )
-        raise bad_input(expected, plan.model.powersgd, where="model.powersgd")
+        raise bad_input(expected, plan.model.powersgd, "model.powersgd")
 
 
 def _for_target(plan: Plan, cluster: Cluster, to: System, *, lossy: bool) -> Export:

@@ -103,7 +103,7 @@ class Trainer(transformers.Trainer):
         args = args or transformers.TrainingArguments(output_dir="tmp_trainer")
         if args.world_size > 1:
             expected = "argosy.integrations.hf to be imported before TrainingArguments are made"
-            raise bad_input(expected, f"arguments for {args.world_size} processes", where="args")
+            raise bad_input(expected, f"arguments for {args.world_size} processes", "args")
         for name in ("fsdp", "deepspeed"):
             if getattr(args, name, None):
                 raise excluded(name, "a plan, which divides the model itself")
@@ -168,9 +168,7 @@ class Trainer(transformers.Trainer):
             strange = {"params", "model", "optimizer_dict"}.intersection(options)
             if strange or not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
                 raise bad_input(
-                    "an optimizer that takes groups of parameters",
-                    str(self.args.optim),
-                    where="optim",
+                    "an optimizer that takes groups of parameters", str(self.args.optim), "optim"
                 )
             decayed = frozenset(self.get_decay_parameter_names(self.model))
 
@@ -387,7 +385,7 @@ class Trainer(transformers.Trainer):
         if not saved:
             expected = "a checkpoint that was written with save_only_model=False"
             raise bad_input(
-                expected, str(self.state.best_model_checkpoint), where="load_best_model_at_end"
+                expected, str(self.state.best_model_checkpoint), "load_best_model_at_end"
             )
         checkpoint.load_weights(self._divided(), saved[-1])
 

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from argosy.cluster.topology import Cluster
 from argosy.errors import RunError, bad_input
@@ -40,15 +39,12 @@ def why_no_card() -> str | None:
 
 def shares_of(cluster: Cluster) -> dict[str, int]:
     """Return the share of each device (1), in percent."""
-    rates = {
-        device.name: max(rate for _, rate in device.kind.flops) * device.efficiency
-        for device in cluster.devices
-    }
+    rates = {device.name: device.kind.fastest * device.efficiency for device in cluster.devices}
     shares = {name: int(100 * rate / sum(rates.values()) + 1e-9) for name, rate in rates.items()}
     too_small = [name for name, share in shares.items() if share < 1]
     if too_small:
         raise bad_input(
-            "devices that get at least 1 % of the card each", ", ".join(too_small), where="devices"
+            "devices that get at least 1 % of the card each", ", ".join(too_small), "devices"
         )
     return shares
 
@@ -59,7 +55,7 @@ class SharedCard:
     def __init__(self, shares: Mapping[str, int]) -> None:
         if sum(shares.values()) > 100 or min(shares.values(), default=0) < 1:
             raise bad_input(
-                "shares from 1 to 100 that add up to at most 100", str(dict(shares)), where="shares"
+                "shares from 1 to 100 that add up to at most 100", str(dict(shares)), "shares"
             )
         self.shares = dict(shares)
 
@@ -83,12 +79,7 @@ class SharedCard:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._control(text="quit\n")
         deadline = time.monotonic() + _PATIENCE

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from argosy.cluster.file import cluster_from_content
@@ -69,7 +68,7 @@ class Lab:
         self.name = name or f"{cluster.name[:_NAME_LENGTH]}-{os.getpid()}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name) or len(self.name) > 2 * _NAME_LENGTH:
             raise bad_input(
-                f"at most {2 * _NAME_LENGTH} letters, digits, - and _", self.name, where="lab name"
+                f"at most {2 * _NAME_LENGTH} letters, digits, - and _", self.name, "lab name"
             )
         self.layout: LabLayout = lay_out(cluster)
         self.with_shares = shares
@@ -78,12 +77,7 @@ class Lab:
         self.up(owner=myself())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         down(self.name)
 
     def up(self, *, owner: tuple[int, str] | None = None) -> None:
@@ -148,8 +142,7 @@ class Lab:
         if not self.with_shares:
             return {}
         rates = {
-            device.name: max(rate for _, rate in device.kind.flops) * device.efficiency
-            for device in self.cluster.devices
+            device.name: device.kind.fastest * device.efficiency for device in self.cluster.devices
         }
         fastest = max(rates.values())
         most = min(_SPARE, _SPARE * (os.cpu_count() or 1) * fastest / sum(rates.values()))

@@ -8,7 +8,6 @@ workspace) is not included, nor what was allocated before.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -50,16 +49,11 @@ class Allocations:
         else:
             torch.empty(_MARK, dtype=torch.uint8)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self.device.type == "cuda":
             self._end_segment()
             return
-        self.profiler.__exit__(kind, error, trace)
+        self.profiler.__exit__(*error)
         results: Any = self.profiler.profiler
         events = [
             (event.start_ns(), event.nbytes())

@@ -183,7 +183,7 @@ def _check_samples(samples: Sequence[int], batch: Any) -> None:
     most = min((len(leaf) for leaf in _tensors(batch)), default=0)
     if not samples or min(samples) < 1 or max(samples) > most:
         expected = f"numbers of samples from 1 to {most}, the size of the batch"
-        raise bad_input(expected, str(list(samples)), where="samples")
+        raise bad_input(expected, str(list(samples)), "samples")
 
 
 def _kinds(layers: Sequence[nn.Module]) -> list[str]:

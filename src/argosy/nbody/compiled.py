@@ -12,7 +12,7 @@ compiled them or found them on disk, and the two round differently.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 
@@ -24,22 +24,22 @@ Result = TypeVar("Result")
 _REORDER = {"reassoc", "contract", "arcp", "nsz"}
 
 
+def _built(function: Callable[Arguments, Result], **options: Any) -> Callable[Arguments, Result]:
+    build = numba.njit(nogil=True, cache=True, error_model="numpy", **options)
+    return cast("Callable[Arguments, Result]", build(function))
+
+
 def compiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return the function as machine code, compiled at its first call and cached on disk."""
-    build = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDER)
-    return cast("Callable[Arguments, Result]", build(function))
+    return _built(function, fastmath=_REORDER)
 
 
 def inlined(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return a compiled function that is always inlined into its callers, so that it rounds one
     way."""
-    build = numba.njit(
-        nogil=True, cache=True, error_model="numpy", fastmath=_REORDER, forceinline=True
-    )
-    return cast("Callable[Arguments, Result]", build(function))
+    return _built(function, fastmath=_REORDER, forceinline=True)
 
 
 def compiled_exactly(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return a compiled function with every sum in the written order and every product rounded."""
-    build = numba.njit(nogil=True, cache=True, error_model="numpy")
-    return cast("Callable[Arguments, Result]", build(function))
+    return _built(function)

@@ -59,31 +59,23 @@ class Cosmology:
         for name in ("matter", "hubble", "sigma8"):
             value = getattr(self, name)
             if value is not None and not _SMALLEST <= value <= _LARGEST:
-                raise bad_input(f"a number from {_SMALLEST:g} to {_LARGEST:g}", value, where=name)
+                raise bad_input(f"a number from {_SMALLEST:g} to {_LARGEST:g}", value, name)
         if not abs(self.vacuum) <= _LARGEST:
-            raise bad_input(
-                f"a number from {-_LARGEST:g} to {_LARGEST:g}", self.vacuum, where="vacuum"
-            )
+            raise bad_input(f"a number from {-_LARGEST:g} to {_LARGEST:g}", self.vacuum, "vacuum")
         if any(self._hubble_square(a) <= 0 for a in np.geomspace(1e-6, 1.0, 400).tolist()):
             raise bad_input(
-                "a universe that has expanded from a beginning until today",
-                self.vacuum,
-                where="vacuum",
+                "a universe that has expanded from a beginning until today", self.vacuum, "vacuum"
             )
         if not abs(self.index) <= _STEEPEST:
-            raise bad_input(
-                f"a number from {-_STEEPEST:g} to {_STEEPEST:g}", self.index, where="index"
-            )
+            raise bad_input(f"a number from {-_STEEPEST:g} to {_STEEPEST:g}", self.index, "index")
         if not 0 <= self.baryons < self.matter:
-            raise bad_input(
-                "at least 0 and less than the matter density", self.baryons, where="baryons"
-            )
+            raise bad_input("at least 0 and less than the matter density", self.baryons, "baryons")
 
     def hubble_rate(self, a: float) -> float:
         """Return the Hubble rate H(a) in km/s per Mpc/h (1)."""
         square = self._hubble_square(a)
         if square <= 0:
-            raise bad_input("an expansion factor that this universe reaches", a, where="expansion")
+            raise bad_input("an expansion factor that this universe reaches", a, "expansion")
         return 100.0 * math.sqrt(square)
 
     def _hubble_square(self, a: float) -> float:

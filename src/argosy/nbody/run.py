@@ -225,11 +225,7 @@ class _Record:
         potential = self.engine.potential_energy(now.particles) if self.energy_every else math.nan
         self.samples.append(
             sample(
-                now.particles,
-                self.ranks,
-                step=done,
-                expansion=now.expansion,
-                potential=potential,
+                now.particles, self.ranks, step=done, expansion=now.expansion, potential=potential
             )
         )
         if self.ranks.rank == 0:
@@ -279,7 +275,7 @@ def _light_cone(
         return None
     if settings.redshift > 1 / steps[0] - 1:
         expected = f"at most z = {1 / steps[0] - 1:.4g}, where the run begins"
-        raise bad_input(expected, settings.redshift, where="--light-cone")
+        raise bad_input(expected, settings.redshift, "--light-cone")
     return LightCone(
         settings=settings,
         box=replace(box, expansion=steps[-1]),

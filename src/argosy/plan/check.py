@@ -170,7 +170,7 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
         if stage.context == 1:
             continue
         path, actual = f"stages[{index}].context", str(stage.context)
-        layers = chain.layers[stage.first : stage.end]
+        layers = chain.layers_of(stage)
         most = min((layer.max_context for layer in layers), default=1)
         if stage.context > most:
             expected = (
@@ -216,11 +216,7 @@ def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
         if stage.expert == 1 or any(replica.width % stage.context for replica in stage.replicas):
             continue
         path, actual = f"stages[{index}].expert", str(stage.expert)
-        counts = {
-            layer.num_experts
-            for layer in chain.layers[stage.first : stage.end]
-            if layer.num_experts
-        }
+        counts = {layer.num_experts for layer in chain.layers_of(stage) if layer.num_experts}
         undivided = [count for count in sorted(counts) if count % stage.expert]
         if stage.experts:
             yield from _experts_add_up(stage, f"stages[{index}].experts", counts)
@@ -263,7 +259,7 @@ def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
     """Check that tensor-parallel groups are not too wide: a layer with h attention heads can be
     split over at most h devices."""
     for index, stage in enumerate(plan.stages):
-        layers = chain.layers[stage.first : stage.end]
+        layers = chain.layers_of(stage)
         most = max(1, min((layer.max_tensor_width for layer in layers), default=1))
         for position, replica in enumerate(stage.replicas):
             if layers and replica.width // stage.context > most:

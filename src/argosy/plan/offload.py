@@ -66,9 +66,9 @@ def parse_offload(text: str, *, where: str = "--offload") -> Offload:
         name, _, tier = (piece.strip() for piece in part.partition("="))
         if name not in names:
             expected = f"some of {', '.join(names)}, with commas between them"
-            raise bad_input(expected, part.strip(), where=where, suggestion=closest(name, names))
+            raise bad_input(expected, part.strip(), where, suggestion=closest(name, names))
         if tier not in ("", *Tier):
-            raise bad_input(f"{name}, {name}=host or {name}=nvme", part.strip(), where=where)
+            raise bad_input(f"{name}, {name}=host or {name}=nvme", part.strip(), where)
         tiers[name] = Tier(tier or Tier.HOST)
     return Offload(**tiers)
 

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -141,6 +141,11 @@ class Replica:
     def shares(self) -> tuple[float, ...]:
         """Return ``ratios``, or equal ones if it is empty."""
         return self.ratios or (1 / self.width,) * self.width
+
+    @property
+    def members(self) -> Iterator[tuple[str, float]]:
+        """Return the devices, each with its share."""
+        return zip(self.devices, self.shares, strict=True)
 
     def parts(self, context: int) -> tuple[tuple[str, ...], ...]:
         """Return the tensor-parallel groups, one for each part of the sequence.

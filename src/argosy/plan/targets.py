@@ -101,7 +101,7 @@ class Target:
 
 
 def has_block(stage: Stage, chain: Chain) -> bool:
-    return any(layer.kind == "block" for layer in chain.layers[stage.first : stage.end])
+    return any(layer.kind == "block" for layer in chain.layers_of(stage))
 
 
 def has_holders(stage: Stage) -> bool:

@@ -96,7 +96,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     return {
         "name": cluster.name,
         "hash": cluster.hash,
-        "nodes": [{"name": node.name, "devices": list(node.devices)} for node in cluster.nodes],
+        "nodes": [{"name": node.name, "devices": node.devices} for node in cluster.nodes],
         "devices": [
             {
                 "name": device.name,
@@ -119,6 +119,6 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _steps(trace: Trace) -> list[list[float]]:
+def _steps(trace: Trace) -> list[tuple[float, float]]:
     """Return a trace as a list of (time, value) pairs."""
-    return [[time, value] for time, value in zip(trace.times, trace.values, strict=True)]
+    return list(zip(trace.times, trace.values, strict=True))

@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
 from argosy.cluster.lasting import last_change
 from argosy.cluster.topology import Cluster
+from argosy.document import JsonObject
 from argosy.explain.contest import MOMENTS, Entry, Loss, why_slower
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.marks import bar, percent
@@ -104,7 +104,7 @@ def _slow_kind(plan: Plan, cluster: Cluster) -> str:
 def _peak(kind: str, cluster: Cluster) -> float:
     """Return the peak FLOP/s of a device kind."""
     device = next(device for device in cluster.devices if device.kind.name == kind)
-    return max(rate for _, rate in device.kind.flops)
+    return device.kind.fastest
 
 
 def _kinds(stage: Stage, cluster: Cluster) -> set[str]:
@@ -177,21 +177,19 @@ def contest_table(rows: Sequence[ContestRow], *, with_shape: bool = False) -> Ta
     return table
 
 
-def rows_to_dict(rows: Sequence[ContestRow]) -> list[dict[str, Any]]:
+def rows_to_dict(rows: Sequence[ContestRow]) -> list[JsonObject]:
     """Return the rows as dicts for JSON; figures of a planner without a plan are null."""
-    return [
-        {
-            "name": row.name,
-            "feasible": row.is_feasible,
-            "iteration_seconds": row.entry.seconds
-            if row.entry is not None and row.is_feasible
-            else None,
-            "samples_per_second": row.entry.samples_per_second
-            if row.entry is not None and row.is_feasible
-            else None,
-            "reason": row.reason,
-            "plan": shape_of(row.entry.plan) if row.entry is not None else None,
-            "losses": dict(row.entry.losses) if row.entry is not None and row.is_feasible else {},
-        }
-        for row in rows
-    ]
+    return list(map(_row_to_dict, rows))
+
+
+def _row_to_dict(row: ContestRow) -> JsonObject:
+    entry = row.entry if row.is_feasible else None
+    return {
+        "name": row.name,
+        "feasible": row.is_feasible,
+        "iteration_seconds": None if entry is None else entry.seconds,
+        "samples_per_second": None if entry is None else entry.samples_per_second,
+        "reason": row.reason,
+        "plan": None if row.entry is None else shape_of(row.entry.plan),
+        "losses": {} if entry is None else dict(entry.losses),
+    }

@@ -190,7 +190,7 @@ def explanation_to_dict(explanation: Explanation) -> JsonObject:
         "tokens_per_second": samples_per_second * plan.model.sequence_length,
         "memory": [_memory_to_dict(memory) for memory in explanation.memory],
         "stages": [{**vars(load), "busy": load.busy} for load in explanation.loads],
-        "edges": [dict(vars(load)) for load in explanation.edges],
+        "edges": [vars(load) for load in explanation.edges],
         "bottleneck": {
             "stage": explanation.bottleneck.stage,
             "edge": explanation.edges[0].edge if explanation.edges else None,
@@ -199,17 +199,10 @@ def explanation_to_dict(explanation: Explanation) -> JsonObject:
         "improvements": _what_ifs_to_list(explanation.improvements),
         "settings": _what_ifs_to_list(explanation.settings),
         "additions": _what_ifs_to_list(explanation.additions),
-        **(
-            {"hosts": [{**vars(use), "tier": str(use.tier)} for use in explanation.hosts]}
-            if explanation.hosts
-            else {}
-        ),
-        "runner_ups": [dict(vars(runner_up)) for runner_up in plan.runner_ups],
-        "left_out": [dict(vars(left)) for left in plan.left_out],
-        "left_out_tests": [
-            {**vars(test), "devices": list(test.devices), "cause": str(test.cause)}
-            for test in explanation.left_out
-        ],
+        **({"hosts": [vars(use) for use in explanation.hosts]} if explanation.hosts else {}),
+        "runner_ups": [vars(runner_up) for runner_up in plan.runner_ups],
+        "left_out": [vars(left) for left in plan.left_out],
+        "left_out_tests": [vars(test) for test in explanation.left_out],
     }
 
 

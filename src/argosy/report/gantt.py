@@ -130,7 +130,7 @@ def iteration_bounds(timeline: Timeline, iteration: int) -> tuple[float, float]:
     if not spans:
         recorded = max((span.iteration for span in timeline.spans), default=-1) + 1
         raise bad_input(
-            f"one of the {recorded} recorded iterations, from 0", iteration, where="iteration"
+            f"one of the {recorded} recorded iterations, from 0", iteration, "iteration"
         )
     computing = [span.start for span in spans if not span.kind.is_communication]
     return min(computing, default=min(span.start for span in spans)), max(

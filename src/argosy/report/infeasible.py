@@ -61,7 +61,7 @@ def infeasibility_to_dict(infeasibility: Infeasibility) -> JsonObject:
 def _change_to_dict(change: Change) -> JsonObject:
     """Return a change as a dict for JSON."""
     options = [text for option in change.options for text in option]
-    return {**vars(change), "kind": str(change.kind), "options": options}
+    return {**vars(change), "kind": change.kind, "options": options}
 
 
 def _need_to_dict(need: Need) -> JsonObject:

@@ -45,7 +45,7 @@ def island_table(plan: IslandPlan, cluster: Cluster) -> Table:
 def island_figures(plan: IslandPlan, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Return the predicted figures of an island plan, one per line."""
     used = {name for island in plan.islands for name in island.devices}
-    omitted = [device.name for device in cluster.devices if device.name not in used]
+    omitted = cluster.names_without(used)
     if omitted:
         names = devices_in_short(omitted, cluster)
         yield "left out", f"{names}: no plan with more devices was faster and fitted"
@@ -166,14 +166,14 @@ def course_to_dict(
         "exchanges": [
             {
                 "step": exchange.step,
-                "islands": list(exchange.islands),
-                "arrived": list(exchange.arrived),
+                "islands": exchange.islands,
+                "arrived": exchange.arrived,
                 "begin": exchange.begin,
                 "end": exchange.end,
             }
             for exchange in course.exchanges
         ],
-        "waited": list(course.waited),
+        "waited": course.waited,
         "stalled": course.stalled,
     }
 

@@ -21,6 +21,7 @@ import heapq
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from argosy.document import JsonObject
 from argosy.timeline import Span, SpanKind, Timeline
@@ -121,24 +122,15 @@ def _document(timeline: Timeline, events: list[Event], *, rank: int, name: str) 
 
 def _process(pid: int, name: str, threads: dict[int, str]) -> Iterator[Event]:
     """Yield the metadata of a process and its threads."""
-    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
-    yield {
-        "ph": "M",
-        "name": "process_sort_index",
-        "pid": pid,
-        "tid": 0,
-        "ts": 0,
-        "args": {"sort_index": pid},
-    }
+    yield _event("M", "process_name", pid, 0, ts=0, args={"name": name})
+    yield _event("M", "process_sort_index", pid, 0, ts=0, args={"sort_index": pid})
     for tid, thread in threads.items():
-        yield {
-            "ph": "M",
-            "name": "thread_name",
-            "pid": pid,
-            "tid": tid,
-            "ts": 0,
-            "args": {"name": thread},
-        }
+        yield _event("M", "thread_name", pid, tid, ts=0, args={"name": thread})
+
+
+def _event(phase: str, name: str, pid: int, tid: int, **facts: Any) -> Event:
+    """Return an event of a thread; ``facts`` are its other fields."""
+    return {"ph": phase, "name": name, "pid": pid, "tid": tid, **facts}
 
 
 def _steps(spans: Sequence[Span], pid: int, tid: int) -> Iterator[Event]:
@@ -152,15 +144,9 @@ def _steps(spans: Sequence[Span], pid: int, tid: int) -> Iterator[Event]:
     ordered = sorted(begins.items())
     ends = [start for _, start in ordered[1:]] + [max(span.end for span in spans)] if spans else []
     for (iteration, start), end in zip(ordered, ends, strict=True):
-        yield {
-            "ph": "X",
-            "cat": "user_annotation",
-            "name": f"ProfilerStep#{iteration}",
-            "pid": pid,
-            "tid": tid,
-            **_extent(start, end),
-            "args": {"iteration": iteration},
-        }
+        name, facts = f"ProfilerStep#{iteration}", {"iteration": iteration}
+        extent = _extent(start, end)
+        yield _event("X", name, pid, tid, cat="user_annotation", **extent, args=facts)
 
 
 def _kernel(span: Span, pid: int, stream: int, correlation: int) -> Event:
@@ -173,21 +159,10 @@ def _kernel(span: Span, pid: int, stream: int, correlation: int) -> Event:
     if span.bytes:
         details |= {"bytes": round(span.bytes), "between": span.where}
     known = {key: value for key, value in details.items() if value is not None}
-    return {
-        "ph": "X",
-        "cat": "kernel",
-        "name": _name(span),
-        "pid": pid,
-        "tid": stream,
-        **_extent(span.start, span.end),
-        "args": {
-            "device": 0,
-            "stream": stream,
-            "correlation": correlation,
-            "External id": correlation,
-            **known,
-        },
-    }
+    place = {"device": 0, "stream": stream, "correlation": correlation}
+    facts = {**place, "External id": correlation, **known}
+    extent = _extent(span.start, span.end)
+    return _event("X", _name(span), pid, stream, cat="kernel", **extent, args=facts)
 
 
 def _launch(span: Span, correlation: int) -> Event:
@@ -195,15 +170,9 @@ def _launch(span: Span, correlation: int) -> Event:
 
     A simulated host takes no time.
     """
-    return {
-        "ph": "X",
-        "cat": "cuda_runtime",
-        "name": "cudaLaunchKernel",
-        "pid": _HOST,
-        "tid": _HOST,
-        **_extent(span.start, span.start),
-        "args": {"correlation": correlation, "External id": correlation},
-    }
+    facts = {"correlation": correlation, "External id": correlation}
+    moment = _extent(span.start, span.start)
+    return _event("X", "cudaLaunchKernel", _HOST, _HOST, cat="cuda_runtime", **moment, args=facts)
 
 
 def _name(span: Span) -> str:
@@ -220,14 +189,7 @@ def _name(span: Span) -> str:
 def _memory(steps: Iterable[tuple[float, float]], pid: int) -> Iterator[Event]:
     """Yield the events of a memory counter, in GiB."""
     for time, held in steps:
-        yield {
-            "ph": "C",
-            "name": "memory",
-            "pid": pid,
-            "tid": 0,
-            "ts": _microseconds(time),
-            "args": {"GiB": held / GIB},
-        }
+        yield _event("C", "memory", pid, 0, ts=_microseconds(time), args={"GiB": held / GIB})
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:

@@ -58,7 +58,7 @@ def robust_lines(choice: RobustChoice) -> list[str]:
 def robust_to_dict(choice: RobustChoice) -> JsonObject:
     """Return a robust choice as a dict for JSON, in seconds."""
     return {
-        "robust": str(choice.robust),
+        "robust": choice.robust,
         "horizon_seconds": choice.horizon,
         "gain_over_average_plan": choice.gain if math.isfinite(choice.gain) else None,
         "chosen": _figures_to_dict(choice.chosen),

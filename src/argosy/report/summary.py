@@ -201,7 +201,7 @@ def summary_to_dict(summary: Summary) -> dict[str, Any]:
             {
                 "name": device.name,
                 "kind": device.kind,
-                "stages": list(device.stages),
+                "stages": device.stages,
                 "utilisation": device.utilisation,
                 "peak_memory_bytes": device.peak_memory,
                 "memory_bytes": device.memory,

@@ -68,9 +68,9 @@ class ScheduleSpec:
 def build_schedule(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> Schedule:
     """Return the schedule that a spec describes, with the actions of every worker."""
     if num_stages < 1:
-        raise bad_input("at least 1 stage", num_stages, where="num_stages")
+        raise bad_input("at least 1 stage", num_stages, "num_stages")
     if num_micro_batches < 1:
-        raise bad_input("at least 1 micro-batch", num_micro_batches, where="num_micro_batches")
+        raise bad_input("at least 1 micro-batch", num_micro_batches, "num_micro_batches")
     match spec.kind:
         case ScheduleKind.INTERLEAVED:
             return interleaved(num_stages, num_micro_batches, spec.chunks)
@@ -117,7 +117,7 @@ def default_depth(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -
     (6, 4, 2)
     """
     if spec.k < 1:
-        raise bad_input("k of at least 1", spec.k, where="schedule.k")
+        raise bad_input("k of at least 1", spec.k, "schedule.k")
     return tuple(usual_depth(spec, left, num_micro_batches) for left in range(num_stages, 0, -1))
 
 
@@ -131,11 +131,11 @@ def family(
     1F0 1F1 1B0 1B1 1F2 1F3 1B2 1B3 1F4 1B4
     """
     if group < 1:
-        raise bad_input("k of at least 1", group, where="schedule.k")
+        raise bad_input("k of at least 1", group, "schedule.k")
     for stage, ahead in enumerate(depth):
         if not 1 <= ahead <= num_micro_batches:
             expected = f"a depth between 1 and the {num_micro_batches} micro-batches"
-            raise bad_input(expected, ahead, where=f"schedule.depth[{stage}]")
+            raise bad_input(expected, ahead, f"schedule.depth[{stage}]")
     rows = tuple(
         _family_row(stage, ahead, group, num_micro_batches) for stage, ahead in enumerate(depth)
     )
@@ -165,9 +165,7 @@ def interleaved(num_stages: int, num_micro_batches: int, chunks: int) -> Schedul
     """
     if chunks < 1 or num_stages % chunks:
         raise bad_input(
-            f"a number of chunks that divides the {num_stages} stages",
-            chunks,
-            where="schedule.chunks",
+            f"a number of chunks that divides the {num_stages} stages", chunks, "schedule.chunks"
         )
     workers = num_stages // chunks
     if num_micro_batches % workers:
@@ -175,7 +173,7 @@ def interleaved(num_stages: int, num_micro_batches: int, chunks: int) -> Schedul
         below = num_micro_batches - num_micro_batches % workers
         near = [str(count) for count in (below, below + workers) if count]
         nearest = f"the nearest are {' and '.join(near)}"
-        raise bad_input(expected, num_micro_batches, where="num_micro_batches", suggestion=nearest)
+        raise bad_input(expected, num_micro_batches, "num_micro_batches", suggestion=nearest)
     rows = []
     for worker in range(workers):
         order = [

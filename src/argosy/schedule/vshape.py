@@ -128,7 +128,7 @@ def dualpipe_v(num_stages: int, num_micro_batches: int) -> Schedule:
         expected = (
             f"at least {num_stages} micro-batches, as many as stages, for {ScheduleKind.DUALPIPE_V}"
         )
-        raise bad_input(expected, num_micro_batches, where="num_micro_batches")
+        raise bad_input(expected, num_micro_batches, "num_micro_batches")
     rows = tuple(
         tuple(_dualpipe_row(worker, workers, num_micro_batches)) for worker in range(workers)
     )
@@ -169,8 +169,6 @@ def _dualpipe_row(worker: int, workers: int, count: int) -> list[Action]:
 def _workers(num_stages: int, kind: ScheduleKind) -> int:
     if num_stages % 2:
         raise bad_input(
-            f"an even number of stages, two for each worker of {kind}",
-            num_stages,
-            where="num_stages",
+            f"an even number of stages, two for each worker of {kind}", num_stages, "num_stages"
         )
     return num_stages // 2

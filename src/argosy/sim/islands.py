@@ -105,7 +105,7 @@ def held_parameters(plan: Plan, chain: Chain) -> list[tuple[str, float, float]]:
     """
     held = []
     for stage in plan.stages:
-        total = float(sum(layer.parameters for layer in chain.layers[stage.first : stage.end]))
+        total = float(sum(layer.parameters for layer in chain.layers_of(stage)))
         count = len(stage.devices)
         first = set(stage.holders[0])
         for holder in stage.holders:

@@ -84,7 +84,7 @@ def shortened(plan: Plan, cluster: Cluster) -> Plan:
         stages = "1 stage" if num_stages == 1 else f"{num_stages} stages"
         expected = f"at most {most} with {stages} while devices or links change"
         raise bad_input(
-            expected, count, where="num_micro_batches", suggestion="take larger micro-batches"
+            expected, count, "num_micro_batches", suggestion="take larger micro-batches"
         )
     kept = least + (count - least) % period
     return replace(

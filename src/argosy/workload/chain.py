@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Protocol
 
 from argosy.dtype import Dtype
 from argosy.workload.tuning import FULL, Tuning
@@ -173,6 +174,15 @@ class Layer:
         return f"{self.name}: {parameters:.4g} M parameters, {flop:.4g} GFLOP forward"
 
 
+class Section(Protocol):
+    """A range of layers, up to ``end``, such as a stage."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chain:
     """A model that is given layer by layer, at one sequence length and dtype."""
@@ -204,6 +214,10 @@ class Chain:
     """Whether tensor-parallel groups exchange in pieces beside their matrix products."""
     powersgd: int = 0
     """Rank of the matrices as which gradients are summed; 0: gradients are summed whole."""
+
+    def layers_of(self, stage: Section) -> tuple[Layer, ...]:
+        """Return the layers of a stage."""
+        return self.layers[stage.first : stage.end]
 
     @property
     def gradient_bytes(self) -> int:

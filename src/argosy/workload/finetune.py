@@ -117,7 +117,7 @@ def _check_targets(chain: Chain, architecture: Architecture, tuning: Tuning) -> 
         if target not in matrices:
             listed = ", ".join(name for name in TARGETS if name in matrices)
             expected = f"matrices of {chain.name}: {listed}"
-            raise bad_input(expected, target, where="--lora targets")
+            raise bad_input(expected, target, "--lora targets")
 
 
 def _first_trained(layers: TransformerLayers, layer: Layer, block: Block | None) -> Layer:
@@ -144,7 +144,7 @@ def _frozen_names(chain: Chain, tuning: Tuning) -> set[str]:
         if not matching:
             listed = f"{names[0]}, {names[1]} to {names[-2]}, {names[-1]}"
             expected = f"a pattern of layer names of {chain.name}: {listed}"
-            raise bad_input(expected, pattern, where="--freeze")
+            raise bad_input(expected, pattern, "--freeze")
         frozen.update(matching)
     tied = [
         (layer.name, names[layer.tied_to]) for layer in chain.layers if layer.tied_to is not None

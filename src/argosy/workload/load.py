@@ -13,7 +13,7 @@ from pathlib import Path
 
 from argosy.document import Document, is_there, read_json, read_toml
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, bad_input, closest, invalid, raise_any
+from argosy.errors import InputError, Problem, bad_input, closest, invalid, raise_any, refused
 from argosy.workload.architecture import Architecture, Length
 from argosy.workload.chain import Chain
 from argosy.workload.finetune import tuned_chain
@@ -116,13 +116,13 @@ def _unknown(name: str) -> InputError:
         return bad_input(
             f"a model in the local Hugging Face cache; download its shape with: {command}",
             name,
-            where="model",
+            "model",
             suggestion=f'"{near}" is the same shape' if near else None,
         )
     if Path(name).suffix in (".toml", ".txt", ".json") or "/" in name:
-        return InputError([Problem(file=name, message="there is no such file or folder")])
+        return refused("there is no such file or folder", file=name)
     expected = "a file, a folder or one of the presets " + ", ".join(names)
-    return bad_input(expected, name, where="model", suggestion=closest(name, names))
+    return bad_input(expected, name, "model", suggestion=closest(name, names))
 
 
 def _json_chain(document: Document, path: Path, settings: WorkloadSettings) -> Chain:
@@ -180,10 +180,10 @@ def _length(preset: Preset, architecture: Architecture, settings: WorkloadSettin
         expected = (
             f"{context}: an image of {preset.name} is {context - 1} patches and a class token"
         )
-        raise bad_input(expected, length, where="sequence_length")
+        raise bad_input(expected, length, "sequence_length")
     if architecture.length is Length.AT_MOST and length > context:
         expected = f"at most {context}: {preset.name} has learned no position beyond"
-        raise bad_input(expected, length, where="sequence_length")
+        raise bad_input(expected, length, "sequence_length")
     return length
 
 

@@ -139,7 +139,7 @@ class Profile:
         if len(rows) > 1 and not first <= micro_batch <= last:
             measured = f"{layer} of {self.model} on {self.device}"
             expected = f"{first} to {last} samples, as measured for {measured}"
-            raise bad_input(expected, micro_batch, where="micro_batch")
+            raise bad_input(expected, micro_batch, "micro_batch")
         return rows
 
     def _rows_of(
@@ -156,14 +156,14 @@ class Profile:
         of = f"of {self.model} on {self.device}"
         if layer not in layers:
             expected = f"a measured layer {of} ({_listed(layers)})"
-            return bad_input(expected, layer, where="layer", suggestion=closest(layer, layers))
+            return bad_input(expected, layer, "layer", suggestion=closest(layer, layers))
         widths = sorted(
             {row.tensor_width for row in self.rows if row.layer == layer and row.dtype is dtype}
         )
         expected = (
             f"a measured tensor width of {layer} {of} in {dtype} ({_listed(widths) or 'none'})"
         )
-        return bad_input(expected, tensor_width, where="tensor_width")
+        return bad_input(expected, tensor_width, "tensor_width")
 
     def _dtype(self, dtype: Dtype | None) -> Dtype:
         measured = self._dtypes
@@ -172,7 +172,7 @@ class Profile:
         if dtype is None or dtype not in measured:
             actual = None if dtype is None else str(dtype)
             raise bad_input(
-                f"a measured dtype of {self.model} ({_listed(measured)})", actual, where="dtype"
+                f"a measured dtype of {self.model} ({_listed(measured)})", actual, "dtype"
             )
         return dtype
 

@@ -65,9 +65,7 @@ def read_profile(path: Path | str) -> Profile:
     if not is_there(path) and "/" not in str(path) and not Path(path).suffix:
         names = profile_names()
         expected = f"a file, or one of the profiles {', '.join(names)}"
-        raise bad_input(
-            expected, str(path), where="--profile", suggestion=closest(str(path), names)
-        )
+        raise bad_input(expected, str(path), "--profile", suggestion=closest(str(path), names))
     return profile_of(read_json(path))
 
 

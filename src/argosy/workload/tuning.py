@@ -114,7 +114,7 @@ def parse_tuning(
     rank, targets = _rank(settings.get("rank")), _targets(settings.get("targets"))
     patterns = tuple(freeze)
     if any(not pattern for pattern in patterns):
-        raise bad_input("a pattern of layer names such as block.[0-7]", "", where="--freeze")
+        raise bad_input("a pattern of layer names such as block.[0-7]", "", "--freeze")
     packed = (
         None
         if base is None
@@ -134,11 +134,11 @@ def _lora_settings(text: str) -> Mapping[str, str]:
     for part in text.split(",") if text else ():
         name, separator, value = part.partition("=")
         if separator and name in settings:
-            raise bad_input(f"one {name}", text, where="--lora")
+            raise bad_input(f"one {name}", text, "--lora")
         if separator and name in ("rank", "targets"):
             settings[name], last = value, name
         elif separator or last != "targets":
-            raise bad_input("rank=R,targets=q,v,...", text, where="--lora")
+            raise bad_input("rank=R,targets=q,v,...", text, "--lora")
         else:
             settings[last] += f",{part}"
     return settings
@@ -148,7 +148,7 @@ def _rank(text: str | None) -> int:
     if text is None:
         return FULL.rank
     if not text.isdecimal() or not 1 <= int(text[:9]) <= _MOST_RANK or len(text) > 9:
-        raise bad_input(f"a whole number from 1 to {_MOST_RANK}", text, where="--lora rank")
+        raise bad_input(f"a whole number from 1 to {_MOST_RANK}", text, "--lora rank")
     return int(text)
 
 
@@ -164,6 +164,6 @@ def _targets(text: str | None) -> tuple[str, ...]:
 def _known(where: str, value: str, names: list[str]) -> str:
     if value not in names:
         raise bad_input(
-            f"one of {', '.join(names)}", value, where=where, suggestion=closest(value, names)
+            f"one of {', '.join(names)}", value, where, suggestion=closest(value, names)
         )
     return value

@@ -108,9 +108,7 @@ def calibrate(options: CalibrateOptions) -> None:
     if options.json:
         constants = calibration_to_dict(result.calibration)
         content = {"source": measured.source, "runs": len(measured.runs), "constants": constants}
-        print_json(
-            "calibrate", {**content, "fitted": list(result.names), "errors": result.to_dict()}
-        )
+        print_json("calibrate", {**content, "fitted": result.names, "errors": result.to_dict()})
         return
     _show(measured, result, options)
 

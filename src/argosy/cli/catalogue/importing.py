@@ -114,7 +114,7 @@ def _imported(options: ImportOptions) -> str:
     source_note, given_kinds = f"{source} ({options.file.name})", Kinds.parse(kinds)
     if source in (ImportSource.NCCL, ImportSource.SMI):
         if given_kinds.by_name:
-            raise bad_input("KIND without a name: the file has one node", kinds[0], where="--kind")
+            raise bad_input("KIND without a name: the file has one node", kinds[0], "--kind")
         reader = read_nccl if source is ImportSource.NCCL else read_nvidia_smi
         return cluster_text(
             name,

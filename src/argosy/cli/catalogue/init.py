@@ -95,17 +95,17 @@ def parse_node(text: str) -> NodeAnswer:
     """Parse the value of ``--node``."""
     match = _NODE.fullmatch(text)
     if match is None:
-        raise bad_input(_FORM, text, where="--node")
+        raise bad_input(_FORM, text, "--node")
     rates: dict[str, str] = {}
     for part in match[4].split(",")[1:]:
         medium, _, rate = part.strip().partition(" ")
         if medium not in ("intra", "nic") or medium in rates:
-            raise bad_input("intra or nic and a rate, each once", part.strip(), where="--node")
+            raise bad_input("intra or nic and a rate, each once", part.strip(), "--node")
         parse_rate("--node", rate)
         rates[medium] = rate.strip()
     count, devices = whole_number(match[1] or "1"), whole_number(match[2])
     if not count or not devices:
-        raise bad_input("at least 1 node and 1 device", text, where="--node")
+        raise bad_input("at least 1 node and 1 device", text, "--node")
     kind = _kind("--node", match[3])
     return NodeAnswer(
         count=count, devices=devices, kind=kind, intra=rates.get("intra"), nic=rates.get("nic")

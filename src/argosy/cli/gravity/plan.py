@@ -98,9 +98,9 @@ def parse_count(text: str, where: str = "--particles") -> int:
         # The power of a float overflows; that of a large whole number would fill the memory.
         value = round(float(int(base)) ** int(power)) if caret else int(float(text))
     except (ValueError, ArithmeticError):
-        raise bad_input("a number such as 512^3 or 1e9", text, where=where) from None
+        raise bad_input("a number such as 512^3 or 1e9", text, where) from None
     if not 1000 <= value <= 10**14:
-        raise bad_input("1e3 to 1e14 particles", text, where=where)
+        raise bad_input("1e3 to 1e14 particles", text, where)
     return value
 
 
@@ -146,7 +146,7 @@ def _content(planned: StepPlan, played: Played) -> JsonObject:
         }
 
     runs = [
-        {"name": name, "step_ends": list(run.ends), "moves": run.moves, "stalled": run.stalled}
+        {"name": name, "step_ends": run.ends, "moves": run.moves, "stalled": run.stalled}
         for name, (_, run) in zip(_names(played), played, strict=True)
     ]
     return {

@@ -272,7 +272,7 @@ def _count_processes(requested: int | None, where: Cluster | None) -> int:
     )
     if started != len(where.devices):
         expected = f"one for each of the {len(where.devices)} devices of {where.name}"
-        raise bad_input(expected, f"{started} processes", where="--processes")
+        raise bad_input(expected, f"{started} processes", "--processes")
     return started
 
 
@@ -320,7 +320,7 @@ def _settings(options: GravityRunOptions, gravity: GravitySettings, start: float
     )
     for redshift in (options.until, *(options.snapshots or ())):
         if redshift < 0:
-            raise bad_input("a redshift of at least 0", redshift, where="--until or --snapshot")
+            raise bad_input("a redshift of at least 0", redshift, "--until or --snapshot")
     steps = chosen_steps(start, 1 / (1 + options.until)) if options.steps is None else options.steps
     return RunSettings(
         gravity=gravity,

@@ -200,7 +200,7 @@ def _to_dict(name: str, course: PolicyRun) -> dict[str, Any]:
         "decisions": [
             {
                 "step": decision.step,
-                "what": str(decision.what),
+                "what": decision.what,
                 "schedule": schedule_to_dict(decision.plan.schedule),
                 "before_seconds": decision.before if math.isfinite(decision.before) else None,
                 "after_seconds": decision.after,

@@ -139,7 +139,7 @@ def courses_over(task: PlanningTask, name: str) -> Courses:
     (cluster,) = load_scenarios(task.cluster, [name])
     horizon = last_change([cluster])
     if not horizon:
-        raise bad_input("a scenario in which something changes", name, where="--for-trace")
+        raise bad_input("a scenario in which something changes", name, "--for-trace")
     return compare_courses(
         task.chain,
         cluster,

@@ -12,6 +12,7 @@ import typer
 
 from argosy.cli.command import given, picked, takes_options
 from argosy.cli.inputs import (
+    PlanningTask,
     ScenarioInputs,
     check_at_least,
     compute_model,
@@ -50,7 +51,6 @@ from argosy.workload.load import load_model
 if TYPE_CHECKING:
     from argosy.baselines import NoPlan, PlanningJob
     from argosy.choose.scenario import Robust
-    from argosy.cli.inputs import PlanningTask
     from argosy.plan.islands import IslandPlan
     from argosy.report.contest import ContestRow
 
@@ -175,7 +175,6 @@ def _task_of_plan(plan: str, options: CompareOptions) -> tuple[PlanningTask, Pla
 def _task(options: CompareOptions) -> PlanningTask | None:
     """Return the inputs that all planners are given; None for gravity, which is compared at
     once."""
-    from argosy.cli.inputs import PlanningTask
     from argosy.cli.planning.gravity_plans import PREFIX
     from argosy.errors import refused
     from argosy.planner import Settings

@@ -98,9 +98,7 @@ def export(options: ExportRequest) -> None:
             {"path": problem.path, "found": problem.found, "expected": problem.expected}
             for problem in exported.lost
         ]
-        print_json(
-            "export", {"target": str(options.to), "files": dict(exported.files), "lost": lost}
-        )
+        print_json("export", {"target": options.to, "files": dict(exported.files), "lost": lost})
     elif to_stdout:
         for name, text in exported.files:
             typer.echo(f"# ---- {name}\n{text}" if len(exported.files) > 1 else text, nl=False)

@@ -166,7 +166,7 @@ def _plan_on(
     where = plan.cluster if options.cluster is None else load_cluster(options.cluster)
     if len(where.devices) != len(plan.cluster.devices):
         expected = f"a cluster of {len(plan.cluster.devices)} devices, as the plan was made for"
-        raise bad_input(expected, f"{len(where.devices)} in {where.name}", where="--cluster")
+        raise bad_input(expected, f"{len(where.devices)} in {where.name}", "--cluster")
     return plan, with_traces(where, options.trace) if options.trace else where
 
 

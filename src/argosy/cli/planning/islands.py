@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from argosy.cli.command import picked
 from argosy.cli.inputs import (
     MOST_ITERATIONS,
+    PlanningTask,
     ScenarioInputs,
     check_iterations,
     load_scenario,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from argosy.choose.islands import IslandOptions
-    from argosy.cli.inputs import PlanningTask
     from argosy.cli.planning.explain import ExplainOptions
     from argosy.cli.planning.plan import PlanOptions
     from argosy.cli.planning.simulate import SimulateOptions
@@ -81,11 +81,11 @@ class IslandRequest:
             return None
         count = None if self.islands == "auto" else whole_number(self.islands)
         if count is None and self.islands != "auto":
-            raise bad_input("auto, off or a whole number", self.islands, where="--islands")
+            raise bad_input("auto, off or a whole number", self.islands, "--islands")
         every = None if self.sync_every == "auto" else whole_number(self.sync_every)
         if self.sync_every != "auto" and not every:
             expected = "auto or a whole number of at least 1"
-            raise bad_input(expected, self.sync_every, where="--sync-every")
+            raise bad_input(expected, self.sync_every, "--sync-every")
         compression = known_name("--compress", self.compress, Compression, "compressions")
         return IslandOptions(
             count=count,
@@ -108,9 +108,7 @@ def _outer(text: str) -> OuterOptimizer:
         rate = momentum = math.nan
     if not (0 < rate < math.inf and 0 <= momentum < 1):
         raise bad_input(
-            "a rate above 0 and a momentum from 0 to below 1, such as 0.7,0.9",
-            text,
-            where="--outer",
+            "a rate above 0 and a momentum from 0 to below 1, such as 0.7,0.9", text, "--outer"
         )
     return OuterOptimizer(learning_rate=rate, momentum=momentum, nesterov=momentum > 0)
 

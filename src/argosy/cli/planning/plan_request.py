@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from argosy.cli.command import given, picked
 from argosy.cli.inputs import (
+    PlanningTask,
     check_at_least,
     compute_model,
     load_calibration,
@@ -30,7 +31,6 @@ from argosy.workload.tuning import parse_tuning
 
 if TYPE_CHECKING:
     from argosy.choose.islands import IslandOptions
-    from argosy.cli.inputs import PlanningTask
     from argosy.cli.planning.plan import PlanOptions
     from argosy.planner import CapturedProgram, Settings
 
@@ -59,7 +59,6 @@ class PlanRequest:
 
 def read_request(options: PlanOptions) -> PlanRequest:
     """Check the options of ``argosy plan`` and load what they name; raise ``InputError``."""
-    from argosy.cli.inputs import PlanningTask
     from argosy.cli.planning.choose import check_what_counts
     from argosy.cli.planning.islands import IslandRequest, check_divisible
 
@@ -217,5 +216,5 @@ def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
             chosen.append(ScheduleSpec(kind=ScheduleKind.KFKB, k=group))
         else:
             expected = f"one of the schedules {', '.join(known)} or kfkb:K with K of at least 1"
-            raise bad_input(expected, name, where="--schedule", suggestion=closest(name, known))
+            raise bad_input(expected, name, "--schedule", suggestion=closest(name, known))
     return tuple(dict.fromkeys(chosen))

@@ -152,9 +152,7 @@ def _check_timelines(measured: Mapping[str, Timeline], cluster: Cluster) -> None
         for name in timeline.devices:
             if name not in known:
                 raise bad_input(
-                    f"devices of {cluster.name}, on which the plan is",
-                    name,
-                    where=f"{file}: devices",
+                    f"devices of {cluster.name}, on which the plan is", name, f"{file}: devices"
                 )
 
 
@@ -185,9 +183,7 @@ def _rivals(path: Path | None, plan: Plan) -> list[tuple[str, float | None, str]
             and 0 < seconds < math.inf
         )
         if row.get("feasible") and not is_time:
-            raise bad_input(
-                "seconds, above 0", seconds, where=f"{path}: rows[{at}].iteration_seconds"
-            )
+            raise bad_input("seconds, above 0", seconds, f"{path}: rows[{at}].iteration_seconds")
     cluster = content.get("cluster")
     for name, value, expected in (
         ("model", content.get("model"), plan.model.name),
@@ -204,7 +200,7 @@ def _rivals(path: Path | None, plan: Plan) -> list[tuple[str, float | None, str]
         ),
     ):
         if value is not None and value != expected:
-            raise bad_input(f"{expected}, as in the plan", str(value), where=f"{path}: {name}")
+            raise bad_input(f"{expected}, as in the plan", str(value), f"{path}: {name}")
     return [
         (
             str(row["name"]),

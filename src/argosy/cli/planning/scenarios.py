@@ -61,7 +61,7 @@ def _generator_of(part: str) -> str | None:
             "LINK=FILE.csv, a .toml with [[changes]], none, or one of the generators "
             f"{', '.join(GENERATORS)}"
         )
-        raise bad_input(expected, part, where="--scenario", suggestion=closest(name, GENERATORS))
+        raise bad_input(expected, part, "--scenario", suggestion=closest(name, GENERATORS))
     return name
 
 
@@ -76,7 +76,7 @@ def _change(part: str) -> JsonObject:
     text, horizon = given.pop("seed", "0"), given.pop("horizon", _HORIZON)
     seed = whole_number(text)
     if seed is None:
-        raise bad_input("a whole number", text, where="--scenario seed")
+        raise bad_input("a whole number", text, "--scenario seed")
     parameters = {key: _number(value) for key, value in given.items()}
     target_kind = "device" if name == "straggler" else "link"
     change: JsonObject = {target_kind: target, "generator": name, "seed": seed, "horizon": horizon}

@@ -31,9 +31,7 @@ def with_target(
     for spec in settings.schedules if named else ():
         if spec.kind not in target.schedules:
             names = " or ".join(target.schedules)
-            raise bad_input(
-                f"{names}, which {target.full_name} runs", spec.kind, where="--schedule"
-            )
+            raise bad_input(f"{names}, which {target.full_name} runs", spec.kind, "--schedule")
     return replace(settings, target=target), calibration or target.calibration
 
 

@@ -44,9 +44,7 @@ def _nodes_here(launch: Launch, node: str | None) -> list[str]:
     if node in nodes:
         return [node]
     expected = f"the name of this node ({', '.join(nodes)}), or --here"
-    raise bad_input(
-        expected, node or "nothing", where="--node", suggestion=closest(node or "", nodes)
-    )
+    raise bad_input(expected, node or "nothing", "--node", suggestion=closest(node or "", nodes))
 
 
 def _stated_address(launch: Launch, node: str) -> str | None:

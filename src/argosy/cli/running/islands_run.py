@@ -101,9 +101,7 @@ def _numbers(plan: IslandPlan, spec: RunSpec, island: int | None, lab: str | Non
             raise refused("--meeting needs --island")
         return list(range(len(plan.islands)))
     if island >= len(plan.islands):
-        raise bad_input(
-            f"at most {len(plan.islands) - 1}, the last island", island, where="--island"
-        )
+        raise bad_input(f"at most {len(plan.islands) - 1}, the last island", island, "--island")
     host, _, port = (spec.meeting or "").rpartition(":")
     if lab is not None:
         raise excluded("--island", "--lab")
@@ -157,7 +155,7 @@ def _print_commands(launches: list[Launch], *, json: bool) -> None:
             {
                 "island": launch.spec.island,
                 "node": node.name,
-                "devices": list(node.devices),
+                "devices": node.devices,
                 "command": text,
             }
             for launch in launches

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from argosy.lab.lab import Lab
 
 lab_app = typer.Typer(
-    help="Emulate a cluster on this machine.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    help="Emulate a cluster on this machine.", no_args_is_help=True, rich_markup_mode=None
 )
 
 LabName = Annotated[
@@ -241,7 +239,7 @@ def _described(lab: Lab) -> dict[str, object]:
         "name": lab.name,
         "cluster": lab.cluster.name,
         "hosts": [
-            {"name": host.name, "address": host.address, "devices": list(host.devices)}
+            {"name": host.name, "address": host.address, "devices": host.devices}
             for host in lab.layout.hosts
         ],
     }
@@ -254,5 +252,5 @@ def _speed(text: str) -> float:
     except ValueError:
         speed = -1.0
     if not 0 <= speed <= 1:
-        raise bad_input("a speed from 0 (lost) to 1 (full)", text, where="VALUE")
+        raise bad_input("a speed from 0 (lost) to 1 (full)", text, "VALUE")
     return speed

@@ -104,7 +104,7 @@ def profile(options: ProfileOptions) -> None:
     if (options.program is None) == (options.model is None):
         raise refused("argosy profile needs either FILE.py:build or --model")
     if options.program is not None and len(dtypes) > 1:
-        raise bad_input("one of fp32, bf16 and fp16 for a program", options.dtype, where="--dtype")
+        raise bad_input("one of fp32, bf16 and fp16 for a program", options.dtype, "--dtype")
     check_output(
         options.output, options.model, (options.program or "").partition(":")[0], json=options.json
     )
@@ -201,7 +201,7 @@ def _counts(option: str, text: str) -> list[int]:
     """Parse whole numbers with commas between them."""
     counts = [count for part in text.split(",") if (count := whole_number(part))]
     if len(counts) < len(text.split(",")):
-        raise bad_input("whole numbers such as 1,2,4,8", text, where=option)
+        raise bad_input("whole numbers such as 1,2,4,8", text, option)
     return counts
 
 
@@ -209,5 +209,5 @@ def _dtypes(text: str) -> list[Dtype]:
     """Parse dtypes with commas between them."""
     parts = [part.strip() for part in text.split(",")]
     if not set(parts) <= {"fp32", "bf16", "fp16"}:
-        raise bad_input("fp32, bf16 or fp16", text, where="--dtype")
+        raise bad_input("fp32, bf16 or fp16", text, "--dtype")
     return [Dtype(part) for part in parts]

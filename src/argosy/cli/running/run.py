@@ -324,7 +324,7 @@ def _print_commands(launch: Launch, *, json: bool) -> None:
         typer.echo(dry_run(launch))
         return
     listed = [
-        {"node": node.name, "devices": list(node.devices), "command": text}
+        {"node": node.name, "devices": node.devices, "command": text}
         for node, text in commands(launch)
     ]
     spec = launch.spec

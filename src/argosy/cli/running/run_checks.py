@@ -37,9 +37,7 @@ def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
     check_adapting(launch.plan, launch.spec, quiet=quiet)
     if node_rank >= len(launch.nodes()):
         raise bad_input(
-            f"at most {len(launch.nodes()) - 1}, the plan's last node",
-            node_rank,
-            where="--node-rank",
+            f"at most {len(launch.nodes()) - 1}, the plan's last node", node_rank, "--node-rank"
         )
     check_port(launch, node_rank)
     if launch.lab is not None:
@@ -64,7 +62,7 @@ def check_steps(spec: RunSpec) -> None:
     done = steps_saved(spec.folder) if spec.resume else 0
     if done >= spec.steps:
         expected = f"more than the {done} that the run has done: steps are those of the whole run"
-        raise bad_input(expected, spec.steps, where="--steps")
+        raise bad_input(expected, spec.steps, "--steps")
 
 
 def warn_of_other_options(spec: RunSpec, file: Path) -> None:

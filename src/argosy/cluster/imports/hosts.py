@@ -78,22 +78,23 @@ def read_hostfile(text: str, file: str, given: HostFacts) -> list[FoundNode]:
         )
         if match is None:
             expected = 'a host, "host slots=8" or "host:8"'
-            problems.append(
-                Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected)
-            )
+            problems.append(_wrong(content, expected, file, number))
             continue
         count = int(match[2] or match[3] or given.per_host)
         if match[1] in slots or count < 1:
             expected = "each host once, with at least one slot"
-            problems.append(
-                Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected)
-            )
+            problems.append(_wrong(content, expected, file, number))
             continue
         slots[match[1]] = count
     if not slots and not problems:
         problems.append(Problem(file=file, expected="at least one host", found="none"))
     raise_any(problems)
     return given.nodes(slots)
+
+
+def _wrong(content: str, expected: str, file: str, line: int) -> Problem:
+    """Return the problem of a line that is none of a host file."""
+    return Problem(file=file, line=line, found=f'"{content[:40]}"', expected=expected)
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -161,9 +162,7 @@ def read_topology(
             continue
         if "switchname" not in fields or not {"nodes", "switches"} & fields.keys():
             expected = "SwitchName= with Nodes= or Switches="
-            problems.append(
-                Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected)
-            )
+            problems.append(_wrong(content, expected, file, number))
             continue
         for name in expand_hosts(fields["switchname"]):
             hosts[name] = tuple(expand_hosts(fields.get("nodes", "")))

@@ -34,7 +34,7 @@ class Kinds:
             expected = (
                 "one kind for all devices, and NAME=KIND for a type or the hosts of a pattern"
             )
-            raise bad_input(expected, " and ".join(everywhere[:2]), where="--kind")
+            raise bad_input(expected, " and ".join(everywhere[:2]), "--kind")
         named = [text.partition("=") for text in texts if "=" in text]
         by_name = tuple((name.strip(), kind.strip()) for name, _, kind in named)
         for kind in (*everywhere, *(kind for _, kind in by_name)):
@@ -50,7 +50,7 @@ class Kinds:
                 types = sorted({card for _, card in pairs if card})
                 known = f"the file has {', '.join(types[:4])}" if types else "the file has no types"
                 expected = f"TYPE=KIND or HOSTS=KIND with a type or hosts of the file; {known}"
-                raise bad_input(expected, f"{name}={kind}", where="--kind")
+                raise bad_input(expected, f"{name}={kind}", "--kind")
 
     def of(self, host: str, card: str = "") -> str:
         """Return the kind of the devices of a host; ``card`` is a scheduler's name for their type.
@@ -65,7 +65,7 @@ class Kinds:
             expected = (
                 f"whole cards, or --kind {card[:40]}=KIND with a kind that is as fast as a slice"
             )
-            raise bad_input(expected, f"slices of cards, {card[:40]} on {host}", where="--kind")
+            raise bad_input(expected, f"slices of cards, {card[:40]} on {host}", "--kind")
         choices = kinds_called(card)
         if self.everywhere is not None and (not choices or self.everywhere in choices):
             return self.everywhere
@@ -77,7 +77,7 @@ class Kinds:
         known = f"; {card} may be {', '.join(choices[:4])}" if choices else ""
         example = choices[0] if choices else "A100-80GB"
         expected = f"--kind {card}={example}, or another kind of the catalogue{known}"
-        raise bad_input(expected, f"{card} on {host}", where="--kind")
+        raise bad_input(expected, f"{card} on {host}", "--kind")
 
 
 def _is_called(name: str, host: str, card: str) -> bool:
@@ -89,7 +89,7 @@ def _check_known(kind: str) -> None:
     try:
         device_kind(kind)
     except Mismatch as error:
-        raise bad_input(error.expected, kind, where="--kind", suggestion=error.suggestion) from None
+        raise bad_input(error.expected, kind, "--kind", suggestion=error.suggestion) from None
 
 
 @lru_cache(maxsize=1024)

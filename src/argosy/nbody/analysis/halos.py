@@ -37,7 +37,7 @@ class Halos:
 def find_halos(positions: Floats, box: float, *, linking: float = 0.2, least: int = 32) -> Halos:
     """Return groups of at least ``least`` particles, linked within ``linking`` mean separations."""
     if not 0 < linking < 1:
-        raise bad_input("a part of the mean separation, between 0 and 1", linking, where="linking")
+        raise bad_input("a part of the mean separation, between 0 and 1", linking, "linking")
     length = linking * box / len(positions) ** (1 / 3)
     cells = max(3, min(int(box / length), _MOST_CELLS))
     place = np.minimum((positions * (cells / box)).astype(np.int64), cells - 1)

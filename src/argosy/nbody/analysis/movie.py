@@ -41,9 +41,9 @@ def movie(
     """Return an animated PNG from the earliest snapshot to the last, uniform in the growing
     mode."""
     if not 2 <= frames <= _MOST_FRAMES:
-        raise bad_input(f"2 to {_MOST_FRAMES} frames", frames, where="frames")
+        raise bad_input(f"2 to {_MOST_FRAMES} frames", frames, "frames")
     if not 0 < seconds < 1e4:
-        raise bad_input("a time above 0 and below 10,000 s", seconds, where="seconds")
+        raise bad_input("a time above 0 and below 10,000 s", seconds, "seconds")
     levels = [
         density_levels(positions, snapshots[0].size, pixels=pixels, part=part)
         for positions in positions_between(_in_order(snapshots), frames)
@@ -60,7 +60,7 @@ def _in_order(snapshots: Sequence[Box]) -> list[Box]:
     ordered = sorted(snapshots, key=lambda box: box.expansion)
     if len(ordered) < 2 or len({box.expansion for box in ordered}) < len(ordered):
         raise bad_input(
-            "snapshots of two or more moments", f"{len(ordered)} snapshots", where="snapshots"
+            "snapshots of two or more moments", f"{len(ordered)} snapshots", "snapshots"
         )
     sorted_boxes: list[Box] = []
     for box in ordered:
@@ -71,9 +71,7 @@ def _in_order(snapshots: Sequence[Box]) -> list[Box]:
             box.size != first.size or not np.array_equal(particles.ids, first.particles.ids)
         ):
             raise bad_input(
-                "snapshots of one run",
-                f"other particles at z = {box.redshift:.4g}",
-                where="snapshots",
+                "snapshots of one run", f"other particles at z = {box.redshift:.4g}", "snapshots"
             )
         sorted_boxes.append(
             Box(

@@ -63,11 +63,11 @@ def density_levels(
     """Return the logarithm of the surface density over its mean, top row first."""
     part = part or Slice()
     if not 16 <= pixels <= 8192:
-        raise bad_input("16 to 8192 pixels", pixels, where="pixels")
+        raise bad_input("16 to 8192 pixels", pixels, "pixels")
     if not math.isfinite(part.begin):
-        raise bad_input("a part of the box", part.begin, where="begin")
+        raise bad_input("a part of the box", part.begin, "begin")
     if not 0 < part.depth <= 1:
-        raise bad_input("a part of the box between 0 and 1", part.depth, where="depth")
+        raise bad_input("a part of the box between 0 and 1", part.depth, "depth")
     tree = scipy.spatial.cKDTree(positions, boxsize=box)
     radius = tree.query(positions, k=[min(_NEIGHBOURS, len(positions))])[0][:, 0]
     along = np.mod(positions[:, part.axis] / box - part.begin, 1.0)

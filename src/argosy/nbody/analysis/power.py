@@ -16,7 +16,7 @@ import numpy as np
 import scipy.fft
 
 from argosy.errors import bad_input
-from argosy.nbody.force.mesh import Modes, Slab, frequencies
+from argosy.nbody.force.mesh import Modes, Slab, frequencies, wave_squares
 from argosy.nbody.force.settings import Cloud
 from argosy.nbody.particles import Floats, wrapped
 from argosy.nbody.ranks import Alone
@@ -39,11 +39,10 @@ def power_spectrum(
 ) -> PowerSpectrum:
     """Return (1) up to the Nyquist frequency of a mesh with ``cells`` cells per dimension."""
     if cells < 4:
-        raise bad_input("at least 4 mesh cells", cells, where="cells")
+        raise bad_input("at least 4 mesh cells", cells, "cells")
     volume, noise = box**3, box**3 / len(positions)
     contrast = _contrast_modes(positions, box, cells)
-    full, last = frequencies(cells, box)
-    wave = np.sqrt(full[:, None, None] ** 2 + full[None, :, None] ** 2 + last[None, None, :] ** 2)
+    wave = np.sqrt(wave_squares(cells, box))
     weight = np.full(wave.shape, 2.0)
     weight[..., 0] = 1
     if cells % 2 == 0:

@@ -49,11 +49,9 @@ class LightConeSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.redshift < math.inf:
-            raise bad_input("a redshift above 0", self.redshift, where="--light-cone")
+            raise bad_input("a redshift above 0", self.redshift, "--light-cone")
         if not all(0 <= part < 1 for part in self.observer):
-            raise bad_input(
-                "parts of the box, at least 0 and below 1", self.observer, where="--observer"
-            )
+            raise bad_input("parts of the box, at least 0 and below 1", self.observer, "--observer")
 
 
 def distance(cosmology: Cosmology, a: float) -> float:
@@ -80,9 +78,7 @@ class LightCone:
         if reach > _MOST_IMAGES:
             expected = f"a light cone of at most {_MOST_IMAGES} boxes"
             raise bad_input(
-                expected,
-                f"{reach:.0f} boxes to z = {self.settings.redshift:g}",
-                where="--light-cone",
+                expected, f"{reach:.0f} boxes to z = {self.settings.redshift:g}", "--light-cone"
             )
 
     def drifting(self, particles: Particles, shift: Floats, a: float, b: float) -> None:

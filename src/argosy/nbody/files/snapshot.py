@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from argosy.document import check_readable
-from argosy.errors import InputError, Problem, impossible, invalid
+from argosy.errors import InputError, impossible, invalid, refused
 from argosy.nbody.files.header import CM_PER_KM, CM_PER_KPC, GRAMS, KPC, check_ids, read_header
 from argosy.nbody.particles import Box, Floats, Names, Particles, check_finite, wrapped
 
@@ -149,7 +149,7 @@ def reading(path: Path) -> Iterator[Any]:
         with h5py.File(path, "r") as file:
             yield file
     except FileNotFoundError:
-        raise InputError([Problem(file=str(path), message="there is no such file")]) from None
+        raise refused("there is no such file", file=str(path)) from None
     except IsADirectoryError:
         raise invalid(file=str(path), expected="a file", found="a folder") from None
     except (

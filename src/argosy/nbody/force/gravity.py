@@ -79,10 +79,7 @@ def short_force(
 ) -> Floats:
     """Return only the tree's part of the force on the ``active`` particles; other rows are
     undefined."""
-    keys = hilbert_keys(positions, box)
-    order = np.argsort(keys, kind="stable")
-    along = positions[order]
-    tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
+    order, along, tree = _sorted_tree(positions, box, settings)
     wanted = np.logical_or.reduceat(active[order], tree.start[tree.leaves])
     cells = target_cells(tree, settings.cell_size)
     cells = cells[np.logical_or.reduceat(wanted, tree.first_leaf[cells])]
@@ -102,10 +99,7 @@ def compute_potential(
 
     The mean density does not contribute.
     """
-    keys = hilbert_keys(positions, box)
-    order = np.argsort(keys, kind="stable")
-    along = positions[order]
-    tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
+    order, along, tree = _sorted_tree(positions, box, settings)
     cells, split = target_cells(tree, settings.cell_size), settings.split(box)
     with ThreadPoolExecutor(settings.threads + 1) as pool:
         short_range = tree_force(
@@ -116,6 +110,17 @@ def compute_potential(
     return mass * (
         total + mesh_potential(positions, mesh_shape(box, settings), workers=settings.threads)
     )
+
+
+def _sorted_tree(
+    positions: Positions, box: float, settings: GravitySettings
+) -> tuple[Integers, Positions, Tree]:
+    """Return the order of the particles along the Hilbert curve, the positions in it, and their
+    tree."""
+    keys = hilbert_keys(positions, box)
+    order = np.argsort(keys, kind="stable")
+    along = positions[order]
+    return order, along, build_tree(keys[order], along, leaf_size=settings.leaf_size)
 
 
 def _smooth_force(positions: Positions, box: float, settings: GravitySettings) -> Floats:
@@ -253,7 +258,7 @@ def check_positions(positions: Positions, box: float) -> None:
     """Raise ``InputError`` if a particle is not finite or not in the box."""
     if positions.ndim != 2 or positions.shape[1] != 3 or len(positions) == 0:
         raise bad_input(
-            "rows of three coordinates, at least one", f"shape {positions.shape}", where="positions"
+            "rows of three coordinates, at least one", f"shape {positions.shape}", "positions"
         )
     inside = (positions >= 0) & (positions < box)
     if not inside.all():

@@ -264,6 +264,12 @@ def frequencies(cells: int, box: float) -> tuple[Floats, Floats]:
     return 2 * np.pi * scipy.fft.fftfreq(cells, step), 2 * np.pi * scipy.fft.rfftfreq(cells, step)
 
 
+def wave_squares(cells: int, box: float) -> Floats:
+    """Return the squares of the wave numbers of all modes."""
+    full, last = frequencies(cells, box)
+    return full[:, None, None] ** 2 + full[None, :, None] ** 2 + last[None, None, :] ** 2
+
+
 def gradient(potential: Modes, axis: int, cells: int, box: float, columns: slice) -> Modes:
     """Return -i k phi along one axis."""
     k = frequencies(cells, box)[axis == 2].copy()

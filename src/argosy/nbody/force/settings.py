@@ -49,7 +49,7 @@ def accuracy_for(error: float) -> Accuracy:
     """Return the cheapest row that keeps this error; raise ``InputError`` if none does."""
     best = CHOICES[-1].error
     if not best <= error < math.inf:
-        raise bad_input(f"a relative error of at least {best:g}", error, where="force_error")
+        raise bad_input(f"a relative error of at least {best:g}", error, "force_error")
     return next(row for row in CHOICES if row.error <= error)
 
 
@@ -96,7 +96,7 @@ class GravitySettings:
     def __post_init__(self) -> None:
         for name in ("softening", "tolerance"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise bad_input("a number of at least 0", getattr(self, name), where=name)
+                raise bad_input("a number of at least 0", getattr(self, name), name)
 
     def split(self, box: float) -> ForceSplit:
         """Return the split in a box of this size; raise ``InputError`` if the cut-off does not fit
@@ -104,7 +104,7 @@ class GravitySettings:
         least = Accuracy(0.0, self.split_cells, self.cutoff_scales, self.tolerance).least_mesh
         if self.mesh_cells < least:
             expected = f"at least {least}, so that the cut-off is within a quarter of the box"
-            raise bad_input(expected, self.mesh_cells, where="mesh_cells")
+            raise bad_input(expected, self.mesh_cells, "mesh_cells")
         scale = self.split_cells * box / self.mesh_cells
         split = ForceSplit(scale=scale, cutoff=self.cutoff_scales * scale, softening=self.softening)
         if split.spline > split.cutoff:
@@ -113,5 +113,5 @@ class GravitySettings:
                 f"at most {most}: a softened force must end within the tree's cut-off of "
                 f"{split.cutoff:.4g}"
             )
-            raise bad_input(expected, self.softening, where="softening")
+            raise bad_input(expected, self.softening, "softening")
         return split

@@ -243,7 +243,7 @@ def usable_device(name: str, place: int) -> str:
     try:
         where = torch.device(name)
     except RuntimeError:
-        raise bad_input("cpu, cuda, or cuda and a number", name, where="--device") from None
+        raise bad_input("cpu, cuda, or cuda and a number", name, "--device") from None
     if where.type == "cuda" and not torch.cuda.is_available():
         raise impossible(f"use --device {name}", "torch finds no CUDA card", "--device cpu")
     if where.type == "cuda" and where.index is None:

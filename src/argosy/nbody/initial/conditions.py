@@ -25,7 +25,7 @@ import scipy.fft
 from argosy.errors import bad_input
 from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.force.cloud import interpolate
-from argosy.nbody.force.mesh import Modes, frequencies
+from argosy.nbody.force.mesh import Modes, frequencies, wave_squares
 from argosy.nbody.force.settings import Cloud
 from argosy.nbody.initial.glass import glass
 from argosy.nbody.initial.spectrum import linear_power
@@ -72,15 +72,14 @@ def initial_conditions(
     If a ``table`` is given, it replaces the spectrum of the cosmology.
     """
     if not 4 <= per_side <= _MOST_PER_SIDE:
-        raise bad_input(f"4 to {_MOST_PER_SIDE:,} particles per side", per_side, where="per_side")
+        raise bad_input(f"4 to {_MOST_PER_SIDE:,} particles per side", per_side, "per_side")
     if not _SMALLEST <= box <= _LARGEST:
-        raise bad_input(f"a size from {_SMALLEST:g} to {_LARGEST:g} Mpc/h", box, where="box")
+        raise bad_input(f"a size from {_SMALLEST:g} to {_LARGEST:g} Mpc/h", box, "box")
     if not 0 < redshift <= _EARLIEST:
-        raise bad_input(f"a positive redshift, at most {_EARLIEST:g}", redshift, where="redshift")
+        raise bad_input(f"a positive redshift, at most {_EARLIEST:g}", redshift, "redshift")
     cosmology = cosmology or Cosmology()
     a = 1 / (1 + redshift)
-    full, last = frequencies(per_side, box)
-    wave = np.sqrt(full[:, None, None] ** 2 + full[None, :, None] ** 2 + last[None, None, :] ** 2)
+    wave = np.sqrt(wave_squares(per_side, box))
     power = (
         linear_power(cosmology, wave.ravel(), shape) if table is None else table.at(wave.ravel())
     )
@@ -139,8 +138,7 @@ def _linear_field(box: float, side: int, growth: float, power: Floats, seed: int
 
 def _potential(contrast: Modes, box: float, side: int) -> Modes:
     """Return the inverse Laplacian of a field."""
-    full, last = frequencies(side, box)
-    squares = full[:, None, None] ** 2 + full[None, :, None] ** 2 + last[None, None, :] ** 2
+    squares = wave_squares(side, box)
     squares[0, 0, 0] = 1
     potential: Modes = -contrast / squares
     potential[0, 0, 0] = 0

@@ -55,7 +55,7 @@ def sigma8_of(cosmology: Cosmology, amplitude: float) -> float:
              g = D(1) / D(a) x a, a early.
     """
     if not _FAINTEST <= amplitude <= _BRIGHTEST:
-        raise bad_input(f"a number from {_FAINTEST:g} to {_BRIGHTEST:g}", amplitude, where="A_s")
+        raise bad_input(f"a number from {_FAINTEST:g} to {_BRIGHTEST:g}", amplitude, "A_s")
     waves = np.geomspace(1e-4, 1e2, 4096)
     early = 1e-3
     growth = early / cosmology.growth(early)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from argosy.errors import InputError, Problem, bad_input, invalid
+from argosy.errors import bad_input, invalid, refused
 from argosy.nbody.force.tree import Floats
 
 # The smallest number of rows of a table.
@@ -33,9 +33,7 @@ class SpectrumTable:
         if low < self.k[0] * (1 - 1e-9) or high > self.k[-1] * (1 + 1e-9):
             actual = f"{self.k[0]:g} to {self.k[-1]:g} h/Mpc"
             raise bad_input(
-                f"a table from {low:g} to {high:g} h/Mpc, the waves of the box",
-                actual,
-                where="spectrum",
+                f"a table from {low:g} to {high:g} h/Mpc, the waves of the box", actual, "spectrum"
             )
         safe = np.where(k > 0, k, self.k[0])
         power: Floats = np.exp(np.interp(np.log(safe), np.log(self.k), np.log(self.power)))
@@ -60,7 +58,7 @@ def read_spectrum(path: Path) -> SpectrumTable:
     try:
         rows = np.loadtxt(path, comments="#", ndmin=2)
     except FileNotFoundError:
-        raise InputError([Problem(file=str(path), message="there is no such file")]) from None
+        raise refused("there is no such file", file=str(path)) from None
     except (ValueError, OSError, UnicodeError) as error:
         raise invalid(
             file=str(path), expected="columns of numbers", found=str(error)[:80]

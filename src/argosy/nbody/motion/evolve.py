@@ -144,9 +144,9 @@ def expansion_steps(
 ) -> tuple[float, ...]:
     """Return the expansion factors of (1), with the factors ``also`` inserted for snapshots."""
     if steps < 1:
-        raise bad_input("at least 1 step", steps, where="steps")
+        raise bad_input("at least 1 step", steps, "steps")
     if not 0 < start < end:
-        raise bad_input(f"an end after the start at a = {start:g}", end, where="end")
+        raise bad_input(f"an end after the start at a = {start:g}", end, "end")
     uniform = (np.linspace(math.sqrt(start), math.sqrt(end), steps + 1) ** 2).tolist()
     uniform[0], uniform[-1] = start, end
     between = [
@@ -161,7 +161,7 @@ def chosen_steps(start: float, end: float) -> int:
     The first step is the longest one relative to the expansion.
     """
     if not 0 < start < end:
-        raise bad_input(f"an end after the start at a = {start:g}", end, where="end")
+        raise bad_input(f"an end after the start at a = {start:g}", end, "end")
     return math.ceil((math.sqrt(end) - math.sqrt(start)) / (_LONGEST / 2 * math.sqrt(start)))
 
 
@@ -231,7 +231,7 @@ def evolve_in_blocks(
     requires."""
     if engine.settings.softening == 0:
         raise bad_input(
-            "a length above 0 with block steps, whose criterion needs it", 0.0, where="softening"
+            "a length above 0 with block steps, whose criterion needs it", 0.0, "softening"
         )
     hooks, cosmology = hooks or StepHooks(), box.cosmology
     particles, _ = engine.settle(box.particles, np.zeros((len(box.particles), 0)))
@@ -282,12 +282,7 @@ def _levels(
 
 
 def _kicks(
-    times: Sequence[float],
-    part: int,
-    span: Levels,
-    cosmology: Cosmology,
-    *,
-    opening: bool,
+    times: Sequence[float], part: int, span: Levels, cosmology: Cosmology, *, opening: bool
 ) -> Floats:
     """Return a column with half a kick for particles whose interval opens or closes at
     ``times[part]``.

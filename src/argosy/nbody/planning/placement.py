@@ -47,7 +47,7 @@ def place_as_planned(plan: GravityPlan, particles: int, mesh_cells: int) -> Init
         expected = (
             f"{box.particles} particles and a mesh of {box.mesh_cells}^3 cells, as in the plan"
         )
-        raise bad_input(expected, actual, where="--plan")
+        raise bad_input(expected, actual, "--plan")
     return _placement(plan.cluster, box, plan.plan)
 
 

@@ -142,7 +142,7 @@ def typical_box(
 ) -> BoxWork:
     """Return a clustered box; by default its mesh has twice as many cells per side as particles."""
     if particles < 1000:
-        raise bad_input("at least 1000 particles", particles, where="particles")
+        raise bad_input("at least 1000 particles", particles, "particles")
     cells = mesh_cells or 2 * round(particles ** (1 / 3))
     items = min(_ITEMS, particles // 16)
     noise = np.random.default_rng(seed).standard_normal(items)

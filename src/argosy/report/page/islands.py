@@ -100,7 +100,7 @@ def _together(plan: IslandPlan, cluster: Cluster) -> Plan:
     """Return all islands as one list of stages, from which the page shows stages and devices."""
     stages = tuple(stage for island in plan.islands for stage in island.stages)
     used = {name for island in plan.islands for name in island.devices}
-    idle = [device.name for device in cluster.devices if device.name not in used]
+    idle = cluster.names_without(used)
     left_out = tuple(LeftOut(device=name, reason="it is in no island") for name in idle)
     whole = replace(
         plan.islands[0].bare, stages=stages, global_batch=plan.global_batch, left_out=left_out

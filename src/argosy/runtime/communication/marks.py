@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -71,12 +70,7 @@ class _Marking:
         self.recorder.exchanges = self.exchanges
         self.begin = self.now()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         recorder = self.recorder
         recorder.exchanges = None
         recorder.raw.append(

@@ -128,10 +128,14 @@ def assemble(
     )
 
 
+def _first_step(marks: Sequence[Sequence[Mark]]) -> int:
+    return min((mark.step for rank_marks in marks for mark in rank_marks), default=0)
+
+
 def _computation(
     marks: Sequence[Sequence[Mark]], devices: Sequence[str], zero: float
 ) -> list[Span]:
-    first = min((mark.step for rank_marks in marks for mark in rank_marks), default=0)
+    first = _first_step(marks)
     return [
         Span(
             where=device,
@@ -152,7 +156,7 @@ def _computation(
 def _contacts(
     marks: Sequence[Sequence[Mark]], devices: Sequence[str], zero: float
 ) -> tuple[Contact, ...]:
-    first = min((mark.step for rank_marks in marks for mark in rank_marks), default=0)
+    first = _first_step(marks)
     contacts = []
     for device, rank_marks in zip(devices, marks, strict=True):
         for mark in rank_marks:
@@ -183,7 +187,7 @@ def _transfers(
 ) -> list[_Known]:
     """Return the transfers between ranks by (2)."""
     seats = seats_of(plan, devices)
-    first = min((mark.step for rank_marks in marks for mark in rank_marks), default=0)
+    first = _first_step(marks)
     sent = {
         (rank, mark.stage, mark.micro_batch, mark.gradient, mark.step): mark.start
         for rank, rank_marks in enumerate(marks)

@@ -116,11 +116,7 @@ def _left_of(stage: Stage, devices: Collection[str]) -> tuple[Replica, ...]:
 
 def _shrunk(replica: Replica, devices: Collection[str]) -> Replica | None:
     """Return a group without its missing members; the others do their work in proportion."""
-    left = [
-        (name, share)
-        for name, share in zip(replica.devices, replica.shares, strict=True)
-        if name in devices
-    ]
+    left = [(name, share) for name, share in replica.members if name in devices]
     total = sum(share for _, share in left)
     if not total:
         return None

@@ -7,7 +7,7 @@ element in the *whole* tensor, so a rank draws its shard alone and every layout 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -120,8 +120,12 @@ def run_node(
         made: Any = drawn(node.op, args, positions, seed=seed, step=step)
     else:
         made = function(node.op)(*args, **kwargs)
-    for value, part in zip(
-        node.outputs, made if isinstance(made, (tuple, list)) else (made,), strict=True
-    ):
+    held.update(results(node, made))
+
+
+def results(node: GraphNode, made: Any) -> Iterator[tuple[int, Any]]:
+    """Yield what a call of an operation has made, by the number of the value."""
+    parts = made if isinstance(made, (tuple, list)) else (made,)
+    for value, part in zip(node.outputs, parts, strict=True):
         if value is not None:
-            held[value] = part
+            yield value, part

@@ -98,7 +98,7 @@ class Launch:
         own = own_host(names)
         if own is None:
             expected = f"one of the plan's hosts ({', '.join(names)}), or --node-rank"
-            raise bad_input(expected, socket.gethostname(), where="this host")
+            raise bad_input(expected, socket.gethostname(), "this host")
         return names.index(own)
 
 

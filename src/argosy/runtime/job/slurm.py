@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from argosy.cluster.device import Device
 from argosy.cluster.file import cluster_from_content
+from argosy.cluster.topology import Cluster
 from argosy.runtime.job.launch import Launch
 from argosy.runtime.job.launch_script import comment, writing
 from argosy.runtime.processes.ranks import NodeRanks
@@ -52,14 +53,12 @@ class Component:
 def components(launch: Launch) -> tuple[Component, ...]:
     """Return the components of the job, in the order in which the plan first needs them."""
     nodes = launch.nodes()
-    devices = {
-        device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices
-    }
-    kinds = {devices[name].kind.name for node in nodes for name in node.devices}
+    cluster = cluster_from_content(launch.plan.cluster.content)
+    kinds = {cluster.device(name).kind.name for node in nodes for name in node.devices}
     typed = len(kinds) > 1 and not launch.names_hosts
     ranks: dict[Request, list[int]] = {}
     for rank, node in enumerate(nodes):
-        ranks.setdefault(_request(launch, node, devices, typed=typed), []).append(rank)
+        ranks.setdefault(_request(launch, node, cluster, typed=typed), []).append(rank)
     return tuple(
         Component(
             request=request,
@@ -72,15 +71,13 @@ def components(launch: Launch) -> tuple[Component, ...]:
     )
 
 
-def _request(
-    launch: Launch, node: NodeRanks, devices: dict[str, Device], *, typed: bool
-) -> Request:
+def _request(launch: Launch, node: NodeRanks, cluster: Cluster, *, typed: bool) -> Request:
     """Return the request of a node. A process uses the card with its device's number, so all cards
     up to the highest number are requested."""
     known = launch.cluster_nodes[node.name]
     highest = max(int(name.rpartition(".")[2]) for name in node.devices)
     requested = Counter(
-        _resource(devices[name], gres, typed=typed)
+        _resource(cluster.device(name), gres, typed=typed)
         for name, gres in list(zip(known.devices, known.gres, strict=True))[: highest + 1]
     )
     share = len(node.devices) / len(known.devices)

@@ -70,7 +70,7 @@ def make_updating(
     optimizer, made_with = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(optimizer, Optimizer):
         expected = "a torch.optim.Optimizer, or a pair of one and its scheduler"
-        raise bad_input(expected, type(made).__name__, where="optimizer(parameters)")
+        raise bad_input(expected, type(made).__name__, "optimizer(parameters)")
     if made_with is not None and scheduler is not None:
         actual = "a scheduler from optimizer(parameters) and another from scheduler(optimizer)"
         raise invalid("scheduler", actual, "one scheduler")
@@ -81,7 +81,7 @@ def make_updating(
         expected = (
             "a torch.optim.lr_scheduler.LRScheduler whose rates follow from the number of steps"
         )
-        raise bad_input(expected, type(rates).__name__, where="scheduler(optimizer)")
+        raise bad_input(expected, type(rates).__name__, "scheduler(optimizer)")
     updating = Updating(optimizer, rates)
     for _ in range(steps):
         updating.after_step()

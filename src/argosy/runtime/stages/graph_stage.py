@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from argosy.plan.plan import Recompute
-from argosy.runtime.graphs.calls import RANDOM, drawn, filled, function, run_node, tensor_constants
+from argosy.runtime.graphs.calls import (
+    RANDOM,
+    drawn,
+    filled,
+    function,
+    results,
+    run_node,
+    tensor_constants,
+)
 from argosy.runtime.graphs.cut import GraphCut, StageSegment
 from argosy.runtime.graphs.samples import SampleDependence, SampleDim
 from argosy.runtime.stages.carry import Carry
@@ -81,15 +89,7 @@ class GraphStage:
         held |= {value: leaves[graph.values[value].name].to(self.device) for value in inputs}
         with torch.no_grad():
             for index in self.part.whole_operations:
-                made = self._call(nodes[index], held, moment)
-                parts = made if isinstance(made, (tuple, list)) else (made,)
-                held.update(
-                    {
-                        value: part
-                        for value, part in zip(nodes[index].outputs, parts, strict=True)
-                        if value is not None
-                    }
-                )
+                held.update(results(nodes[index], self._call(nodes[index], held, moment)))
         self.whole = {value: held[value] for value in self.part.whole}
 
     def finish(self) -> None:

@@ -74,7 +74,7 @@ class BatchStream:
                 self.place += 1
                 return batch
             self.iterator, self.place, self.epoch = None, 0, self.epoch + 1
-        raise bad_input("an iterable with batches", "none", where="data")
+        raise bad_input("an iterable with batches", "none", "data")
 
     def _begin(self) -> Iterator[Any]:
         """Begin an epoch by (2) and (3)."""

@@ -227,8 +227,6 @@ class Trainer:
     ) -> None:
         """Use a plan with these stages from the next step on; the optimizer has no state yet."""
         self.plan, self.gradients, self.gates = plan, gradients, gates
-        self.planned = plan.schedule
-        """The plan's own schedule; another one may be in use."""
         events = gradients.events(self._after_gradients)
         activations, self.host_state = offloading(
             plan, programs, self.device, lambda: tensors_of(self.making)
@@ -406,15 +404,6 @@ class Trainer:
             )
             raise invalid("schedule", repr(spec), expected)
         self._follow(replace(self.plan, schedule=spec))
-
-    def set_bandwidths(self, bandwidths: Mapping[str, float]) -> ScheduleSpec:
-        """Use the schedule that the plan's policy has for these bandwidths (bytes/s) by edge from
-        the next step on, and return it. Every rank calls this at the same step with the same
-        numbers."""
-        spec = replace(self.plan, schedule=self.planned).schedule_at(bandwidths)
-        if spec != self.plan.schedule:
-            self.set_schedule(spec)
-        return spec
 
     def set_shares(self, stage: int, samples: Sequence[int]) -> None:
         """Use other shares of every micro-batch for a stage's replicas. Every rank calls this at

@@ -53,7 +53,7 @@ def reduction(
     width = len(parts[0])
     if width < 2:
         return None
-    layers = chain.layers[stage.first : stage.end]
+    layers = chain.layers_of(stage)
     payload = 2 * replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
     pairs: dict[tuple[str, str], float] = {}
     rounds = 0
@@ -70,7 +70,7 @@ def reduction(
 def key_values(chain: Chain, stage: Stage, replica: Replica) -> StageExchange | None:
     """Return the exchange of keys and values of a replica (2), summed over the layers of a
     stage."""
-    layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.key_value_bytes]
+    layers = [layer for layer in chain.layers_of(stage) if layer.key_value_bytes]
     if stage.context < 2 or not layers:
         return None
     payload = replica.samples * sum(layer.key_value_bytes for layer in layers)
@@ -86,14 +86,14 @@ def key_values(chain: Chain, stage: Stage, replica: Replica) -> StageExchange | 
 def routed(chain: Chain, stage: Stage) -> list[StageExchange]:
     """Return the exchange of routed tokens of each group of holders (3), summed over a stage's
     layers."""
-    layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.routed_bytes]
+    layers = [layer for layer in chain.layers_of(stage) if layer.routed_bytes]
     if stage.expert < 2 or not layers:
         return []
     payload = sum(layer.routed_bytes for layer in layers)
     sent = {
         device: replica.samples * share * payload
         for replica in stage.replicas
-        for device, share in zip(replica.devices, replica.shares, strict=True)
+        for device, share in replica.members
     }
     exchanges = []
     for group in stage.expert_groups:

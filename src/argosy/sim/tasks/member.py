@@ -79,6 +79,6 @@ def resident_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
     held: dict[str, float] = defaultdict(float)
     for stage in plan.stages:
         for replica in stage.replicas:
-            for name, share in zip(replica.devices, replica.shares, strict=True):
+            for name, share in replica.members:
                 held[name] += state_bytes(chain, stage, share).total
     return held

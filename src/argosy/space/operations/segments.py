@@ -90,7 +90,7 @@ def chain_of_step(
     with which gradients are compressed."""
     ahead = forward_order(graph)
     if not ahead:
-        raise bad_input("a forward of at least one operation", graph.name, where="program")
+        raise bad_input("a forward of at least one operation", graph.name, "program")
     step = _Step(graph, ahead)
     ends = step.ends()
     layers = tuple(step.layers(ends, samples, powersgd))

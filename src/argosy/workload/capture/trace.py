@@ -133,7 +133,7 @@ def _trained(values: list[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]
 def _check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         actual = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise bad_input("a scalar tensor from the loss function", actual, where="loss")
+        raise bad_input("a scalar tensor from the loss function", actual, "loss")
 
 
 def _gradients(loss: Tensor, trained: list[Tensor]) -> list[Tensor | None]:

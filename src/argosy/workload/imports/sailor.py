@@ -310,15 +310,13 @@ class SailorBandwidths:
             raise bad_input(
                 f"a kind that was measured ({', '.join(kinds)})",
                 kind,
-                where="kind",
+                "kind",
                 suggestion=closest(kind, kinds),
             )
         if num_devices not in by_count:
             counts = ", ".join(str(count) for count in sorted(by_count))
             raise bad_input(
-                f"a measured number of {kind} in a node ({counts})",
-                num_devices,
-                where="num_devices",
+                f"a measured number of {kind} in a node ({counts})", num_devices, "num_devices"
             )
         return by_count[num_devices]
 
@@ -327,7 +325,7 @@ class SailorBandwidths:
         if (sender, receiver) not in self._index:
             known = ", ".join(str(end) for start, end in self._index if start == sender)
             raise bad_input(
-                f"a measured receiver ({known or 'none'})", str(receiver), where=f"from {sender}"
+                f"a measured receiver ({known or 'none'})", str(receiver), f"from {sender}"
             )
         return self._index[sender, receiver]
 
