@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan", "timeline"),
     ("schedule",),
     ("workload", "cluster"),
+    ("bundled",),
     ("document",),
     ("lines",),
     ("dtype", "units", "errors"),

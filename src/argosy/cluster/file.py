@@ -6,23 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 
+from argosy.bundled import Bundled
 from argosy.cluster.build import Builder
 from argosy.cluster.changes import apply_change
 from argosy.cluster.fitted import fitted
 from argosy.cluster.schema import ClusterSchema
 from argosy.cluster.topology import Cluster, canonical
-from argosy.document import (
-    Document,
-    JsonObject,
-    is_there,
-    parse_json,
-    parse_toml,
-    read_toml,
-    validate,
-)
+from argosy.document import Document, JsonObject, is_there, parse_json, read_toml, validate
 from argosy.errors import InputError, Problem, bad_input, closest, raise_any
 
 # Largest number of changes of a cluster. An entry of [[changes]] counts once for every edge or
@@ -30,25 +22,21 @@ from argosy.errors import InputError, Problem, bad_input, closest, raise_any
 _MOST_CHANGES = 100_000
 
 
+_BUNDLED = Bundled("clusters", ".toml")
+# Returns the names of the clusters that come with the package.
+bundled_clusters = _BUNDLED.names
+
+
 def load_cluster(source: str | Path) -> Cluster:
     """Read a cluster from a TOML file, or a bundled cluster by its name (``mixed-16``)."""
     if not is_there(source):
         names = bundled_clusters()
         if str(source) in names:
-            text = (resources.files("argosy") / "data" / "clusters" / f"{source}.toml").read_text(
-                encoding="utf-8"
-            )
-            return build_cluster(parse_toml(text, file=f"{source}.toml"), folder=Path())
+            return build_cluster(_BUNDLED.read(str(source)), folder=Path())
         if Path(source).suffix != ".toml":
             expected = f"a cluster file or one of the bundled clusters {', '.join(names)}"
             raise bad_input(expected, str(source), suggestion=closest(str(source), names))
     return build_cluster(read_toml(source), folder=Path(source).parent)
-
-
-def bundled_clusters() -> list[str]:
-    """Return the names of the clusters that come with the package."""
-    files = (resources.files("argosy") / "data" / "clusters").iterdir()
-    return sorted(Path(file.name).stem for file in files if file.name.endswith(".toml"))
 
 
 @lru_cache(maxsize=4)  # commands call it again and again, and a long trace takes seconds to parse
@@ -65,9 +53,8 @@ def build_cluster(document: Document, *, folder: Path) -> Cluster:
     problems: list[Problem] = []
     for index, change in enumerate(schema.changes):
         try:
-            cluster, steps = apply_change(
-                cluster, change, document, ("changes", index), stated=stated, folder=folder
-            )
+            entry = document.inside("changes", index)
+            cluster, steps = apply_change(cluster, change, entry, stated=stated, folder=folder)
             written += steps
         except InputError as error:
             problems += error.problems

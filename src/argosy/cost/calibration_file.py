@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from argosy.bundled import Bundled
 from argosy.cost.calibration import Calibration
-from argosy.document import Document, JsonObject, Schema, is_there, parse_json, read_json, validate
+from argosy.document import Document, JsonObject, Schema, is_there, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
 from argosy.workload.chain import Selective
@@ -95,12 +94,16 @@ class _File(Schema):
     errors: JsonObject = Field(default_factory=dict)
 
 
+_BUNDLED = Bundled("calibrations", ".json")
+# Returns the names of the calibrations that come with Argosy.
+calibration_names = _BUNDLED.names
+
+
 def read_calibration(path: Path | str) -> Calibration:
     """Read a calibration from a file, or by name one that comes with Argosy."""
     names = calibration_names()
     if str(path) in names:
-        file = f"{path}.json"
-        document = parse_json((_folder() / file).read_text(encoding="utf-8"), file=file)
+        document = _BUNDLED.read(str(path))
     elif not is_there(path) and "/" not in str(path) and not Path(path).suffix:
         expected = f"a file, or one of the calibrations {', '.join(names)}"
         raise bad_input(expected, str(path), "--calibration", suggestion=closest(str(path), names))
@@ -112,15 +115,6 @@ def read_calibration(path: Path | str) -> Calibration:
 def constants_of(document: Document) -> Calibration:
     """Read a table of constants; those it omits have their defaults."""
     return Calibration(**validate(document, _Constants).model_dump())
-
-
-def calibration_names() -> list[str]:
-    """Return the names of the calibrations that come with Argosy."""
-    return sorted(file.name.removesuffix(".json") for file in _folder().iterdir())
-
-
-def _folder() -> Traversable:
-    return resources.files("argosy") / "data" / "calibrations"
 
 
 def calibration_to_dict(calibration: Calibration) -> JsonObject:

@@ -6,12 +6,12 @@ Its fields are listed in ``docs/formats.md``.
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from argosy.bundled import Bundled
 from argosy.cluster.file import build_cluster
 from argosy.cluster.host import Tier
 from argosy.cluster.topology import canonical
@@ -218,6 +218,11 @@ class PlanSchema(Schema):
     programs: list[GroupProgramSchema] = Field(default_factory=list)
 
 
+_BUNDLED = Bundled("plans", ".json")
+# Returns the names of the plans that come with the package.
+bundled_plans = _BUNDLED.names
+
+
 def load_plan(source: Path | str) -> Plan:
     """Read a plan from a JSON file, or a bundled plan by its name (``llama-3-8b-on-mixed-16``)."""
     return plan_from_document(read_plan(source))
@@ -226,20 +231,13 @@ def load_plan(source: Path | str) -> Plan:
 def read_plan(source: Path | str) -> Document:
     """Return the JSON document at a path, or the bundled plan of that name; a file takes
     precedence."""
-    bundled = resources.files("argosy") / "data" / "plans" / f"{source}.json"
     if is_there(source) or Path(source).suffix == ".json" or "/" in str(source):
         return read_json(source)
     names = bundled_plans()
     if str(source) not in names:
         expected = f"a plan.json or one of the bundled plans {', '.join(names)}"
         raise bad_input(expected, str(source), suggestion=closest(str(source), names))
-    return parse_json(bundled.read_text(encoding="utf-8"), file=f"{source}.json")
-
-
-def bundled_plans() -> list[str]:
-    """Return the names of the plans that come with the package."""
-    files = (resources.files("argosy") / "data" / "plans").iterdir()
-    return sorted(Path(file.name).stem for file in files if file.name.endswith(".json"))
+    return _BUNDLED.read(str(source))
 
 
 def loads_plan(text: str, *, file: str = "plan.json") -> Plan:

@@ -12,10 +12,9 @@ Only ``name`` and ``[config]`` are required.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 
-from argosy.document import Document, JsonObject, Schema, parse_toml, validate
+from argosy.bundled import Bundled
+from argosy.document import Document, JsonObject, Schema, validate
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem, in_order, raise_any
 from argosy.workload.fields import Count, DtypeField, Name, Natural, OptimizerField
@@ -47,19 +46,14 @@ class _PresetFile(Schema):
     optimizer: OptimizerField | None = None
 
 
-def preset_names() -> list[str]:
-    """Return the names of the models that come with Argosy, sorted."""
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in _folder().iterdir()
-        if entry.name.endswith(".toml")
-    )
+_BUNDLED = Bundled("models", ".toml")
+# Returns the names of the models that come with Argosy, sorted.
+preset_names = _BUNDLED.names
 
 
 def read_preset(name: str) -> Preset:
     """Return a model that comes with Argosy."""
-    file = f"{name}.toml"
-    return preset_of(parse_toml((_folder() / file).read_text(encoding="utf-8"), file=file))
+    return preset_of(_BUNDLED.read(name))
 
 
 def preset_of(document: Document) -> Preset:
@@ -86,7 +80,3 @@ def preset_of(document: Document) -> Preset:
         raise document.error(("parameters",), expected, content.parameters)
     preset: Preset = content.value(config=config)
     return preset
-
-
-def _folder() -> Traversable:
-    return files("argosy") / "data" / "models"

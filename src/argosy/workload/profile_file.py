@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from argosy.bundled import Bundled
 from argosy.document import Document, JsonObject, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Problem, bad_input, closest, in_order, raise_any
 from argosy.workload.fields import Amount, Count, DtypeField, Name
@@ -57,29 +56,20 @@ class ProfileSchema(Schema):
     layers: list[LayerSchema] = Field(default_factory=list)
 
 
+_BUNDLED = Bundled("profiles", ".json")
+# Returns the names of the profiles that come with Argosy, sorted.
+profile_names = _BUNDLED.names
+
+
 def read_profile(path: Path | str) -> Profile:
     """Read a profile from a file, or by name one that comes with Argosy."""
     if str(path) in profile_names():
-        file = f"{path}.json"
-        return parse_profile((_folder() / file).read_text(encoding="utf-8"), file=file)
+        return profile_of(_BUNDLED.read(str(path)))
     if not is_there(path) and "/" not in str(path) and not Path(path).suffix:
         names = profile_names()
         expected = f"a file, or one of the profiles {', '.join(names)}"
         raise bad_input(expected, str(path), "--profile", suggestion=closest(str(path), names))
     return profile_of(read_json(path))
-
-
-def profile_names() -> list[str]:
-    """Return the names of the profiles that come with Argosy, sorted."""
-    return sorted(
-        entry.name.removesuffix(".json")
-        for entry in _folder().iterdir()
-        if entry.name.endswith(".json")
-    )
-
-
-def _folder() -> Traversable:
-    return files("argosy") / "data" / "profiles"
 
 
 def parse_profile(text: str, *, file: str) -> Profile:

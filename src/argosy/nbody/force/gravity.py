@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argosy.errors import bad_input, invalid
 from argosy.nbody.force.hilbert import Positions, hilbert_keys
@@ -114,7 +115,7 @@ def compute_potential(
 
 def _sorted_tree(
     positions: Positions, box: float, settings: GravitySettings
-) -> tuple[Integers, Positions, Tree]:
+) -> tuple[NDArray[np.intp], Positions, Tree]:
     """Return the order of the particles along the Hilbert curve, the positions in it, and their
     tree."""
     keys = hilbert_keys(positions, box)
