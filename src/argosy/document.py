@@ -102,8 +102,7 @@ class Document:
         if not isinstance(self.data.get(name), dict):
             expected = f"a {kind} of this file ({', '.join(self.data)})"
             suggestion = closest(name, self.data)
-            problem = Problem(kind, show(name), expected, file=self.file, suggestion=suggestion)
-            raise InputError([problem])
+            raise invalid(kind, show(name), expected, file=self.file, suggestion=suggestion)
         return self.inside(name)
 
     def line(self, location: Location) -> int | None:

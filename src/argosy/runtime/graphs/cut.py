@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, invalid
 from argosy.runtime.graphs.samples import SampleDependence, divide
 from argosy.workload.capture.forward import Forward
 from argosy.workload.capture.write import DETACH
@@ -109,7 +109,7 @@ class GraphCut:
     def _check_order(self) -> None:
         if min(self.stages) < 0 or max(self.stages) >= self.num_stages:
             actual = f"stage {max(self.stages) if min(self.stages) >= 0 else min(self.stages)}"
-            raise InputError([Problem("cut", actual, f"stages 0 to {self.num_stages - 1}")])
+            raise invalid("cut", actual, f"stages 0 to {self.num_stages - 1}")
         for index, node in enumerate(self.graph.nodes):
             for value in node.inputs:
                 maker = self.graph.producer.get(value)
@@ -122,7 +122,7 @@ class GraphCut:
                     source = self.graph.nodes[maker].name
                     actual = f"{node.name} in stage {self.stages[index]}, which reads {source}"
                     expected = f"stage {self.stages[maker]} or a later one"
-                    raise InputError([Problem("cut", actual, expected)])
+                    raise invalid("cut", actual, expected)
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
@@ -353,7 +353,7 @@ def aligned(
     expected = [node.op for node in (plain or forward).graph.nodes if node.op not in ADDED]
     if len(expected) != len(stages):
         actual = f"{len(stages)} operations"
-        raise InputError([Problem("cut", actual, f"{len(expected)}, the forward of the program")])
+        raise invalid("cut", actual, f"{len(expected)}, the forward of the program")
     result: list[int] = []
     at = 0
     for node in forward.graph.nodes:
@@ -368,5 +368,5 @@ def aligned(
         else:
             actual = f"{node.op} ({node.source})"
             wanted = expected[at] if at < len(expected) else "no further operation"
-            raise InputError([Problem("cut", actual, wanted)])
+            raise invalid("cut", actual, wanted)
     return tuple(result)

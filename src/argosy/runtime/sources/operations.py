@@ -25,7 +25,7 @@ from torch import nn
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.group import device_group
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, RunError
+from argosy.errors import InputError, RunError, invalid
 from argosy.plan.group_program import GroupProgram
 from argosy.plan.plan import Plan, Stage
 from argosy.runtime.communication.boxes import TensorBox, boxes_of
@@ -222,7 +222,7 @@ def _refuse_experts(plan: Plan) -> None:
                 "1 in stages of operations; "
                 "experts are shared out in stages of layers, one device each"
             )
-            raise InputError([Problem(path, actual, expected)])
+            raise invalid(path, actual, expected)
 
 
 def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:

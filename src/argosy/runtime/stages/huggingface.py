@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from argosy.errors import InputError, Problem, invalid
+from argosy.errors import invalid
 
 Hidden = Tensor | tuple[Tensor, Tensor]
 """Hidden states, or a pair of these and the padding mask of their sequences."""
@@ -212,5 +212,4 @@ def check_attention(model: nn.Module) -> None:
     way = getattr(settings, "_attn_implementation", None)
     if type(model).__name__ in FAMILIES and way not in (None, "sdpa"):
         suggestion = 'build it with attn_implementation="sdpa"'
-        problem = Problem("model", f"attention {way}", "sdpa", suggestion=suggestion)
-        raise InputError([problem])
+        raise invalid("model", f"attention {way}", "sdpa", suggestion=suggestion)

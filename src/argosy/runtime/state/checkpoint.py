@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from argosy.errors import InputError, Problem, RunError, invalid, show
+from argosy.errors import RunError, invalid, show
 from argosy.runtime.processes.manifest import (
     MANIFEST,
     OuterFacts,
@@ -251,8 +251,7 @@ def load_weights(trainer: Trainer, source: Path) -> None:
             ]
             if not names or tuple(values[names[0]].shape) != held.shape:
                 shown = f"shape {tuple(values[names[0]].shape)}" if names else "no such entry"
-                problem = Problem(held.name, shown, f"shape {held.shape}", file=str(source))
-                raise InputError([problem])
+                raise invalid(held.name, shown, f"shape {held.shape}", file=str(source))
             for box in held.boxes:
                 box.of(held.parameter.data).copy_(box.out_of(values[names[0]]))
     trainer.gradients.after_update()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from argosy.cost.regions import Region, shared_regions
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.plan.plan import Plan
 from argosy.runtime.communication.boxes import (
     HeldPart,
@@ -210,8 +210,7 @@ def _real(tensor: Tensor, name: str, recording: Recording | None) -> Tensor:
         suggestion = (
             "build it under argosy.workload.capture.initial.Recording and pass that as recording"
         )
-        problem = Problem(name, "a weight on the meta device", "values", suggestion=suggestion)
-        raise InputError([problem])
+        raise invalid(name, "a weight on the meta device", "values", suggestion=suggestion)
     return recording.materialise([tensor])[0]
 
 

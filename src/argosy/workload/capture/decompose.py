@@ -386,33 +386,37 @@ def multinomial(
     return chosen
 
 
+# Losses that are a reduction of their elements, and the places of their reductions.
+_LOSSES = {
+    aten.smooth_l1_loss.default: 2,
+    aten.huber_loss.default: 2,
+    aten.binary_cross_entropy.default: 3,
+    aten.binary_cross_entropy_with_logits.default: 4,
+    aten.soft_margin_loss.default: 2,
+}
+# Their backwards, and the places of the reductions behind the gradient and the input.
+_LOSS_GRADIENTS = {
+    aten.smooth_l1_loss_backward.default: 1,
+    aten.huber_loss_backward.default: 1,
+    aten.binary_cross_entropy_backward.default: 2,
+    aten.soft_margin_loss_backward.default: 1,
+}
 # Decompositions by operation, for ``make_fx``.
 TABLE: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean,
     aten.mean.dim: mean_dim,
-    aten.nll_loss_forward.default: _nll_forward(aten.nll_loss_forward.default),
-    aten.nll_loss_backward.default: _nll_backward(aten.nll_loss_backward.default),
-    aten.nll_loss2d_forward.default: _nll_forward(aten.nll_loss2d_forward.default),
-    aten.nll_loss2d_backward.default: _nll_backward(aten.nll_loss2d_backward.default),
+    **{
+        op: _nll_forward(op)
+        for op in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+    },
+    **{
+        op: _nll_backward(op)
+        for op in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+    },
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
-    aten.smooth_l1_loss.default: _elementwise(aten.smooth_l1_loss.default, 2),
-    aten.smooth_l1_loss_backward.default: _elementwise_backward(
-        aten.smooth_l1_loss_backward.default, 1
-    ),
-    aten.huber_loss.default: _elementwise(aten.huber_loss.default, 2),
-    aten.huber_loss_backward.default: _elementwise_backward(aten.huber_loss_backward.default, 1),
-    aten.binary_cross_entropy.default: _elementwise(aten.binary_cross_entropy.default, 3),
-    aten.binary_cross_entropy_backward.default: _elementwise_backward(
-        aten.binary_cross_entropy_backward.default, 2
-    ),
-    aten.binary_cross_entropy_with_logits.default: _elementwise(
-        aten.binary_cross_entropy_with_logits.default, 4
-    ),
-    aten.soft_margin_loss.default: _elementwise(aten.soft_margin_loss.default, 2),
-    aten.soft_margin_loss_backward.default: _elementwise_backward(
-        aten.soft_margin_loss_backward.default, 1
-    ),
+    **{op: _elementwise(op, place) for op, place in _LOSSES.items()},
+    **{op: _elementwise_backward(op, place) for op, place in _LOSS_GRADIENTS.items()},
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
     aten.copy.default: copy,

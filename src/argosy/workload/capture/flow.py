@@ -42,10 +42,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, invalid
 from argosy.workload.capture.blame import running_line
 from argosy.workload.capture.hooks import HOOKS_OF_TENSORS, refused_hook
-from argosy.workload.capture.initial import Recording
+from argosy.workload.capture.initial import Recording, written_by
 from argosy.workload.capture.rewritten import rewritten
 from argosy.workload.capture.write import NOTHING
 
@@ -130,7 +130,7 @@ class GradientFlow(TorchDispatchMode):
         if not self.marked or torch.is_grad_enabled():
             return []
         changed: list[Tensor] = []
-        for target in _written(function, args, kwargs):
+        for target in written_by(function, args, kwargs):
             if isinstance(target, FunctionalTensor) and target.requires_grad and not target.is_leaf:
                 if target._is_view():
                     actual = f"{function} under no_grad on a part of a tensor that has gradients"
@@ -200,23 +200,16 @@ class GradientFlow(TorchDispatchMode):
         if kwargs.get("generator") is not None:
             expected = "random numbers of torch's own generator, which are equal under every plan"
             raise _refused(f"generator= in {function}", expected, "leave generator= out")
-        for target in _written(function, args, kwargs):
+        for target in written_by(function, args, kwargs):
             if type(target) is Tensor:
                 actual = f"{function} on a tensor that is neither a parameter nor a buffer"
                 expected = "no changes that outlast the step"
                 raise _refused(actual, expected, "register it as a buffer of the model")
 
 
-def _written(function: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    """Yield the arguments that an operation changes in place."""
-    for index, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield args[index] if index < len(args) else kwargs.get(argument.name)
-
-
 def _refused(found: str, expected: str, suggestion: str) -> InputError:
     """Return an error at the line of the user's program that is running."""
-    return InputError([Problem(running_line() or "loss", found, expected, suggestion=suggestion)])
+    return invalid(running_line() or "loss", found, expected, suggestion=suggestion)
 
 
 def node_of(tensor: FunctionalTensor) -> Node | None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, invalid
 from argosy.workload.capture.initial import FakeModel, Recording
 from argosy.workload.capture.trace import trace
 from argosy.workload.graph import Argument, Graph, GraphNode
@@ -98,7 +98,7 @@ def capture_forward(
     for graph in others:
         if [node.op for node in graph.nodes] != [node.op for node in first.nodes]:
             actual = f"{len(first.nodes)} operations with {COUNTS[0]} samples, other ones with more"
-            raise InputError([Problem(name, actual, "a step that does the same for any batch")])
+            raise invalid(name, actual, "a step that does the same for any batch")
     forward = Forward(first, tuple(others))
     forward.nodes(1)
     return forward
@@ -185,4 +185,4 @@ def _factor(values: Sequence[float], samples: int, where: str) -> float:
 
 def _unknown(values: Sequence[Any], where: str) -> InputError:
     actual = f"{', '.join(map(str, values))} with {', '.join(map(str, COUNTS))} samples"
-    return InputError([Problem(where, actual, "numbers in proportion to the samples, or constant")])
+    return invalid(where, actual, "numbers in proportion to the samples, or constant")

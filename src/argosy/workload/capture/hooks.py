@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, invalid
 
 # Functions that register a hook on a tensor.
 HOOKS_OF_TENSORS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
@@ -26,7 +26,7 @@ _SUGGESTION = (
 
 def refused_hook(where: str, found: str) -> InputError:
     """Return the error for a hook."""
-    return InputError([Problem(where, found, _EXPECTED, suggestion=_SUGGESTION)])
+    return invalid(where, found, _EXPECTED, suggestion=_SUGGESTION)
 
 
 def check_hooks(model: nn.Module) -> None:

@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from argosy.errors import InputError, Problem
+from argosy.errors import invalid
 from argosy.workload.capture.blame import blamed
 
 # Expected behaviour of ``build``, for error messages.
@@ -154,7 +154,7 @@ class Recording(TorchDispatchMode):
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         recorded = [tensor for tensor in tensors if tensor.is_meta]
         changed = [
-            tensor for tensor in _changed(function, args, kwargs) if isinstance(tensor, Tensor)
+            tensor for tensor in written_by(function, args, kwargs) if isinstance(tensor, Tensor)
         ]
         if tensors and not recorded:
             return self._run(function, args, kwargs, changed)
@@ -222,7 +222,7 @@ class Recording(TorchDispatchMode):
         results = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
         made = tuple(place_of(leaf) if storage_of(leaf) not in reads else None for leaf in results)
         changed = [
-            storage_of(leaf) for leaf in _changed(function, args, kwargs) if is_recorded(leaf)
+            storage_of(leaf) for leaf in written_by(function, args, kwargs) if is_recorded(leaf)
         ]
         writes = (*(place.storage for place in made if place is not None), *changed)
         for leaf in results:
@@ -282,7 +282,7 @@ class Recording(TorchDispatchMode):
                 f"a tensor of shape {tuple(tensor.shape)} on the meta device that never got values"
             )
             expected = "values for every weight and every tensor of the batch"
-            raise InputError([Problem("build()", actual, expected)])
+            raise invalid("build()", actual, expected)
         return _window(real[storage_of(tensor)], place_of(tensor))
 
     def needed(self, storages: set[int]) -> Sequence[_Step]:
@@ -360,7 +360,7 @@ def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module
             actual = ", ".join(map(_kind, parts))
         case _:
             actual = _kind(built)
-    raise InputError([Problem("build", actual, BUILDS)])
+    raise invalid("build", actual, BUILDS)
 
 
 def _check_memory(model: nn.Module) -> None:
@@ -371,7 +371,7 @@ def _check_memory(model: nn.Module) -> None:
         if parameter.numel() and (first := names.setdefault(storage_of(parameter), name)) != name:
             actual = f"two parameters in the same memory, {first} and {name}"
             suggestion = "tie weights by assigning the parameter itself, not its data"
-            raise InputError([Problem("build()", actual, "one", suggestion=suggestion)])
+            raise invalid("build()", actual, "one", suggestion=suggestion)
 
 
 def _kind(part: object) -> str:
@@ -440,7 +440,7 @@ def is_recorded(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_meta
 
 
-def _changed(function: Any, args: Any, kwargs: Any) -> list[Any]:
+def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
     """Return the arguments that an operation writes to."""
     changed = []
     for index, argument in enumerate(function._schema.arguments):

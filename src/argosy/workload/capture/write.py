@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from argosy.errors import InputError, Problem, invalid
+from argosy.errors import InputError, invalid
 from argosy.workload.capture.blame import stack_line
 from argosy.workload.graph import (
     OWN_GRADIENT,
@@ -127,7 +127,7 @@ class GraphWriter:
                     "changes by the optimizer alone",
                     "change a copy that is not trained, or a buffer",
                 )
-                raise InputError([Problem("loss", actual, expected, suggestion=suggestion)])
+                raise invalid("loss", actual, expected, suggestion=suggestion)
 
     def _add(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -176,9 +176,7 @@ class GraphWriter:
                 "write it with torch.rand or torch.randn",
             )
             expected = "random numbers that are equal under every plan"
-            raise InputError(
-                [Problem(source or self.name, actual, expected, suggestion=suggestion)]
-            )
+            raise invalid(source or self.name, actual, expected, suggestion=suggestion)
         arguments = tuple(self._argument(node, part) for part in node.args)
         keywords = tuple((key, self._argument(node, part)) for key, part in node.kwargs.items())
         if isinstance(made, (tuple, list)):
@@ -289,7 +287,7 @@ class GraphWriter:
             return part
         where = stack_line(reader.meta.get("stack_trace")) or reader.name
         actual = f"{type(part).__name__} given to {reader.target}"
-        raise InputError([Problem(where, actual, "numbers, texts and tensors")])
+        raise invalid(where, actual, "numbers, texts and tensors")
 
 
 def _kept(tensor: Tensor) -> InputError:
