@@ -14,11 +14,12 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from argosy.errors import (
@@ -76,6 +77,9 @@ def _value(content: Any) -> Any:
 
 
 SchemaT = TypeVar("SchemaT", bound=Schema)
+Kind = TypeVar("Kind", bound=Enum)
+# A value of an enum, which a file has as a word.
+Word = Annotated[Kind, Field(strict=False)]
 
 
 @dataclass(frozen=True)

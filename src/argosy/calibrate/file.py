@@ -30,7 +30,7 @@ from argosy.calibrate.table import columns_of
 from argosy.cluster.file import bundled_clusters, cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.calibration_file import SharedOrNot
-from argosy.document import Document, JsonObject, Schema, is_there, read_json, validate
+from argosy.document import Document, JsonObject, Schema, Word, is_there, read_json, validate
 from argosy.errors import Mismatch, invalid
 from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document, read_plan
@@ -79,9 +79,9 @@ class _Run(Schema):
     context: Count = 1
     expert: Count = 1
     virtual_stages: Count = 1
-    schedule: Annotated[ScheduleKind, Field(strict=False)] = ScheduleKind.ONE_F_ONE_B
+    schedule: Word[ScheduleKind] = ScheduleKind.ONE_F_ONE_B
     cuts: list[Count] = Field(default_factory=list)
-    recompute: Annotated[Recompute, Field(strict=False)] = Recompute.NONE
+    recompute: Word[Recompute] = Recompute.NONE
     zero: Literal[0, 1, 2, 3] = 0
     shard: Count | None = None
     fused_attention: bool = True
@@ -89,7 +89,7 @@ class _Run(Schema):
     fused_loss: bool | None = None
     sequence_parallel: bool | None = None
     async_tensor: bool | None = None
-    selective: Annotated[Selective, Field(strict=False)] | None = None
+    selective: Word[Selective] | None = None
     gradient_dtype: DtypeField | None = None
     reduce_dtype: DtypeField | None = None
     seconds: Annotated[float, BeforeValidator(_seconds)] | None = None

@@ -9,12 +9,12 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from argosy.cluster.device import DeviceKind, Reached
-from argosy.document import Schema, parse_toml, validate
+from argosy.document import Schema, Word, parse_toml, validate
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch, closest
 from argosy.units import COMPUTE, RATE, SIZE
 
-_DtypeName = Annotated[Dtype, Field(strict=False)]
+_DtypeName = Word[Dtype]
 
 
 class _Generation(Schema):

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from argosy.cluster.device import DeviceKind
 from argosy.cluster.topology import HostMemory
-from argosy.document import JsonObject, Schema
+from argosy.document import JsonObject, Schema, Word
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch
 from argosy.units import COMPUTE, RATE, SIZE, TIME, Quantity, finite
@@ -148,7 +148,7 @@ class KindSchema(Schema):
     vendor: str = "custom"
     memory: Bytes
     memory_bandwidth: Rate
-    flops: dict[Annotated[Dtype, Field(strict=False)], Flops] = Field(min_length=1)
+    flops: dict[Word[Dtype], Flops] = Field(min_length=1)
     source: str = "cluster file"
 
 

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 
 from argosy.bundled import Bundled
 from argosy.cost.calibration import Calibration
-from argosy.document import Document, JsonObject, Schema, is_there, read_json, validate
+from argosy.document import Document, JsonObject, Schema, Word, is_there, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
 from argosy.workload.chain import Selective
@@ -80,7 +80,7 @@ class _Constants(Schema):
     compiled: bool = Calibration.compiled
     fused_loss: bool = Calibration.fused_loss
     sequence_parallel: bool = Calibration.sequence_parallel
-    selective: Annotated[Selective, Field(strict=False)] = Calibration.selective
+    selective: Word[Selective] = Calibration.selective
     gradient_dtype: DtypeField | None = Calibration.gradient_dtype
     reduce_dtype: DtypeField | None = Calibration.reduce_dtype
     async_tensor: bool = Calibration.async_tensor

@@ -15,7 +15,16 @@ from argosy.bundled import Bundled
 from argosy.cluster.file import build_cluster
 from argosy.cluster.host import Tier
 from argosy.cluster.topology import canonical
-from argosy.document import Document, JsonObject, Schema, is_there, parse_json, read_json, validate
+from argosy.document import (
+    Document,
+    JsonObject,
+    Schema,
+    Word,
+    is_there,
+    parse_json,
+    read_json,
+    validate,
+)
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.plan.group_program import GroupProgramSchema, group_program_to_dict
 from argosy.plan.offload import NO_OFFLOAD, Offload
@@ -44,7 +53,7 @@ from argosy.workload.profile_file import profile_of
 from argosy.workload.tuning import FULL, BaseFormat, Train, Tuning
 
 Real = Annotated[float, Field(allow_inf_nan=False)]
-_Tier = Annotated[Tier, Field(strict=False)]
+_Tier = Word[Tier]
 
 
 def _moment(value: object) -> object:
@@ -58,11 +67,11 @@ def _moment(value: object) -> object:
 class TuningSchema(Schema):
     makes = Tuning
 
-    train: Annotated[Train, Field(strict=False)] = Train.FULL
+    train: Word[Train] = Train.FULL
     rank: Count = FULL.rank
     targets: list[Literal["q", "k", "v", "o", "gate", "up", "down"]] = Field(default_factory=list)
     freeze: list[str] = Field(default_factory=list)
-    base: Annotated[BaseFormat, Field(strict=False)] | None = None
+    base: Word[BaseFormat] | None = None
 
 
 class ModelSchema(Schema):
@@ -96,7 +105,7 @@ class CostModelSchema(Schema):
 class ScheduleSchema(Schema):
     makes = ScheduleSpec
 
-    kind: Annotated[ScheduleKind, Field(strict=False)]
+    kind: Word[ScheduleKind]
     k: Count = 1
     depth: list[Count] | None = None
     chunks: Count = 1
@@ -123,7 +132,7 @@ class StageSchema(Schema):
 
     layers: LayerRange
     replicas: list[ReplicaSchema] = Field(min_length=1)
-    recompute: Annotated[Recompute, Field(strict=False)] = Recompute.NONE
+    recompute: Word[Recompute] = Recompute.NONE
     zero: Literal[0, 1, 2, 3] = 0
     context: Count = 1
     expert: Count = 1
@@ -139,9 +148,9 @@ class StageSchema(Schema):
 class CollectiveSchema(Schema):
     makes = CollectiveChoice
 
-    collective: Annotated[Collective, Field(strict=False)]
+    collective: Word[Collective]
     stage: Natural
-    algorithm: Annotated[Algorithm, Field(strict=False)]
+    algorithm: Word[Algorithm]
 
 
 class PolicySchema(Schema):

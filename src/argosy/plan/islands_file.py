@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from argosy.document import Document, JsonObject, Schema, validate
+from argosy.document import Document, JsonObject, Schema, Word, validate
 from argosy.errors import Problem, raise_any
 from argosy.plan.file import CertificateSchema, Real, plan_from_document, plan_to_dict
 from argosy.plan.islands import Compression, IslandPlan, IslandPrediction, OuterOptimizer
@@ -53,7 +53,7 @@ class IslandPlanSchema(Schema):
     overlap: Natural = 0
     mixing: _Share = 0.5
     outer: OuterSchema
-    compression: Annotated[Compression, Field(strict=False)] = Compression.NONE
+    compression: Word[Compression] = Compression.NONE
     predicted: IslandPredictionSchema | None = None
     certificate: CertificateSchema | None = None
 

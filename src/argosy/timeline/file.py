@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from argosy.document import Document, JsonObject, Schema, parse_json, read_json, validate
+from argosy.document import Document, JsonObject, Schema, Word, parse_json, read_json, validate
 from argosy.errors import Problem, closest, in_order, raise_any
 from argosy.timeline.timeline import Contact, ContactKind, LinkUse, Span, SpanKind, Timeline
 
@@ -25,7 +25,7 @@ class SpanSchema(Schema):
     makes = Span
 
     where: str
-    kind: Annotated[SpanKind, Field(strict=False)]
+    kind: Word[SpanKind]
     start: Amount
     end: Amount
     stage: Natural | None = None
@@ -41,7 +41,7 @@ class ContactSchema(Schema):
     makes = Contact
 
     where: str
-    kind: Annotated[ContactKind, Field(strict=False)]
+    kind: Word[ContactKind]
     start: Amount
     end: Amount
     stage: Natural

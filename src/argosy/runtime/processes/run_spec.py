@@ -16,7 +16,7 @@ from typing import Annotated, Literal, get_type_hints
 from pydantic import Field, create_model
 
 from argosy.adapt.controller import AdaptationLevel
-from argosy.document import JsonObject, Schema, parse_json, read_text, validate
+from argosy.document import JsonObject, Schema, Word, parse_json, read_text, validate
 from argosy.plan.model import planned_chain
 from argosy.plan.plan import ModelRef
 from argosy.workload.chain import Chain
@@ -57,7 +57,7 @@ class RunSpec:
     """Seconds to wait for a rank that sends nothing, and the longest step of an elastic run."""
     any_device: bool = False
     """True if the hardware may differ from the plan's."""
-    adapt: Annotated[AdaptationLevel, Field(strict=False)] = AdaptationLevel.OFF
+    adapt: Word[AdaptationLevel] = AdaptationLevel.OFF
     """The changes that the run may make to its plan."""
     model: Name | None = None
     """A preset, config or profile with the model's costs; the plan's name for the model unless
