@@ -20,7 +20,6 @@ from argosy.dtype import Dtype
 from argosy.exporters.form import (
     Export,
     Limit,
-    collectives_are_chosen,
     head,
     limit,
     note,
@@ -97,7 +96,6 @@ def export_deepspeed(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export
 def limits(plan: Plan) -> Iterator[Limit]:
     """Yield everything in a plan that the target cannot express."""
     yield from target_limits(plan, TARGET)
-    yield from collectives_are_chosen(plan, TARGET)
     if not _has_pipeline(plan) and plan.stages[0].recompute is not Recompute.NONE:
         expected = f"none: {NAME} recomputes the layers of a pipeline only; your model has to do it"
         yield limit("stages[0].recompute", plan.stages[0].recompute, expected)

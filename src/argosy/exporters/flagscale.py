@@ -22,16 +22,7 @@ from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
 from argosy.exporters.architecture import Value, model_arguments, precision_arguments
-from argosy.exporters.form import (
-    Export,
-    Limit,
-    collectives_are_chosen,
-    head,
-    limit,
-    settle,
-    target_limits,
-    zero_level,
-)
+from argosy.exporters.form import Export, Limit, head, limit, settle, target_limits, zero_level
 from argosy.exporters.grid import hosts_are_whole, runs_of
 from argosy.exporters.megatron import OPTIMIZERS, model_limits, selective_is_meant
 from argosy.plan.plan import Plan, Recompute, Stage
@@ -130,7 +121,6 @@ def limits(
     yield from hosts_are_whole(plan, NAME)
     yield from _tied_ends_are_alike(plan, architecture)
     yield from selective_is_meant(plan, TARGET)
-    yield from collectives_are_chosen(plan, TARGET)
 
 
 def _tied_ends_are_alike(plan: Plan, architecture: Architecture) -> Iterator[Limit]:

@@ -102,7 +102,7 @@ def note(path: str, found: object, expected: str) -> Limit:
     return Limit(problem=Problem(path, str(found), expected), minor=True)
 
 
-def collectives_are_chosen(plan: Plan, target: Target) -> Iterator[Limit]:
+def _collectives_are_chosen(plan: Plan, target: Target) -> Iterator[Limit]:
     """Yield a note if the plan chooses algorithms of collectives."""
     if plan.collectives:
         named = ", ".join(sorted({str(choice.algorithm) for choice in plan.collectives}))
@@ -136,6 +136,7 @@ def target_limits(plan: Plan, target: Target) -> Iterator[Limit]:
     yield from _schedule_is_known(plan, target)
     yield from _policy_is_absent(plan, target.name)
     yield from training_is_known(plan.model, target)
+    yield from _collectives_are_chosen(plan, target)
 
 
 def training_is_known(model: ModelRef, target: Target) -> Iterator[Limit]:

@@ -27,7 +27,6 @@ from argosy.exporters.architecture import (
 from argosy.exporters.form import (
     Export,
     Limit,
-    collectives_are_chosen,
     head,
     limit,
     settle,
@@ -88,7 +87,6 @@ def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Lim
     yield from model_limits(plan.model, chain, architecture, TARGET)
     yield from target_limits(plan, TARGET)
     yield from selective_is_meant(plan, TARGET)
-    yield from collectives_are_chosen(plan, TARGET)
 
 
 def model_limits(

@@ -13,10 +13,8 @@ which needs a scaled loss (final); uneven shares; ZeRO; selective recomputation;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from argosy.dtype import Dtype
-from argosy.exporters.form import Export, Limit, collectives_are_chosen, head, settle, target_limits
+from argosy.exporters.form import Export, head, settle, target_limits
 from argosy.exporters.grid import grid_of, launch_script
 from argosy.exporters.torchtitan import CSV, schedule_csv
 from argosy.plan.plan import Plan, Recompute
@@ -162,7 +160,7 @@ class Pipeline:
 
 def export_torch(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
     """``argosy_pipeline.py``, ``schedule.csv`` and ``run.sh``."""
-    lost = settle(limits(plan), lossy=lossy, target=TargetName.TORCH)
+    lost = settle(target_limits(plan, TARGET), lossy=lossy, target=TargetName.TORCH)
     grid, first_line = grid_of(plan), head(TARGET, plan, chain)
     module = _MODULE.format(
         head=first_line,
@@ -182,9 +180,3 @@ def export_torch(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
         files=(("argosy_pipeline.py", module), (CSV, schedule_csv(plan)), ("run.sh", script)),
         lost=lost,
     )
-
-
-def limits(plan: Plan) -> Iterator[Limit]:
-    """Yield everything in a plan that the target cannot express."""
-    yield from target_limits(plan, TARGET)
-    yield from collectives_are_chosen(plan, TARGET)

@@ -26,7 +26,6 @@ from argosy.dtype import Dtype
 from argosy.exporters.form import (
     Export,
     Limit,
-    collectives_are_chosen,
     head,
     limit,
     note,
@@ -140,7 +139,6 @@ def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Lim
     yield from model_limits(plan.model, chain)
     yield from target_limits(plan, TARGET)
     yield from _splits_are_sharded(plan, architecture)
-    yield from collectives_are_chosen(plan, TARGET)
     grid = grid_of(plan)
     parts = grid.tensor * (2 * grid.context if grid.context > 1 else 1)
     if plan.model.sequence_length % parts:

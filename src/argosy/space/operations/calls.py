@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -73,16 +73,13 @@ def pattern_of(call: OperationCall) -> Pattern:
     else:
         pattern = FAMILIES[entry["family"]](call)
     inexact = any(e.startswith("c:") for e in entry.get("whole", ()))
-    return Pattern(
-        inputs=pattern.inputs,
-        outputs=pattern.outputs,
+    return replace(
+        pattern,
         linear=_linear(entry, len(call.inputs)),
         additive=frozenset(entry.get("additive", ())),
         whole=frozenset((e.split(":")[0], int(e.split(":")[1])) for e in entry["whole"])
         if inexact
         else frozenset(),
-        stretched=pattern.stretched,
-        by_rows=pattern.by_rows,
     )
 
 
@@ -95,7 +92,7 @@ def _parsed(text: str) -> Pattern:
             tuple("" if letter == "." else letter for letter in word) for word in part.split(",")
         )
 
-    return Pattern(inputs=side(left), outputs=side(right))
+    return Pattern(side(left), side(right))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +160,7 @@ def _occurrences(
     sizes: dict[str, set[int]] = {}
     stretched = pattern.stretched or {}
     ends = zip(
-        all_ends,
-        (*call.inputs, *call.outputs),
-        (*pattern.inputs, *pattern.outputs),
-        strict=True,
+        all_ends, (*call.inputs, *call.outputs), (*pattern.inputs, *pattern.outputs), strict=True
     )
     for end, (value, shape, labels) in enumerate(ends):
         for dim, label in enumerate(labels):

@@ -10,7 +10,7 @@ pattern; ``space/operations/rules.py`` turns patterns into rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from argosy.space.operations.sharding import Shape
@@ -20,12 +20,13 @@ from argosy.workload.graph import GraphNode
 Labels = tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pattern:
     """Labels of each tensor that an operation has, and further conditions of a split."""
 
     inputs: tuple[Labels, ...]
     outputs: tuple[Labels, ...]
+    _: KW_ONLY
     linear: tuple[frozenset[int], ...] = ()
     additive: frozenset[int] = frozenset()
     whole: frozenset[tuple[str, int]] = frozenset()
@@ -47,6 +48,10 @@ class OperationCall:
 
     def argument(self, place: int, default: Any = None) -> Any:
         return self.node.arguments[place] if place < len(self.node.arguments) else default
+
+    def whole_inputs(self, first: int) -> tuple[Labels, ...]:
+        """Return no label for every dim of the inputs from the first one on."""
+        return tuple(("",) * len(shape) for shape in self.inputs[first:])
 
     @property
     def rank(self) -> int:
@@ -80,14 +85,12 @@ def _broadcast(labels: Labels, whole: Shape, shape: Shape) -> Labels:
 def pointwise(call: OperationCall) -> Pattern:
     (out,) = call.outputs
     labels = letters(len(out))
-    return Pattern(
-        inputs=tuple(_broadcast(labels, out, shape) for shape in call.inputs), outputs=(labels,)
-    )
+    return Pattern(tuple(_broadcast(labels, out, shape) for shape in call.inputs), (labels,))
 
 
 def addmm(call: OperationCall) -> Pattern:
     bias = _broadcast(("m", "n"), call.outputs[0], call.inputs[0])
-    return Pattern(inputs=(bias, ("m", "k"), ("k", "n")), outputs=(("m", "n"),))
+    return Pattern((bias, ("m", "k"), ("k", "n")), (("m", "n"),))
 
 
 def convolution(call: OperationCall) -> Pattern:
@@ -96,7 +99,7 @@ def convolution(call: OperationCall) -> Pattern:
     i, o = ("c", "o") if groups == 1 else ("", "")
     weight = (i, o) if transposed else (o, i)
     bias = ((o,),) if len(call.inputs) == 3 else ()
-    return Pattern(inputs=(("n", i, *space), (*weight, *space), *bias), outputs=(("n", o, *space),))
+    return Pattern((("n", i, *space), (*weight, *space), *bias), (("n", o, *space),))
 
 
 def convolution_backward(call: OperationCall) -> Pattern:
@@ -105,7 +108,7 @@ def convolution_backward(call: OperationCall) -> Pattern:
     i, o = ("c", "o") if groups == 1 else ("", "")
     weight = (*((i, o) if transposed else (o, i)), *space)
     x = ("n", i, *space)
-    return Pattern(inputs=(("n", o, *space), x, weight), outputs=(x, weight, (o,)))
+    return Pattern((("n", o, *space), x, weight), (x, weight, (o,)))
 
 
 def attention(call: OperationCall) -> Pattern:
@@ -125,19 +128,17 @@ def attention(call: OperationCall) -> Pattern:
         )
 
     all_labels = [labels(shape) for shape in shapes]
-    return Pattern(
-        inputs=tuple(all_labels[: len(call.inputs)]), outputs=tuple(all_labels[len(call.inputs) :])
-    )
+    return Pattern(tuple(all_labels[: len(call.inputs)]), tuple(all_labels[len(call.inputs) :]))
 
 
 def embedding(call: OperationCall) -> Pattern:
     places = letters(len(call.inputs[1]))
-    return Pattern(inputs=(("v", "d"), places), outputs=((*places, "d"),), by_rows="v")
+    return Pattern((("v", "d"), places), ((*places, "d"),), by_rows="v")
 
 
 def embedding_backward(call: OperationCall) -> Pattern:
     places = letters(len(call.inputs[1]))
-    return Pattern(inputs=((*places, "d"), places), outputs=(("v", "d"),), by_rows="v")
+    return Pattern(((*places, "d"), places), (("v", "d"),), by_rows="v")
 
 
 def _index_labels(call: OperationCall, indices: Any) -> tuple[Labels, list[Labels], Labels]:
@@ -162,7 +163,7 @@ def _index_labels(call: OperationCall, indices: Any) -> tuple[Labels, list[Label
 
 def index(call: OperationCall) -> Pattern:
     source, places, result = _index_labels(call, call.argument(1))
-    return Pattern(inputs=(source, *places), outputs=(result,))
+    return Pattern((source, *places), (result,))
 
 
 def index_put(call: OperationCall) -> Pattern:
@@ -179,7 +180,7 @@ def index_put(call: OperationCall) -> Pattern:
     )
     if len(shape) != len(result):
         source = ("",) * len(source)
-    return Pattern(inputs=(source, *places, values), outputs=(source,))
+    return Pattern((source, *places, values), (source,))
 
 
 def gather(call: OperationCall) -> Pattern:
@@ -188,7 +189,7 @@ def gather(call: OperationCall) -> Pattern:
     result = letters(len(places))
     same = tuple(x if source[d] == places[d] and d != dim else "" for d, x in enumerate(result))
     outside = tuple(x if d == dim or same[d] else "" for d, x in enumerate(result))
-    return Pattern(inputs=(same, outside), outputs=(outside,))
+    return Pattern((same, outside), (outside,))
 
 
 def scatter(call: OperationCall) -> Pattern:
@@ -200,18 +201,18 @@ def scatter(call: OperationCall) -> Pattern:
     labels = tuple(
         label if same else "" for label, same in zip(letters(len(whole)), equal, strict=True)
     )
-    return Pattern(inputs=(labels,) * len(call.inputs), outputs=(labels,))
+    return Pattern((labels,) * len(call.inputs), (labels,))
 
 
 def along(call: OperationCall) -> Pattern:
     """Keep one dim whole; results have the operand's rank."""
     labels = _blocked(letters(call.rank), [call.argument(call.entry["dim"], -1)])
-    return Pattern(inputs=(labels,) * len(call.inputs), outputs=(labels,) * len(call.outputs))
+    return Pattern((labels,) * len(call.inputs), (labels,) * len(call.outputs))
 
 
 def leading(call: OperationCall) -> Pattern:
     labels = _blocked(letters(call.rank), [-1, -2])
-    return Pattern(inputs=(labels,), outputs=(labels,))
+    return Pattern((labels,), (labels,))
 
 
 def _reduced_dims(call: OperationCall, place: int) -> list[int]:
@@ -225,9 +226,7 @@ def sum(call: OperationCall) -> Pattern:  # noqa: A001 (named as the operation i
     dims = _reduced_dims(call, 1)
     labels = letters(call.rank)
     kept = len(call.outputs[0]) == call.rank
-    return Pattern(
-        inputs=(labels,), outputs=(_blocked(labels, dims) if kept else _without(labels, dims),)
-    )
+    return Pattern((labels,), (_blocked(labels, dims) if kept else _without(labels, dims),))
 
 
 def folded(call: OperationCall) -> Pattern:
@@ -236,34 +235,34 @@ def folded(call: OperationCall) -> Pattern:
     labels = _blocked(letters(call.rank), dims)
     kept = len(call.outputs[0]) == call.rank
     out = labels if kept else _without(labels, dims)
-    return Pattern(inputs=(labels,), outputs=(out,) * len(call.outputs))
+    return Pattern((labels,), (out,) * len(call.outputs))
 
 
 def layer_norm(call: OperationCall) -> Pattern:
     lead = call.rank - len(call.argument(1))
     labels = tuple(label if dim < lead else "" for dim, label in enumerate(letters(call.rank)))
-    plain = tuple(("",) * len(shape) for shape in call.inputs[1:])
-    return Pattern(inputs=(labels, *plain), outputs=(labels, labels, labels))
+    plain = call.whole_inputs(1)
+    return Pattern((labels, *plain), (labels, labels, labels))
 
 
 def layer_norm_backward(call: OperationCall) -> Pattern:
     lead = call.rank - len(call.argument(2))
     labels = tuple(label if dim < lead else "" for dim, label in enumerate(letters(call.rank)))
-    plain = tuple(("",) * len(shape) for shape in call.inputs[4:])
+    plain = call.whole_inputs(4)
     feature = ("",) * (call.rank - lead)
-    return Pattern(inputs=(labels,) * 4 + plain, outputs=(labels, feature, feature))
+    return Pattern((labels,) * 4 + plain, (labels, feature, feature))
 
 
 def group_norm(call: OperationCall) -> Pattern:
     x = ("n", *[""] * (call.rank - 1))
-    plain = tuple(("",) * len(shape) for shape in call.inputs[1:])
-    return Pattern(inputs=(x, *plain), outputs=(x, ("n", ""), ("n", "")))
+    plain = call.whole_inputs(1)
+    return Pattern((x, *plain), (x, ("n", ""), ("n", "")))
 
 
 def group_norm_backward(call: OperationCall) -> Pattern:
     x = ("n", *[""] * (call.rank - 1))
-    plain = tuple(("",) * len(shape) for shape in call.inputs[4:])
-    return Pattern(inputs=(x, x, ("n", ""), ("n", ""), *plain), outputs=(x, ("",), ("",)))
+    plain = call.whole_inputs(4)
+    return Pattern((x, x, ("n", ""), ("n", ""), *plain), (x, ("",), ("",)))
 
 
 def nll_loss(call: OperationCall) -> Pattern:
@@ -273,7 +272,7 @@ def nll_loss(call: OperationCall) -> Pattern:
     x = (target[0], "", *target[1:]) if target else ("",)
     weight = (("",),) * (len(call.inputs) - 2)
     summed = call.argument(3) != 0
-    return Pattern(inputs=(x, target, *weight), outputs=(() if summed else target, ()))
+    return Pattern((x, target, *weight), (() if summed else target, ()))
 
 
 def nll_loss_backward(call: OperationCall) -> Pattern:
@@ -281,7 +280,7 @@ def nll_loss_backward(call: OperationCall) -> Pattern:
     x = (target[0], "", *target[1:]) if target else ("",)
     weight = (("",),) * (len(call.inputs) - 4)
     grad = target if call.inputs[0] else ()
-    return Pattern(inputs=(grad, x, target, *weight, ()), outputs=(x,))
+    return Pattern((grad, x, target, *weight, ()), (x,))
 
 
 def permute(call: OperationCall) -> Pattern:
@@ -294,13 +293,13 @@ def permute(call: OperationCall) -> Pattern:
             (0, 1) if call.node.op == "aten.t.default" else (call.argument(1), call.argument(2))
         )
         order[first], order[second] = order[second], order[first]
-    return Pattern(inputs=(labels,), outputs=(tuple(labels[dim] for dim in order),))
+    return Pattern((labels,), (tuple(labels[dim] for dim in order),))
 
 
 def unsqueeze(call: OperationCall) -> Pattern:
     labels = letters(call.rank)
     dim = call.argument(1) % (call.rank + 1)
-    return Pattern(inputs=(labels,), outputs=((*labels[:dim], "", *labels[dim:]),))
+    return Pattern((labels,), ((*labels[:dim], "", *labels[dim:]),))
 
 
 def squeeze(call: OperationCall) -> Pattern:
@@ -308,32 +307,32 @@ def squeeze(call: OperationCall) -> Pattern:
     dims = [dims] if isinstance(dims, int) else list(dims)
     gone = [dim for dim in dims if call.inputs[0][dim] == 1]
     labels = letters(call.rank)
-    return Pattern(inputs=(labels,), outputs=(_without(labels, gone) if gone else labels,))
+    return Pattern((labels,), (_without(labels, gone) if gone else labels,))
 
 
 def expand(call: OperationCall) -> Pattern:
     labels = letters(len(call.outputs[0]))
-    return Pattern(inputs=(_broadcast(labels, call.outputs[0], call.inputs[0]),), outputs=(labels,))
+    return Pattern((_broadcast(labels, call.outputs[0], call.inputs[0]),), (labels,))
 
 
 def repeat(call: OperationCall) -> Pattern:
     labels = letters(len(call.outputs[0]))
     same = _broadcast(labels, call.outputs[0], call.inputs[0])
     pad = ("",) * (len(labels) - len(same))
-    return Pattern(inputs=(same,), outputs=((*pad, *same),))
+    return Pattern((same,), ((*pad, *same),))
 
 
 def select(call: OperationCall) -> Pattern:
     dim = call.argument(1, 0)
     labels = _blocked(letters(call.rank), [dim])
-    return Pattern(inputs=(labels,), outputs=(_without(labels, [dim]),) * len(call.outputs))
+    return Pattern((labels,), (_without(labels, [dim]),) * len(call.outputs))
 
 
 def slice(call: OperationCall) -> Pattern:  # noqa: A001 (named as the operation is)
     labels = letters(call.rank)
     if call.inputs[0] != call.outputs[0]:
         labels = _blocked(labels, [call.argument(1, 0)])
-    return Pattern(inputs=(labels,), outputs=(labels,))
+    return Pattern((labels,), (labels,))
 
 
 def split(call: OperationCall) -> Pattern:
@@ -345,7 +344,7 @@ def split(call: OperationCall) -> Pattern:
     if len(sizes) > 1 or len(call.outputs) * max(sizes) != call.inputs[0][dim]:
         labels = _blocked(labels, [dim])
     stretched = {(0, labels[dim]): len(call.outputs)} if labels[dim] else None
-    return Pattern(inputs=(labels,), outputs=(labels,) * len(call.outputs), stretched=stretched)
+    return Pattern((labels,), (labels,) * len(call.outputs), stretched=stretched)
 
 
 def cat(call: OperationCall) -> Pattern:
@@ -358,7 +357,7 @@ def cat(call: OperationCall) -> Pattern:
         labels = _blocked(labels, [dim])
     count = len(call.inputs)
     stretched = {(count, labels[dim]): count} if labels[dim] else None
-    return Pattern(inputs=(labels,) * count, outputs=(labels,), stretched=stretched)
+    return Pattern((labels,) * count, (labels,), stretched=stretched)
 
 
 def _joined_to_nothing(call: OperationCall) -> Pattern:
@@ -367,68 +366,60 @@ def _joined_to_nothing(call: OperationCall) -> Pattern:
     labels, empty = letters(len(call.outputs[0])), (0,)
     if [shape for shape in call.inputs if shape != empty] != [call.outputs[0]]:
         return whole(call)
-    return Pattern(
-        inputs=tuple(("",) if shape == empty else labels for shape in call.inputs),
-        outputs=(labels,),
-    )
+    return Pattern(tuple(("",) if shape == empty else labels for shape in call.inputs), (labels,))
 
 
 def stack(call: OperationCall) -> Pattern:
     dim = call.argument(1, 0) % len(call.outputs[0])
     labels = letters(call.rank)
-    return Pattern(
-        inputs=(labels,) * len(call.inputs), outputs=((*labels[:dim], "", *labels[dim:]),)
-    )
+    return Pattern((labels,) * len(call.inputs), ((*labels[:dim], "", *labels[dim:]),))
 
 
 def flip(call: OperationCall) -> Pattern:
     labels = _blocked(letters(call.rank), call.argument(1))
-    return Pattern(inputs=(labels,), outputs=(labels,))
+    return Pattern((labels,), (labels,))
 
 
 def pad(call: OperationCall) -> Pattern:
     changed = [dim for dim in range(call.rank) if call.inputs[0][dim] != call.outputs[0][dim]]
     labels = _blocked(letters(call.rank), changed)
-    return Pattern(inputs=(labels,), outputs=(labels,))
+    return Pattern((labels,), (labels,))
 
 
 def select_backward(call: OperationCall) -> Pattern:
     labels = letters(len(call.outputs[0]))
     dim = call.argument(2)
-    return Pattern(inputs=(_without(labels, [dim]),), outputs=(_blocked(labels, [dim]),))
+    return Pattern((_without(labels, [dim]),), (_blocked(labels, [dim]),))
 
 
 def slice_backward(call: OperationCall) -> Pattern:
     labels = letters(call.rank)
     if call.inputs[0] != call.outputs[0]:
         labels = _blocked(labels, [call.argument(2)])
-    return Pattern(inputs=(labels,), outputs=(labels,))
+    return Pattern((labels,), (labels,))
 
 
 def select_scatter(call: OperationCall) -> Pattern:
     labels = letters(call.rank)
     dim = call.argument(2)
-    return Pattern(
-        inputs=(_blocked(labels, [dim]), _without(labels, [dim])),
-        outputs=(_blocked(labels, [dim]),),
-    )
+    return Pattern((_blocked(labels, [dim]), _without(labels, [dim])), (_blocked(labels, [dim]),))
 
 
 def slice_scatter(call: OperationCall) -> Pattern:
     labels = letters(call.rank)
     if call.inputs[0] != call.inputs[1]:
         labels = _blocked(labels, [call.argument(2, 0)])
-    return Pattern(inputs=(labels, labels), outputs=(labels,))
+    return Pattern((labels, labels), (labels,))
 
 
 def factory(call: OperationCall) -> Pattern:
-    return Pattern(inputs=(), outputs=(letters(len(call.outputs[0])),))
+    return Pattern((), (letters(len(call.outputs[0])),))
 
 
 def whole(call: OperationCall) -> Pattern:
     """Split nothing: every device makes the result in full, or the operation is unknown."""
     inputs = tuple(("",) * len(shape) for shape in call.inputs)
-    return Pattern(inputs=inputs, outputs=tuple(("",) * len(shape) for shape in call.outputs))
+    return Pattern(inputs, tuple(("",) * len(shape) for shape in call.outputs))
 
 
 # The functions above by the name that entries of the table use.
