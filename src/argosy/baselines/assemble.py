@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.job import RECOMPUTE, NoPlan, PlanningJob
 from argosy.cost.memory import USABLE, activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Replica, Stage
@@ -188,12 +189,10 @@ def played(job: PlanningJob, plan: Plan, *, whole: bool = False) -> float:
     return iteration_seconds(plan, job.chain, job.cluster, job.model, whole=whole)
 
 
-def fastest(
-    job: PlanningJob, plans: Iterable[Plan], estimate: Callable[[PlanningJob, Plan], float]
-) -> Plan | None:
+def fastest(job: PlanningJob, plans: Iterable[Plan]) -> Plan | None:
     """Return the plan that the exact engine finds fastest among the best by a closed form. This is
     the plan that a user who tries all of them would choose."""
-    ranked = sorted(plans, key=lambda plan: estimate(job, plan))[:_PLAYED_FOLDED]
+    ranked = sorted(plans, key=lambda plan: closed_form_seconds(job, plan))[:_PLAYED_FOLDED]
     ranked.sort(key=lambda plan: played(job, plan))
     few = ranked[:_PLAYED_WHOLE]
     if len(few) > 1 and all(map(plays_whole, few)):
@@ -201,23 +200,17 @@ def fastest(
     return few[0] if few else None
 
 
-def fastest_fitting(
-    job: PlanningJob,
-    plans: Iterable[Plan],
-    estimate: Callable[[PlanningJob, Plan], float],
-    *,
-    recompute: Iterable[Recompute] = RECOMPUTE,
-) -> Plan | NoPlan:
+def fastest_fitting(job: PlanningJob, plans: Iterable[Plan]) -> Plan | NoPlan:
     """Return the fastest plan that fits, each with the least recomputation; if none fits, the
     smallest shortage."""
     fitting, lacking = [], []
     for plan in plans:
-        light = lightest(job, plan, recompute=tuple(recompute))
+        light = lightest(job, plan)
         if isinstance(light, Plan):
             fitting.append(light)
         else:
             lacking.append(light)
-    best = fastest(job, fitting, estimate)
+    best = fastest(job, fitting)
     if best is not None:
         return best
     if not lacking:

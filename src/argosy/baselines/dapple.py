@@ -50,7 +50,6 @@ from argosy.baselines.assemble import (
     shared_evenly,
 )
 from argosy.baselines.blocks import least_largest_block
-from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.equal_devices import EqualDevices, Floats
 from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.baselines.placement import Counts, placements
@@ -102,9 +101,7 @@ def dapple_plan(job: PlanningJob) -> Plan | NoPlan:
                 for kind in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER)
             ]
             lighter = [lightest(job, plan, recompute=(recompute,)) for plan in plans]
-            best = fastest(
-                job, [plan for plan in lighter if isinstance(plan, Plan)], closed_form_seconds
-            )
+            best = fastest(job, [plan for plan in lighter if isinstance(plan, Plan)])
             if best is not None:
                 return best
             reason = reason or str(lighter[0])

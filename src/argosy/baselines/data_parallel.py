@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from argosy.baselines.assemble import Groups, assemble, fastest_fitting, shared_by, shared_evenly
-from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan
 from argosy.units import counted
@@ -47,7 +46,7 @@ def _fastest(
         return NoPlan(
             reason=f"{counted(job.global_batch, 'sample')}, too few for {len(job.devices)} devices"
         )
-    return fastest_fitting(job, _plans(job, share, zero), closed_form_seconds)
+    return fastest_fitting(job, _plans(job, share, zero))
 
 
 def _plans(job: PlanningJob, share: Callable[[int], tuple[int, ...]], zero: int) -> Iterator[Plan]:

@@ -17,14 +17,13 @@ import itertools
 from collections.abc import Iterator
 
 from argosy.baselines.assemble import Groups, assemble, even_cuts, fastest_fitting, shared_evenly
-from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan
 
 
 def even_plan(job: PlanningJob) -> Plan | NoPlan:
     """Return the best even plan on all devices."""
-    return fastest_fitting(job, even_plans(job, job.nodes), closed_form_seconds)
+    return fastest_fitting(job, even_plans(job, job.nodes))
 
 
 def even_on_one_kind(job: PlanningJob) -> Plan | NoPlan:
@@ -34,7 +33,7 @@ def even_on_one_kind(job: PlanningJob) -> Plan | NoPlan:
     plans = itertools.chain.from_iterable(
         even_plans(job, _of_kind(job, kind)) for kind in job.kinds
     )
-    return fastest_fitting(job, plans, closed_form_seconds)
+    return fastest_fitting(job, plans)
 
 
 def _of_kind(job: PlanningJob, kind: str) -> tuple[tuple[str, ...], ...]:

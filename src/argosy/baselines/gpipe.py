@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Iterator
 
 from argosy.baselines.assemble import Groups, assemble, fastest_fitting, shared_evenly
-from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -22,7 +21,7 @@ from argosy.solve.search.chain import cut_chain
 
 def gpipe_plan(job: PlanningJob) -> Plan | NoPlan:
     """Return the fastest plan that fits."""
-    return fastest_fitting(job, _plans(job), closed_form_seconds)
+    return fastest_fitting(job, _plans(job))
 
 
 def _plans(job: PlanningJob) -> Iterator[Plan]:

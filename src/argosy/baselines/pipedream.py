@@ -25,7 +25,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from argosy.baselines.assemble import Groups, assemble, fastest_fitting, shared_evenly
-from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.equal_devices import EqualDevices, Floats
 from argosy.baselines.job import NoPlan, PlanningJob
 from argosy.plan.plan import Plan
@@ -72,7 +71,7 @@ def pipedream_plan(job: PlanningJob) -> Plan | NoPlan:
         for size in job.batches
         if size >= max(len(devices) for *_, devices in partition)
     )
-    return fastest_fitting(job, plans, closed_form_seconds)
+    return fastest_fitting(job, plans)
 
 
 def _profiled(job: PlanningJob) -> list[int]:
