@@ -359,11 +359,7 @@ def _at(start: Calibration, names: Sequence[str], point: FloatArray) -> Calibrat
 
 
 def nelder_mead(
-    loss: Callable[[FloatArray], float],
-    start: FloatArray,
-    *,
-    tolerance: float = 1e-5,
-    steps: int = 200,
+    loss: Callable[[FloatArray], float], start: FloatArray, *, steps: int = 200
 ) -> FloatArray:
     """Return a point near ``start`` at which ``loss`` is least, by reflecting, expanding,
     contracting and shrinking a simplex.
@@ -378,7 +374,7 @@ def nelder_mead(
     for _ in range(steps):
         order = sorted(range(len(points)), key=lambda index: (values[index], index))
         points, values = [points[index] for index in order], [values[index] for index in order]
-        if values[-1] - values[0] < tolerance and max(np.ptp(points, axis=0)) < 1e-2:
+        if values[-1] - values[0] < 1e-5 and max(np.ptp(points, axis=0)) < 1e-2:
             break
         centre = np.mean(points[:-1], axis=0)
         replacement = _better(loss, centre, points[-1], values[0], values[-2], values[-1])

@@ -41,10 +41,12 @@ from argosy.workload.imports.sailor_runs import (
 )
 
 _ZONE = "us-central1-a"
+# The model of the runs.
+_MODEL = "OPT-350"
 """The only zone in the published bandwidths of these device kinds."""
 
 
-def read_sailor_runs(folder: Path | str, *, model: str = "OPT-350") -> Measurements:
+def read_sailor_runs(folder: Path | str) -> Measurements:
     """Read every ``*.json`` of a folder of measured runs; the layer times are in a folder above
     it."""
     folder = Path(folder)
@@ -53,7 +55,7 @@ def read_sailor_runs(folder: Path | str, *, model: str = "OPT-350") -> Measureme
     if home is None or not paths:
         expected = "runs as JSON files, and layer-times.json in a folder above them"
         raise invalid(file=str(folder), expected=expected)
-    chain, profiles = read_sailor(home, model)
+    chain, profiles = read_sailor(home, _MODEL)
     bandwidths = read_sailor_bandwidths(home)
     runs = tuple(_run(path, chain, bandwidths) for path in paths)
     return Measurements(
@@ -79,7 +81,7 @@ _NOT_A_RUN = "not a run"
 """Text in the judgement of a row whose figures are those of another run."""
 
 
-def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
+def read_mixed(path: Path | str) -> Measurements:
     """Read the rows of a table of mixed runs whose figures are possible; a folder ``sailor`` beside
     or above the table has the layer times."""
     rows = read_table(path)
@@ -89,7 +91,7 @@ def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
         raise invalid(
             file=str(path), expected="a folder sailor with layer-times.json beside or above it"
         )
-    chain, profiles = read_sailor(home, model)
+    chain, profiles = read_sailor(home, _MODEL)
     bandwidths = read_sailor_bandwidths(home)
     runs = []
     for index, row in enumerate(rows):

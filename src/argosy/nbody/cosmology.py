@@ -105,9 +105,9 @@ class Cosmology:
         """Return the cosmic time between two expansion factors, in Mpc/h / (km/s)."""
         return self._integral(a, b, 1)
 
-    def conformal_time(self, a: float, b: float) -> float:
+    def conformal_time(self, a: float) -> float:
         """Return the integral of da / (a^2 H), in Mpc/h / (km/s)."""
-        return self._integral(a, b, 2)
+        return self._integral(a, 1.0, 2)
 
     def growth(self, a: float) -> float:
         """Return the growing mode D of (4)."""

@@ -249,8 +249,8 @@ def read_plan(source: Path | str) -> Document:
     return _BUNDLED.read(str(source))
 
 
-def loads_plan(text: str, *, file: str = "plan.json") -> Plan:
-    return plan_from_document(parse_json(text, file=file))
+def loads_plan(text: str) -> Plan:
+    return plan_from_document(parse_json(text, file="plan.json"))
 
 
 def plan_from_document(document: Document) -> Plan:

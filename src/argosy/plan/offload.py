@@ -54,7 +54,7 @@ class Offload:
 NO_OFFLOAD = Offload()
 
 
-def parse_offload(text: str, *, where: str = "--offload") -> Offload:
+def parse_offload(text: str) -> Offload:
     """Return the choice that a text such as ``optimizer,activations=nvme`` describes.
 
     >>> str(parse_offload("activations, optimizer=nvme"))
@@ -66,9 +66,9 @@ def parse_offload(text: str, *, where: str = "--offload") -> Offload:
         name, _, tier = (piece.strip() for piece in part.partition("="))
         if name not in names:
             expected = f"some of {', '.join(names)}, with commas between them"
-            raise bad_input(expected, part.strip(), where, suggestion=closest(name, names))
+            raise bad_input(expected, part.strip(), "--offload", suggestion=closest(name, names))
         if tier not in ("", *Tier):
-            raise bad_input(f"{name}, {name}=host or {name}=nvme", part.strip(), where)
+            raise bad_input(f"{name}, {name}=host or {name}=nvme", part.strip(), "--offload")
         tiers[name] = Tier(tier or Tier.HOST)
     return Offload(**tiers)
 

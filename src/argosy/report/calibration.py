@@ -52,6 +52,10 @@ _UNSTATED = {
 }
 
 
+# The number of runs in the table of the worst predictions.
+_WORST = 5
+
+
 def shown_constant(calibration: Calibration, name: str) -> str:
     """Return the value of a constant with its unit."""
     value = getattr(calibration, name)
@@ -106,10 +110,10 @@ def error_cells(errors: Errors) -> list[str]:
     return [str(errors.count), *(f"{100 * share:.1f} %" for share in shares), f"{errors.rank:.3f}"]
 
 
-def worst_table(study: Study, count: int = 5) -> Table:
+def worst_table(study: Study) -> Table:
     """Return a table of the runs whose predictions are furthest off."""
     table = plain_table("furthest off", ">measured", ">predicted", ">error")
-    for predicted_run in study.worst(count):
+    for predicted_run in study.worst(_WORST):
         times = (TIME.format(predicted_run.run.seconds), TIME.format(predicted_run.seconds))
         table.add_row(predicted_run.run.name, *times, f"{100 * predicted_run.error:+.1f} %")
     return table

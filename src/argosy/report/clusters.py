@@ -74,7 +74,7 @@ def change_table(cluster: Cluster) -> Table:
             RATE.format(v) if unit else f"{v:g}x" for v in (min(trace.values), max(trace.values))
         )
         last = trace.times[-1]
-        picture = sparkline(trace, 0.0, last, width=24)
+        picture = sparkline(trace, last)
         table.add_row(name, low, high, str(len(trace.times) - 1), TIME.short(last), picture)
     return table
 

@@ -45,7 +45,7 @@ def encode(document: JsonObject, *, compress: bool = True) -> bytes:
     return gzip.compress(text, mtime=0) if compress else text
 
 
-def chrome_trace(timeline: Timeline, *, name: str = "argosy") -> JsonObject:
+def chrome_trace(timeline: Timeline) -> JsonObject:
     """Return one document with a process per device and per link."""
     events: list[Event] = []
     memory, computed = dict(timeline.memory), _computed(timeline)
@@ -65,10 +65,10 @@ def chrome_trace(timeline: Timeline, *, name: str = "argosy") -> JsonObject:
         events += _process(pid, f"link {link}", names)
         pairs = zip(spans, lanes, strict=True)
         events += [_kernel(span, pid, lane, index) for index, (span, lane) in enumerate(pairs)]
-    return _document(timeline, events, rank=0, name=name)
+    return _document(timeline, events, rank=0, name="argosy")
 
 
-def rank_traces(timeline: Timeline, *, name: str = "argosy") -> Iterator[JsonObject]:
+def rank_traces(timeline: Timeline) -> Iterator[JsonObject]:
     """Yield the document of each rank in order (1) to (4)."""
     computed = _computed(timeline)
     sent_or_received: dict[str, list[Span]] = defaultdict(list)
@@ -78,7 +78,7 @@ def rank_traces(timeline: Timeline, *, name: str = "argosy") -> Iterator[JsonObj
                 sent_or_received[device].append(span)
     for rank, device in enumerate(timeline.devices):
         events = _rank_events(device, computed[device], sent_or_received[device])
-        yield _document(timeline, events, rank=rank, name=f"{name} rank {rank}")
+        yield _document(timeline, events, rank=rank, name=f"argosy rank {rank}")
 
 
 def _rank_events(device: str, own: Sequence[Span], network: Sequence[Span]) -> list[Event]:

@@ -12,14 +12,14 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 _MOST_DIGITS = 18
 
 
-def bar(share: float, *, width: int = 10) -> str:
+def bar(share: float) -> str:
     """Return a share of 1 as a bar; a share above 1 is drawn as 1.
 
     >>> bar(0.42)
     '████░░░░░░'
     """
-    full = round(min(max(share, 0.0), 1.0) * width)
-    return "█" * full + "░" * (width - full)
+    full = round(min(max(share, 0.0), 1.0) * 10)
+    return "█" * full + "░" * (10 - full)
 
 
 def percent(share: float) -> str:
@@ -31,21 +31,16 @@ def percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %")
 
 
-def sparkline(
-    trace: Trace, start: float, end: float, *, width: int = 24, top: float | None = None
-) -> str:
-    """Draw a trace between two times (seconds); each character is the mean over its part of the
-    time.
+def sparkline(trace: Trace, end: float, *, width: int = 24) -> str:
+    """Draw a trace from 0 to ``end`` seconds; each character is the mean over its part of the time.
 
-    ``top`` is the value of the highest character (default: the trace's own highest); 0 is the
-    lowest.
+    The trace's own highest value is the highest character; 0 is the lowest.
 
-    >>> sparkline(Trace.from_steps([(4, 2.0), (6, 8.0)], initial=8.0), 0, 8, width=8)
+    >>> sparkline(Trace.from_steps([(4, 2.0), (6, 8.0)], initial=8.0), 8, width=8)
     '████▃▃██'
     """
-    top = max(trace.values) if top is None else top
-    step = (end - start) / width
-    means = [trace.mean(start + index * step, start + (index + 1) * step) for index in range(width)]
+    top, step = max(trace.values), end / width
+    means = [trace.mean(index * step, (index + 1) * step) for index in range(width)]
     return "".join(_LEVELS[min(round(mean / top * 7), 7)] if top else _LEVELS[0] for mean in means)
 
 

@@ -127,6 +127,6 @@ def link_table(links: Iterable[LinkFigures], end: float, *, most: int = 6) -> Ta
             link.name,
             f"{bar(link.utilisation)} {percent(link.utilisation):>5}",
             SIZE.short(link.bytes),
-            f"{rate} {sparkline(link.bandwidth, 0.0, end, width=20)}" if changing else rate,
+            f"{rate} {sparkline(link.bandwidth, end, width=20)}" if changing else rate,
         )
     return table

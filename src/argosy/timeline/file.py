@@ -79,8 +79,8 @@ def load_timeline(path: Path | str) -> Timeline:
     return timeline_from_document(read_json(path))
 
 
-def loads_timeline(text: str, *, file: str = "timeline.json") -> Timeline:
-    return timeline_from_document(parse_json(text, file=file))
+def loads_timeline(text: str) -> Timeline:
+    return timeline_from_document(parse_json(text, file="timeline.json"))
 
 
 def timeline_from_document(document: Document) -> Timeline:

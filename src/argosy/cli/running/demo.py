@@ -229,7 +229,7 @@ def _show_cluster(console: Console, scenario: Scenario) -> None:
     link = next(link for link in scenario.cluster.links if not link.bandwidth.is_constant)
     least = percent(min(link.bandwidth.values) / max(link.bandwidth.values))
     console.print(f"{scenario.cluster!r}")
-    picture = sparkline(link.bandwidth, 0.0, SECONDS, width=32)
+    picture = sparkline(link.bandwidth, SECONDS, width=32)
     console.print(
         f"{link.edge} {picture} {SECONDS:g} s; other jobs leave it {least} at times", soft_wrap=True
     )

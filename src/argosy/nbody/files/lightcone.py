@@ -56,7 +56,7 @@ class LightConeSettings:
 
 def distance(cosmology: Cosmology, a: float) -> float:
     """Return the comoving distance chi(a) in Mpc/h (1)."""
-    return LIGHT * cosmology.conformal_time(a, 1.0) if a < 1 else 0.0
+    return LIGHT * cosmology.conformal_time(a) if a < 1 else 0.0
 
 
 @dataclass(kw_only=True)

@@ -189,12 +189,12 @@ def read_array(path: Path, file: Any, name: str, *, rows: int, part: slice = sli
     return np.asarray(array[part], np.float64)
 
 
-def read_names(path: Path, file: Any, name: str, *, part: slice = slice(None)) -> Names:
-    """Read a whole number per row, of a part of the rows."""
+def read_names(path: Path, file: Any, name: str) -> Names:
+    """Read a whole number per row."""
     rows, array = num_rows(path, file, name), file[name]
     if array.shape != (rows,) or array.dtype.kind not in "iu":
         raise _other(path, name, array, "a whole number per row")
-    return np.asarray(array[part]).astype(np.int64)
+    return np.asarray(array[()]).astype(np.int64)
 
 
 def _other(path: Path, name: str, array: Any, expected: str) -> InputError:

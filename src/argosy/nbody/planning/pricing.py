@@ -133,13 +133,7 @@ class BoxWork:
         return self.particles / len(self.interactions)
 
 
-def typical_box(
-    particles: int,
-    *,
-    mesh_cells: int | None = None,
-    cutoff_cells: float = DEFAULT.split_cells * DEFAULT.cutoff_scales,
-    seed: int = 1,
-) -> BoxWork:
+def typical_box(particles: int, *, mesh_cells: int | None = None, seed: int = 1) -> BoxWork:
     """Return a clustered box; by default its mesh has twice as many cells per side as particles."""
     if particles < 1000:
         raise bad_input("at least 1000 particles", particles, "particles")
@@ -158,7 +152,7 @@ def typical_box(
     return BoxWork(
         particles=particles,
         mesh_cells=cells,
-        cutoff=cutoff_cells / cells,
+        cutoff=DEFAULT.split_cells * DEFAULT.cutoff_scales / cells,
         interactions=interactions,
     )
 

@@ -47,7 +47,7 @@ class ClockOffset:
 
 
 def clock_offsets(
-    device: torch.device, *, clock: Callable[[], float] = time.perf_counter, pings: int = _PINGS
+    device: torch.device, *, clock: Callable[[], float] = time.perf_counter
 ) -> list[ClockOffset]:
     """Return the offset of every rank by (1), on every rank; all call this at the same point."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -58,7 +58,7 @@ def clock_offsets(
     for peer in range(1, world):
         dist.barrier()
         best = float("inf")
-        for _ in range(pings):
+        for _ in range(_PINGS):
             if rank == peer:
                 dist.recv(reading, 0)
                 reading[0] = clock()

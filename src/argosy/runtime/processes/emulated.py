@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 PACES = "ARGOSY_PACES"
@@ -13,22 +12,22 @@ PACES = "ARGOSY_PACES"
 commas."""
 
 
-def join_device(environment: Mapping[str, str] = os.environ) -> None:
+def join_device() -> None:
     """Limit the calling thread, and the threads it starts, to its device's share of a core."""
-    path = environment.get("ARGOSY_LAB_THREADS")
+    path = os.environ.get("ARGOSY_LAB_THREADS")
     if path:
         Path(path).write_text(str(threading.get_native_id()), encoding="ascii")
 
 
-def say_ready(environment: Mapping[str, str] = os.environ) -> None:
+def say_ready() -> None:
     """Start the lab's clock at time 0, if it waits for this process."""
-    path = environment.get("ARGOSY_LAB_READY")
+    path = os.environ.get("ARGOSY_LAB_READY")
     if path:
         Path(path).touch()
 
 
-def seconds_per_sample(environment: Mapping[str, str] = os.environ) -> float | None:
+def seconds_per_sample() -> float | None:
     """Return the seconds that a layer takes for one sample on this rank's device, None if the lab
     sets no pace (``paced``)."""
-    paces = environment.get(PACES)
-    return float(paces.split(",")[int(environment.get("RANK", "0"))]) if paces else None
+    paces = os.environ.get(PACES)
+    return float(paces.split(",")[int(os.environ.get("RANK", "0"))]) if paces else None

@@ -75,22 +75,21 @@ class _Node:
         return name[: len(name) - numbers.end()] if numbers else name
 
 
+# The kind of the devices that the profiles were measured on.
+_DEVICE = "V100-16GB"
+
+
 def read_dapple(
-    path: Path | str,
-    *,
-    profile_batch: int | None = None,
-    device: str = "V100-16GB",
-    optimizer: str = "adamw",
+    path: Path | str, *, profile_batch: int | None = None, optimizer: str = "adamw"
 ) -> tuple[Chain, Profile]:
-    """Return the model per sample, and its measured times for ``profile_batch`` samples on
-    ``device``."""
+    """Return the model per sample, and its measured times for ``profile_batch`` samples."""
     path = Path(path)
     name, batch = _name_and_batch(path, profile_batch)
     nodes, edges = _parse(read_text(path), str(path))
     ordered = _topological(nodes, edges, str(path))
     layers = _layers(ordered, edges, batch)
     rows = tuple(_row(layer, node, batch) for layer, node in zip(layers, ordered, strict=True))
-    profile = Profile(device=device, model=name, rows=rows, layers=layers)
+    profile = Profile(device=_DEVICE, model=name, rows=rows, layers=layers)
     return profile.chain(optimizer=optimizer), profile
 
 
