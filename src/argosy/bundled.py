@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from argosy.document import Document, parse_json, parse_toml
 
@@ -22,8 +23,8 @@ class Bundled:
 
     def names(self) -> list[str]:
         """Return the names, sorted."""
-        files = [file.name for file in self._files.iterdir()]
-        return sorted(name.removesuffix(self.suffix) for name in files if name.endswith(self.suffix))
+        files = (Path(file.name) for file in self._files.iterdir())
+        return sorted(file.stem for file in files if file.suffix == self.suffix)
 
     def read(self, name: str) -> Document:
         """Return the document of a name."""

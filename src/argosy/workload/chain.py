@@ -174,7 +174,7 @@ class Layer:
         return f"{self.name}: {parameters:.4g} M parameters, {flop:.4g} GFLOP forward"
 
 
-class Section(Protocol):
+class LayerSection(Protocol):
     """A range of layers, up to ``end``, such as a stage."""
 
     @property
@@ -215,7 +215,7 @@ class Chain:
     powersgd: int = 0
     """Rank of the matrices as which gradients are summed; 0: gradients are summed whole."""
 
-    def layers_of(self, stage: Section) -> tuple[Layer, ...]:
+    def layers_of(self, stage: LayerSection) -> tuple[Layer, ...]:
         """Return the layers of a stage."""
         return self.layers[stage.first : stage.end]
 
