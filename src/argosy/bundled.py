@@ -12,7 +12,7 @@ from argosy.document import Document, parse_json, parse_toml
 
 @dataclass(frozen=True)
 class Bundled:
-    """The files of a folder in ``data``, which users name without their suffix."""
+    """A folder in ``data`` that has files which users name without their suffix."""
 
     folder: str
     suffix: str

@@ -55,7 +55,7 @@ _PCIE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A row of a published table, with its file, its line and its cells by column."""
+    """A row of a published table that has its file, its line and its cells by column."""
 
     file: str
     line: int

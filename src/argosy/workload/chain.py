@@ -175,7 +175,7 @@ class Layer:
 
 
 class LayerSection(Protocol):
-    """A range of layers, up to ``end``, such as a stage."""
+    """A range of layers that ends before ``end``, such as a stage."""
 
     @property
     def first(self) -> int: ...
