@@ -119,6 +119,7 @@ MANY_PARAMETERS = {
     "nbody.processes.domain.essential_tree": _ARRAYS,
     "report.gantt.gantt": _API,
     "runtime.elastic.snapshot.__init__": _PARTS,
+    "runtime.graphs.attention.attend": _TORCH,
     "runtime.graphs.attention.backward": _TORCH,
     "runtime.graphs.attention.forward": _TORCH,
     "runtime.graphs.attention.math_backward": _TORCH,

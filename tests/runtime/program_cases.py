@@ -256,7 +256,7 @@ def train(name: str, way: str, plan: str | None = None) -> tuple[str, Any]:
         options: dict[str, Any] = {"recording": recording, "seed": SEED, "cut": cut}
         with pytest.MonkeyPatch.context() as patch:
             if chosen.programs:
-                patch.setattr(tensorstage, "program_at", no_search)
+                patch.setattr(tensorstage, "tensor_program", no_search)
             trainer = parallelize(model, loss_fn, optimizer, batch, chosen, **options)
             return "losses", [trainer.step(batch) for _ in range(STEPS)]
     except InputError as error:

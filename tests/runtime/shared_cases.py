@@ -125,7 +125,7 @@ def train(name: str, text: str, dtype: torch.dtype) -> Trained:
     plan = loads_plan(text)
     with pytest.MonkeyPatch.context() as patch:
         if plan.programs:
-            patch.setattr(tensorstage, "program_at", no_search)
+            patch.setattr(tensorstage, "tensor_program", no_search)
         trainer = parallelize(model, loss_fn, optimizer, batch, plan, seed=SEED)
         losses = [trainer.step(_copy(batch)) for _ in range(STEPS)]
     weights, held = {}, 0

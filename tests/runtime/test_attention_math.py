@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from argosy.runtime.graphs.attention import backward, forward, math_backward, math_forward
+from argosy.runtime.graphs.attention import (
+    backward,
+    forward,
+    fused,
+    math_backward,
+    math_forward,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,3 +31,16 @@ def test_attention_equals_the_kernel(causal: bool, masked: bool, scale: float | 
     found = math_backward(grad, q, k, v, out, own[1], causal, mask, scale)
     for one, other in zip(expected, found, strict=True):
         assert torch.allclose(one, other, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_the_kernel_of_other_devices_gives_what_the_capture_says(
+    causal: bool, key_heads: int
+) -> None:
+    """Also where several heads of queries share one of keys, which ``q @ k`` alone cannot do."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, 8, 4, dtype=torch.float64)
+    k, v = (torch.randn(2, key_heads, 8, 4, dtype=torch.float64) for _ in range(2))
+    expected, _ = forward(q, k, v, 0.0, causal, scale=0.3)
+    assert torch.allclose(fused(q, k, v, causal, None, 0.3), expected, atol=1e-12)

@@ -56,7 +56,7 @@ def test_a_plan_says_what_its_groups_do_and_they_do_it(
         operation.delivered for segment in program.segments for operation in segment.operations
     )
     searched = sharing_of(replace(plan, programs=())).steps(program.samples)
-    monkeypatch.setattr(tensorstage, "program_at", no_search)
+    monkeypatch.setattr(tensorstage, "tensor_program", no_search)
     sharing = sharing_of(read)
     steps = sharing.steps(program.samples)
     assert (steps.rows, steps.collectives) == (searched.rows, searched.collectives)

@@ -7,8 +7,10 @@ from unittest import mock
 import pytest
 import torch
 from runtime.rank_pool import RankPool
+from runtime.small_models import LENGTH
 from runtime.training_cases import Case, built, differences, plan_of, train_in_parallel
 
+from argosy.cost.group import GroupCollective
 from argosy.plan.plan import Recompute
 from argosy.runtime.processes.ranks import devices_by_rank
 from argosy.runtime.sources.maker import StageMaker
@@ -18,6 +20,7 @@ from argosy.schedule import ScheduleKind
 from argosy.space.operations.sharding import REPLICATED, sharded
 
 ALONE, EVEN, UNEVEN, THREE = (1.0,), (0.5, 0.5), (0.7, 0.3), (0.5, 0.3, 0.2)
+THIRDS = (1 / 3,) * 3
 CASES = [
     Case(
         shares=((1, 1), (2,)),
@@ -32,6 +35,7 @@ CASES = [
         num_micro_batches=2,
         tied=True,
         recompute=Recompute.FULL,
+        sequence=True,
     ),
     Case(
         model="t5",
@@ -41,7 +45,27 @@ CASES = [
         num_micro_batches=3,
     ),
 ]
+POSITIONS = [
+    Case(
+        shares=((2,), (2,)),
+        ratios=(THIRDS, EVEN),
+        num_micro_batches=2,
+        recompute=recompute,
+        sequence=True,
+        tied=tied,
+    )
+    for recompute, tied in ((Recompute.FULL, True), (Recompute.SELECTIVE, False))
+] + [
+    Case(model="vit", shares=((3, 1),), ratios=((ALONE, THIRDS),), zero=3, sequence=True),
+    Case(model="t5", shares=((2,), (2,)), ratios=(THIRDS, EVEN), tied=True, sequence=True),
+    Case(shares=((2,), (2,)), ratios=(EVEN, EVEN), kind=ScheduleKind.ZERO_BUBBLE, sequence=True),
+    *(
+        Case(model=model, shares=((2,), (2,)), ratios=(EVEN, EVEN), single=True, sequence=True)
+        for model in ("hf-gpt2", "hf-llama", "hf-t5")
+    ),
+]
 MORE = [
+    *POSITIONS,
     Case(shares=((1, 1), (2,)), ratios=(UNEVEN, ALONE), num_micro_batches=3, zero=2, clip=True),
     Case(
         shares=((2,), (2,)),
@@ -149,8 +173,7 @@ def test_groups_train_as_one_process(ranks: RankPool, case: Case) -> None:
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
 
 
-def test_matrices_are_cut_into_columns_then_rows_and_samples_never() -> None:
-    case = Case(shares=((2,), (2,)), ratios=(UNEVEN, ALONE))
+def source_of(case: Case) -> GraphSource:
     model, loss_fn, batch = built(case)
     plan = plan_of(case)
     recipe = Recipe(
@@ -164,6 +187,26 @@ def test_matrices_are_cut_into_columns_then_rows_and_samples_never() -> None:
     with mock.patch.object(GraphSource, "check_agreed"):
         source = maker.source(plan, None)
     assert isinstance(source, GraphSource)
+    return source
+
+
+def test_norms_are_divided_by_positions_between_products() -> None:
+    """Sequence parallelism, as Megatron-LM does it: sums are scattered, norms gathered."""
+    case = Case(shares=((2,), (2,)), ratios=(EVEN, ALONE), sequence=True)
+    program = source_of(case).shared[0, 0].steps(2)
+    norms = [
+        row.inputs[0]
+        for node, row in zip(program.graph.nodes, program.rows, strict=True)
+        if node.op == "aten.native_layer_norm.default"
+    ]
+    assert sharded(1, LENGTH) in norms
+    kinds = {step.kind for steps in program.collectives.values() for step, _ in steps}
+    assert {GroupCollective.REDUCE_SCATTER, GroupCollective.ALL_GATHER} <= kinds
+    assert not any(program.deliveries[value].is_gathered for value in program.graph.parameters)
+
+
+def test_matrices_are_cut_into_columns_then_rows_and_samples_never() -> None:
+    source = source_of(Case(shares=((2,), (2,)), ratios=(UNEVEN, ALONE)))
     cut = {weight.name: source.stored(weight, weight.stages[0]) for weight in source.weights}
     assert cut["blocks.1.feed_forward.0.weight"] == sharded(0, 32)
     assert cut["blocks.1.feed_forward.2.weight"] == sharded(1, 32)

@@ -58,6 +58,8 @@ CLUSTER = json.dumps(
     }
 )
 """Where tensor-parallel groups are planned for."""
+AT_ONCE = CLUSTER.replace('"3 us"', '"0 us"')
+"""The same with links that have no latency, so that two collectives cost no more than one."""
 SMALL_CLIP = 0.05
 
 
@@ -94,6 +96,8 @@ class Case:
     ratios: tuple[tuple[Any, ...], ...] = ()
     """Per stage, how the devices of each replica's tensor-parallel group share its work: ratios, or
     such for every replica; where empty, all are alone."""
+    sequence: bool = False
+    """Whether groups divide positions between products, because links have no latency."""
     context: bool = False
     """Whether these devices share the sequence instead of the weights."""
     experts: tuple[int, ...] = ()
@@ -121,7 +125,7 @@ class Case:
         extras = [str(self.recompute)] if self.recompute is not Recompute.NONE else []
         extras += [f"zero{self.zero}"] if self.zero else []
         extras += [self.offload] if self.offload else []
-        extras += [name for name in ("clip", "tied", "single") if getattr(self, name)]
+        extras += [name for name in ("clip", "tied", "single", "sequence") if getattr(self, name)]
         extras += [str(self.dtype)] if self.dtype is not Dtype.FP32 else []
         extras += ["operations"] if self.work else []
         extras += (
@@ -171,10 +175,11 @@ def plan_of(case: Case) -> Plan:
             names[worker] if index >= workers else [f"n{node}.{at}" for node, at in places]
         )
     layers = NUM_LAYERS.get(case.model, 6)
+    links = AT_ONCE if case.sequence else CLUSTER
     cuts = [round(index * layers / len(case.shares)) for index in range(len(case.shares) + 1)]
     return Plan(
         model=ModelRef(name=case.model, sequence_length=1, dtype=case.dtype),
-        cluster=ClusterRef(name="local", hash="", content=CLUSTER if case.ratios else "{}"),
+        cluster=ClusterRef(name="local", hash="", content=links if case.ratios else "{}"),
         global_batch=size * case.num_micro_batches,
         micro_batch_size=size,
         num_micro_batches=case.num_micro_batches,

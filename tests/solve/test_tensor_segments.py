@@ -14,18 +14,18 @@ from argosy.space.operations.segments import chain_of_step
 from argosy.workload.capture.trace import Build, capture
 from argosy.workload.chain import Chain
 
-SAMPLES, WIDTH = 8, 256
+SAMPLES, WIDTH, WIDE = 8, 256, 2048
 
 
 class Block(nn.Module):
     """A residual of two products, as in a transformer."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
         self.norm, self.wide, self.back = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 4 * WIDTH),
-            nn.Linear(4 * WIDTH, WIDTH),
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,3 +133,47 @@ def test_tied_weights_do_not_keep_groups_out() -> None:
     tied = [layer for layer in chain.layers if layer.tied_parameters]
     assert tied
     assert all(layer.max_tensor_width == 4 for layer in (chain.layers[0], *tied))
+
+
+class Attention(nn.Module):
+    """Attention of eight heads of queries that share key heads, and a feed-forward block."""
+
+    def __init__(self, key_heads: int) -> None:
+        super().__init__()
+        self.key_heads = key_heads
+        self.norm, self.out, self.rest = nn.LayerNorm(WIDE), nn.Linear(WIDE, WIDE), Block(WIDE)
+        self.queries = nn.Linear(WIDE, WIDE)
+        self.keys, self.values = (nn.Linear(WIDE, WIDE // 8 * key_heads) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+
+        def heads(product: nn.Module, count: int) -> Tensor:
+            return product(y).view(*x.shape[:2], count, WIDE // 8).transpose(1, 2)
+
+        seen = functional.scaled_dot_product_attention(
+            heads(self.queries, 8),
+            heads(self.keys, self.key_heads),
+            heads(self.values, self.key_heads),
+            is_causal=True,
+            enable_gqa=self.key_heads < 8,
+        )
+        return self.rest(x + self.out(seen.transpose(1, 2).reshape(x.shape)))
+
+
+@pytest.mark.parametrize("key_heads", [4, 8])
+def test_what_is_kept_between_products_is_divided_by_positions(key_heads: int) -> None:
+    """A block sends as much as with all-reduces, one after attention and one after the rest, but
+    what it keeps whole are the gathered inputs of products, not norms and residuals."""
+
+    def build() -> tuple[nn.Module, object, Tensor]:
+        model = nn.Sequential(*(Attention(key_heads) for _ in range(4)))
+        return model, lambda net, x: net(x).square().mean(), torch.randn(SAMPLES, 256, WIDE)
+
+    chain = shared(build)
+    inner = [layer for layer in chain.layers if layer.parameters > WIDE * WIDE]
+    assert inner and all(layer.max_tensor_width == 4 for layer in inner)
+    whole = sum(layer.reduced_bytes for layer in chain.layers)
+    assert whole == pytest.approx(4 * 2 * 256 * 4 * WIDE, rel=0.1)
+    stream = sum(layer.stream_bytes for layer in chain.layers)
+    assert stream == pytest.approx(4 * 4 * 256 * 4 * WIDE, rel=0.01), "inputs of four products"

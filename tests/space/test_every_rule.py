@@ -366,6 +366,17 @@ def test_every_row_of_attention_under_a_mask_of_positions() -> None:
     check_every_row(*called(op, (*heads, 0.0, False), attn_mask=mask))
 
 
+def test_every_row_of_attention_whose_queries_share_keys() -> None:
+    q = torch.randn(2, 6, 5, 4, dtype=torch.float64)
+    keys, values = (torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in range(2))
+    op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    graph, *rest = called(op, (q, keys, values, 0.0, True))
+    check_every_row(graph, *rest)
+    choices = StateChoices(graph, 3)
+    choices.consider([(1, sharded(1, 3))])
+    assert any(row.inputs == (sharded(1, 3),) * 3 for row in choices.rows(0)), "by key heads"
+
+
 SPLITTABLE = sorted(op for op in CASES if table()[op].get("family") != "whole")
 
 

@@ -3,6 +3,10 @@ arguments and results.
 
     (1)  s = scale q k^T + mask,  l = log sum exp s,  p = exp(s - l),  o = p v
     (2)  dv = p^T do,  ds = p (do v^T - sum(do o)),  dq = scale ds k,  dk = scale ds^T q
+
+A stage runs the forward alone and lets torch differentiate it, so torch chooses its kernel
+(``attend``). A ring of devices needs l, and the gradients of each pair of parts: it computes (1)
+and (2) as written.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 aten = torch.ops.aten
@@ -46,6 +51,39 @@ def forward(
             q, k, v, dropout, causal, attn_mask=attn_mask, scale=scale
         )
     return math_forward(q, k, v, causal, attn_mask, scale)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Return output and l of (1), for torch to differentiate; off a CPU l is empty, because no
+    forward reads it."""
+    if q.is_cpu:
+        return forward(q, k, v, dropout, causal, attn_mask=attn_mask, scale=scale)
+    return fused(q, k, v, causal, attn_mask, scale), q.new_empty(0)
+
+
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """Return output of (1) by the best kernel that torch has for a device; several heads of queries
+    may share one of keys and values."""
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
 
 
 def math_forward(
@@ -106,7 +144,6 @@ def math_backward(
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": forward,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": attend
 }
 """Replacements of CPU kernels, by the name of the captured operation."""

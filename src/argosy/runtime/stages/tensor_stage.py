@@ -2,7 +2,8 @@
 differentiates.
 
 The forward of the stage is a graph of its own, for whose operations ``solve`` chooses rows and
-deliveries among the cuts of weights (``Kind.TENSOR``), at the ratios that the plan gives the group.
+deliveries among the cuts of weights and of positions between them (``tensor_program``), at the
+ratios that the plan gives the group.
 What the stage receives and sends on is replicated on every member; so are its buffers and its loss.
 The states of weights are chosen once; everything else is chosen again for every number of samples,
 with these states fixed. A plan for a captured program contains the choices
@@ -33,9 +34,9 @@ from argosy.runtime.stages.moment import Moment
 from argosy.solve.programs.placement import Pricing
 from argosy.solve.programs.recorded import GroupSteps, recorded, restored, steps_of
 from argosy.solve.programs.sequence import RING
-from argosy.solve.programs.spmd import program_at
+from argosy.solve.programs.spmd import tensor_program
 from argosy.space.operations.calls import is_linear
-from argosy.space.operations.rules import BY_ROWS, CutKind, StateChoices
+from argosy.space.operations.rules import BY_ROWS, StateChoices
 from argosy.space.operations.sharding import REPLICATED, State
 from argosy.workload.graph import OWN_GRADIENT, Graph, GraphNode, OwnGradient, Ref, Role
 
@@ -84,19 +85,21 @@ class Sharing:
         return recorded(self.steps(samples), self._layers, self.layers, samples)
 
     def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
-        choices = self._choices(samples, stored)
-        return steps_of(program_at(choices.graph, choices, Pricing(group=self.group), self.ratios))
+        graph = stage_graph(self.cut, self.index, samples, self.total)
+        pricing = Pricing(group=self.group)
+        return steps_of(
+            tensor_program(graph, pricing, self.ratios, whole=self._delivered, stored=stored)
+        )
 
     def _restore(self, samples: int) -> GroupSteps:
-        choices = self._choices(samples, {}, kind=CutKind.ANY)
+        graph = stage_graph(self.cut, self.index, samples, self.total)
+        choices = StateChoices(graph, len(self.ratios), whole=self._delivered)
         return restored(self.records[samples], choices, self._layers)
 
-    def _choices(
-        self, samples: int, stored: Mapping[int, State], *, kind: CutKind = CutKind.TENSOR
-    ) -> StateChoices:
-        whole = {*self.whole, *self.cut.parts[self.index].sends}
-        graph = stage_graph(self.cut, self.index, samples, self.total)
-        return StateChoices(graph, len(self.ratios), kind=kind, whole=whole, stored=stored)
+    @property
+    def _delivered(self) -> set[int]:
+        """Return the values that are stored or sent whole."""
+        return {*self.whole, *self.cut.parts[self.index].sends}
 
     @property
     def _layers(self) -> list[int]:

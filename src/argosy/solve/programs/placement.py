@@ -80,6 +80,7 @@ class ProgramPlacement:
             value in self._sent,
             self.choices.stored.get(value),
             self._is_cut(value),
+            self._may_gather(value),
         )
         key = (
             described.role,
@@ -104,11 +105,16 @@ class ProgramPlacement:
             )
         elif self._is_cut(value) and cuts:
             options = tuple(option for option in options if option.stored != REPLICATED)
+        if not self._may_gather(value):
+            options = tuple(option for option in options if not option.is_gathered)
         return options
 
     def _is_cut(self, value: int) -> bool:
         """Return whether a parameter must not be stored whole if it can be cut."""
-        return self.choices.kind is CutKind.TENSOR and is_matrix(self.graph, value)
+        return self.choices.kind is not CutKind.ANY and is_matrix(self.graph, value)
+
+    def _may_gather(self, value: int) -> bool:
+        return self.choices.gathered is None or value in self.choices.gathered
 
     def shares(self, state: State) -> tuple[float, ...]:
         """Return for each device the share of a tensor in this state that it holds."""
@@ -185,8 +191,9 @@ class ProgramPlacement:
     def parameter_seconds(self, value: int, delivery: Delivery) -> float:
         """Return the seconds of the all-gather of a value that is stored in shards and used whole
         (3)."""
-        if delivery.stored is None or delivery.stored in delivery.states:
+        if not delivery.is_gathered:
             return 0.0
+        assert delivery.stored is not None
         step = Conversion(GroupCollective.ALL_GATHER, delivery.stored, REPLICATED)
         return self._transfer_seconds(value, step)
 

@@ -193,7 +193,24 @@ class _Restoring:
             rows.append(self._row(where, len(rows), operation))
         if extra := next((operations for operations in left.values() if operations), None):
             raise self._error("segments", extra[0].op, "no further operation, as in the program")
+        self._check_rows(rows)
         return rows
+
+    def _check_rows(self, rows: Sequence[ShardingRule]) -> None:
+        """Raise InputError unless every row is a way to do its operation."""
+        self.choices.consider(
+            (value, state)
+            for ends, row in zip(self.choices.ends, rows, strict=True)
+            for value, state in zip(ends, (*row.inputs, *row.outputs), strict=True)
+            if state.is_sharded
+        )
+        for index, row in enumerate(rows):
+            if row not in self.choices.rows(index):
+                raise self._error(
+                    f"layer {self.layers[index]}",
+                    f"{self.graph.nodes[index].op} as {row}",
+                    "a way to do it on parts of tensors",
+                )
 
     def _row(self, where: str, index: int, operation: SharedOperation) -> ShardingRule:
         node = self.graph.nodes[index]
@@ -212,10 +229,6 @@ class _Restoring:
             units=operation.units,
             local=operation.local,
         )
-        if row not in self.choices.rows(index):
-            raise self._error(
-                where, f"{operation.op} as {row}", "a way to do it on parts of tensors"
-            )
         for value, made in zip(node.outputs, row.outputs, strict=True):
             if value is not None:
                 self.deliveries[value] = Delivery((made,))

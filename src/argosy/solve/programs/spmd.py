@@ -13,8 +13,9 @@ that it ends with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from argosy.cost.group import CollectiveMethod, DeviceGroup
 from argosy.solve.programs.elimination import AssignmentProblem, Found, TangledError, cheapest
@@ -23,7 +24,7 @@ from argosy.solve.programs.ratios import best_ratios
 from argosy.solve.programs.tangled import cheapest_tangled, usual_choices
 from argosy.space.operations.delivery import Conversion, Delivery, conversions
 from argosy.space.operations.rules import CutKind, ShardingRule, StateChoices
-from argosy.space.operations.sharding import REPLICATED
+from argosy.space.operations.sharding import REPLICATED, State
 from argosy.units import counted
 from argosy.workload.graph import Graph, Role
 
@@ -108,6 +109,28 @@ def program_at(
     """Search by (1)."""
     placement = ProgramPlacement(graph, choices, pricing, ratios)
     return described(placement, assignment(placement))
+
+
+def tensor_program(
+    graph: Graph,
+    pricing: Pricing,
+    ratios: Sequence[float],
+    *,
+    whole: Iterable[int] = (),
+    stored: Mapping[int, State] | None = None,
+) -> Program:
+    """Return the cheapest program of tensor and sequence parallelism.
+
+    Torch keeps a gathered weight until its backward. So only those weights are gathered that tensor
+    parallelism gathers without sequence parallelism, such as the one of a language model's loss.
+    """
+    among = partial(StateChoices, graph, len(ratios), whole=frozenset(whole), stored=stored)
+    plain = program_at(graph, among(kind=CutKind.TENSOR), pricing, ratios)
+    choices = among(kind=CutKind.SEQUENCE)
+    choices.gathered = frozenset(
+        value for value, delivery in enumerate(plain.deliveries) if delivery.is_gathered
+    )
+    return program_at(graph, choices, pricing, ratios)
 
 
 def assignment(placement: ProgramPlacement, problem: AssignmentProblem | None = None) -> Found:

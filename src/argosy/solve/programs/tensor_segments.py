@@ -1,8 +1,9 @@
 """Determine which segments of a captured step a tensor-parallel group can share, and what it sends
 for it.
 
-A group shares the forward of the step by the cheapest program among the cuts of weights
-(``CutKind.TENSOR``), as the runtime does for every stage. In that program, a segment has
+A group shares the forward of the step by the cheapest program among the cuts of weights and of
+positions between them (``tensor_program``), as the runtime does for every stage. In that program, a
+segment has
 
     (1)  width      the most devices among which it leaves hardly any of its work and weights whole
     (2)  reduced    bytes of the all-reduces of what it makes; a gather, or a scatter, is half of
@@ -23,10 +24,10 @@ from statistics import fmean
 from argosy.cost.group import DeviceGroup, GroupCollective
 from argosy.errors import InfeasibleError
 from argosy.solve.programs.placement import Pricing
-from argosy.solve.programs.spmd import Program, find_program, program_at
+from argosy.solve.programs.spmd import Program, find_program, tensor_program
 from argosy.space.operations.calls import call_of
 from argosy.space.operations.flop import flop_of
-from argosy.space.operations.rules import CutKind, StateChoices
+from argosy.space.operations.rules import CutKind
 from argosy.space.operations.sharding import REPLICATED
 from argosy.workload.chain import Chain
 from argosy.workload.graph import Graph, GraphNode
@@ -152,8 +153,7 @@ class _Forward:
             latency=_LATENCY,
         )
         changed = {value for value, _ in self.graph.updates}
-        choices = StateChoices(self.graph, width, kind=CutKind.TENSOR, whole=changed)
-        return program_at(self.graph, choices, Pricing(group=group), group.even)
+        return tensor_program(self.graph, Pricing(group=group), group.even, whole=changed)
 
     def _readers(self, value: int) -> set[int]:
         """Return the segments that read a value."""

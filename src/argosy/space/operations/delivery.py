@@ -37,6 +37,11 @@ class Delivery:
     def __hash__(self) -> int:
         return self._code  # type: ignore[attr-defined]
 
+    @property
+    def is_gathered(self) -> bool:
+        """Return whether a parameter is stored in shards and used whole."""
+        return self.stored is not None and self.stored not in self.states
+
     def has(self, state: State) -> bool:
         return REPLICATED in self.states or state in self.states
 

@@ -112,18 +112,21 @@ def convolution_backward(call: OperationCall) -> Pattern:
 
 
 def attention(call: OperationCall) -> Pattern:
-    """Split samples and heads; split samples only if there are fewer key heads than query heads."""
-    shapes = [*call.inputs, *call.outputs]
+    """Split samples and heads.
+
+    A key head that several query heads read goes with them: a cut has as many units as there are
+    key heads, or fewer.
+    """
+    shapes, whole = [*call.inputs, *call.outputs], call.inputs[0]
     heads = {shape[1] for shape in call.inputs if len(shape) > 2} - {1}
-    h = "h" if len(heads) <= 1 else ""
+    h = "h" if len(heads) <= 1 or max(heads) % min(heads) == 0 else ""
 
     def labels(shape: Shape) -> Labels:
         if len(shape) == 2:  # an attention mask of positions alone
             return ("", "")
-        whole = call.inputs[0]
         return (
             "b" if shape[0] == whole[0] else "",
-            h if shape[1] == whole[1] else "",
+            h if shape[1] in heads else "",
             *[""] * (len(shape) - 2),
         )
 

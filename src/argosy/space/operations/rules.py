@@ -53,6 +53,9 @@ class CutKind(StrEnum):
     TENSOR = "tensor"
     """Matrices and tables of weights, and the cuts that follow from theirs, never samples: tensor
     parallelism. A weight that can be cut is stored cut."""
+    SEQUENCE = "sequence"
+    """Those of tensor parallelism, and positions of a sequence between products: sequence
+    parallelism."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,8 @@ class StateChoices:
         """
         self.graph, self.num_devices, self.kind = graph, num_devices, kind
         self.whole, self.stored = frozenset(whole), dict(stored or {})
+        self.gathered: frozenset[int] | None = None
+        """The parameters that may be gathered; None: all."""
         self._barred = self.whole.intersection(graph.parameters)
         self.ends = [(*node.inputs, *node.outputs) for node in graph.nodes]
         """For each node its operands and results; None for a result without readers."""
@@ -131,7 +136,7 @@ class StateChoices:
         """Return the operations without a rule, which every device does in full."""
         return tuple(sorted({node.op for node in self.graph.nodes if not is_known(node.op)}))
 
-    def consider(self, states: Iterable[tuple[int, State]]) -> None:
+    def consider(self, states: Iterable[tuple[int | None, State]]) -> None:
         """Add cuts to those that propagate from parameters and samples."""
         for value, state in states:
             self._offer(value, state)
@@ -167,7 +172,7 @@ class StateChoices:
 
     def _seed(self) -> None:
         for index, value in enumerate(self.graph.values):
-            if self.kind is CutKind.TENSOR and not is_matrix(self.graph, index):
+            if self.kind is not CutKind.ANY and not is_matrix(self.graph, index):
                 continue
             if value.role is Role.PARAMETER:
                 dims = range(min(len(value.shape), 3 if len(value.shape) == 3 else 2))
@@ -183,22 +188,18 @@ class StateChoices:
 
     def _offer_opened(self, node: GraphNode, before: Shape, after: Shape) -> None:
         """Offer the first of the dims into which a reshape divides one, such as heads out of a
-        width."""
+        width; of samples and positions none, or the positions."""
         common = next(
             (d for d, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None
         )
-        samples = (
-            self.kind is CutKind.TENSOR
-            and common == 0
-            and self.graph.values[node.inputs[0]].role is Role.RESULT
-        )
-        if (
-            common is not None
-            and len(after) > len(before)
-            and node.outputs[0] is not None
-            and not samples
-        ):
-            self._offer(node.outputs[0], sharded(common, after[common]))
+        if common is None or len(after) <= len(before) or node.outputs[0] is None:
+            return
+        is_result = self.graph.values[node.inputs[0]].role is Role.RESULT
+        if self.kind is not CutKind.ANY and common == 0 and is_result:
+            if self.kind is CutKind.TENSOR:
+                return
+            common = 1
+        self._offer(node.outputs[0], sharded(common, after[common]))
 
     def _flow(self) -> None:
         while self._todo:
