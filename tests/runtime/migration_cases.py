@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from argosy.cost.moving import migration
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.runtime.communication.boxes import HeldParts
+from argosy.runtime.state.handover import Handover, Key
 from argosy.runtime.state.migrate import Moved
 from argosy.runtime.state.state import Rows, merged, trainer_state
 from argosy.runtime.step.trainer import Trainer, parallelize
@@ -294,3 +299,66 @@ def worst(outcomes: Sequence[Outcome], wanted: Outcome) -> float:
             rows = whole[box_of(first, part)]
             found = max(found, float(np.abs(part - rows).max(initial=0.0)))
     return found
+
+
+def hurried(journey: Journey, folder: str) -> tuple[list[float], list[bool], list[float]]:
+    """To be called by every rank: moves whose optimizer state comes late.
+
+    After the first step, every change is a move: then a step, then two moves at once and a step,
+    then a move and at once a checkpoint and a step. Returned are the losses, whether state was still
+    on its way when a loss was computed, and the losses of the last step in a trainer that continues
+    from the checkpoint.
+    """
+    run = Handover.run
+
+    def late(self: Handover, *arguments: Any) -> dict[Key, HeldParts]:
+        if threading.current_thread().name == "state":
+            time.sleep(0.2)
+        return run(self, *arguments)
+
+    under_way: list[bool] = []
+    model, loss_fn, batch = build_case(journey)
+
+    def watched(model: nn.Module, batch: Any) -> Tensor:
+        under_way.append(trainer.pending is not None)
+        return loss_fn(model, batch)
+
+    first = plan_of(journey.first, journey.model)
+    plans = [plan_of(change, journey.model) for change in journey.changes if change]
+    trainer = parallelize(model, watched, adam, batch, first, roster=ROSTER)
+    with mock.patch.object(Handover, "run", late):
+        losses = [trainer.step(batch_of(journey, 0))]
+        under_way.clear()
+        trainer.move(plans[0])
+        losses.append(trainer.step(batch_of(journey, 1)))
+        was_under_way = list(under_way)
+        trainer.move(plans[1])
+        trainer.move(plans[2])
+        losses.append(trainer.step(batch_of(journey, 2)))
+        trainer.move(plans[3])
+        saved = trainer.save(folder)
+        losses.append(trainer.step(batch_of(journey, 3)))
+    other = parallelize(build_case(journey)[0], loss_fn, adam, batch, first, roster=ROSTER)
+    other.load(saved)
+    return losses, was_under_way, [other.step(batch_of(journey, 3))]
+
+
+def broken(journey: Journey) -> None:
+    """To be called by every rank: a move whose optimizer state cannot be sent."""
+    model, loss_fn, batch = build_case(journey)
+    trainer = parallelize(
+        model, loss_fn, adam, batch, plan_of(journey.first, journey.model), roster=ROSTER
+    )
+    trainer.step(batch)
+    run = Handover.run
+
+    def failing(self: Handover, *arguments: Any) -> dict[Key, HeldParts]:
+        if threading.current_thread().name == "state":
+            raise OSError("no route")
+        return run(self, *arguments)
+
+    with mock.patch.object(Handover, "run", failing):
+        change = journey.changes[0]
+        assert isinstance(change, Shape)
+        trainer.move(plan_of(change, journey.model))
+        trainer.step(batch)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from runtime.migration_cases import (
     Journey,
     alone,
     begin_and_move,
+    broken,
     bytes_that_were_missing,
     group,
+    hurried,
     plan_of,
     predicted_bytes,
     spread,
@@ -127,6 +130,29 @@ def test_the_cost_model_prices_the_bytes_that_the_runtime_moves(ranks: RankPool,
     received = [[moved.received for *_, moved in moves] for _, moves, _, _ in results]
     for found, predicted in zip(zip(*received, strict=True), predicted_bytes(journey), strict=True):
         assert list(found) == pytest.approx(predicted, rel=0.01)
+
+
+LATE = Journey(first=TWO_BY_TWO, changes=(LAYERS_MOVED, THREE, WIDE, WITH_IDLE))
+
+
+def test_state_that_comes_late_delays_updates_and_whatever_reads_it(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """A loss is computed before the state is there; a further move and a checkpoint wait for it."""
+    results = ranks(4, hurried, LATE, str(tmp_path))
+    # micro-batches have four samples in the first three steps, and three in the last
+    steps = replace(LATE, changes=(None, LAYERS_MOVED, WIDE, WITH_IDLE))
+    wanted = alone(steps).losses
+    for losses, under_way, continued in results:
+        assert losses == pytest.approx(wanted, abs=1e-9)
+        assert continued == pytest.approx(wanted[-1:], abs=1e-9)
+        assert all(under_way)
+    assert any(under_way for _, under_way, _ in results)
+
+
+def test_state_that_cannot_come_ends_the_step(ranks: RankPool) -> None:
+    with pytest.raises(RankError, match="no route"):
+        ranks(4, broken, LATE)
 
 
 def test_a_plan_that_is_not_for_this_job_is_refused_by_name(ranks: RankPool) -> None:

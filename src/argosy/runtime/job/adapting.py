@@ -92,6 +92,7 @@ class Adapter:
         self.seconds: list[float] = []
         self.open: tuple[Event, int] | None = None
         """A change whose outcome is not logged yet, and the number of steps done before it."""
+        trainer.open_state_group()
         self._compare_clocks()
 
     def _compare_clocks(self) -> None:

@@ -43,6 +43,8 @@ def release_at_exit(trainer: Any) -> None:
 
 def _end(thread: threading.Thread) -> None:
     for trainer in list(_trainers):
+        if trainer.pending is not None:
+            trainer.pending.leave(_LIMIT)
         vars(trainer).clear()
     gc.collect()
     _is_leaving.set()

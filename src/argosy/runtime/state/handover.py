@@ -41,11 +41,17 @@ class Handover:
     """The sends and receives that one rank does in a migration."""
 
     def __init__(
-        self, rank: int, device: torch.device, carrier: torch.device, tensors: Mapping[Key, About]
+        self,
+        rank: int,
+        device: torch.device,
+        carrier: torch.device,
+        tensors: Mapping[Key, About],
+        group: dist.ProcessGroup,
     ) -> None:
-        """Prepare an exchange; messages are sent from and received on the ``carrier``."""
+        """Prepare an exchange over a ``group`` of all ranks; messages are sent from and received on
+        the ``carrier``."""
         self.rank, self.device, self.carrier = rank, device, carrier
-        self.tensors = tensors
+        self.tensors, self.group = tensors, group
         self.sent = self.received = 0
 
     def run(
@@ -98,13 +104,13 @@ class Handover:
             parts = [mine[move.piece.name, move.piece.what].at(move.region) for move in bundle]
             if source == self.rank:
                 message = torch.cat([part.reshape(-1) for part in parts]).to(self.carrier)
-                calls.append(dist.P2POp(dist.isend, message, target, tag=tag))
+                calls.append(dist.P2POp(dist.isend, message, target, self.group, tag))
                 self.sent += message.numel() * message.element_size()
             else:
                 message = torch.empty(
                     sum(part.numel() for part in parts), dtype=parts[0].dtype, device=self.carrier
                 )
-                calls.append(dist.P2POp(dist.irecv, message, source, tag=tag))
+                calls.append(dist.P2POp(dist.irecv, message, source, self.group, tag))
                 arriving.append((parts, message))
                 self.received += message.numel() * message.element_size()
         if calls:

@@ -10,15 +10,17 @@ Every rank calls ``trainer.move(plan)`` or ``migrate(trainer, plan)`` after the 
          of tensor-parallel groups are regions of the whole like any other
     (3)  stages, gradient groups and the optimizer are made again around the tensors; existing
          groups are reused
+    (4)  optimizer state arrives while the next step computes (``behind``)
 
 Steps and loss scale are equal on all ranks and stay; batches are a function of the step, so the
-data continues where it was. ``Moved`` contains the seconds and bytes. If a rank is lost during a
-migration, the others have no valid trainer and must continue from a checkpoint.
+data continues where it was. ``Moved`` contains the seconds and bytes. If a rank is lost before the
+state has arrived, the others have no valid trainer and must continue from a checkpoint.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,23 +37,21 @@ from argosy.plan.runnable import check_movable
 from argosy.runtime.communication.boxes import Boxes, HeldPart, HeldParts, rows
 from argosy.runtime.processes.failure import in_contact
 from argosy.runtime.processes.ranks import seats_of
-from argosy.runtime.processes.world import check_supported, gather_texts, open_groups
+from argosy.runtime.processes.world import check_supported, open_groups
 from argosy.runtime.sources.maker import StageMaker
 from argosy.runtime.sources.recipe import Recipe
 from argosy.runtime.sources.source import StageSource, keepings_of
 from argosy.runtime.stages.compiling import check_compilable
 from argosy.runtime.stages.parameters import Weight, buffers_at
+from argosy.runtime.state.behind import StateOnItsWay, has_room, used_here
+from argosy.runtime.state.described import BUFFER, VALUE, Described, shared_description
 from argosy.runtime.state.handover import About, Handover, Key
-from argosy.runtime.state.moves import HeldPiece, moves_between, waves
+from argosy.runtime.state.moves import HeldPiece, RegionMove, moves_between, waves
 from argosy.runtime.weights.holding import Keeping, WeightDivision, groups_of, kept_weight
 from argosy.runtime.weights.summing import Groups
 
 if TYPE_CHECKING:
     from argosy.runtime.step.trainer import Trainer
-
-VALUE = "value"
-BUFFER = "buffer"
-"""The kinds of pieces that are a weight's values, or a buffer; others are names of states."""
 
 
 class Making(NamedTuple):
@@ -64,11 +64,13 @@ class Making(NamedTuple):
     groups: Groups
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Moved:
-    """The seconds and bytes that a migration took on this rank."""
+    """The seconds and bytes that a migration took on this rank; those of optimizer state are added
+    when it has arrived."""
 
     seconds: float
+    """Seconds of the migration, and those that the next step waited for optimizer state."""
     sent: int
     """Bytes that this rank sent."""
     received: int
@@ -79,8 +81,9 @@ class Moved:
 
 
 def migrate(trainer: Trainer, plan: Plan) -> Moved:
-    """Migrate a trainer to another plan by (1) to (3)."""
+    """Migrate a trainer to another plan by (1) to (4)."""
     begin = time.perf_counter()
+    trainer.finish_migration()
     making = _checked(trainer, plan)
     recipe, source, rank = making.recipe, making.maker.moved(plan), trainer.rank
     weights = [weight for weight in source.weights if weight.name in making.keepings]
@@ -89,7 +92,7 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     after = _buffer_ranks(recipe, source, plan)
     groups = open_groups(groups_of(weights, keepings, plan, recipe.roster), making.groups)
     old = _held(trainer, making, weights, before)
-    about = _shared_description(trainer, weights, old)
+    about = shared_description(trainer, weights, old)
     _check_state(about.tensors, making.keepings, keepings)
     if trainer.optimizer is not None:
         trainer.optimizer.state.clear()
@@ -99,30 +102,108 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
         _piece(key, tensor, was[key], will_be[key])
         for key, tensor in _ordered(about.tensors, weights)
     ]
-    mine_then = {key: held[rank] for key, held in will_be.items() if rank in held}
-    moves = moves_between(pieces, recipe.roster)
-    carrier = torch.device("cpu") if trainer.transport.staged else trainer.device
-    handover = Handover(rank, trainer.device, carrier, about.tensors)
-    new: dict[Key, HeldParts] = {}
-    kept: list[Weight] = []
-    by_name = {weight.name: weight for weight in weights}
-    for wave, wave_moves in waves(pieces, moves):
-        new |= handover.run(wave, wave_moves, old, mine_then)
-        for name in dict.fromkeys(piece.name for piece in wave if piece.name in by_name):
-            kept += _install(by_name[name], keepings[name], new.get((name, VALUE)), rank)
+    exchange = _Exchange(
+        trainer=trainer,
+        about=about,
+        pieces=pieces,
+        moves=moves_between(pieces, recipe.roster),
+        old=old,
+        boxes={key: held[rank] for key, held in will_be.items() if rank in held},
+    )
+    handover = exchange.handover()
+    new, kept = exchange.run_weights(handover, weights, keepings)
     _install_buffers(trainer, before, after, new, about)
     _take_up(trainer, plan, Making(recipe, making.maker, source, keepings, groups), kept, new)
-    _give_state(trainer, new, about)
+    _give_options(trainer, about)
     trainer.recorder.marks.clear()
     with in_contact("at the end of a migration"):
         dist.barrier()
-    return Moved(
+    moved = Moved(
         seconds=time.perf_counter() - begin,
         sent=handover.sent,
         received=handover.received,
-        predicted=sum(move.bytes for move in moves if move.target == rank),
-        total=sum(move.bytes for move in moves),
+        predicted=sum(move.bytes for move in exchange.moves if move.target == rank),
+        total=sum(move.bytes for move in exchange.moves),
     )
+    exchange.begin_state(moved)
+    return moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exchange:
+    """The part of a rank in the exchange of a migration: what it holds, and what it will hold."""
+
+    trainer: Trainer
+    about: Described
+    pieces: Sequence[HeldPiece]
+    moves: Sequence[RegionMove]
+    old: dict[Key, HeldParts]
+    boxes: Mapping[Key, Boxes]
+
+    def handover(self) -> Handover:
+        trainer = self.trainer
+        carrier = torch.device("cpu") if trainer.transport.staged else trainer.device
+        return Handover(
+            trainer.rank, trainer.device, carrier, self.about.tensors, trainer.open_state_group()
+        )
+
+    def _waves(self, *, of_state: bool) -> Iterator[tuple[list[HeldPiece], list[RegionMove]]]:
+        """Yield the waves of optimizer state, or those of weights and buffers."""
+        return waves(
+            [piece for piece in self.pieces if _is_state(piece.what) is of_state],
+            [move for move in self.moves if _is_state(move.piece.what) is of_state],
+        )
+
+    def run_weights(
+        self, handover: Handover, weights: Sequence[Weight], keepings: Mapping[str, Keeping]
+    ) -> tuple[dict[Key, HeldParts], list[Weight]]:
+        """Exchange weights and buffers; return this rank's parts of them, and the weights that it
+        holds, which are installed."""
+        new: dict[Key, HeldParts] = {}
+        kept: list[Weight] = []
+        by_name = {weight.name: weight for weight in weights}
+        for wave, wave_moves in self._waves(of_state=False):
+            new |= handover.run(wave, wave_moves, self.old, self.boxes)
+            for name in dict.fromkeys(piece.name for piece in wave if piece.name in by_name):
+                value = new.get((name, VALUE))
+                kept += _install(by_name[name], keepings[name], value, self.trainer.rank)
+        return new, kept
+
+    def begin_state(self, moved: Moved) -> None:
+        """Begin to exchange optimizer state; the new optimizer gets it when it has arrived (4)."""
+        trainer, handover = self.trainer, self.handover()
+        state_waves = list(self._waves(of_state=True))
+        new: dict[Key, HeldParts] = {}
+
+        def run() -> None:
+            used_here(self.old)
+            for wave, wave_moves in state_waves:
+                new.update(handover.run(wave, wave_moves, self.old, self.boxes))
+
+        def take() -> None:
+            used_here(new)
+            _give_state(trainer, new, self.about)
+            moved.seconds += pending.waited
+            moved.sent += handover.sent
+            moved.received += handover.received
+
+        trainer.pending = pending = StateOnItsWay(run, take, trainer.device)
+        if not has_room(trainer.plan, trainer.name, trainer.device, self._arriving_state()):
+            trainer.finish_migration()
+
+    def _arriving_state(self) -> int:
+        """Return the bytes of optimizer state that this rank holds under the new plan."""
+        return sum(
+            math.prod(box.sizes) * self.about.tensors[key].dtype.itemsize
+            for key, held in self.boxes.items()
+            if _is_state(key[1])
+            for box in itertools.chain(*held)
+        )
+
+
+def _is_state(what: str) -> bool:
+    """Return whether a piece is optimizer state."""
+    return what not in (VALUE, BUFFER)
 
 
 def _take_up(
@@ -221,78 +302,6 @@ def _buffer_ranks(recipe: Recipe, source: StageSource, plan: Plan) -> dict[str, 
     return buffers
 
 
-class _Described(NamedTuple):
-    """A description of what all ranks hold together."""
-
-    tensors: Mapping[Key, About]
-    """Weights, optimizer state and buffers."""
-    values: Mapping[Key, Any]
-    """State and buffers of one number, such as counts, which are sent with the description."""
-    options: Sequence[Mapping[str, Any]]
-    """Options of the optimizer, by group of parameters."""
-
-
-def _shared_description(
-    trainer: Trainer, weights: Sequence[Weight], old: Mapping[Key, HeldParts]
-) -> _Described:
-    """Exchange descriptions of what every rank holds."""
-    own = _own_description(trainer, old)
-    with in_contact("at the beginning of a migration"):
-        gathered = [json.loads(text) for text in gather_texts(json.dumps(own), trainer.device)]
-    tensors: dict[Key, About] = {}
-    values: dict[Key, Any] = {}
-    for rank_description in gathered:
-        for (name, entry), shape, dtype, same in rank_description["tensors"]:
-            tensors.setdefault((name, entry), About(tuple(shape), _dtype(dtype), same))
-        for (name, entry), value, dtype, is_on_host in rank_description["values"]:
-            if (name, entry) not in values:
-                place = "cpu" if is_on_host else trainer.device
-                values[name, entry] = (
-                    value
-                    if dtype is None
-                    else torch.tensor(value, dtype=_dtype(dtype), device=place)
-                )
-    for weight in weights:
-        tensors[weight.name, VALUE] = About(
-            tuple(weight.parameter.shape), weight.parameter.dtype, like_weight=True
-        )
-    options = (description["options"] for description in gathered if description["options"])
-    return _Described(tensors, values, next(options, []))
-
-
-def _own_description(trainer: Trainer, old: Mapping[Key, HeldParts]) -> dict[str, list[Any]]:
-    """Describe what this rank holds besides weights: tensors, numbers and the optimizer's
-    options."""
-    shapes: dict[str, tuple[tuple[int, ...], set[tuple[int, ...]]]] = {}
-    for held in trainer.held():
-        shapes.setdefault(held.name, (held.shape, set()))[1].add(tuple(held.parameter.shape))
-    own: dict[str, list[Any]] = {"tensors": [], "values": [], "options": []}
-    for key, held_parts in old.items():
-        if key[1] == VALUE:
-            continue
-        tensor = held_parts.parts[0].tensor
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            own["values"].append([key, *_as_number(tensor)])
-            continue
-        whole, parts = shapes.get(key[0], ((), set()))
-        same = tuple(tensor.shape) in parts
-        own["tensors"].append(
-            [key, whole if same else tuple(tensor.shape), _name_of(tensor.dtype), same]
-        )
-    if trainer.optimizer is not None:
-        own["options"] = [_options(group) for group in trainer.optimizer.param_groups]
-    return own
-
-
-def _as_number(value: Any) -> tuple[Any, str | None, bool]:
-    """A value of one number, its dtype if it is a tensor, and whether it is in host memory:
-    optimizers keep counts there, but the moments of a weight of one number on the weight's
-    device."""
-    if not isinstance(value, Tensor):
-        return value, None, True
-    return value.item(), _name_of(value.dtype), value.device.type == "cpu"
-
-
 def _check_state(
     tensors: Mapping[Key, About], before: Mapping[str, Keeping], after: Mapping[str, Keeping]
 ) -> None:
@@ -307,26 +316,6 @@ def _check_state(
                 "state of the weight's own shape, because a plan divides the weight between ranks"
             )
             raise invalid(name, actual, expected)
-
-
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain settings of a group of parameters."""
-    plain = (bool, int, float, str, list, tuple, type(None))
-    return {
-        name: value
-        for name, value in group.items()
-        if name != "params" and isinstance(value, plain)
-    }
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
 
 
 def _ordered(
@@ -399,7 +388,7 @@ def _install_buffers(
     before: Mapping[str, _Buffer],
     after: Mapping[str, _Buffer],
     new: Mapping[Key, HeldParts],
-    about: _Described,
+    about: Described,
 ) -> None:
     """Install the buffers that this rank holds now, and free the others."""
     for path, buffer in (*before.items(), *after.items()):
@@ -413,8 +402,8 @@ def _install_buffers(
             module._buffers[name] = buffer.tensor.to("meta")
 
 
-def _give_state(trainer: Trainer, new: Mapping[Key, HeldParts], about: _Described) -> None:
-    """Give the new optimizer the state of the old ones."""
+def _give_options(trainer: Trainer, about: Described) -> None:
+    """Give the new optimizer the options of the old ones."""
     if trainer.optimizer is None:
         return
     for group, options in zip(trainer.optimizer.param_groups, about.options, strict=False):
@@ -422,6 +411,12 @@ def _give_state(trainer: Trainer, new: Mapping[Key, HeldParts], about: _Describe
             name: tuple(value) if isinstance(value, list) else value
             for name, value in options.items()
         }
+
+
+def _give_state(trainer: Trainer, new: Mapping[Key, HeldParts], about: Described) -> None:
+    """Give the new optimizer the state of the old ones."""
+    if trainer.optimizer is None:
+        return
     states: dict[str, dict[str, list[Any]]] = {}
     for name, entry in about.tensors:
         if (name, entry) in new and entry != VALUE:

@@ -48,6 +48,7 @@ from argosy.runtime.stages.compiling import check_compilable
 from argosy.runtime.stages.parameters import buffers_at
 from argosy.runtime.stages.stage import LossFunction, StageProgram
 from argosy.runtime.stages.weighing import Accumulated, Tally, weight_of
+from argosy.runtime.state.behind import StateOnItsWay, open_state_group
 from argosy.runtime.state.checkpoint import load, save
 from argosy.runtime.state.migrate import Making, Moved, migrate
 from argosy.runtime.state.state import HeldWeight, merged, trainer_state
@@ -211,6 +212,9 @@ class Trainer:
         self.scheduler_factory = options.scheduler
         self.callbacks: list[Callback] = []
         """Functions that are called after every step, on every rank, with its metrics."""
+        self.pending: StateOnItsWay | None = None
+        """Optimizer state that the last migration has not brought yet."""
+        self.state_group: dist.ProcessGroup | None = None
         self.accumulated: Accumulated | None = None
         """Losses and samples since the last update."""
         self.transport = Transport.open(self.device)
@@ -256,8 +260,23 @@ class Trainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """Return the optimizer of this rank's weights; None on a rank without any."""
+        """Return the optimizer of this rank's weights, once its state has arrived after a
+        migration; None on a rank without any."""
+        self.finish_migration()
         return self.updating.optimizer
+
+    def finish_migration(self) -> None:
+        """Wait for optimizer state that is still on its way to this rank or from it."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.finish()
+
+    def open_state_group(self) -> dist.ProcessGroup:
+        """Return the process group of migrations, which is opened at the first call; every rank
+        calls this at the same point."""
+        if self.state_group is None:
+            self.state_group = open_state_group(self.device)
+        return self.state_group
 
     def begin_at(self, steps: int) -> None:
         """Continue after ``steps`` steps; a scheduler is set to that step. The state of the
@@ -310,6 +329,7 @@ class Trainer:
             self.gradients.reduce()
             loss, norm, ratio = self._agree(losses, done.tally)
         check_finite(loss, norm, losses, self.steps, self.scale)
+        self.finish_migration()
         finite = math.isfinite(norm)
         rates = self.updating.rates
         if finite and self.optimizer is not None:
