@@ -8,7 +8,8 @@ plans.
                 left until then, where m is the price of the move at time t
 
 It is an upper bound for a controller that starts with the same plan and has only these plans, up to
-the grid: steps are not whole, an outage is noticed at once, and process groups cost nothing.
+the grid: steps are not whole, an outage is noticed at once, process groups cost nothing, and as
+much optimizer state as possible travels while the first step computes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def paying_oracle(stage: Playback, plans: Sequence[Plan], seconds: float) -> flo
             if math.isinf(done[old][at]):
                 continue
             needed = moves(old, new, unavailable, first_like(unavailable))
-            arrival = time + needed.seconds(cluster, time, known=known)
+            hidden = min(
+                plans[new].global_batch / paces[new][at], needed.state.seconds(cluster, time)
+            )
+            arrival = time + needed.seconds(cluster, time, known=known) - hidden
             if arrival < seconds:
                 cell = int(arrival / GRID)
                 gained = paces[new][cell] * ((cell + 1) * GRID - arrival)

@@ -415,15 +415,17 @@ def test_what_a_move_took_counts_for_the_next(chain: Chain) -> None:
                 return decision
         raise AssertionError("no move")
 
+    def price(old: Plan, new: Plan) -> float:
+        needed = migration(old, new, chain, cluster)
+        exposed = controller.predictor.exposed(new, needed.state, controller.watch.world)
+        assert 0 < needed.seconds_before_step(cluster) + exposed < needed.seconds(cluster)
+        return needed.seconds_before_step(cluster) + exposed
+
     there = until_moved(slow)
-    assert there.moving == pytest.approx(
-        migration(plan, other, chain, cluster).seconds(cluster), rel=0.01
-    )
+    assert there.moving == pytest.approx(price(plan, other), rel=0.01)
     controller.learn_of_move(3 * there.moving)
     back = until_moved(fast)
-    assert back.moving == pytest.approx(
-        3 * migration(other, plan, chain, cluster).seconds(cluster), rel=0.01
-    )
+    assert back.moving == pytest.approx(3 * price(other, plan), rel=0.01)
     controller.learn_of_move(back.moving)
     assert controller.moving_ratio == pytest.approx(3)
     controller.log.append(

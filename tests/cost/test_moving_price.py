@@ -13,8 +13,14 @@ import pytest
 from argosy.cluster.file import build_cluster, cluster_from_content, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
-from argosy.cost.memory import optimizer_bytes, state_bytes
-from argosy.cost.moving import FORMING, PAUSE, migration, process_groups
+from argosy.cost.moving import (
+    FORMING,
+    PAUSE,
+    Migration,
+    Transfer,
+    migration,
+    process_groups,
+)
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.file import load_plan
@@ -24,6 +30,8 @@ from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
 RATE = 25e9 / 8
+MASTER, MOMENTS = 4.0, 8.0
+"""Bytes per weight that a move sends under AdamW: weights in fp32, and two moments."""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +77,10 @@ def halves(cluster: Cluster, chain: Chain, cut: int, zero: int) -> Plan:
     )
 
 
+def direct(moved: Migration) -> list[Transfer]:
+    return [*moved.weights.direct, *moved.state.direct]
+
+
 def test_nothing_moves_between_equal_plans(chain: Chain) -> None:
     cluster = pair()
     plan = halves(cluster, chain, 20, 1)
@@ -86,14 +98,26 @@ def test_a_layer_that_moves_brings_what_zero_leaves_each_holder_of_it(
     moved = migration(
         halves(cluster, chain, 20, zero), halves(cluster, chain, 21, zero), chain, cluster
     )
-    weights = chain.layers[20].parameters * chain.dtype.bytes / (2 if zero == 3 else 1)
-    state = chain.layers[20].parameters * optimizer_bytes(chain) / (2 if zero else 1)
+    weights = chain.layers[20].parameters * MASTER / (2 if zero == 3 else 1)
+    state = chain.layers[20].parameters * MOMENTS / (2 if zero else 1)
     assert moved.received == pytest.approx({"a0.0": weights + state, "a0.1": weights + state})
-    once = chain.layers[20].parameters * (chain.dtype.bytes + optimizer_bytes(chain))
-    assert sum(size for *_, size in moved.transfers) == pytest.approx(once)
-    assert all(source[0] == target[0] == "a" for source, target, _ in moved.passed_on)
+    once = chain.layers[20].parameters * (MASTER + MOMENTS)
+    assert sum(size for *_, size in direct(moved)) == pytest.approx(once)
+    passed_on = (*moved.weights.passed_on, *moved.state.passed_on)
+    assert all(source[0] == target[0] == "a" for source, target, _ in passed_on)
     # Passing on inside the node adds a hundredth: 300 GB/s against 3.125 GB/s.
     assert moved.seconds(cluster) == pytest.approx(once / RATE + PAUSE, rel=0.01)
+
+
+def test_weights_of_16_bits_move_as_their_copies_in_fp32(chain: Chain) -> None:
+    """The runtime holds weights in fp32 and multiplies in 16 bits; 8-bit AdamW keeps no copy."""
+    cluster = pair()
+    plans = halves(cluster, chain, 20, 0), halves(cluster, chain, 21, 0)
+    assert chain.dtype is Dtype.BF16
+    single = migration(*plans, load_model("gpt2-xl", dtype=Dtype.FP32), cluster)
+    assert migration(*plans, chain, cluster) == single
+    light = migration(*plans, replace(chain, optimizer="adamw8bit"), cluster)
+    assert light.weights.seconds(cluster) == pytest.approx(single.weights.seconds(cluster) / 2)
 
 
 def test_from_shared_to_whole_only_the_other_half_of_the_state_moves_and_inside_the_host(
@@ -103,13 +127,13 @@ def test_from_shared_to_whole_only_the_other_half_of_the_state_moves_and_inside_
     moved = migration(halves(cluster, chain, 20, 1), halves(cluster, chain, 20, 0), chain, cluster)
     own = sum(layer.parameters for layer in chain.layers[:20]) - chain.layers[-1].tied_parameters
     first = (
-        own * optimizer_bytes(chain) / 2
+        own * MOMENTS / 2
     )  # the table of tokens is in both stages, so that its state is whole before
-    last = sum(layer.parameters for layer in chain.layers[20:]) * optimizer_bytes(chain) / 2
+    last = sum(layer.parameters for layer in chain.layers[20:]) * MOMENTS / 2
     assert moved.received == pytest.approx(
         {"a0.0": first, "a0.1": first, "b0.0": last, "b0.1": last}
     )
-    assert all(source[0] == target[0] for source, target, _ in moved.transfers)
+    assert all(source[0] == target[0] for source, target, _ in direct(moved))
     assert moved.seconds(cluster) < first / RATE + PAUSE
 
 
@@ -140,9 +164,10 @@ def test_a_head_that_moves_brings_the_table_that_it_shares() -> None:
         for device in ("b0.0", "b0.1")
     )
     moved = migration(here, there, chain, cluster)
-    state = state_bytes(chain, there.stages[-1], 1.0)
-    assert moved.transfers == (("b0.0", "b0.1", state.weights + state.optimizer),)
-    assert moved.bytes == 14 * (768 * 2 + 50257 * 768)
+    head_and_table = 768 * 2 + 50257 * 768
+    assert moved.weights.direct == (("b0.0", "b0.1", MASTER * head_and_table),)
+    assert moved.state.direct == (("b0.0", "b0.1", MOMENTS * head_and_table),)
+    assert moved.bytes == 12 * head_and_table
 
 
 def test_who_has_the_table_through_another_layer_needs_nothing_and_gives_it() -> None:
@@ -156,14 +181,14 @@ def test_who_has_the_table_through_another_layer_needs_nothing_and_gives_it() ->
         Stage(first=6, end=head, replicas=replicas("a0.1")),
         Stage(first=head, end=head + 1, replicas=replicas("b0.0")),
     )
-    own = 14.0 * chain.layers[head].parameters
+    own = MOMENTS * chain.layers[head].parameters
     on_first = replace(
         here, stages=(*here.stages[:2], replace(here.stages[2], replicas=replicas("a0.0")))
     )
-    assert migration(here, on_first, chain, cluster).transfers == (("b0.0", "a0.0", own),)
+    assert migration(here, on_first, chain, cluster).state.direct == (("b0.0", "a0.0", own),)
     beside = replace(here, stages=(here.stages[0], replace(here.stages[1], end=head + 1)))
-    table = 14.0 * chain.layers[head].tied_parameters
-    assert migration(here, beside, chain, cluster).transfers == (
+    table = MOMENTS * chain.layers[head].tied_parameters
+    assert migration(here, beside, chain, cluster).state.direct == (
         ("a0.0", "a0.1", table),
         ("b0.0", "a0.1", own),
     )
@@ -183,7 +208,7 @@ def test_a_table_that_three_layers_share_comes_once() -> None:
         for device in ("b0.0", "b0.1")
     )
     own = sum(layer.parameters for layer in chain.layers[half:])
-    assert migration(here, there, chain, cluster).bytes == 14 * (
+    assert migration(here, there, chain, cluster).bytes == 12 * (
         own + chain.layers[-1].tied_parameters
     )
 
@@ -200,8 +225,8 @@ def test_a_table_within_a_stage_is_whole_where_zero_gathers_layer_by_layer(
     moved = migration(plan_of(cluster, chain, whole), plan_of(cluster, chain, two), chain, cluster)
     table = chain.layers[-1].tied_parameters
     own = chain.parameters - table
-    weights = own * 2 / (2 if zero == 3 else 1) + own * 12 / (2 if zero else 1)
-    assert moved.received == pytest.approx({"a0.1": weights + table * (2 + 12 / parts)})
+    weights = own * MASTER / (2 if zero == 3 else 1) + own * MOMENTS / (2 if zero else 1)
+    assert moved.received == pytest.approx({"a0.1": weights + table * (MASTER + MOMENTS / parts)})
 
 
 def test_tensor_parallel_parts_are_sent_by_whoever_has_them(chain: Chain) -> None:
@@ -212,16 +237,10 @@ def test_tensor_parallel_parts_are_sent_by_whoever_has_them(chain: Chain) -> Non
         cluster, chain, Stage(first=0, end=len(chain.layers), replicas=replicas("b0.0"))
     )
     moved = migration(together, alone, chain, cluster)
-    half = (
-        sum(layer.parameters for layer in chain.layers)
-        * (chain.dtype.bytes + optimizer_bytes(chain))
-        / 2
-    )
-    assert [(source, target) for source, target, _ in moved.transfers] == [
-        ("a0.0", "b0.0"),
-        ("a0.1", "b0.0"),
-    ]
-    assert [size for *_, size in moved.transfers] == pytest.approx([half, half])
+    half = sum(layer.parameters for layer in chain.layers) / 2
+    for transfers, width in ((moved.weights.direct, MASTER), (moved.state.direct, MOMENTS)):
+        assert [pair for *pair, _ in transfers] == [["a0.0", "b0.0"], ["a0.1", "b0.0"]]
+        assert [size for *_, size in transfers] == pytest.approx([half * width, half * width])
 
 
 def test_what_cannot_be_reached_comes_from_somebody_who_can(chain: Chain) -> None:
@@ -242,7 +261,7 @@ def test_what_cannot_be_reached_comes_from_somebody_who_can(chain: Chain) -> Non
     moved = migration(
         plan_of(cluster, chain, *stages), plan_of(cluster, chain, *left), chain, cluster
     )
-    assert "c0.0" not in {source for source, *_ in moved.transfers}
+    assert "c0.0" not in {source for source, *_ in direct(moved)}
     assert math.isfinite(moved.seconds(cluster))
     back = migration(
         plan_of(cluster, chain, *left), plan_of(cluster, chain, *stages), chain, cluster
@@ -260,8 +279,8 @@ def test_a_lost_device_sends_nothing_though_its_link_is_up(chain: Chain) -> None
         cluster, chain, Stage(first=0, end=len(chain.layers), replicas=replicas("a0.0", "a0.1"))
     )
     moved = migration(plan, alone, chain, without)
-    assert {source[0] for source, *_ in moved.transfers} == {"a"}
-    assert {source[0] for source, *_ in migration(plan, alone, chain, cluster).transfers} == {"b"}
+    assert {source[0] for source, *_ in direct(moved)} == {"a"}
+    assert {source[0] for source, *_ in direct(migration(plan, alone, chain, cluster))} == {"b"}
 
 
 def test_bytes_take_the_way_that_is_up_then(chain: Chain) -> None:
@@ -297,17 +316,14 @@ def test_a_big_plan_moves_one_layer_over_one_nic() -> None:
     moved = replace(plan, stages=(replace(first, end=cut), replace(second, first=cut), *rest))
     found = migration(plan, moved, chain, cluster)
     assert second.zero == 1
-    weights = (
-        chain.layers[cut].parameters * 2 * len(second.replicas)
-    )  # fp16, every replica all of it
-    assert found.bytes == pytest.approx(
-        weights + chain.layers[cut].parameters * 12
-    )  # fp32 copy and two moments, shared
+    # every replica has all of the weights, in fp32, and its part of the two moments
+    weights = chain.layers[cut].parameters * MASTER * len(second.replicas)
+    assert found.bytes == pytest.approx(weights + chain.layers[cut].parameters * MOMENTS)
     into = next(link for link in cluster.links if link.name == "a1.nic.in").bandwidth.at(0)
-    once = chain.layers[cut].parameters * (2 + 12)
+    once = chain.layers[cut].parameters * (MASTER + MOMENTS)
     inside = next(link for link in cluster.links if link.name == "a1.0.nvlink.out")
-    passed_on = (len(second.replicas) - 1) * chain.layers[cut].parameters * 2
-    assert sum(size for *_, size in found.passed_on) == pytest.approx(passed_on)
+    passed_on = (len(second.replicas) - 1) * chain.layers[cut].parameters * MASTER
+    assert sum(size for *_, size in found.weights.passed_on) == pytest.approx(passed_on)
     assert found.seconds(cluster) == pytest.approx(
         once / into + passed_on / inside.bandwidth.at(0) + PAUSE
     )

@@ -8,8 +8,9 @@ contradict a belief replace it. Seconds of a plan are predicted by the exact eng
 measurements:
 
     (1)  seconds of p = predicted seconds of p x median of measured / predicted over the last
-         ``_REMEMBERED`` steps: under p, if it had that many and all lie above or all below those
-         under the plan in force; otherwise under the plan in force
+         ``_REMEMBERED`` steps: under p, if it had that many, all lie above or all below those under
+         the plan in force, and the medians differ by more than min_gain; otherwise under the plan
+         in force
 
 If nothing but chance is at work, five ratios and five others lie apart in 0.8 % of all cases. A
 change is only made to a plan that is faster now. So none is made to a plan that is slower under
@@ -21,7 +22,8 @@ present conditions, and none for a change that is already over:
 Other schedules and other shares of samples move no state. The fastest of those that fulfil (2) is
 taken at once.
 
-A move to another plan has a price: the move, and a second one if the change is undone. The time
+A move to another plan has a price: the seconds until the next step can begin, those that optimizer
+state adds to that step (``Predictor.exposed``), and a second move if the change is undone. The time
 already lost by not having moved shows when a move is worth it, as in the ski rental problem:
 
     (3)  regret of p = max(0, regret of p + seconds of the plan in force - seconds of p in the
@@ -259,12 +261,12 @@ class Controller:
     def _seconds(self, plan: Plan, world: World) -> float:
         """Return the corrected seconds of a step of a plan in a world (1)."""
         ratios, usual = self.ratios.get(plan_key(plan), []), self.usual
-        is_apart = len(ratios) == len(usual) and (
-            min(ratios) > max(usual) or max(ratios) < min(usual)
-        )
-        return self.predictor.seconds(plan, world) * statistics.median(
-            ratios if is_apart else usual
-        )
+        ratio = statistics.median(usual)
+        if len(ratios) == len(usual):
+            own = statistics.median(ratios)
+            is_apart = min(ratios) > max(usual) or max(ratios) < min(usual)
+            ratio = own if is_apart and abs(own / ratio - 1) > self.limits.min_gain else ratio
+        return self.predictor.seconds(plan, world) * ratio
 
     def _gain(self, plan: Plan, world: World) -> float:
         """Return the seconds that a step of another plan saves in a world; 0 if the plan in force
@@ -401,10 +403,15 @@ class Controller:
         return min(moving, self.limits.horizon * loss)
 
     def _moving(self, old: Plan, new: Plan, world: World) -> float:
-        """Return the seconds of a move in a world."""
+        """Return the seconds of a move in a world: those before the next step, and those that
+        optimizer state adds to that step."""
         believed = in_world(self.cluster, world)
         moves = migration(old, new, self.chain, believed)
-        return self.moving_ratio * moves.seconds(believed, known=self.groups)
+        if moves.is_free:
+            return 0.0
+        exposed = self.predictor.exposed(new, moves.state, world)
+        before_step = moves.seconds_before_step(believed, known=self.groups)
+        return self.moving_ratio * (before_step + exposed)
 
 
 def _lost(world: World) -> set[str]:

@@ -1,15 +1,25 @@
-"""Predict how long a step of a plan takes in a believed world, by the exact engine with a cache."""
+"""Predict how long a step of a plan takes in a believed world, by the exact engine with a cache.
+
+The first step after a move shares its links with optimizer state that arrives, and each device's
+update waits for its own (``sim.tasks.arriving``). What it takes longer than other steps is the part
+of the state that it does not hide. In a plan too large to be simulated whole, nothing counts as
+hidden.
+"""
 
 from __future__ import annotations
+
+import math
 
 from argosy.adapt.watch import World, in_world
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.moving import Transfers
 from argosy.plan.plan import CollectiveChoice, Plan, Stage
 from argosy.schedule import ScheduleSpec
 from argosy.sim.engine.exact import simulate_exact
 from argosy.sim.engine.graph import TaskGraph
 from argosy.sim.simulate import first_end, iteration_seconds, plays_whole, task_graph
+from argosy.sim.tasks.arriving import with_arriving
 from argosy.workload.chain import Chain
 
 # The parts of a plan that the time of a step depends on.
@@ -44,3 +54,18 @@ class Predictor:
         if key not in self.graphs:  # tasks do not depend on traces
             self.graphs[key], _ = task_graph(plan, self.chain, self.cluster, self.model)
         return first_end(simulate_exact(self.graphs[key], cluster, record=0))
+
+    def exposed(self, plan: Plan, state: Transfers, world: World) -> float:
+        """Return the seconds that the first step of a plan takes longer than others because
+        optimizer state arrives meanwhile; infinity if it gets stuck."""
+        if not state.direct:
+            return 0.0
+        usual = self.seconds(plan, world)
+        believed = in_world(self.cluster, world)
+        if not plays_whole(plan):
+            return state.seconds(believed)
+        key = (*plan_key(plan), world, state)
+        if key not in self.known:
+            graph = with_arriving(self.graphs[plan_key(plan)], state)
+            self.known[key] = first_end(simulate_exact(graph, believed, record=0))
+        return self.known[key] - usual if math.isfinite(usual) else math.inf

@@ -104,6 +104,11 @@ class StateBytes:
         return self.total - self.frozen - self.errors + self.outside_moments + self.outside_weights
 
 
+def master_bytes(chain: Chain) -> float:
+    """Return the bytes per weight of the optimizer's copy in fp32; 0 if it keeps none."""
+    return optimizer_bytes(chain) - OPTIMIZERS[chain.optimizer].state_bytes
+
+
 def optimizer_bytes(chain: Chain) -> float:
     """Return s in (3): the bytes of optimizer state per weight."""
     if chain.optimizer not in OPTIMIZERS:

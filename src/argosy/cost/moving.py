@@ -13,9 +13,15 @@ one stage use them.
          receives it too and passes it on, or else any device that held it; of several, the one that
          has sent the fewest bytes so far; if all of them are lost or cannot be reached, any
          reachable device, which reads a copy or a checkpoint
-    (3)  seconds = the longest that any link takes for the bytes that cross it, those that are
-         passed on after the others, ``PAUSE`` for the switch itself, and ``FORMING`` if devices
-         must communicate that have not done so before
+    (3)  seconds of some transfers = the longest that any link takes for the bytes that cross it,
+         and the same for those that are passed on, after the others
+    (4)  seconds = (3) of weights and (3) of optimizer state, ``PAUSE`` for the switch itself, and
+         ``FORMING`` if devices must communicate that have not done so before
+
+Weights come first. Optimizer state may travel while the next step computes, which needs it only for
+its update; then less of it counts (``adapt.predictor``). The optimizer's copy of 16-bit weights in
+fp32 is sent as the weights: 16-bit ones are made from it. So a move sends 4 + 8 bytes per weight
+under AdamW, as the runtime does, which holds weights in fp32 and multiplies in 16 bits.
 
 So what several devices of a node receive crosses the network once. Of them, the one that has
 received the fewest bytes so far receives it from the other node.
@@ -25,16 +31,17 @@ Gradients do not move: plans change between steps. Experts count as if every hol
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 from typing import NamedTuple
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.memory import optimizer_bytes
+from argosy.cost.memory import master_bytes, optimizer_bytes
 from argosy.cost.regions import Interval, Region, outside, tiered_deliveries, volume
 from argosy.plan.plan import Plan, Stage
 from argosy.workload.chain import Chain, Frozen
@@ -82,14 +89,25 @@ _Held = dict[_Weights, dict[str, _Kept]]
 """Intervals that each device keeps of each set of weights."""
 
 
+class Transfers(NamedTuple):
+    """Transfers that go together, at most one for each pair of devices."""
+
+    direct: tuple[Transfer, ...] = ()
+    passed_on: tuple[Transfer, ...] = ()
+    """Bytes that their source receives by ``direct``."""
+
+    def seconds(self, cluster: Cluster, time: float = 0.0) -> float:
+        """Return the seconds (3) at the bandwidths of a time: infinity if a needed link is down."""
+        return sum(_seconds(phase, cluster, time) for phase in self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Migration:
     """A set of transfers that a move needs, by (1) and (2)."""
 
-    transfers: tuple[Transfer, ...]
-    """At most one for each pair of devices."""
-    passed_on: tuple[Transfer, ...] = ()
-    """The same for bytes that their source receives by ``transfers``."""
+    weights: Transfers
+    state: Transfers
+    """Transfers of optimizer state."""
     new_groups: frozenset[DeviceGroup] = frozenset()
     """Sets of devices that communicate under the new plan and did not under the old one."""
     is_free: bool = False
@@ -100,7 +118,7 @@ class Migration:
     def received(self) -> dict[str, float]:
         """Return the bytes that each device receives."""
         amounts: dict[str, float] = defaultdict(float)
-        for _, target, size in (*self.transfers, *self.passed_on):
+        for _, target, size in itertools.chain(*self.weights, *self.state):
             amounts[target] += size
         return dict(amounts)
 
@@ -111,13 +129,20 @@ class Migration:
     def seconds(
         self, cluster: Cluster, time: float = 0.0, known: Set[DeviceGroup] = frozenset()
     ) -> float:
-        """Return the seconds (3) at the bandwidths of a time: infinity if a needed link is down, 0
-        if stages stay as they are. ``known`` are groups that earlier plans have formed."""
+        """Return the seconds (4) if nothing travels behind a step, 0 if stages stay as they are.
+        ``known`` are groups that earlier plans have formed."""
+        if self.is_free:
+            return 0.0
+        return self.seconds_before_step(cluster, time, known) + self.state.seconds(cluster, time)
+
+    def seconds_before_step(
+        self, cluster: Cluster, time: float = 0.0, known: Set[DeviceGroup] = frozenset()
+    ) -> float:
+        """Return the seconds (4) without those of optimizer state."""
         if self.is_free:
             return 0.0
         pause = PAUSE if self.new_groups <= known else PAUSE + FORMING
-        phases = (self.transfers, self.passed_on)
-        return sum(_seconds(transfers, cluster, time) for transfers in phases) + pause
+        return self.weights.seconds(cluster, time) + pause
 
 
 def _seconds(transfers: Sequence[Transfer], cluster: Cluster, time: float) -> float:
@@ -135,17 +160,19 @@ def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float 
     """Return the transfers that are needed when one plan follows another at a time."""
     weights = tuple(_weights(chain))
     before, sources = _held(old, weights), _Sources(old, cluster, time)
-    widths = (chain.dtype.bytes, optimizer_bytes(chain))
+    master = master_bytes(chain)
+    widths = (master or chain.dtype.bytes, optimizer_bytes(chain) - master)
     for group, kept in _held(new, weights).items():
         kinds = [(0, group.frozen_bytes)] if group.frozen_bytes else []
         kinds = kinds or [(kind, width * group.size) for kind, width in enumerate(widths)]
         for kind, whole in kinds:
             holders = {name: had[kind] for name, had in before[group].items()}
             wanted = {name: will_have[kind] for name, will_have in kept.items()}
-            sources.deliver(wanted, holders, whole)
+            sources.deliver(wanted, holders, whole, sources.ledgers[kind])
     new_groups = process_groups(new, chain) - process_groups(old, chain)
     is_free = is_same_division(old, new)
-    return replace(sources.migration(), new_groups=new_groups, is_free=is_free)
+    weights_sent, state_sent = (ledger.transfers() for ledger in sources.ledgers)
+    return Migration(weights=weights_sent, state=state_sent, new_groups=new_groups, is_free=is_free)
 
 
 def is_same_division(old: Plan, new: Plan) -> bool:
@@ -176,29 +203,40 @@ def process_groups(plan: Plan, chain: Chain) -> frozenset[DeviceGroup]:
     return frozenset(collective | neighbours)
 
 
+class _Ledger:
+    """The bytes of some transfers, by source and target."""
+
+    def __init__(self) -> None:
+        self.direct: dict[tuple[str, str], float] = defaultdict(float)
+        self.passed_on: dict[tuple[str, str], float] = defaultdict(float)
+
+    def transfers(self) -> Transfers:
+        phases = (
+            tuple(sorted((*pair, size) for pair, size in sizes.items() if size > 0))
+            for sizes in (self.direct, self.passed_on)
+        )
+        return Transfers(*phases)
+
+
 class _Sources:
-    """A ledger that chooses the source of each transfer by (2) and adds up the bytes."""
+    """A choice of the source of each transfer by (2)."""
 
     def __init__(self, plan: Plan, cluster: Cluster, time: float) -> None:
         self.cluster, self.time, self.devices = cluster, time, plan.devices
-        self.transfers: dict[tuple[str, str], float] = defaultdict(float)
-        self.passed_on: dict[tuple[str, str], float] = defaultdict(float)
+        self.ledgers = (_Ledger(), _Ledger())
+        """Transfers of weights and of optimizer state."""
         self.sent: dict[str, float] = defaultdict(float)
         self.received: dict[str, float] = defaultdict(float)
 
-    def migration(self) -> Migration:
-        """Return all transfers so far."""
-        phases = (
-            tuple(sorted((*pair, size) for pair, size in sizes.items() if size > 0))
-            for sizes in (self.transfers, self.passed_on)
-        )
-        return Migration(transfers=next(phases), passed_on=next(phases))
-
     def deliver(
-        self, wanted: Mapping[str, Interval], holders: Mapping[str, Interval], whole: float
+        self,
+        wanted: Mapping[str, Interval],
+        holders: Mapping[str, Interval],
+        whole: float,
+        ledger: _Ledger,
     ) -> None:
-        """Add the transfers by which devices receive the wanted intervals; ``whole`` is the bytes
-        of the interval from 0 to 1."""
+        """Add to a ledger the transfers by which devices receive the wanted intervals; ``whole`` is
+        the bytes of the interval from 0 to 1."""
         held: _Offers = {name: [(interval,)] for name, interval in holders.items()}
         arrived: dict[str, list[Region]] = defaultdict(list)
         for target in sorted(wanted, key=lambda name: (self.received[name], name)):
@@ -213,7 +251,7 @@ class _Sources:
                 rounding=_ROUNDING,
             ):
                 size = volume([region]) * whole
-                phase = self.passed_on if tier == _PASSED_ON else self.transfers
+                phase = ledger.passed_on if tier == _PASSED_ON else ledger.direct
                 phase[source, target] += size
                 self.sent[source] += size
                 self.received[target] += size
