@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
-from argosy.adapt.controller import Controller, ControllerLimits, Decision
+from argosy.adapt.controller import AdaptationLevel, Controller, ControllerLimits, Decision
 from argosy.adapt.predictor import plan_key
-from argosy.adapt.watch import World
+from argosy.adapt.watch import World, in_world
 from argosy.choose.policy import schedules_that_fit, schedules_to_try
 from argosy.cluster.lasting import with_only
 from argosy.cluster.topology import Cluster
@@ -30,6 +30,8 @@ from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, kept_plans
+from argosy.sim.prediction import play_once, prediction
+from argosy.sim.simulate import plays_whole
 from argosy.workload.chain import Chain
 
 # Devices within this share of full speed are planned for as full ones, so that equal devices stay
@@ -157,8 +159,19 @@ class Mind:
         )
         world = controller.watch.world
         predicted = controller.predictor.seconds(seen.plan, world)
-        change = decision if decision.is_change else None
+        change = self._with_memory(decision) if decision.is_change else None
         return Advice(step=seen.step, decision=change, world=world, predicted=predicted)
+
+    def _with_memory(self, decision: Decision) -> Decision:
+        """Return a decision whose plan, if state moves to it, states the memory that it needs."""
+        plan, brief = decision.plan, self.brief
+        if decision.what is not AdaptationLevel.FULL:
+            return decision
+        believed = in_world(self.cluster, decision.world)
+        played = play_once(plan, brief.chain, believed, brief.model, whole=plays_whole(plan))
+        return replace(
+            decision, plan=replace(plan, predicted=prediction(plan, played, brief.chain))
+        )
 
 
 class Advisor:

@@ -68,4 +68,4 @@ class Predictor:
         if key not in self.known:
             graph = with_arriving(self.graphs[plan_key(plan)], state)
             self.known[key] = first_end(simulate_exact(graph, believed, record=0))
-        return self.known[key] - usual if math.isfinite(usual) else math.inf
+        return max(0.0, self.known[key] - usual) if math.isfinite(usual) else math.inf
