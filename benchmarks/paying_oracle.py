@@ -54,10 +54,10 @@ def paying_oracle(stage: Playback, plans: Sequence[Plan], seconds: float) -> flo
             if math.isinf(done[old][at]):
                 continue
             needed = moves(old, new, unavailable, first_like(unavailable))
-            hidden = min(
-                plans[new].global_batch / paces[new][at], needed.state.seconds(cluster, time)
-            )
-            arrival = time + needed.seconds(cluster, time, known=known) - hidden
+            arrival = time + needed.seconds_before_step(cluster, time, known=known)
+            step = stage.lasting(plans[new], time)
+            state = needed.state.seconds(cluster, time)
+            arrival += max(0.0, state - step) if math.isfinite(step) else state
             if arrival < seconds:
                 cell = int(arrival / GRID)
                 gained = paces[new][cell] * ((cell + 1) * GRID - arrival)

@@ -204,7 +204,7 @@ def process_groups(plan: Plan, chain: Chain) -> frozenset[DeviceGroup]:
 
 
 class _Ledger:
-    """The bytes of some transfers, by source and target."""
+    """A sum of the bytes that are transferred, by source and target."""
 
     def __init__(self) -> None:
         self.direct: dict[tuple[str, str], float] = defaultdict(float)
@@ -219,7 +219,7 @@ class _Ledger:
 
 
 class _Sources:
-    """A choice of the source of each transfer by (2)."""
+    """A chooser that finds the source of each transfer by (2)."""
 
     def __init__(self, plan: Plan, cluster: Cluster, time: float) -> None:
         self.cluster, self.time, self.devices = cluster, time, plan.devices

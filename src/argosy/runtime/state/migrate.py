@@ -131,7 +131,7 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
 
 @dataclass(frozen=True, kw_only=True)
 class _Exchange:
-    """The part of a rank in the exchange of a migration: what it holds, and what it will hold."""
+    """The exchange of a migration as one rank does it, from what it holds to what it will hold."""
 
     trainer: Trainer
     about: Described
