@@ -5,6 +5,10 @@ A token bucket holds about 2 ms of traffic: with more, whole activations pass at
 less, the bucket limits the rate below the requested one. No packet may be larger than the smallest
 bucket: one that was queued before the bucket shrank would block it permanently. Core time is given
 out in periods of 10 ms.
+
+A bucket's queue is first in, first out. So connections have windows of equal bytes, which are small
+beside a message: those that share a link then get equal shares of it, as in the simulator, and what
+waits in a queue does not delay acknowledgements, and with them the other direction, for long.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ _LEAST_BURST = 16 * 1024
 _LARGEST_PACKET = 15_000
 _QUEUE = "200ms"
 """The longest time that a packet waits for its bucket before it is dropped."""
+# Seconds of traffic that a connection may have on its way, and the least bytes of it.
+_WINDOW_SECONDS = 5e-3
+_LEAST_WINDOW = 64 * 1024
 # Microseconds of a period in which core time is given out.
 _PERIOD = 10_000
 # Microseconds of core time per period, the least that the kernel accepts.
@@ -134,7 +141,16 @@ def shape(namespace: str, interface: str, rate: float) -> None:
         run("ip", "-n", namespace, "link", "set", interface, "down")
         return
     run("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *_bucket(rate))
+    _limit_windows(namespace, rate)
     run("ip", "-n", namespace, "link", "set", interface, "up")
+
+
+def _limit_windows(namespace: str, rate: float) -> None:
+    """Limit the bytes that each connection of a namespace has on its way."""
+    window = max(_LEAST_WINDOW, round(rate * _WINDOW_SECONDS))
+    sizes = f"4096 {_LEAST_WINDOW} {window}"
+    inside = f"--net={_NAMESPACES / namespace}"
+    run("nsenter", inside, "tee", "/proc/sys/net/ipv4/tcp_wmem", text=sizes)
 
 
 def _bucket(rate: float) -> list[str]:
