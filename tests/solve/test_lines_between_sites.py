@@ -143,6 +143,54 @@ def test_bounds_hold_where_much_crosses_between_sites(block: int) -> None:
     assert compared >= 6
 
 
+def _crossings(plan: Complete) -> int:
+    """The number of boundaries between stages at different sites."""
+    sites = [choice.option.pools[0].site for choice in plan]
+    return sum(one != other for one, other in itertools.pairwise(sites))
+
+
+@pytest.mark.parametrize("schedule", range(len(SCHEDULES)))
+def test_a_line_carries_what_all_boundaries_send_over_it(schedule: int) -> None:
+    case = sites_of("ab", 2, schedule)
+    layers = tuple(replace(LAYER, name=f"layer{number}") for number in range(3))
+    case = replace(case, chain=replace(case.chain, layers=layers))
+    shape = next(shape for shape in case.shapes if shape.num_micro_batches == 8)
+    once = case.global_batch * LAYER.output_bytes / 0.1e9
+    ratios = []
+    for kind, bound, plan in found(case, shape, mixed=False):
+        if kind is PlanKind.EVEN and _crossings(plan) == 2:
+            assert bound >= 2 * once
+            ratios.append(bound / exact(case, shape, plan))
+    assert ratios
+    assert max(ratios) <= 1 + 1e-9
+
+
+def test_bounds_hold_for_plans_that_cross_a_line_several_times() -> None:
+    compared = 0
+    for seed in range(8000, 8008):
+        random = Random(seed)
+        recipe = Recipe(
+            min_devices=4,
+            max_devices=6,
+            min_pools=2,
+            max_layers=5,
+            batches=(4, 8, 12),
+            tight=False,
+            wide=False,
+            per_node=(1, 2, 3),
+            line=True,
+            outputs=random.choice((1, 5, 20, 60)),
+        )
+        case = random_case(seed, recipe)
+        shape = random.choice([shape for shape in case.shapes if shape.num_micro_batches > 1])
+        plans = list(found(case, shape, mixed=False, most=400))
+        crossing = [(bound, plan) for _, bound, plan in plans if _crossings(plan) > 1]
+        for bound, plan in random.sample(crossing, min(10, len(crossing))):
+            assert bound <= exact(case, shape, plan) * (1 + 1e-9)
+            compared += 1
+    assert compared >= 20
+
+
 def test_a_ring_over_three_sites_may_avoid_their_slowest_line() -> None:
     """The lines are 0-1 (9 bytes/s, 1 s), 1-2 (5, 3 s) and 0-2 (2, 8 s); two sites use both
     directions of theirs."""

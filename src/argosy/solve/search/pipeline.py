@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from argosy.solve.search.boundary import Boundary, in_site
 from argosy.solve.search.bounds import suffix_bounds
+from argosy.solve.search.crossings import NO_STAGES, Crossed, NextStages, line_load
 from argosy.solve.search.fan import Fan, fan_of
 from argosy.solve.search.menu import Menu
 from argosy.solve.search.prefix import Fixed, Rest, prefix_seconds, with_longer_hop
@@ -94,6 +95,8 @@ class _Node:
     """The stages for the recurrence of ``solve.search.prefix``."""
     is_played: bool = False
     """Whether the recurrence has raised ``fixed`` already."""
+    crossed: Crossed = NO_STAGES
+    """What the fixed stages send over the line between two sites."""
 
 
 @dataclass(order=True)
@@ -149,6 +152,7 @@ class PlanSearch:
         self.takes = np.array(menu.vectors)
         self.ways = _ways(menu)
         self.in_site = in_site(menu)
+        self.line_load = line_load(menu, self.in_site)
         self.apart = menu.apart(upper)
         """The menu for first stages whose tied weights are not in one node; None if plans are not
         divided by that."""
@@ -364,8 +368,17 @@ class PlanSearch:
             np.minimum(bound, here, out=bound)
             np.minimum(rest, fan.passing + 2 * more + first, out=rest)
         bound = np.maximum.reduce([bound, *self._alone(node, fan, ahead, around, waiting)])
+        if self.line_load is not None:
+            load = self.line_load.bound(node.crossed, node.first, self._next_stages(node, fan))
+            bound = np.maximum(bound, load)
         bound[following.is_short[fan.vector]] = np.inf
         return bound, rest
+
+    def _next_stages(self, node: _Node, fan: Fan) -> NextStages:
+        """Return the rows of a fan as ``LineLoad`` takes them."""
+        forward, backward = fan.fixed[:2]
+        hop = self._entering(node, fan)
+        return NextStages(fan.vector, fan.end, hop, forward, backward, fan.late)
 
     def _boundary(self, node: _Node, fan: Fan) -> Boundary | None:
         """Return the boundary between the last fixed stage and every row; None if its place was
@@ -458,6 +471,9 @@ class PlanSearch:
             is_placed=is_placed,
             over=over,
             stages=(*self._with_transfer(node, fan, longer), stage),
+            crossed=self.line_load.child(node.crossed, node.first, self._next_stages(node, fan))
+            if self.line_load is not None
+            else node.crossed,
         )
 
     def _with_transfer(self, node: _Node, fan: Fan, longer: float) -> tuple[Fixed, ...]:
