@@ -99,9 +99,9 @@ def _captured(options: PlanOptions, text: str) -> CapturedProgram:
     """Capture the program of ``--program``; options that it decides itself are rejected."""
     from argosy.cli.planning.program import capture_program
 
-    model = ("model", "global_batch", "sequence_length", "train", "lora", "base_weights", "freeze")
-    widths = ("max_width", "max_context", "max_expert", "for_system")
-    refuse_options(given(options, *model, *widths), "cannot be combined with --program")
+    model = ("model", "global_batch", "sequence_length", "max_width", "max_context")
+    tuning = ("train", "lora", "base_weights", "max_expert", "for_system", "freeze")
+    refuse_options(given(options, *model, *tuning), "cannot be combined with --program")
     parse_settings(optimizer=options.optimizer)
     if options.output is not None:
         check_output(options.output, options.cluster, text.partition(":")[0], json=options.json)
