@@ -17,7 +17,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from argosy.errors import InputError
 from argosy.runtime.sources.operations import capture_program
 from argosy.workload.capture.initial import build_fake
-from argosy.workload.capture.trace import capture, capture_fake
+from argosy.workload.capture.trace import Build, capture, capture_fake
 from argosy.workload.graph import Graph, Phase
 
 EXACT = [name for name in BUILDS if name != "dropout"]
@@ -221,3 +221,31 @@ def test_a_recurrent_layer_in_single_precision_is_captured_operation_by_operatio
     )
     assert not [node.op for node in program.graph.nodes if "mkldnn" in node.op]
     assert program.mixes is None
+
+
+def test_a_batch_of_one_sample_has_the_operations_of_any_batch() -> None:
+    """A library may omit an ``expand`` if there is one row, as transformers does for Llama."""
+
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.out = nn.Embedding(4, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            numbers = torch.arange(4).unsqueeze(0)
+            if len(x) != len(numbers):
+                numbers = numbers.expand(len(x), -1)
+            return self.out(x + self.places(numbers))
+
+    def build(samples: int) -> Build:
+        return lambda: (
+            Places(),
+            lambda net, x: net(x).square().mean(),
+            torch.randn(samples, 4, 8),
+        )
+
+    one, many = (capture_program(build(samples)) for samples in (1, 6))
+    assert (one.samples, many.samples) == (1, 6)
+    assert [node.op for node in one.graph.nodes] == [node.op for node in many.graph.nodes]
+    flop = [sum(layer.forward_flop for layer in program.chain.layers) for program in (one, many)]
+    assert flop[0] == pytest.approx(flop[1]), "of one sample"

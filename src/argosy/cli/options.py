@@ -244,7 +244,7 @@ MaxWidth = Annotated[
         "--max-width",
         min=1,
         max=_MOST_DEVICES,
-        help="Tensor-parallel groups of at most so many devices; 1 for runs that move or survive.",
+        help="Tensor-parallel groups of at most so many devices.",
     ),
 ]
 MaxContext = Annotated[

@@ -41,6 +41,8 @@ class CapturedProgram:
     chain: Chain
     samples: int
     """Samples of its batch, which is the global batch."""
+    captured: int
+    """Samples with which the step was captured."""
     mixes: str | None
     """The reason why the batch cannot be divided; None if it can."""
     divides: Callable[[Plan], bool]
@@ -61,7 +63,8 @@ class CapturedProgram:
         them."""
         homes = [device.node for device in cluster.devices]
         widest = max(*(homes.count(home) for home in set(homes)), min(len(homes), MOST_SHARING))
-        return replace(self, chain=with_tensor_groups(self.chain, self.graph, self.samples, widest))
+        chain = with_tensor_groups(self.chain, self.graph, self.captured, widest)
+        return replace(self, chain=chain)
 
 
 def divided_plan(

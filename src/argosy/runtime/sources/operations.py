@@ -50,7 +50,7 @@ from argosy.solve.program_plans import CapturedProgram
 from argosy.solve.programs.stagecut import cut_graph
 from argosy.space.operations.segments import chain_of_step
 from argosy.space.operations.sharding import REPLICATED, State
-from argosy.workload.capture.forward import Forward, capture_forward
+from argosy.workload.capture.forward import COUNTS, Forward, capture_forward
 from argosy.workload.capture.initial import FakeModel, build_fake
 from argosy.workload.capture.trace import Build, capture_fake, num_samples
 from argosy.workload.graph import Graph
@@ -267,14 +267,19 @@ def capture_program(
     """Return the step of ``build() -> (model, loss_fn, batch)`` as ``find_plan`` takes it; nothing
     has values.
 
-    ``dtype`` is the number format of matrix products, by default that of the largest parameter.
+    ``dtype`` is the number format of matrix products, by default that of the largest parameter. A
+    batch of one sample is captured with two, because libraries omit operations for one row, and the
+    runtime needs those for any number of rows.
     """
     fake = build_fake(build)
-    graph, forward, samples = capture_fake(fake, name=name), forward_of(fake), num_samples(fake)
+    forward, samples = forward_of(fake), num_samples(fake)
+    captured = max(samples, COUNTS[0])
+    graph = capture_fake(fake, name=name, samples=None if captured == samples else captured)
     return CapturedProgram(
         graph=graph,
-        chain=chain_of_step(graph, samples, dtype or _own_dtype(graph), powersgd=powersgd),
+        chain=chain_of_step(graph, captured, dtype or _own_dtype(graph), powersgd=powersgd),
         samples=samples,
+        captured=captured,
         mixes=mixes_samples(forward),
         divides=lambda plan: divides(forward, plan),
         programs=lambda plan: group_programs(fake, plan),

@@ -55,10 +55,10 @@ def capture(build: Build, *, name: str = "program") -> Graph:
     return capture_fake(build_fake(build), name=name)
 
 
-def capture_fake(fake: FakeModel, *, name: str = "program") -> Graph:
+def capture_fake(fake: FakeModel, *, name: str = "program", samples: int | None = None) -> Graph:
     """Return the training step of a model that was built without values; each module keeps its
-    training or evaluation mode."""
-    return trace(fake, name=name).graph()
+    training or evaluation mode. ``samples`` is the number of rows of its batch, if not its own."""
+    return trace(fake, name=name, samples=samples).graph()
 
 
 def num_samples(fake: FakeModel) -> int:
