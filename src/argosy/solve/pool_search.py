@@ -205,6 +205,7 @@ class PoolSearch:
         """Run level 2: improve on level 1 and raise the bound."""
         self.level = 2
         self.incumbents.judge.stop_guessing()
+        self.incumbents.stop_folding()
         self._search_levels()
 
     def _search_levels(self) -> None:

@@ -41,6 +41,8 @@ class Incumbents:
         were not simulated."""
         self.cleared = math.inf
         """The least time of those that were simulated."""
+        self.is_exact = False
+        """Whether small plans are simulated as a whole, not folded along their symmetries."""
 
     @property
     def best(self) -> float:
@@ -76,9 +78,19 @@ class Incumbents:
                 self.add(candidate)
             plays += 1
 
+    def stop_folding(self) -> None:
+        """Simulate small plans as a whole from now on, also those that are known already.
+
+        Folded transfers share a link as if both sides had as many, so that plans across a slow line
+        may look faster than they are.
+        """
+        self.is_exact = True
+        self.found = [replace(incumbent, is_played=False) for incumbent in self.found]
+
     def add(self, candidate: Candidate) -> None:
-        """Add a plan with its exact time."""
-        (seconds,) = self.trial.seconds([candidate])
+        """Add a plan with its simulated time."""
+        seconds_of = self.trial.exact_seconds if self.is_exact else self.trial.seconds
+        (seconds,) = seconds_of([candidate])
         insort(self.found, replace(candidate, seconds=seconds, is_played=True))
         del self.found[_MOST:]
 
