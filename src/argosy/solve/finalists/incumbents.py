@@ -81,8 +81,8 @@ class Incumbents:
     def stop_folding(self) -> None:
         """Simulate small plans as a whole from now on, also those that are known already.
 
-        Folded transfers share a link as if both sides had as many, so that plans across a slow line
-        may look faster than they are.
+        Folded transfers do not always share a slow line as the single ones do, so that plans may
+        look faster than they are.
         """
         self.is_exact = True
         self.found = [replace(incumbent, is_played=False) for incumbent in self.found]
