@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,6 +44,7 @@ from argosy.runtime.elastic.leader import _MOST_BARREN, Leader
 from argosy.runtime.elastic.origin import newest_base, steps_told
 from argosy.runtime.elastic.replan import Replanner, regrouped
 from argosy.runtime.elastic.snapshot import SnapshotPart, divide_duties
+from argosy.runtime.elastic.workers import Workers
 from argosy.runtime.processes.manifest import write_manifest
 from argosy.runtime.processes.run_spec import RunSpec
 from argosy.runtime.state.state import Rows
@@ -401,3 +403,16 @@ def test_later_generations_are_planned_with_the_cost_model_of_the_first_plan(
     )
     assert left is not None and left != first
     assert left.cost_model == first.cost_model is not None
+
+
+def test_workers_of_one_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise every worker starts as many threads as there are cores, and they wait for each
+    other."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    Workers(lambda *_: None, 1)
+    assert "OMP_NUM_THREADS" not in os.environ
+    Workers(lambda *_: None, 2)
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    Workers(lambda *_: None, 2)
+    assert os.environ["OMP_NUM_THREADS"] == "3"

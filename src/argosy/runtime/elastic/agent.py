@@ -58,7 +58,7 @@ class Agent:
         except OSError as error:
             raise RunError(f"the run's folder cannot be written: {error}") from None
         self.store = Store()
-        self.workers = Workers(self._report)
+        self.workers = Workers(self._report, len(self.devices))
         self.leader: Leader | None = None
         self.upward: Line | None = None
         """The connection to the leader."""

@@ -38,7 +38,14 @@ class WorkerProcess:
 class Workers:
     """The set of workers that this host runs."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, count: int) -> None:
+        """Prepare ``count`` workers.
+
+        Several workers have one thread each unless the user sets another number, as torchrun does.
+        Torch reads it when it is loaded, and workers are forked after that.
+        """
+        if count > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
         self.report = report
         self.running: dict[str, WorkerProcess] = {}
         self.context: ForkServerContext = multiprocessing.get_context("forkserver")
