@@ -218,7 +218,7 @@ class _Writer:
 class _Workers:
     """The workers of one host; ``World.step`` trains."""
 
-    def __init__(self, report: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(self, report: Callable[[str, dict[str, Any]], None], count: int) -> None:
         self.report = report
         self.running: dict[str, dict[str, Any]] = {}
         life = _HERE.get()

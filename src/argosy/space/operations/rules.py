@@ -171,6 +171,9 @@ class StateChoices:
         self.cut_sets[value] = self._grown[key]
 
     def _seed(self) -> None:
+        for index, state in self.stored.items():
+            if state.is_sharded:
+                self._offer(index, state)
         for index, value in enumerate(self.graph.values):
             if self.kind is not CutKind.ANY and not is_matrix(self.graph, index):
                 continue
