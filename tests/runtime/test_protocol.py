@@ -48,6 +48,12 @@ def test_without_faults_there_is_one_generation(tmp_path: Path) -> None:
     assert play(tmp_path / "run") == ([], MESSAGES)
 
 
+def test_hosts_that_were_cut_off_do_not_begin_a_job_again_that_is_over(tmp_path: Path) -> None:
+    """The first host trains alone and ends; the others claim the first generation after that, and
+    would remove what the run has written."""
+    check([(Fault(79, "cut", 1, 6.0), Fault(2, "cut", 0, 6.0))], tmp_path)
+
+
 def test_one_fault_at_a_sample_of_messages(tmp_path: Path) -> None:
     check(((fault,) for at in range(0, MESSAGES, 20) for fault in faults_at(at)), tmp_path)
 

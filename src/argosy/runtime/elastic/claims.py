@@ -88,8 +88,15 @@ class Claims:
         return None
 
     def claim(self, claim: Claim) -> bool:
-        """Claim a generation; return whether this host got it."""
-        return self._create(self.folder / f"generation-{claim.generation:06d}.json", asdict(claim))
+        """Claim a generation; return whether this host got it. Nobody gets one of a job that is
+        over, whose claims are removed."""
+        path = self.folder / f"generation-{claim.generation:06d}.json"
+        if not self._create(path, asdict(claim)):
+            return False
+        if self.outcome() is None:
+            return True
+        path.unlink(missing_ok=True)
+        return False
 
     def restore(self, claim: Claim | None) -> None:
         """Write the token, and the claim of this agent, which leads, again if they were removed."""

@@ -305,7 +305,8 @@ class Leader:
             generation=self.number + 1, leader=self.node, members=tuple(members), last=last
         )
         if not self.claims.claim(claim):
-            raise DeposedError(f"generation {claim.generation} was claimed by another")
+            why = f"generation {claim.generation} was claimed by another, or the job is over"
+            raise DeposedError(why)
         self.claim, self.number, self.last = claim, claim.generation, last
         for path, tear in base.skipped:
             self.events.write("skipped", checkpoint=path.name, why=tear)
