@@ -88,9 +88,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
 """Sub-packages of a part, top to bottom. At run time each imports only those below it; modules of the
 part's own folder are not ordered."""
 
-SAME_NAME = {"Trainer": "integrations.hf.Trainer replaces transformers.Trainer in a user's script"}
-"""Public class names that occur twice, each with its reason."""
-
 MOST_FUNCTION_LINES = 50
 MOST_PARAMETERS = 6
 KERNELS = {"compiled", "compiled_exactly", "inlined", "_jit"}
@@ -254,7 +251,7 @@ def test_public_class_names_are_unique() -> None:
         for node in tree(file).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    assert {name for name, count in names.items() if count > 1} <= set(SAME_NAME)
+    assert not {name for name, count in names.items() if count > 1}
 
 
 @pytest.mark.parametrize("pair", ALLOWED, ids=" imports ".join)

@@ -29,7 +29,7 @@ SCRIPT = Path(__file__).parent / "programs" / "hf_script.py"
 CHANGES = {
     "from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed": (
         "from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments, set_seed\n"
-        "from argosy.integrations.hf import Trainer"
+        "from argosy.integrations.hf import ArgosyTrainer as Trainer"
     ),
     "    data_collator=collate,": '    data_collator=collate, plan=FOLDER / "plan.json",',
 }
@@ -145,7 +145,7 @@ def test_adapters_are_trained_as_in_one_process(tmp_path: Path) -> None:
 def refusals(**changed: Any) -> str:
     """What a trainer with these settings is refused for."""
     usual = {"train_batch_size": 8, "bf16": False, "fp16": False, "gradient_accumulation_steps": 1}
-    trainer: Any = hf.Trainer.__new__(hf.Trainer)
+    trainer: Any = hf.ArgosyTrainer.__new__(hf.ArgosyTrainer)
     trainer.args = SimpleNamespace(
         **{**usual, **{key: changed[key] for key in changed if key not in vars(FREE)}}
     )
@@ -204,7 +204,7 @@ def test_another_library_that_divides_the_model_is_refused(name: str, value: str
     with pytest.raises(
         InputError, match=f"{name} cannot be combined with a plan, which divides the model"
     ):
-        hf.Trainer(None, args, plan=plan)
+        hf.ArgosyTrainer(None, args, plan=plan)
 
 
 def test_a_library_sees_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_models_that_ranks_build_without_a_seed_are_told_apart(
     monkeypatch.setattr(hf.dist, "get_rank", lambda: 0)
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        trainer: Any = hf.Trainer.__new__(hf.Trainer)
+        trainer: Any = hf.ArgosyTrainer.__new__(hf.ArgosyTrainer)
         trainer.model, trainer.roster = torch.nn.Linear(300, 3).bfloat16(), ("a0.0",)
         trainer._compare_values()
     assert compared[0] == compared[1] != compared[2]

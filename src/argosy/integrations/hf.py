@@ -1,7 +1,7 @@
 """Run ``transformers.Trainer`` by a plan: the same script, with its model and batches divided among
 unequal devices.
 
-    from argosy.integrations.hf import Trainer          # in place of transformers.Trainer
+    from argosy.integrations.hf import ArgosyTrainer as Trainer  # not transformers.Trainer
     trainer = Trainer(model=model, args=args, ..., plan="plan.json")
 
 and ``torchrun --nproc-per-node N train.py``, with a process for each device of the plan. Every
@@ -48,8 +48,7 @@ from argosy.runtime.processes.run_folder import checkpoints
 from argosy.runtime.processes.world import device_of, join
 from argosy.runtime.stages.layers import has_layers
 from argosy.runtime.state import checkpoint
-from argosy.runtime.step.trainer import Trainer as PlanTrainer
-from argosy.runtime.step.trainer import parallelize
+from argosy.runtime.step.trainer import Trainer, parallelize
 
 try:
     import transformers
@@ -75,7 +74,7 @@ _NO_LOGITS = (
 )
 
 
-class Trainer(transformers.Trainer):
+class ArgosyTrainer(transformers.Trainer):
     """A ``transformers.Trainer`` that trains by ``plan``, a ``Plan`` or its file."""
 
     model: Any
@@ -92,7 +91,7 @@ class Trainer(transformers.Trainer):
     ) -> None:
         self.plan = load_plan(plan) if isinstance(plan, str | Path) else plan
         self.roster = devices_by_rank(self.plan)
-        self.engine: PlanTrainer | None = None
+        self.engine: Trainer | None = None
         """This rank's part of the training, made when it is first needed."""
         self.compared = False
         """True if ranks have compared a batch since the start."""
@@ -273,7 +272,7 @@ class Trainer(transformers.Trainer):
         del training, dataloader
         return model if isinstance(model, _Divided) else _Divided(model)
 
-    def _divided(self) -> PlanTrainer:
+    def _divided(self) -> Trainer:
         if self.engine is None:
             self.create_optimizer()
         assert self.engine is not None
