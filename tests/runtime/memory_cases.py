@@ -21,8 +21,7 @@ _THRESHOLD, _LARGE = -3, 2**16
 def peak_of_steps(plan: Plan) -> int:
     """Bytes above what a rank holds between steps, of a stack whose last two layers are by far the
     largest: while one has its gradient, the weights of the other arrive."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(_THRESHOLD, _LARGE)
+    ctypes.CDLL(None).mallopt(_THRESHOLD, _LARGE)
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Linear(WIDTH, WIDTH) for _ in range(3)),
@@ -35,7 +34,6 @@ def peak_of_steps(plan: Plan) -> int:
     )
     trainer.step(batch)
     gc.collect()
-    libc.malloc_trim(0)  # otherwise a step may use memory that earlier work has left to the process
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark is what is there now
     before = _status("VmRSS")
     for _ in range(2):
