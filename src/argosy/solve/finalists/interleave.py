@@ -43,7 +43,7 @@ from argosy.workload.chain import Chain
 _MOST_TASKS = 20_000
 # Cuts are improved by simulating at most this many plans, and devices times micro-batches times
 # chunks of all of them together are at most _MOST_MOVED.
-_MOST_MOVES, _MOST_MOVED = 400, 100_000
+_MOST_MOVES, _MOST_MOVED = 400, 20_000
 
 
 def with_interleaved(
