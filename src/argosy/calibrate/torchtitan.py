@@ -6,11 +6,14 @@ group. FSDP shards weights (ZeRO 3); under pipeline parallelism it does not gath
 every micro-batch (ZeRO 1), and there are as many micro-batches as pipeline stages, torchtitan's
 default. *selective op* checkpointing keeps the results of every second matrix product, *selective
 layer* recomputes every second block; both are treated as the former here. Weights are fp32 shards,
-gathered in bf16; gradients are kept and summed in fp32.
+gathered in bf16; gradients are kept and summed in fp32. A report of 2025 or later that compiles the
+model also compiles the loss, which then makes no fp32 copies of the logits; in 2024 compiling the
+loss was turned off. The year is part of ``source``.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -51,6 +54,8 @@ _RECOMPUTE = {
 }
 # Number formats by the name of the precision.
 _DTYPES = {"bf16": Dtype.BF16, "float8": Dtype.FP8, "fp8": Dtype.FP8}
+# First year in which compiling a model compiled its loss too.
+_LOSS_COMPILED_SINCE = 2025
 
 
 def read_torchtitan(path: Path | str) -> Measurements:
@@ -77,6 +82,7 @@ def _run(row: TableRow) -> MeasuredRun:
         zero=3 if pipeline == 1 else 1,
     )
     rate = row.amount("tokens_per_s_per_gpu")
+    is_compiled = row.cells.get("compile", "0").strip() == "1"
     return MeasuredRun.even(
         degrees,
         chain,
@@ -84,7 +90,8 @@ def _run(row: TableRow) -> MeasuredRun:
         name=f"{chain.name} s{tokens} {degrees!r}",
         seconds=local * data * tokens / (rate * devices),
         settings={
-            "compiled": row.cells.get("compile", "0").strip() == "1",
+            "compiled": is_compiled,
+            "fused_loss": is_compiled and _year(row) >= _LOSS_COMPILED_SINCE,
             "async_tensor": row.cells.get("async_tp", "0").strip() == "1",
             "selective": Selective.PRODUCTS,
             "gradient_dtype": Dtype.FP32,
@@ -92,6 +99,12 @@ def _run(row: TableRow) -> MeasuredRun:
         },
         peak_bytes=row.value("memory_gib", gibibytes) if "memory_gib" in row.cells else None,
     )
+
+
+def _year(row: TableRow) -> int:
+    """Return the year that the source of a row names; 0 if it names none."""
+    found = re.search(r"20\d\d", row.cells.get("source", ""))
+    return int(found[0]) if found else 0
 
 
 @cache
