@@ -142,10 +142,10 @@ def test_adapters_are_trained_as_in_one_process(tmp_path: Path) -> None:
     assert one and all(torch.allclose(one[name], other[name], rtol=1e-3, atol=1e-5) for name in one)
 
 
-def refusals(**changed: Any) -> str:
+def refusals(kind: type[hf.ArgosyTrainer] = hf.ArgosyTrainer, **changed: Any) -> str:
     """What a trainer with these settings is refused for."""
     usual = {"train_batch_size": 8, "bf16": False, "fp16": False, "gradient_accumulation_steps": 1}
-    trainer: Any = hf.ArgosyTrainer.__new__(hf.ArgosyTrainer)
+    trainer: Any = kind.__new__(kind)
     trainer.args = SimpleNamespace(
         **{**usual, **{key: changed[key] for key in changed if key not in vars(FREE)}}
     )
@@ -188,13 +188,25 @@ FREE = SimpleNamespace(
             {"gradient_accumulation_steps": 2, "model_accepts_loss_kwargs": False},
             "gradient_accumulation_steps: found 2, expected 1 for a model that is captured or whose loss takes no",
         ),
-        ({"torch_compile": True}, "torch_compile: found true, expected false"),
+        ({"torch_compile": True}, "torch_compile: found true, expected no such setting with a"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha: found 5.0, expected no such setting"),
+        ({"predict_with_generate": True}, "predict_with_generate: found true, expected no such"),
     ],
 )
 def test_what_one_process_would_do_otherwise_is_refused(
     changed: dict[str, Any], message: str
 ) -> None:
     assert message in refusals(**changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("compute_loss", "compute_loss_func"), ("create_optimizer", "optimizer_cls_and_kwargs")],
+)
+def test_a_method_that_no_rank_would_call_is_refused(name: str, instead: str) -> None:
+    weighted = type("Weighted", (hf.ArgosyTrainer,), {name: lambda trainer, *_: None})
+    message = refusals(weighted)
+    assert f"{name}: found a method of Weighted, expected {instead}" in message
 
 
 @pytest.mark.parametrize(("name", "value"), [("fsdp", "full_shard"), ("deepspeed", "zero3.json")])

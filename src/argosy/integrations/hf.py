@@ -69,6 +69,21 @@ _ROWS = "argosy_rows"
 """The key in a batch whose outputs are kept, with the numbers of its rows."""
 # The approximate number of elements of each tensor that ranks compare.
 _SAMPLES = 64
+# Methods of ``transformers.Trainer`` that a plan does not call, by what a script gives instead.
+_REPLACED = {
+    "compute_loss": "compute_loss_func, which every rank calls with its part of the batch",
+    "create_optimizer": "optimizer_cls_and_kwargs, from which every rank makes its optimizer",
+}
+# Settings of ``TrainingArguments`` that would have no effect, or another one, with a plan.
+_NOT_HONOURED = (
+    "auto_find_batch_size",
+    "bf16_full_eval",
+    "fp16_full_eval",
+    "neftune_noise_alpha",
+    "parallelism_config",
+    "predict_with_generate",
+    "torch_compile",
+)
 _NO_LOGITS = (
     "none for a model that is captured: its program computes the loss alone; eval_loss is there"
 )
@@ -148,9 +163,12 @@ class ArgosyTrainer(transformers.Trainer):
         if several and (self.is_captured or not self.model_accepts_loss_kwargs):
             expected = "1 for a model that is captured or whose loss takes no num_items_in_batch"
             refuse("gradient_accumulation_steps", args.gradient_accumulation_steps, expected)
-        for name in ("auto_find_batch_size", "fp16_full_eval", "bf16_full_eval", "torch_compile"):
-            if getattr(args, name, False):
-                refuse(name, "true", "false")
+        for name, instead in _REPLACED.items():
+            if getattr(type(self), name) is not getattr(ArgosyTrainer, name):
+                refuse(name, f"a method of {type(self).__name__}", instead)
+        for name in _NOT_HONOURED:
+            if value := getattr(args, name, None):
+                refuse(name, str(value).lower(), "no such setting with a plan")
         raise_any(problems)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
