@@ -161,3 +161,14 @@ def test_a_name_that_others_cannot_follow_is_not_listened_at(
         RunError, match=r"Cannot listen at gpu01 because it leads to 127.0.1.1.*\(of eth0, ib0\)"
     ):
         listening_address("gpu01", interface)
+
+
+def test_a_name_that_leads_nowhere_is_reported_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(RunError, match=r"Cannot listen at a0 .* Try --address, or --here if"):
+        listening_address("a0")

@@ -87,7 +87,8 @@ def listening_address(host: str, interface: str | None = None) -> str:
         place = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise RunError(
-            f"Cannot listen at {host} because the name leads nowhere ({error}). Try --address."
+            f"Cannot listen at {host} because the name leads nowhere ({error}). Try --address, or "
+            "--here if this machine has all nodes of the plan."
         ) from None
     if is_loopback(host) or (not is_loopback(place) and _is_own(place)):
         return place
