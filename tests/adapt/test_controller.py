@@ -178,6 +178,22 @@ def test_a_re_plan_pays_when_a_host_halves_its_speed(chain: Chain) -> None:
     )
 
 
+def test_a_move_waits_for_a_link_that_recovers_again_and_again(chain: Chain) -> None:
+    """State crosses the link while it is fast (1 s instead of 10 s), to a plan that is hardly
+    faster then, because it has been faster in the mean of all steps."""
+    still, full = (
+        course(chain, flipping(6.25), reach)
+        for reach in (AdaptationLevel.OFF, AdaptationLevel.FULL)
+    )
+    moves = [decision for decision in full.decisions if decision.step > 1 and decision.moving > 0]
+    assert moves
+    for move in moves:
+        start = full.steps[move.step].start - move.moving
+        assert int(start / 6.25) % 2 == 0, "the link is slow in odd periods"
+        assert move.moving < 2.0 and move.after < move.before
+    assert full.samples_per_second > 1.2 * still.samples_per_second
+
+
 def test_a_dip_that_is_over_is_not_re_planned_for(chain: Chain) -> None:
     """The host is four times as slow for six seconds: two steps, the last of them only in its first
     half."""

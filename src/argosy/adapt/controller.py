@@ -16,8 +16,9 @@ If nothing but chance is at work, five ratios and five others lie apart in 0.8 %
 change is only made to a plan that is faster now. So none is made to a plan that is slower under
 present conditions, and none for a change that is already over:
 
-    (2)  seconds of the plan in force > (1 + min_gain) seconds of p in the believed world, and >
-         seconds of p in the world of the latest step's samples alone
+    (2)  seconds of the plan in force > seconds of p, in the believed world and in the world of the
+         latest step's samples alone; and min_gain x seconds of p < the gain in the believed world,
+         or, for a move, < regret of p / its steps (3)
 
 Other schedules and other shares of samples move no state. The fastest of those that fulfil (2) is
 taken at once.
@@ -31,12 +32,20 @@ already lost by not having moved shows when a move is worth it, as in the ski re
     (4)  move to p if regret of p, or its gain times the steps that worlds like this one have lasted
          beyond the present age, >= moving + min(moving back, what p loses in the world before x n),
          and n x regret of p / its steps >= moving, with n the remaining steps
+    (5)  but wait if worlds like this one have lasted longer than the present age, p is faster in
+         the world before too, and its gain until the present one is expected to end, plus a move in
+         the world before, is less than a move now
+
+In (4) and (5) a move now has the larger price of those in the believed world and in that of the
+latest samples.
 
 With (4) moves cost no more than staying has cost before them. If a change lasts and p gains g
 seconds a step, the move comes price / g steps after the change, but not before the test has
-detected it. Regret of a plan found in a changed world starts at its gain times the age of that
-world. Before the first change the cluster is expected to stay as its file states: regret starts at
-n times the gain. A plan that was left because of a loss is returned to at once when it runs again.
+detected it. With (5) state does not cross a slow link that usually recovers soon: the move is made
+over the fast link, by (2) also if the gain there is small. Regret of a plan found in a changed
+world starts at its gain times the age of that world. Before the first change the cluster is
+expected to stay as its file states: regret starts at n times the gain. A plan that was left because
+of a loss is returned to at once when it runs again.
 
 A search returns several good plans. Those that are not both slower and dearer to move to than
 another are kept, so that a plan near the one in force is found before the best one is worth its
@@ -128,6 +137,10 @@ class Regret(NamedTuple):
 
     seconds: float = 0.0
     steps: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / max(1, self.steps)
 
     def plus(self, gain: float, steps: int = 1) -> Regret:
         """Add steps that would have taken ``gain`` seconds less each."""
@@ -274,13 +287,12 @@ class Controller:
         now = self._seconds(self.plan, world)
         return now - self._seconds(plan, world) if math.isfinite(now) else 0.0
 
-    def _is_faster(self, plan: Plan) -> bool:
+    def _is_faster(self, plan: Plan, mean_gain: float = 0.0) -> bool:
         """Return whether a plan is faster in the believed world and in that of the latest samples
         (2)."""
         world, sampled = self.watch.world, self.watch.sampled
-        is_gain = self._seconds(self.plan, world) > (1 + self.limits.min_gain) * self._seconds(
-            plan, world
-        )
+        before, after = self._seconds(self.plan, world), self._seconds(plan, world)
+        is_gain = before > after and max(before - after, mean_gain) > self.limits.min_gain * after
         return is_gain and self._seconds(self.plan, sampled) > self._seconds(plan, sampled)
 
     def _decide(self, stay: Decision) -> Decision:
@@ -362,25 +374,38 @@ class Controller:
         """Return moves to kept plans that are faster and worth their price (4)."""
         moves = []
         for key, plan in self.kept.items():
-            if plan.stages != self.plan.stages and self._is_faster(plan):
+            if plan.stages != self.plan.stages and self._is_faster(plan, self.regrets[key].mean):
                 moving = self._moving(self.plan, plan, stay.world)
-                if math.isinf(stay.before) or self._is_worth(key, plan, moving):
-                    after = self._seconds(plan, stay.world)
-                    moves.append(
-                        replace(
-                            stay, what=AdaptationLevel.FULL, plan=plan, after=after, moving=moving
-                        )
-                    )
+                if math.isfinite(stay.before):
+                    if not self._is_worth(key, plan, moving):
+                        continue
+                    moving = max(moving, self._moving(self.plan, plan, self.watch.sampled))
+                    if not self._is_worth(key, plan, moving):
+                        continue
+                after = self._seconds(plan, stay.world)
+                moves.append(
+                    replace(stay, what=AdaptationLevel.FULL, plan=plan, after=after, moving=moving)
+                )
         return moves
 
     def _is_worth(self, key: PlanKey, plan: Plan, moving: float) -> bool:
         """Return whether regret, or the gain expected from worlds like this one, reaches the price
-        of moving there and back (4)."""
+        of moving there and back (4), and waiting is not cheaper (5)."""
         regret = self.regrets[key]
-        if self.limits.horizon * regret.seconds < moving * max(1, regret.steps):
+        if self.limits.horizon * regret.mean < moving:
             return False
+        if key == self.forced_from:
+            return True
         expected = self._remaining() * self._gain(plan, self.watch.world)
-        return key == self.forced_from or max(regret.seconds, expected) >= moving + self._back(plan)
+        is_paid = max(regret.seconds, expected) >= moving + self._back(plan)
+        return is_paid and not 0 < expected < moving - self._later(plan)
+
+    def _later(self, plan: Plan) -> float:
+        """Return the seconds of a move in the world before the present one; infinity if the plan is
+        not faster there."""
+        before = self.past[-1][0]
+        is_faster = self._gain(plan, before) > 0
+        return self._moving(self.plan, plan, before) if is_faster else math.inf
 
     def _remaining(self) -> float:
         """Return the mean number of steps that worlds like this one have lasted beyond its age."""

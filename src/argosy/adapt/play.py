@@ -2,8 +2,10 @@
 
 A step that begins at t takes the seconds that the exact engine computes on the cluster from t on.
 Its measurements of links and devices are those of a job (``signals``): the median over the work
-done, so that a pause without work is not part of it. If the cluster does not change during a step,
-its time depends only on the state of the cluster, so it is simulated once for each plan and state.
+done, so that a pause without work is not part of it. A move takes what its bytes need on the links
+as they are from then on, not what the controller predicted. If the cluster does not change during a
+step, its time depends only on the state of the cluster, so it is simulated once for each plan and
+state.
 
 A device or link that is lost holds a step up until it returns, or permanently. A controller that
 may re-plan notices after ``NOTICE`` seconds and, if there is another plan for the remaining
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -31,6 +33,7 @@ from argosy.cluster.lasting import at_moment, from_moment, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
+from argosy.cost.moving import DeviceGroup, migration
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.workload.chain import Chain
@@ -98,6 +101,18 @@ class Playback:
         if key not in self.known:
             self.known[key] = self.predictor.on(plan, at_moment(self.cluster, time))
         return self.known[key]
+
+    def move_seconds(self, old: Plan, new: Plan, time: float, known: Set[DeviceGroup]) -> float:
+        """Return the seconds of a move that begins at ``time``; ``known`` are the process groups
+        that exist."""
+        moves = migration(old, new, self.chain, self.cluster, time)
+        if moves.is_free:
+            return 0.0
+        before_step = moves.seconds_before_step(self.cluster, time, known)
+        if math.isinf(before_step):
+            return math.inf
+        later = from_moment(self.cluster, time + before_step)
+        return before_step + self.predictor.exposed_on(new, moves.state, later)
 
     def seen(
         self, plan: Plan, start: float, end: float
@@ -193,11 +208,12 @@ def play(
         )
         controller.limits = replace(limits, horizon=int(min(limits.horizon, steps_left)))
         later = stage.seen(current, clock + seconds / 2, clock + seconds)
-        decision = controller.after_step(
-            len(steps), seconds, rates, speeds, last=later[0] | later[1]
-        )
-        clock += seconds + decision.moving
-    return PolicyRun(steps=tuple(steps), decisions=tuple(controller.log), end=clock)
+        known = frozenset(controller.groups)
+        controller.after_step(len(steps), seconds, rates, speeds, last=later[0] | later[1])
+        clock += seconds
+        clock += stage.move_seconds(current, controller.plan, clock, known)
+    end = clock if math.isfinite(clock) else until
+    return PolicyRun(steps=tuple(steps), decisions=tuple(controller.log), end=end)
 
 
 def _give_up(
@@ -207,8 +223,9 @@ def _give_up(
     not continue."""
     lost = PlayedStep(start=clock, seconds=end - clock, plan=controller.plan, was_lost=True)
     rates, speeds = stage.seen(controller.plan, end, end)
-    decision = controller.after_step(number, end - clock, rates, speeds)
-    return end + decision.moving, lost
+    known = frozenset(controller.groups)
+    controller.after_step(number, end - clock, rates, speeds)
+    return end + stage.move_seconds(lost.plan, controller.plan, end, known), lost
 
 
 def play_oracle(

@@ -58,14 +58,18 @@ class Predictor:
     def exposed(self, plan: Plan, state: Transfers, world: World) -> float:
         """Return the seconds that the first step of a plan takes longer than others because
         optimizer state arrives meanwhile; infinity if it gets stuck."""
-        if not state.direct:
-            return 0.0
-        usual = self.seconds(plan, world)
-        believed = in_world(self.cluster, world)
-        if not plays_whole(plan):
-            return state.seconds(believed)
         key = (*plan_key(plan), world, state)
         if key not in self.known:
-            graph = with_arriving(self.graphs[plan_key(plan)], state)
-            self.known[key] = first_end(simulate_exact(graph, believed, record=0))
-        return max(0.0, self.known[key] - usual) if math.isfinite(usual) else math.inf
+            self.known[key] = self.exposed_on(plan, state, in_world(self.cluster, world))
+        return self.known[key]
+
+    def exposed_on(self, plan: Plan, state: Transfers, cluster: Cluster) -> float:
+        """Return the seconds of ``exposed`` on the cluster under other traces."""
+        if not state.direct:
+            return 0.0
+        usual = self.on(plan, cluster)
+        if not plays_whole(plan):
+            return state.seconds(cluster)
+        graph = with_arriving(self.graphs[plan_key(plan)], state)
+        first = first_end(simulate_exact(graph, cluster, record=0))
+        return max(0.0, first - usual) if math.isfinite(usual) else math.inf

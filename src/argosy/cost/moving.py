@@ -32,7 +32,6 @@ Gradients do not move: plans change between steps. Experts count as if every hol
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -97,7 +96,7 @@ class Transfers(NamedTuple):
     """Bytes that their source receives by ``direct``."""
 
     def seconds(self, cluster: Cluster, time: float = 0.0) -> float:
-        """Return the seconds (3) at the bandwidths of a time: infinity if a needed link is down."""
+        """Return the seconds (3) from a time on: infinity if a needed link stays down."""
         return sum(_seconds(phase, cluster, time) for phase in self)
 
 
@@ -146,13 +145,14 @@ class Migration:
 
 
 def _seconds(transfers: Sequence[Transfer], cluster: Cluster, time: float) -> float:
-    """Return the longest that any link takes for the bytes that cross it."""
+    """Return the longest that any link takes for the bytes that cross it from a time on."""
     crossing: dict[int, float] = defaultdict(float)
     for source, target, size in transfers:
         for link in cluster.fastest(source, target, size, time).links:
             crossing[link] += size
-    rates = {link: cluster.links[link].bandwidth.at(time) for link in crossing}
-    times = (size / rates[link] if rates[link] else math.inf for link, size in crossing.items())
+    times = (
+        cluster.links[link].bandwidth.advance(time, size) - time for link, size in crossing.items()
+    )
     return max(times, default=0.0)
 
 
