@@ -89,6 +89,7 @@ class ElasticRun:
         step_seconds: float = 0.1,
         chain: bool = True,
         is_grouped: bool = False,
+        shares_sequence: bool = False,
         gate: int | None = None,
         environment: Mapping[str, str] | None = None,
         **settings: Any,
@@ -125,6 +126,10 @@ class ElasticRun:
         )
         if is_grouped:
             self.plan = in_one_group(self.plan, self.cluster)
+        if shares_sequence:
+            (stage,) = in_one_group(self.plan, self.cluster).stages
+            stage = replace(stage, context=len(stage.devices))
+            self.plan = replace(in_one_group(self.plan, self.cluster), stages=(stage,))
         (folder / "plan.json").write_text(dumps_plan(self.plan))
         self.settings = {
             "lost_after": 2.0,

@@ -40,14 +40,14 @@ ROSTER = tuple(f"n{index // 2}.{index % 2}" for index in range(4))
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A plan in short: per stage (layers, replicas, ZeRO level)."""
+    """A plan in short."""
 
-    stages: tuple[tuple[int, tuple[Replica, ...], int], ...]
+    stages: tuple[Stage, ...]
     schedule: ScheduleSpec = ONE
 
     @property
     def micro_batch_size(self) -> int:
-        return sum(replica.samples for replica in self.stages[0][1])
+        return sum(replica.samples for replica in self.stages[0].replicas)
 
 
 Change = Shape | ScheduleSpec | tuple[int, tuple[int, ...]]
@@ -67,11 +67,7 @@ class Journey:
 
 
 def plan_of(shape: Shape, model: str) -> Plan:
-    built, first = [], 0
-    for count, replicas, zero in shape.stages:
-        built.append(Stage(first=first, end=first + count, replicas=replicas, zero=zero))
-        first += count
-    assert first == NUM_LAYERS.get(model, 6)
+    assert shape.stages[-1].end == NUM_LAYERS.get(model, 6)
     size = shape.micro_batch_size
     return Plan(
         model=ModelRef(name=model, sequence_length=1, dtype=Dtype.FP32),
@@ -80,7 +76,7 @@ def plan_of(shape: Shape, model: str) -> Plan:
         micro_batch_size=size,
         num_micro_batches=BATCH // size,
         schedule=shape.schedule,
-        stages=tuple(built),
+        stages=shape.stages,
     )
 
 
@@ -279,13 +275,17 @@ def group(*ranks: int, samples: int, ratios: tuple[float, ...] = ()) -> Replica:
     return Replica(devices=tuple(ROSTER[rank] for rank in ranks), samples=samples, ratios=ratios)
 
 
-def spread(*stages: tuple[int, Any, int], schedule: ScheduleSpec = ONE) -> Shape:
-    """Stages of (layers, {rank: samples} or replicas, ZeRO level)."""
-    built = []
-    for layers, members, zero in stages:
+def spread(*stages: tuple[Any, ...], schedule: ScheduleSpec = ONE) -> Shape:
+    """Stages of (layers, {rank: samples} or replicas, ZeRO level), and other fields of a stage."""
+    built, first = [], 0
+    for layers, members, zero, *others in stages:
         if isinstance(members, dict):
             members = [group(rank, samples=samples) for rank, samples in members.items()]
-        built.append((layers, tuple(members), zero))
+        fields = {name: value for given in others for name, value in given.items()}
+        built.append(
+            Stage(first=first, end=first + layers, replicas=tuple(members), zero=zero, **fields)
+        )
+        first += layers
     return Shape(stages=tuple(built), schedule=schedule)
 
 

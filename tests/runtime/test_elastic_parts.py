@@ -245,6 +245,33 @@ def test_a_group_that_loses_members_goes_on_with_the_others() -> None:
     assert alone.stages[0].replicas == (Replica(devices=(devices[1],), samples=4),)
 
 
+def test_devices_that_share_a_sequence_go_on_with_those_that_are_left() -> None:
+    plan = plan_of(Case(shares=((2, 2),), ratios=((0.5, 0.3, 0.2),), context=True))
+    first, second = plan.devices[:3], plan.devices[3:]
+    left = regrouped(plan, {*first[1:], second[0]})
+    assert left is not None
+    (stage,) = left.stages
+    assert [replica.devices for replica in stage.replicas] == [first[1:]]
+    assert (stage.context, stage.replicas[0].samples) == (2, 4)
+    assert stage.replicas[0].ratios == pytest.approx((0.6, 0.4))
+    alone = regrouped(plan, {second[2]})
+    assert alone is not None
+    assert alone.stages[0].context == 1
+
+
+def test_experts_are_shared_again_by_the_replicas_that_are_left() -> None:
+    plan = plan_of(Case(model="mixture", shares=((1, 1, 1, 3),), experts=(5, 1)))
+    devices = plan.devices
+    three = regrouped(plan, devices[1:])
+    assert three is not None
+    assert [replica.devices[0] for replica in three.stages[0].replicas] == list(devices[1:3])
+    assert sum(replica.samples for replica in three.stages[0].replicas) == plan.micro_batch_size
+    assert three.stages[0].expert_shares == plan.stages[0].expert_shares
+    one = regrouped(plan, devices[3:])
+    assert one is not None
+    assert (one.stages[0].expert, one.stages[0].experts) == (1, ())
+
+
 @given(st.sampled_from([0, 1]), st.data())
 def test_any_region_is_read_from_the_parts_of_others(dim: int, data: st.DataObject) -> None:
     """A matrix in two blocks, cut by rows or by columns; what the blocks hold travels row by

@@ -75,6 +75,29 @@ def test_the_command_goes_on_after_a_member_of_a_group_was_killed(tmp_path: Path
     run.await_(lambda: not run.processes(), 20)
 
 
+@pytest.mark.parametrize("chain", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_parts_of_a_sequence_survive_a_killed_worker_and_a_lost_host(
+    tmp_path: Path, chain: bool
+) -> None:
+    """With known costs, the smaller plan is searched for; otherwise two parts are left of three."""
+    with ElasticRun(
+        tmp_path, hosts=3, steps=9, gate=3, shares_sequence=True, chain=chain, adapt="off"
+    ) as run:
+        run.start()
+        run.await_step(3)
+        assert run.kill_worker("h1")
+        again = run.await_event("generation", generation=2)
+        assert again["devices"] == ["h0.0", "h1.0", "h2.0"]
+        assert again["base"] == "copies"
+        run.open_gate(6)
+        run.await_step(6)
+        run.kill_host("h1")
+        assert run.await_event("generation", generation=3)["devices"] == ["h0.0", "h2.0"]
+        run.open_gate(9)
+        run.await_end()
+        run.check(survivors=["h0", "h2"])
+
+
 def test_hosts_are_lost_come_back_and_are_told_to_go(tmp_path: Path) -> None:
     """Whatever each generation's controller makes of it."""
     with ElasticRun(tmp_path, hosts=3, steps=16, gate=4, adapt="full") as run:

@@ -58,6 +58,17 @@ UNEQUAL_GROUPS = spread((6, [group(0, 2, samples=2, ratios=(0.3, 0.7)), group(1,
 OTHER_WIDTHS = spread(
     (2, {3: 4}, 0), (4, [group(0, 1, 2, samples=4, ratios=(0.5, 0.3, 0.2))], 0), schedule=KFKB
 )
+PARTS = spread(
+    (3, [group(0, 1, samples=4, ratios=(0.7, 0.3))], 0, {"context": 2}), (3, {2: 3, 3: 1}, 1)
+)
+PARTS_BESIDE_GROUP = spread(
+    (2, [group(0, 3, samples=4)], 3),
+    (4, [group(1, 2, samples=4, ratios=(0.4, 0.6))], 0, {"context": 2}),
+)
+MORE_PARTS = spread((6, [group(3, 1, 0, samples=4, ratios=(0.5, 0.3, 0.2))], 2, {"context": 3}))
+SHARED_EXPERTS = spread((2, {0: 4}, 0), (4, {1: 1, 2: 1, 3: 2}, 0, {"expert": 3}))
+UNEVEN_EXPERTS = spread((6, {2: 2, 0: 2}, 1, {"expert": 2, "experts": (5, 1)}))
+EXPERTS_TWICE = spread((6, {0: 1, 1: 1, 2: 1, 3: 1}, 3, {"expert": 2}))
 
 JOURNEYS = {
     "through every kind of plan": Journey(
@@ -91,6 +102,17 @@ JOURNEYS = {
         tied=True,
         first=TWO_BY_TWO,
         changes=(None, EVEN_GROUPS, None, UNEQUAL_GROUPS, OTHER_WIDTHS, TWO_BY_TWO),
+    ),
+    "through parts of a sequence": Journey(
+        model="llama",
+        tied=True,
+        first=TWO_BY_TWO,
+        changes=(None, PARTS, PARTS_BESIDE_GROUP, None, MORE_PARTS, LAYERS_MOVED),
+    ),
+    "through shared experts": Journey(
+        model="mixture",
+        first=SHARED_EXPERTS,
+        changes=(None, UNEVEN_EXPERTS, EXPERTS_TWICE, WITH_IDLE, None, SHARED_EXPERTS),
     ),
     "before the first step": Journey(first=WITH_IDLE, changes=(TWO_BY_TWO, None)),
     "built without values": Journey(

@@ -101,14 +101,7 @@ def check_movable(plan: Plan) -> None:
     """Raise an ``InputError`` for everything in a plan that cannot move to other devices during a
     run."""
     expected = "stages that a run can move"
-    hint = "argosy plan --max-context 1 --max-expert 1 keeps to them"
     problems = [
-        Problem(f"stages[{index}]", f"{name} {degree}", expected, suggestion=hint)
-        for index, stage in enumerate(plan.stages)
-        for name, degree in (("context", stage.context), ("expert", stage.expert))
-        if degree > 1
-    ]
-    problems += [
         Problem(f"stages[{index}]", f"offload of {stage.offload}", expected)
         for index, stage in enumerate(plan.stages)
         if stage.offload

@@ -4,7 +4,7 @@ If the model's costs are known, the planner searches again (level 1) on the clus
 missing devices. Otherwise the first plan is kept as far as possible: a stage that has lost replicas
 gives their samples to the others, and the layers of a stage that has lost them all go to the stage
 before it (or after, for the first). A tensor-parallel group that has lost members continues with
-the others.
+the others, and so do devices that share a sequence or experts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
         here = _left_of(stage, devices)
         if here:
             shared = _shared(here, plan.micro_batch_size)
-            stages.append(replace(stage, first=stage.first - orphaned, replicas=shared))
+            left = _with_replicas(stage, shared, plan.micro_batch_size)
+            stages.append(replace(left, first=stage.first - orphaned))
             orphaned = 0
         elif stages:
             stages[-1] = replace(stages[-1], end=stage.end)
@@ -105,13 +106,26 @@ def _one_stage_per_worker(plan: Plan) -> Plan:
 
 def _left_of(stage: Stage, devices: Collection[str]) -> tuple[Replica, ...]:
     """Return the replicas of a stage that are whole; if none is, the remaining parts of their
-    tensor-parallel groups."""
+    groups, and of replicas that share a sequence only those with the most devices."""
     whole = tuple(replica for replica in stage.replicas if set(replica.devices) <= set(devices))
-    if whole or stage.context > 1:
+    if whole:
         return whole
-    return tuple(
-        left for replica in stage.replicas if (left := _shrunk(replica, devices)) is not None
-    )
+    parts = [left for replica in stage.replicas if (left := _shrunk(replica, devices)) is not None]
+    widest = max((replica.width for replica in parts), default=0)
+    return tuple(part for part in parts if stage.context == 1 or part.width == widest)
+
+
+def _with_replicas(stage: Stage, replicas: tuple[Replica, ...], samples: int) -> Stage:
+    """Return a stage with other replicas: as many parts of the sequence as each has devices, and
+    experts over as many replicas as before, or over all of them if there are fewer."""
+    context = stage.context if stage.context == 1 else replicas[0].width
+    if len(replicas) % stage.expert == 0:
+        return replace(stage, replicas=replicas, context=context)
+    if len(replicas) < stage.expert:
+        count = len(replicas)
+        return replace(stage, replicas=replicas, context=context, expert=count, experts=())
+    full = _shared(replicas[: -(len(replicas) % stage.expert)], samples)
+    return replace(stage, replicas=full, context=context)
 
 
 def _shrunk(replica: Replica, devices: Collection[str]) -> Replica | None:

@@ -17,7 +17,7 @@ from argosy.runtime.communication.marks import Exchanging, untold
 from argosy.runtime.processes.ranks import expert_ranks, place_of, seats_of
 from argosy.runtime.sources.mixing import check_mixing, undivided
 from argosy.runtime.sources.recipe import Recipe, autocast_for
-from argosy.runtime.stages.experts import ExpertGroup, expert_count, expert_modules, share_out
+from argosy.runtime.stages.experts import ExpertGroup
 from argosy.runtime.stages.parameters import (
     Catalogue,
     Places,
@@ -72,17 +72,16 @@ class LayerSource:
             raise invalid("plan.stages", f"{covered} layers", expected)
         check_mixing(layers, plan)
         self.recipe, self.layers, self.plan = recipe, tuple(layers), plan
+        self.catalogue = catalogue
         self.weights = weights_of(catalogue, layers, plan)
         sharing = [index for index, stage in enumerate(plan.stages) if stage.expert > 1]
         self.experts = {index: self._find_experts(index) for index in sharing}
         """The modules of experts, by stage that shares them."""
-        modules = [module for stage_modules in self.experts.values() for module in stage_modules]
-        self.expert_counts = {id(module): expert_count(module) for module in modules}
 
     def _find_experts(self, stage: int) -> tuple[nn.Module, ...]:
         """Return the modules of experts in a stage that shares them; raise an ``InputError`` if
         there are none."""
-        experts = tuple(expert_modules(self._layers(stage)))
+        experts = self.catalogue.experts.within(self._layers(stage))
         if not experts:
             path = f"stages[{stage}].expert"
             expected = "a module with num_experts, and that many entries in its parameters"
@@ -103,8 +102,8 @@ class LayerSource:
     def held(self, weight: Weight) -> dict[int, tuple[TensorBox, ...]]:
         """Return the whole weight for every rank of its stages, or each rank's experts."""
         ranks = ranks_holding(weight, self.plan, self.recipe.roster)
-        counts = {self.expert_counts.get(id(module), 0) for module, _ in weight.places}
-        if counts == {0}:
+        counts = {self.catalogue.experts.count(module) for module, _ in weight.places}
+        if counts == {0} or self.experts.keys().isdisjoint(weight.stages):
             return dict.fromkeys(ranks, rows(0, weight.shape))
         if len(weight.stages) > 1 or len(counts) > 1:
             expected = "experts of one layer in one stage, to share them out"
@@ -122,6 +121,7 @@ class LayerSource:
     def programs(
         self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
     ) -> dict[int, LayerStage]:
+        self.catalogue.experts.restore()
         for index in stages:
             if index in self.experts:
                 self._share_experts(index, rank, groups, exchanging)
@@ -156,7 +156,7 @@ class LayerSource:
             exchanging=exchanging,
         )
         for module in self.experts[index]:
-            share_out(module, group)
+            self.catalogue.experts.share_out(module, group)
 
     def _layers(self, stage: int) -> tuple[nn.Module, ...]:
         return self.layers[self.plan.stages[stage].first : self.plan.stages[stage].end]

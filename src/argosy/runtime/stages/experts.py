@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,10 +55,60 @@ def _activations(module: nn.Module) -> list[nn.Module]:
     return [child for child in module.children() if not list(child.parameters())]
 
 
-def expert_count(module: nn.Module) -> int:
+class ExpertModules:
+    """The modules of experts of a model, as they were before devices shared any of them."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        self._whole: dict[int, tuple[nn.Module, int, Callable[..., Tensor]]] = {
+            id(module): (module, _number(module), module.forward)
+            for module in expert_modules(layers)
+        }
+
+    def within(self, layers: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
+        """Return the modules of experts in given layers, each once."""
+        modules = {id(module): module for layer in layers for module in layer.modules()}
+        return tuple(module for key, module in modules.items() if key in self._whole)
+
+    def count(self, module: nn.Module) -> int:
+        """Return the number of experts of a module on all devices; 0 if it has none."""
+        return self._whole[id(module)][1] if id(module) in self._whole else 0
+
+    def share_out(self, module: nn.Module, group: ExpertGroup) -> None:
+        """Make a module, whose parameters are this device's part, send tokens to the other
+        devices."""
+        _, count, forward = self._whole[id(module)]
+        numbers = group.numbers(count)
+        order = torch.tensor([number for own in numbers for number in own])
+        counts = [len(own) for own in numbers]
+        routed = partial(_routed, module, forward, group, counts, order.argsort())
+        _set(module, counts[group.member], routed)
+
+    def restore(self) -> None:
+        """Make every module run all of its experts itself."""
+        for module, count, forward in self._whole.values():
+            _set(module, count, forward)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Make every module run all of its experts itself, in the context."""
+        shared = [(module, _number(module), module.forward) for module, *_ in self._whole.values()]
+        self.restore()
+        try:
+            yield
+        finally:
+            for module, count, forward in shared:
+                _set(module, count, forward)
+
+
+def _number(module: nn.Module) -> int:
     count = module.num_experts
     assert isinstance(count, int)
     return count
+
+
+def _set(module: nn.Module, count: int, forward: Callable[..., Tensor]) -> None:
+    module.num_experts = count  # type: ignore[assignment]
+    module.forward = forward
 
 
 @dataclass(frozen=True)
@@ -90,17 +141,6 @@ class ExpertGroup:
         counts = unit_counts(count, self.shares)
         begins = offsets(counts)
         return [list(range(begins[place], begins[place] + counts[place])) for place in self.places]
-
-
-def share_out(module: nn.Module, group: ExpertGroup) -> None:
-    """Make a module, whose parameters are this device's part, send tokens to the other devices.
-    This is called once per module."""
-    numbers = group.numbers(expert_count(module))
-    module.num_experts = len(numbers[group.member])  # type: ignore[assignment]
-    order = torch.tensor([number for own in numbers for number in own])
-    module.forward = partial(
-        _routed, module, module.forward, group, [len(own) for own in numbers], order.argsort()
-    )
 
 
 def _routed(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from argosy.plan.plan import Plan
 from argosy.runtime.communication.boxes import TensorBox
 from argosy.runtime.processes.ranks import seats_of
+from argosy.runtime.stages.experts import ExpertModules
 
 Places = Sequence[tuple[nn.Module, str]]
 """Pairs of a module and the name of a parameter or buffer in it."""
@@ -86,6 +87,7 @@ class Catalogue:
             (id(module), name): weight for weight in self.weights for module, name in weight.places
         }
         """Weights by place."""
+        self.experts = ExpertModules([*layers, model])
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
@@ -95,7 +97,8 @@ class Catalogue:
         for weight in self.weights:
             weight.install(weight.parameter)
         try:
-            yield
+            with self.experts.restored():
+                yield
         finally:
             for weight, parameter in zip(self.weights, held, strict=True):
                 weight.install(parameter)
