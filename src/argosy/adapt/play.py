@@ -202,18 +202,23 @@ def play(
             break
         steps.append(PlayedStep(start=clock, seconds=seconds, plan=current))
         usual = min(usual, seconds)
-        rates, speeds = stage.seen(current, clock, clock + seconds)
         steps_left = min(
             math.ceil(max(0.0, until - clock - seconds) / seconds), most_steps - len(steps)
         )
         controller.limits = replace(limits, horizon=int(min(limits.horizon, steps_left)))
-        later = stage.seen(current, clock + seconds / 2, clock + seconds)
-        known = frozenset(controller.groups)
-        controller.after_step(len(steps), seconds, rates, speeds, last=later[0] | later[1])
-        clock += seconds
-        clock += stage.move_seconds(current, controller.plan, clock, known)
+        clock = _observe(stage, controller, steps[-1], len(steps))
     end = clock if math.isfinite(clock) else until
     return PolicyRun(steps=tuple(steps), decisions=tuple(controller.log), end=end)
+
+
+def _observe(stage: Playback, controller: Controller, step: PlayedStep, number: int) -> float:
+    """Let the controller decide after a step; return when the next one begins."""
+    end = step.start + step.seconds
+    rates, speeds = stage.seen(step.plan, step.start, end)
+    later = stage.seen(step.plan, step.start + step.seconds / 2, end)
+    known = frozenset(controller.groups)
+    controller.after_step(number, step.seconds, rates, speeds, last=later[0] | later[1])
+    return end + stage.move_seconds(step.plan, controller.plan, end, known)
 
 
 def _give_up(
