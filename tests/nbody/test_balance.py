@@ -112,6 +112,55 @@ def test_noise_does_not_make_it_swing() -> None:
     assert len([step for step in moved_at if step > 5]) <= 20
 
 
+def true_imbalances(
+    noise: float, *, steps: int = 12, first: tuple[float, ...] = (1.0, 1.0, 1.0)
+) -> list[float]:
+    """Slowest over ideal, without noise, of speeds 4:2:1 whose measured seconds have noise."""
+    random, speeds = np.random.default_rng(8), np.array([4.0, 2.0, 1.0])
+    work, per_plane = random.uniform(0.5, 1.5, 600), 2.5
+    balancer, ends, planes = Balancer(capacity=(math.inf,) * 3), (200, 400, 600), (0, 42, 85, 128)
+    ideal = (work.sum() + 128 * per_plane) / speeds.sum()
+    found = []
+    for step in range(steps):
+        tree, mesh = run_totals(work, ends) / speeds, np.diff(planes) * per_plane / speeds
+        found.append(float((tree + mesh).max() / ideal))
+        seen = [part * random.lognormal(0, noise, 3) for part in (tree, mesh)]
+        if step == 0:
+            seen = [part * np.array(first) for part in seen]
+        sample = look(work.tolist(), ends, seen[0].tolist(), seen[1].tolist())
+        sample = replace(sample, planes=planes)
+        planes = balancer.slabs(sample)
+        ends = balancer.decide(sample, planes) or ends
+    return found
+
+
+def test_particles_and_planes_even_out_together() -> None:
+    found = true_imbalances(0.0)
+    assert found[0] > 2
+    assert max(found[1:]) <= 1.02, "both cuts expect the other"
+
+
+def test_a_slow_first_force_is_forgotten() -> None:
+    found = true_imbalances(0.0, first=(2.5, 2.5, 8.0))
+    assert found[1] > 1.1
+    assert max(found[2:]) <= 1.02
+
+
+def test_noise_is_averaged() -> None:
+    """Measurements that scatter by 15 % leave less than that in the division."""
+    assert np.mean(true_imbalances(0.15, steps=40)[8:]) <= 1.06
+
+
+def test_a_speed_that_changes_is_followed_after_two_steps() -> None:
+    balancer, ends = Balancer(capacity=(math.inf, math.inf)), (60, 120)
+    for _ in range(6):
+        assert balancer.decide(look([1.0] * 120, ends, [6.0, 6.0])) is None
+    halved = look([1.0] * 120, ends, [12.0, 6.0])
+    assert balancer.decide(halved) is None, "one odd measurement may be noise"
+    assert balancer.decide(halved) == (40, 120)
+    assert balancer.decide(look([1.0] * 120, (40, 120), [8.0, 8.0])) is None
+
+
 def test_memory_binds() -> None:
     balancer = Balancer(capacity=(400.0, math.inf))
     assert balancer.decide(look([1.0] * 12, (4, 12), [0.1, 8.0])) is None  # the fast one is full

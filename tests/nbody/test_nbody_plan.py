@@ -19,7 +19,7 @@ from argosy.dtype import Dtype
 from argosy.errors import InfeasibleError, InputError
 from argosy.nbody.planning.plan import plan_step
 from argosy.nbody.planning.play import play_run
-from argosy.nbody.planning.pricing import CPU, architecture, halo_particles, rates, typical_box
+from argosy.nbody.planning.pricing import company_of, halo_particles, is_cpu, rates, typical_box
 
 
 def slowed(cluster: Cluster, device: str, at: float, speed: float) -> Cluster:
@@ -36,7 +36,10 @@ def slowed(cluster: Cluster, device: str, at: float, speed: float) -> Cluster:
 def test_work_by_speed_is_no_slower_than_the_cuts_of_others(cluster: str, side: int) -> None:
     plan = plan_step(load_cluster(cluster), typical_box(side**3))
     assert all(plan.best.step_seconds <= other.step_seconds * (1 + 1e-9) for other in plan.others)
-    assert plan.best.balance <= 1.1
+    # A holder of the mesh may be busy with that alone; the others share what is left by speed.
+    busy, planes = np.array(plan.best.busy_seconds), np.array(plan.best.domains.planes)
+    rest = busy[planes == 0] if (planes == 0).any() else busy
+    assert rest.max() <= 1.1 * rest.min()
     assert all(plan.best.fits)
     assert plan.best.domains.ends[-1] == len(plan.box.interactions)
     assert sum(plan.best.domains.planes) == plan.box.mesh_cells
@@ -47,6 +50,7 @@ def test_a_step_takes_what_its_slowest_device_computes_and_what_it_sends() -> No
     plan = plan_step(cluster, typical_box(128**3))
     for choice in (plan.best, *plan.others):
         busy = np.array(choice.tree_seconds) + choice.pair_seconds + choice.mesh_seconds
+        assert busy == pytest.approx(np.array(choice.busy_seconds)), "GPUs share nothing with hosts"
         assert choice.step_seconds >= busy.max() * (1 - 1e-9)
 
 
@@ -167,8 +171,35 @@ def test_a_gpu_alone_is_priced_as_an_h200_was_measured(side: int, seconds: float
     assert found + box.mesh_cells**3 / known.cells == pytest.approx(seconds, rel=0.15)
 
 
+@pytest.mark.parametrize(("ranks", "seconds"), [(2, 0.70), (4, 0.45)])
+def test_gpus_among_gpus_are_priced_as_ranks_on_one_card_were_measured(
+    ranks: int, seconds: float
+) -> None:
+    """128^3 took 0.73 and 0.48 s with four turns of the mesh; the fourth is priced at 0.03 s."""
+    kind = device_kind("H200")
+    devices = tuple(Device(name=f"here.{i}", node="here", kind=kind) for i in range(ranks))
+    known = [rates(device, 0.125, company_of(devices)) for device in devices]
+    box = typical_box(128**3)
+    count, cells = box.particles / ranks, box.mesh_cells**3 / ranks
+    halo = halo_particles(box, count)
+    away = 1 - 1 / ranks
+    sent = 40 * halo + 48 * count * away + 3 * 8 * cells / 2 * away
+    found = known[0].start + count / known[0].particles + halo * known[0].halo
+    found += cells / known[0].cells + 2 * sent * known[0].byte
+    assert found == pytest.approx(seconds, rel=0.12)
+
+
+def test_the_mesh_of_a_gpu_beside_cpus_has_a_core_of_its_own() -> None:
+    gpu = Device(name="here.0", node="here", kind=device_kind("H200"))
+    core = Device(name="here.1", node="here", kind=device_kind("CPU-core"))
+    company = company_of([gpu, core])
+    assert rates(gpu, 0.125, company).mesh_beside and not rates(core, 0.125, company).mesh_beside
+    assert not rates(gpu, 0.125, company_of([gpu, gpu])).mesh_beside
+    assert rates(gpu, 0.125).particles > 100 * rates(gpu, 0.125, company).particles
+
+
 def test_kinds_of_cpu_are_told_from_gpus() -> None:
-    cpus = {kind.name for kind in catalogue() if architecture(kind) is CPU}
+    cpus = {kind.name for kind in catalogue() if is_cpu(kind)}
     assert cpus == {"Xeon-8480+", "EPYC-9654", "CPU-core"}
 
 

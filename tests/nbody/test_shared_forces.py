@@ -3,6 +3,9 @@ cut."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from nbody.boxes import clustered
@@ -17,7 +20,7 @@ from argosy.nbody.force.tree import build_tree
 from argosy.nbody.particles import Particles
 from argosy.nbody.processes.domain import common_cells
 from argosy.nbody.processes.shared import SharedGravity
-from argosy.nbody.ranks import Alone
+from argosy.nbody.ranks import Alone, Occupancy
 
 SETTINGS = GravitySettings(mesh_cells=32, softening=0.01, threads=1, cell_size=64, leaf_size=16)
 
@@ -123,6 +126,24 @@ def test_cells_are_those_of_the_one_tree(size: int) -> None:
         )
         assert begins.tolist() == tree.start[nodes].tolist()
         assert ends.tolist() == tree.end[nodes].tolist()
+
+
+def test_a_process_computes_while_one_of_its_threads_does() -> None:
+    occupancy = Occupancy()
+    begin = time.perf_counter()
+    with occupancy.computing(), ThreadPoolExecutor(1) as pool:
+
+        def beside() -> None:
+            with occupancy.computing():
+                time.sleep(0.05)
+
+        done = pool.submit(beside)
+        with occupancy.waiting():
+            done.result()  # the other thread computes
+            time.sleep(0.2)  # none does
+    spent = time.perf_counter() - begin
+    assert 0.04 <= occupancy.taken() <= spent - 0.19
+    assert occupancy.taken() == 0.0
 
 
 def test_cells_of_particles_at_one_place_end() -> None:

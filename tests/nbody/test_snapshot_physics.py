@@ -67,7 +67,7 @@ def heavier(file: Any) -> None:
 
 def in_mpc_said_to_be_kpc(file: Any) -> None:
     file["PartType1/Coordinates"][...] = file["PartType1/Coordinates"][()] / 1e3
-    file["Header"].attrs["BoxSize"] = 30.0
+    headers(BoxSize=30.0)(file)
 
 
 def without_unit_and_mass(file: Any) -> None:
@@ -75,9 +75,17 @@ def without_unit_and_mass(file: Any) -> None:
     heavier(file)
 
 
+def with_another_cosmology_in_the_header(file: Any) -> None:
+    file["Header"].attrs["Omega0"] = 0.5
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        (
+            with_another_cosmology_in_the_header,
+            r"Parameters/Omega0: found 0.308, expected 0.5, as in the header",
+        ),
         (
             with_masses(np.linspace(1, 2, 216)),
             r"Masses: found masses from 1 to 2, expected 216 particles of one mass",
@@ -136,10 +144,17 @@ def without_unit_and_mass(file: Any) -> None:
             r"Header: found Redshift 0, Time 0.0909.*, expected Time as the expansion factor",
         ),
         (headers(Time=0.0), r"Header: found BoxSize 30000, Time 0, expected a size from"),
-        (headers(OmegaLambda=50.0), r"vacuum: found 50.0, expected a number from -10 to 10"),
+        (
+            headers(NumPart_Total=np.array([0, 432, 0, 0, 0, 0])),
+            r"NumPart_Total: found 432, expected 216 of type 1, as in the file",
+        ),
+        (
+            headers(OmegaLambda=50.0),
+            r"box.hdf5: OmegaLambda: found 50.0, expected a number from -10 to 10",
+        ),
         (
             headers(OmegaLambda=3.0),
-            r"vacuum: found 3.0, expected a universe that has expanded from a beginning",
+            r"box.hdf5: OmegaLambda: found 3.0, expected a universe that has expanded from a beginning",
         ),
         (headers(OmegaLambda=np.nan), r"OmegaLambda: found nan, expected a finite number"),
     ],

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from argosy.nbody.ranks import Occupancy
+
 Result = TypeVar("Result")
 Array = NDArray[Any]
 
@@ -22,8 +24,9 @@ class ThreadRanks:
         self.rank, self.size = rank, size
         self._barrier, self._table = barrier, table
         self.bytes_sent = 0
+        self.occupancy = Occupancy()
 
-    def exchange(self, parts: Sequence[Array]) -> list[Array]:
+    def exchange(self, parts: Sequence[Array], counts: Sequence[int] | None = None) -> list[Array]:
         assert len(parts) == self.size
         self._table[self.rank] = parts
         self.bytes_sent += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
@@ -32,6 +35,7 @@ class ThreadRanks:
         assert len({(part.dtype, part.shape[1:]) for part in received}) == 1, (
             "every rank sends one kind of array"
         )
+        assert counts is None or list(counts) == [len(part) for part in received]
         self._barrier.wait(60)
         return received
 

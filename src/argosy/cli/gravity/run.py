@@ -173,12 +173,12 @@ class GravityRunOptions:
         """Return, per process or once for all, whether it computes on a GPU."""
         if self.device != "auto":
             return [self.device != "cpu"]
-        from argosy.nbody.planning.pricing import CPU, architecture
+        from argosy.nbody.planning.pricing import is_cpu
 
         where = self.devices()
         if where is None:
             raise refused("--device auto needs --cluster or --plan, which name the devices")
-        return [architecture(device.kind) is not CPU for device in where.devices]
+        return [not is_cpu(device.kind) for device in where.devices]
 
     def cone(self) -> LightConeSettings | None:
         """Return the settings of the light cone; None if none is requested."""
@@ -407,8 +407,9 @@ def _reporter(*, quiet: bool) -> Callable[[RunProgress], None] | None:
         if not over and not terminal and now.seconds - last[0] < _SECONDS_BETWEEN_LINES:
             return
         last[0] = now.seconds
-        left = TIME.format(now.left, digits=2)
-        text = f"step {now.step} of {now.steps}, z = {1 / now.expansion - 1:.2f}, {left} left"
+        text = f"step {now.step} of {now.steps}, z = {1 / now.expansion - 1:.2f}"
+        if not over:
+            text += f", {TIME.format(now.left, digits=2)} left"
         if len(now.rank_seconds) > 1:
             mean = sum(now.rank_seconds) / len(now.rank_seconds)
             text += f", slowest process {max(now.rank_seconds) / mean:.2f} of the mean"

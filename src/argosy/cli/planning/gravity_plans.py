@@ -248,8 +248,7 @@ def _reason(planned: StepPlan, choice: PricedDomains, run: PlayedRun) -> str:
         )
     if run.stalled:
         return "never ends: a device or link it needs is lost"
-    parts = zip(choice.tree_seconds, choice.pair_seconds, choice.mesh_seconds, strict=True)
-    busy = [sum(part) for part in parts]
+    busy = choice.busy_seconds
     slowest = devices[busy.index(max(busy))]
     waits = 1 - max(busy) / choice.step_seconds
     text = f"{slowest.name} computes {choice.balance:.2f} times as long as if all shared by speed"

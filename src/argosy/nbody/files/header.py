@@ -3,8 +3,8 @@
 A run moves dark matter of one mass in a periodic box. A file with any of the following would run
 and give wrong results:
 
-    (1)  particles of other types, several masses, repeated ids, a time that contradicts the
-         redshift;
+    (1)  particles of other types or in other files, several masses, repeated ids, a time that
+         contradicts the redshift, a group that contradicts the header;
     (2)  a total mass that is not Omega0 of the critical density times the volume, to 1 %: then a
          unit, the cosmology, or a part of the matter is wrong;
     (3)  no cosmology, or no unit of length if the masses do not determine it.
@@ -13,13 +13,13 @@ and give wrong results:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from argosy.errors import invalid
+from argosy.errors import InputError, invalid
 from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.particles import Names
 
@@ -36,6 +36,27 @@ _LARGEST, _LONGEST_UNIT = 1e30, 1e33
 _SAME_MASS = 1e-2
 # The accepted relative difference between time and redshift.
 _SAME_TIME = 1e-3
+# Values that several groups of a file may state, and the accepted relative difference.
+_STATED_TWICE = (
+    "BoxSize",
+    "Omega0",
+    "OmegaLambda",
+    "OmegaBaryon",
+    "HubbleParam",
+    "UnitLength_in_cm",
+    "UnitMass_in_g",
+    "UnitVelocity_in_cm_per_s",
+)
+_SAME_PARAMETER = 1e-6
+# The names that the values of a cosmology have in a file.
+_PARAMETERS = {
+    "matter": "Omega0",
+    "vacuum": "OmegaLambda",
+    "hubble": "HubbleParam",
+    "baryons": "OmegaBaryon",
+    "sigma8": "Sigma8",
+    "index": "PrimordialIndex",
+}
 _OTHERS = ("gas", "", "disk", "bulge", "stars", "black holes")
 """Names of GADGET's particle types beside the dark matter, which is type 1."""
 
@@ -58,7 +79,10 @@ def read_header(path: Path, file: Any, count: int) -> SnapshotHeader:
     Raises ``InputError`` for (1), (2) and (3).
     """
     header = dict(file["Header"].attrs)
-    known = header | _attributes(file, "Units") | _attributes(file, "Parameters")
+    known = dict(header)
+    for group in ("Units", "Parameters"):
+        _check_same(path, known, group, _attributes(file, group))
+        known |= _attributes(file, group)
     files = number(path, header, "NumFilesPerSnapshot")
     if files != 1:
         raise invalid(file=str(path), expected="a snapshot in one file", found=f"{files:g}")
@@ -105,6 +129,18 @@ def _attributes(file: Any, group: str) -> dict[str, Any]:
     return dict(file[group].attrs) if group in file else {}
 
 
+def _check_same(
+    path: Path, known: Mapping[str, Any], group: str, attributes: Mapping[str, Any]
+) -> None:
+    """Raise ``InputError`` if a group contradicts what was read before it (1)."""
+    for name in _STATED_TWICE:
+        if name in known and name in attributes:
+            first, second = number(path, known, name), number(path, attributes, name)
+            if not abs(first - second) <= _SAME_PARAMETER * abs(first):
+                actual, expected = f"{second:g}", f"{first:g}, as in the header"
+                raise invalid(f"{group}/{name}", actual, expected, file=str(path))
+
+
 def _check_types(path: Path, file: Any, header: Mapping[str, Any], count: int) -> None:
     """Raise ``InputError`` for particles of other types (1)."""
     stated = np.asarray(header.get("NumPart_ThisFile", ()))
@@ -121,6 +157,12 @@ def _check_types(path: Path, file: Any, header: Mapping[str, Any], count: int) -
         if not name and stated.size and listed != count:
             actual, expected = f"{count} rows", f"{listed}, as NumPart_ThisFile says"
             raise invalid(group, actual, expected, file=str(path))
+    total = np.asarray(header.get("NumPart_Total", ()))
+    counts = total.ndim == 1 and len(total) > 1 and total.dtype.kind in "iu"
+    # A 32-bit total counts modulo 2^32; the rest is in NumPart_Total_HighWord.
+    if counts and int(total[1]) % 2**32 != count % 2**32:
+        expected = f"{count} of type 1, as in the file, since it is the only one"
+        raise invalid("Header/NumPart_Total", str(total[1]), expected, file=str(path))
 
 
 def _cosmology(path: Path, known: Mapping[str, Any]) -> Cosmology:
@@ -133,16 +175,21 @@ def _cosmology(path: Path, known: Mapping[str, Any]) -> Cosmology:
     if missing:
         expected = f"{', '.join(needed)} in the header"
         raise invalid("Header", f"no {', '.join(missing)}", expected, file=str(path))
-    spectrum = all(name in known for name in ("OmegaBaryon", "Sigma8", "PrimordialIndex"))
-    matter, vacuum, hubble = (number(path, known, name) for name in needed)
-    if not spectrum:
-        return Cosmology(matter=matter, vacuum=vacuum, hubble=hubble, baryons=0.0, sigma8=None)
-    baryons, sigma8, index = (
-        number(path, known, name) for name in ("OmegaBaryon", "Sigma8", "PrimordialIndex")
-    )
-    return Cosmology(
-        matter=matter, vacuum=vacuum, hubble=hubble, baryons=baryons, sigma8=sigma8, index=index
-    )
+    spectrum = all(name in known for name in _PARAMETERS.values())
+    values = {
+        field: number(path, known, name)
+        for field, name in _PARAMETERS.items()
+        if spectrum or name in needed
+    }
+    try:
+        if spectrum:
+            return Cosmology(**values)
+        return Cosmology(**values, baryons=0.0, sigma8=None)
+    except InputError as error:
+        raise InputError(
+            replace(problem, path=_PARAMETERS.get(problem.path or ""), file=str(path))
+            for problem in error.problems
+        ) from None
 
 
 def _total_mass(

@@ -151,9 +151,9 @@ class TreeForce:
     work: Floats
     """Node interactions and pairs per leaf."""
     walk_seconds: float
-    """Seconds of listing and sorting tasks, in one thread."""
+    """CPU seconds of listing and sorting tasks, in one thread."""
     pair_seconds: float
-    """Seconds of computing tasks, summed over all threads."""
+    """CPU seconds of computing tasks, summed over all threads; on a GPU its seconds."""
     potential: Floats
     """The potential per particle, including its own; empty if it was not requested."""
 
@@ -189,9 +189,9 @@ def tree_force(
     running: list[Future[float]] = []
     packages = list_packages(tree, cells, wanted, lengths, settings.tolerance)
     while True:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         package = next(packages, None)
-        walking += time.perf_counter() - begin
+        walking += time.thread_time() - begin
         if package is None:
             break
         sums = (lengths, split.coefficients, force, work, potential)
@@ -209,10 +209,10 @@ def tree_force(
 
 
 def _timed(function: Callable[..., None], *arguments: object) -> float:
-    """Call a function and return its seconds."""
-    begin = time.perf_counter()
+    """Call a function and return its CPU seconds."""
+    begin = time.thread_time()
     function(*arguments)
-    return time.perf_counter() - begin
+    return time.thread_time() - begin
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ def build_tree(
     cut-off have one nearest image.
     """
     structure = np.empty((6, 2 * len(keys)), np.int32)
-    num_nodes = grow(keys, 0, len(keys), KEY_BITS - 1, leaf_size, least_bits, structure, 0)
+    first, last = np.zeros(1, np.int64), np.full(1, len(keys))
+    num_nodes = grow(keys, first, last, KEY_BITS - 1, leaf_size, least_bits, structure, 0)
     structure = structure[:, :num_nodes]
     leaves = np.flatnonzero(structure[2] == NOTHING).astype(np.int32)
     tree = empty_tree(structure, leaves)
@@ -122,8 +123,8 @@ def empty_tree(structure: Integers, leaves: Integers) -> Tree:
     )
 
 
-@compiled
-def grow(
+@inlined
+def _grow(
     keys: Keys,
     first: int,
     last: int,
@@ -133,10 +134,7 @@ def grow(
     nodes: Integers,
     count: int,
 ) -> int:
-    """Append the nodes over ``keys[first:last]`` to (start, end, left, right, parent, bit).
-
-    Returns the new number of nodes.
-    """
+    """Append the nodes over one run of sorted keys; return the new number of nodes."""
     waiting = np.empty((4 * KEY_BITS, 4), np.int64)  # start, end, bit, parent
     waiting[0] = first, last, top_bit, -1
     depth = 1
@@ -167,6 +165,27 @@ def grow(
         waiting[depth] = low, end, bit - 1, node
         waiting[depth + 1] = start, low, bit - 1, node
         depth += 2
+    return count
+
+
+@compiled
+def grow(
+    keys: Keys,
+    firsts: Keys,
+    lasts: Keys,
+    top_bit: int,
+    leaf_size: int,
+    least_bits: int,
+    nodes: Integers,
+    count: int,
+) -> int:
+    """Append the nodes over runs of sorted keys to (start, end, left, right, parent, bit).
+
+    The runs are ``keys[firsts[i]:lasts[i]]``, none of them empty; the nodes of one follow those of
+    the run before, its root first. Returns the new number of nodes.
+    """
+    for run in range(firsts.shape[0]):
+        count = _grow(keys, firsts[run], lasts[run], top_bit, leaf_size, least_bits, nodes, count)
     return count
 
 

@@ -38,9 +38,7 @@ def mesh_on_device(
     held = torch.cat(inbox)
     modes = slab.forward(slab.density(held))
     modes *= slab.green()
-    fields = torch.stack(
-        [slab.with_ghosts(slab.backward(modes * slab.slope(axis))) for axis in range(3)]
-    )
+    fields = slab.with_ghosts(torch.stack(slab.slopes(modes), dim=1)).transpose(0, 1).contiguous()
     force = _interpolate(held, fields, shape, slab.first)
     back = slab.exchange(list(torch.split(force, [len(part) for part in inbox])))
     result = torch.empty_like(positions)
@@ -105,7 +103,7 @@ class DeviceSlab:
         return (mass[:count].double() / float(UNIT)).float()
 
     def with_ghosts(self, field: Tensor) -> Tensor:
-        """Return the field with the planes above it."""
+        """Return a field, whose first dim is x, with the planes above it."""
         sent = []
         for rank in range(self.ranks.size):
             mine = [
@@ -138,19 +136,25 @@ class DeviceSlab:
         modes = torch.fft.fft(modes, dim=0) if modes.numel() else modes
         return modes
 
-    def backward(self, modes: Tensor) -> Tensor:
-        """Return the inverse transform of modes on the own planes."""
+    def slopes(self, modes: Tensor) -> list[Tensor]:
+        """Return the slopes of -phi along x, y and z on the own planes, with modes of phi."""
         cells = self.shape.cells
-        field: Tensor
         if self.ranks.size == 1:
-            field = torch.fft.irfftn(modes, s=(cells, cells, cells))
-            return field
+            return [
+                torch.fft.irfftn(modes * self._slope(axis), s=(cells, cells, cells))
+                for axis in range(3)
+            ]
+        turned = self._turned_back(modes)
+        parts = [self._turned_back(modes * self._slope(0))]
+        parts += [turned * self._slope(axis) for axis in (1, 2)]
+        if not turned.numel():
+            return [torch.zeros((0, cells, cells), device=self.device)] * 3
+        return [torch.fft.irfft(torch.fft.ifft(part, dim=1), n=cells, dim=2) for part in parts]
+
+    def _turned_back(self, modes: Tensor) -> Tensor:
+        """Return modes after the inverse transform over x, with the own planes and a whole y."""
         modes = torch.fft.ifft(modes, dim=0) if modes.numel() else modes
-        modes = self._turn(list(torch.split(modes, self._sizes(), dim=0)), dim=1)
-        if not modes.numel():
-            return torch.zeros((0, cells, cells), device=self.device)
-        field = torch.fft.irfft(torch.fft.ifft(modes, dim=1), n=cells, dim=2)
-        return field
+        return self._turn(list(torch.split(modes, self._sizes(), dim=0)), dim=1)
 
     def _sizes(self) -> list[int]:
         """Return the number of planes of each rank."""
@@ -175,13 +179,12 @@ class DeviceSlab:
         """Return ``mesh.green`` for the own columns, on the device."""
         return _green_on(self.device, self.shape, self.first, self.last)
 
-    def slope(self, axis: int) -> Tensor:
-        """Return -i k along one axis, shaped to multiply the own modes."""
+    def _slope(self, axis: int) -> Tensor:
+        """Return -i k along a whole axis, shaped to multiply modes."""
         cells = self.shape.cells
         k = frequencies(cells, self.shape.box)[axis == 2].copy()
         if cells % 2 == 0:
             k[cells // 2] = 0
-        k = k[self.first : self.last] if axis == 1 else k
         shape = [1, 1, 1]
         shape[axis] = len(k)
         return torch.from_numpy((-1j * k).astype(np.complex64)).to(self.device).reshape(shape)

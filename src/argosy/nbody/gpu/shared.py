@@ -29,7 +29,7 @@ from argosy.nbody.gpu.sums import count_pairs, sum_on_device
 from argosy.nbody.gpu.tree import device_keys, grow_on_device, walk_on_device
 from argosy.nbody.particles import Floats, Names, Particles
 from argosy.nbody.processes.shared import ForcePhase, SharedGravity, even_planes
-from argosy.nbody.ranks import gather
+from argosy.nbody.ranks import gather_equal
 
 # The largest number of cells per dimension of the grid that describes where particles are.
 _MOST_CELLS = 64
@@ -44,13 +44,13 @@ class SharedGpuGravity(SharedGravity):
     """Seconds spent on halos so far."""
 
     def forces(self, particles: Particles) -> tuple[Particles, Floats]:
-        particles, _ = self.settle(particles, np.zeros((len(particles), 0)))
-        everyone = np.ones(len(particles), bool)
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, self.ranks.occupancy.computing():
+            particles, _ = self.settle(particles, np.zeros((len(particles), 0)))
+            everyone = np.ones(len(particles), bool)
             short = self._tree(
                 particles, self._settled[1], everyone, np.arange(len(particles)), pool
             )
-        smooth = self._mesh(particles)
+            smooth = self._mesh(particles)
         self.account(particles)
         return particles, self.strength * (short + smooth)
 
@@ -133,7 +133,7 @@ class SharedGpuGravity(SharedGravity):
         marked[index[active]] = True
         reach = math.ceil(cutoff * cells / self.size)
         wanted = _grown(marked.reshape(cells, cells, cells), reach).reshape(-1)
-        wanted_by_rank = gather(self.ranks, wanted.cpu().numpy())
+        wanted_by_rank = gather_equal(self.ranks, wanted.cpu().numpy())
         parts = []
         for rank, flags in enumerate(wanted_by_rank):
             mask = torch.from_numpy(np.array(flags)).to(own.device)[index]

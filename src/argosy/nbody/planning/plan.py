@@ -5,8 +5,9 @@
 
 One step is a task graph: every device walks its tree, those with planes deposit and transform,
 pairs are summed while slabs are turned, and forces come back. Pairs wait for the halo. The mesh of
-a device and its pairs share the device, one after the other; transfers run beside them. Devices
-that would only slow the step down are left out.
+a device and its pairs share the device, one after the other, except on a GPU beside CPUs, whose
+mesh has a core of the host (``pricing``); transfers run beside them. Devices that would only slow
+the step down are left out.
 
 The result is compared with the usual cuts: equal counts, and counts by speed.
 """
@@ -34,6 +35,7 @@ from argosy.nbody.planning.pricing import (
     SENT_BYTES,
     STATE_BYTES,
     BoxWork,
+    company_of,
     halo_particles,
     rates,
 )
@@ -49,6 +51,8 @@ Flags = NDArray[np.bool_]
 _PLAYED = 160
 # The number of groups of devices that are considered, times the number of devices.
 _MOST_GROUPS = 300
+# How often a cut is repeated with the halos and exchanges that it causes.
+_CUTS = 3
 # The share of a device's memory that a plan may use.
 _USABLE = 0.9
 
@@ -80,6 +84,8 @@ class PricedDomains:
     tree_seconds: tuple[float, ...]
     pair_seconds: tuple[float, ...]
     mesh_seconds: tuple[float, ...]
+    busy_seconds: tuple[float, ...]
+    """The seconds in which each device computes; phases that run side by side count once."""
     memory: tuple[float, ...]
     """Bytes per device."""
     fits: tuple[bool, ...]
@@ -145,11 +151,15 @@ class StepPrices:
     def __init__(self, cluster: Cluster, box: BoxWork) -> None:
         self.cluster, self.box, self.size = cluster, box, len(cluster.devices)
         per_cell = box.particles / box.mesh_cells**3
-        known = [rates(device, per_cell, alone=self.size == 1) for device in cluster.devices]
+        company = company_of(cluster.devices)
+        known = [rates(device, per_cell, company) for device in cluster.devices]
         self.start = np.array([rate.start for rate in known])
         self.pair_speed = np.array([rate.interactions for rate in known])
         self.tree_speed = np.array([rate.particles for rate in known])
         self.mesh_speed = np.array([rate.cells for rate in known])
+        self.halo = np.array([rate.halo for rate in known])
+        self.byte = np.array([rate.byte for rate in known])
+        self.beside = np.array([rate.mesh_beside for rate in known])
         self.ways: dict[tuple[str, str], tuple[int, ...]] = {}
         """Links between two devices, cached when they are looked up."""
         self.memory = np.array([_USABLE * device.kind.memory for device in cluster.devices])
@@ -208,13 +218,21 @@ class StepPrices:
             return None
         leaves, speeds = self.leaves(), self.speeds()
         balancer = Balancer(capacity=tuple(left[active].tolist()), speeds=speeds[active])
-        try:
-            ends, _ = balancer.best(leaves, self.mesh_seconds(planes)[active])
-        except InfeasibleError:
-            return None
-        runs = np.zeros(self.size, int)
-        runs[active] = np.diff((0, *ends))
-        return Domains(name="work by speed", ends=tuple(np.cumsum(runs).tolist()), planes=planes)
+        domains, fixed = None, self.mesh_seconds(planes)
+        for _ in range(_CUTS):
+            fixed = np.where(self.beside, 0.0, fixed) if domains is None else fixed
+            try:
+                ends, _ = balancer.best(leaves, fixed[active])
+            except InfeasibleError:
+                return None
+            runs = np.zeros(self.size, int)
+            runs[active] = np.diff((0, *ends))
+            whole = tuple(np.cumsum(runs).tolist())
+            domains = Domains(name="work by speed", ends=whole, planes=planes)
+            # What a device does besides its leaves follows from the cut, so it is cut again.
+            shares = run_totals(leaves.work, whole) / speeds
+            fixed = np.maximum(self.busy_seconds(domains) - shares, 0.0)
+        return domains
 
     def capacity(self, planes: Sequence[int]) -> Floats:
         """Return the bytes left for particles beside these planes."""
@@ -244,35 +262,48 @@ class StepPrices:
 
     def tree_seconds(self, particles: Floats) -> Floats:
         """Return the seconds of the tree on devices that hold these numbers of particles."""
-        return np.asarray(
-            np.where(particles > 0, self.start + particles / self.tree_speed, 0.0), np.float64
-        )
+        halo = self.halos(particles) * self.halo
+        seconds = self.start + particles / self.tree_speed + halo
+        return np.asarray(np.where(particles > 0, seconds, 0.0), np.float64)
+
+    def halos(self, particles: Floats) -> Floats:
+        """Return the numbers of particles that devices with these numbers of particles fetch."""
+        return np.array([halo_particles(self.box, float(count)) for count in particles])
 
     def mesh_seconds(self, planes: Sequence[int]) -> Floats:
         """Return the seconds of the mesh on devices that hold these numbers of planes."""
         return np.asarray(np.array(planes) * self.box.mesh_cells**2 / self.mesh_speed, np.float64)
 
+    def busy_seconds(self, domains: Domains) -> Floats:
+        """Return the seconds in which each device computes; phases that run side by side count
+        once."""
+        return self._busy(_StepGraph(self, domains))
+
+    def _busy(self, graph: _StepGraph) -> Floats:
+        tree, pairs, mesh = graph.phases
+        return np.where(self.beside, np.maximum(tree + pairs, mesh), tree + pairs + mesh)
+
     def priced(self, domains: Domains) -> PricedDomains:
         """Simulate a step with these domains; return its time and memory."""
+        step_graph = _StepGraph(self, domains)
+        tree, pairs, mesh = step_graph.phases
+        busy = self._busy(step_graph)
         particles = self.particles(domains.ends)
-        tree = self.tree_seconds(particles)
-        pairs = run_totals(self.box.interactions, domains.ends) / self.pair_speed
-        mesh = self.mesh_seconds(domains.planes)
-        halo = np.array([halo_particles(self.box, count) for count in particles])
-        memory = particles * PARTICLE_BYTES + halo * GHOST_BYTES
+        memory = particles * PARTICLE_BYTES + self.halos(particles) * GHOST_BYTES
         memory += np.array(domains.planes) * self.box.mesh_cells**2 * CELL_BYTES
-        step = simulate_exact(self.graph(domains), self.cluster).iteration_ends[-1:]
-        speed = np.where(tree + pairs + mesh > 0, self.pair_speed, 0.0)
-        ideal = ((tree + pairs + mesh) * speed).sum() / speed.sum()
+        step = simulate_exact(step_graph.graph(), self.cluster).iteration_ends[-1:]
+        speed = np.where(busy > 0, self.pair_speed, 0.0)
+        ideal = (busy * speed).sum() / speed.sum()
         return PricedDomains(
             domains=domains,
             step_seconds=step[0] if step else math.inf,
             tree_seconds=tuple(tree.tolist()),
             pair_seconds=tuple(pairs.tolist()),
             mesh_seconds=tuple(mesh.tolist()),
+            busy_seconds=tuple(busy.tolist()),
             memory=tuple(memory.tolist()),
             fits=tuple((memory <= self.memory).tolist()),
-            balance=float((tree + pairs + mesh).max() / ideal),
+            balance=float(busy.max() / ideal),
         )
 
     def graph(self, domains: Domains) -> TaskGraph:
@@ -285,12 +316,10 @@ class StepPrices:
         This is enough to rank choices.
         """
         graph = self.graph(domains)
-        computing = np.zeros(self.size)
+        computing = self.busy_seconds(domains)
         loads: dict[int, float] = {}
         names = graph.devices
         for task in graph.tasks:
-            if task.device >= 0:
-                computing[task.device] += task.seconds
             for flow in task.flows:
                 ends = names[flow.source], names[flow.target]
                 if ends not in self.ways:
@@ -312,30 +341,43 @@ class _StepGraph:
     def __init__(self, prices: StepPrices, domains: Domains) -> None:
         self.prices, self.domains, self.box = prices, domains, prices.box
         self.particles = prices.particles(domains.ends)
-        self.pairs = run_totals(self.box.interactions, domains.ends) / prices.pair_speed
-        self.mesh = prices.mesh_seconds(domains.planes)
         self.busy = [device for device in range(prices.size) if self.particles[device] > 0]
         self.holders = [device for device in range(prices.size) if domains.planes[device] > 0]
+        self.halo_flows, self.mesh_flows = self._halo_flows(), self._mesh_flows()
+        turned = self._turn_flows(3)
+        returned = [Flow(flow.target, flow.source, flow.bytes) for flow in self.mesh_flows]
+        tree = prices.tree_seconds(self.particles) + self._handling(self.halo_flows)
+        pairs = run_totals(self.box.interactions, domains.ends) / prices.pair_speed
+        mesh = prices.mesh_seconds(domains.planes)
+        mesh = mesh + self._handling([*self.mesh_flows, *turned, *returned])
+        self.phases = tree, pairs, mesh
+        """Seconds of tree, pairs and mesh per device."""
         self.tasks: list[Task] = []
-        self.last: dict[int, int] = {}
-        """Per device, its latest task."""
+        self.last: dict[tuple[int, bool], int] = {}
+        """Per device, and per device whose mesh has a core of its own, the latest task."""
+
+    def _handling(self, flows: Sequence[Flow]) -> Floats:
+        """Return the seconds that devices spend on what they send and receive."""
+        moved = np.zeros(self.prices.size)
+        for flow in flows:
+            moved[flow.source] += flow.bytes
+            moved[flow.target] += flow.bytes
+        return moved * self.prices.byte
 
     def graph(self) -> TaskGraph:
         """Build the task graph of one step."""
-        growing = self.prices.tree_seconds(self.particles)
-        trees = [self._compute(d, StepPhase.TREE, growing[d]) for d in self.busy]
-        halo = self._transfer(self._halo_flows(), trees)
-        to_mesh = self._transfer(self._mesh_flows(), trees)
-        deposited = [
-            self._compute(d, StepPhase.MESH, self.mesh[d] / 3, to_mesh) for d in self.holders
-        ]
+        tree, pair, mesh = self.phases
+        trees = [self._compute(d, StepPhase.TREE, tree[d]) for d in self.busy]
+        halo = self._transfer(self.halo_flows, trees)
+        to_mesh = self._transfer(self.mesh_flows, [])
+        deposited = [self._compute(d, StepPhase.MESH, mesh[d] / 3, to_mesh) for d in self.holders]
         turned = self._transfer(self._turn_flows(1), deposited)
-        paired = [self._compute(d, StepPhase.PAIRS, self.pairs[d], halo) for d in self.busy]
-        solved = [self._compute(d, StepPhase.MESH, self.mesh[d] / 3, turned) for d in self.holders]
-        back = self._transfer(self._turn_flows(3), solved)
-        filled = [self._compute(d, StepPhase.MESH, self.mesh[d] / 3, back) for d in self.holders]
+        paired = [self._compute(d, StepPhase.PAIRS, pair[d], halo) for d in self.busy]
+        solved = [self._compute(d, StepPhase.MESH, mesh[d] / 3, turned) for d in self.holders]
+        back = self._transfer(self._turn_flows(2), solved)
+        filled = [self._compute(d, StepPhase.MESH, mesh[d] / 3, back) for d in self.holders]
         returned = self._transfer(
-            [Flow(f.target, f.source, f.bytes) for f in self._mesh_flows()], filled
+            [Flow(f.target, f.source, f.bytes) for f in self.mesh_flows], filled
         )
         over = len(self.tasks)
         everything = tuple(sorted({*paired, *filled, *returned}))
@@ -345,15 +387,16 @@ class _StepGraph:
         return TaskGraph(
             devices=names,
             tasks=tuple(self.tasks),
-            carry=tuple((over, tree) for tree in trees),
+            carry=tuple((over, first) for first in (*trees, *to_mesh)),
             resident=resident,
         )
 
     def _compute(
         self, device: int, phase: StepPhase, seconds: float, after: Sequence[int] = ()
     ) -> int:
-        """Add a computation after the device's latest task; return its number."""
-        before = [self.last[device]] if device in self.last else []
+        """Add a computation after the latest task of the same core; return its number."""
+        core = device, phase is StepPhase.MESH and bool(self.prices.beside[device])
+        before = [self.last[core]] if core in self.last else []
         number = len(self.tasks)
         waits = tuple(sorted({*before, *after}))
         stage = list(StepPhase).index(phase)
@@ -366,7 +409,7 @@ class _StepGraph:
                 stage=stage,
             )
         )
-        self.last[device] = number
+        self.last[core] = number
         return number
 
     def _transfer(self, flows: list[Flow], after: Sequence[int]) -> list[int]:

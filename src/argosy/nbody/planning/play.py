@@ -65,7 +65,7 @@ def play_run(
                 leaves=leaves,
                 ends=domains.ends,
                 tree_seconds=seconds_of[:, 0],
-                mesh_seconds=seconds_of[:, 1],
+                mesh_seconds=np.where(prices.beside, 0.0, seconds_of[:, 1]),
             )
             domains = replace(domains, ends=balancer.decide(look) or domains.ends)
         if len(ends) < steps:

@@ -55,8 +55,7 @@ def explain_step(cluster: Cluster, box: BoxWork, domains: Domains) -> StepReason
             f"no step would end on {cluster.name}: the plan needs a device or link that is lost"
         )
     timeline = simulate_exact(prices.graph(domains), cluster)
-    parts = zip(priced.tree_seconds, priced.pair_seconds, priced.mesh_seconds, strict=True)
-    busy = [sum(part) for part in parts]
+    busy = priced.busy_seconds
     link, share = _busiest_link(cluster, timeline)
     return StepReasons(
         priced=priced,

@@ -12,7 +12,7 @@ do the forces, to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ from argosy.nbody.force.tree import (
     merge_upwards,
 )
 from argosy.nbody.particles import Floats, Names, Particles
-from argosy.nbody.ranks import Ranks, gather, total
+from argosy.nbody.ranks import Ranks, gather, gather_equal, joined, send_rows, total
 
 # The largest key.
 END_OF_CURVE = np.int64((1 << KEY_BITS) - 1)
@@ -76,16 +76,12 @@ def to_owners(
     """
     keys = keys_of(particles.positions)
     owner = np.searchsorted(starts[1:], keys, side="right")
-    state = np.concatenate([particles.positions, particles.momenta, carried], axis=1)
-    masks = [owner == rank for rank in range(ranks.size)]
-    rows, ids, keys = (
-        np.concatenate(ranks.exchange([values[mask] for mask in masks]))
-        for values in (state, particles.ids, keys)
-    )
+    columns = particles.positions, particles.momenta, particles.ids, carried, keys
+    received = send_rows(ranks, columns, [owner == rank for rank in range(ranks.size)])
+    positions, momenta, ids, carried, keys = joined(received)
     order = sorted_order(keys, ids)
-    rows = rows[order]
-    positions, momenta = np.ascontiguousarray(rows[:, :3]), np.ascontiguousarray(rows[:, 3:6])
-    return Particles(positions=positions, momenta=momenta, ids=ids[order]), rows[:, 6:], keys[order]
+    here = Particles(positions=positions, momenta=momenta, ids=ids)
+    return here.taken(order), carried[order], keys[order]
 
 
 def sorted_order(keys: Keys, ids: Names) -> Names:
@@ -102,19 +98,22 @@ def sorted_order(keys: Keys, ids: Names) -> Names:
 
 
 def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
-    """Return the cells of all ranks' sorted keys; every round of counting adds three bits of the
-    key."""
+    """Return the cells of all ranks' sorted keys.
+
+    The first round of counting resolves nine bits of the key, every other one three.
+    """
     found_cells: list[tuple[Keys, Keys]] = []
-    low, bits = np.zeros(1, np.int64), KEY_BITS
+    low, bits, width = np.zeros(1, np.int64), KEY_BITS, 1 << 9
     while len(low):
-        bits -= 3
+        bits -= width.bit_length() - 1
         step = np.int64(1) << bits
-        edges = low[:, None] + step * np.arange(9)
-        edges[:, 8] -= 1  # the end of the curve itself does not fit into a signed 64-bit integer
+        edges = low[:, None] + step * np.arange(width + 1)
+        edges[:, -1] -= 1  # the end of the curve itself does not fit into a signed 64-bit integer
         places = np.searchsorted(keys, edges)
-        places[:, 8] = np.searchsorted(keys, edges[:, 8], side="right")
+        places[:, -1] = np.searchsorted(keys, edges[:, -1], side="right")
         counts = total(ranks, np.diff(places, axis=1))
-        for width in (4, 2, 1):  # halves, quarters, eighths
+        while width > 1:  # halves, quarters, eighths, ...
+            width //= 2
             low = np.concatenate([low, low + width * step])
             counts = np.concatenate([counts[:, :width], counts[:, width:]])
             whole = counts.sum(axis=1)
@@ -125,6 +124,7 @@ def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
             low, counts = low[whole > most_particles], counts[whole > most_particles]
         if bits == 0:
             break
+        width = 1 << 3
     lows, highs = (np.concatenate(parts) for parts in zip(*found_cells, strict=True))
     order = np.argsort(lows)
     return Cells(low=lows[order], high=highs[order])
@@ -152,10 +152,11 @@ def essential_tree(
     active_cells = _distinct(cell[active])
     home = _homes(_distinct(cell), len(cells.low), ranks)
     kept = _Rows.of(particles, keys).completed(cells, home, ranks)
-    top = _top_tree(cells, kept, leaf_size, ranks)
+    top = _top_tree(cells, kept, home, leaf_size, ranks)
     opened = _opened(top, top.leaves[active_cells], box, cutoff, softened, tolerance)
     away = opened[home[opened] != ranks.rank]
-    present = kept.joined(kept.fetched(cells, away, home, ranks))
+    sizes = top.mass[top.leaves].astype(np.int64)
+    present = kept.fetched(cells, away, home, sizes, ranks)
     tree = _assemble(top, cells, present.keys, leaf_size)
     fill_leaves(tree, present.positions)
     merge_upwards(tree)
@@ -190,15 +191,18 @@ class _Rows:
     def completed(self, cells: Cells, home: Names, ranks: Ranks) -> _Rows:
         """Return all particles of every cell whose home is this rank."""
         target = home[np.searchsorted(cells.high, self.keys)]
-        stays = target == ranks.rank
-        others = self._sent([(target == rank) & ~stays for rank in range(ranks.size)], ranks)
-        return _sorted([self._chosen(stays), others])
+        return self._sent([target == rank for rank in range(ranks.size)], ranks)
 
-    def fetched(self, cells: Cells, wanted: Names, home: Names, ranks: Ranks) -> _Rows:
-        """Fetch the particles of the wanted cells from their homes, while other ranks fetch
-        theirs."""
+    def fetched(
+        self, cells: Cells, wanted: Names, home: Names, sizes: Names, ranks: Ranks
+    ) -> _Rows:
+        """Return these rows and the particles of the wanted cells, which are fetched from their
+        homes while other ranks fetch theirs.
+
+        ``sizes`` are the particles of each cell.
+        """
         requests = ranks.exchange([wanted[home[wanted] == rank] for rank in range(ranks.size)])
-        chosen = []
+        chosen: list[Flags | slice] = []
         for requested in requests:
             begin = np.searchsorted(self.keys, cells.low[requested])
             end = np.searchsorted(self.keys, cells.high[requested], side="right")
@@ -206,11 +210,9 @@ class _Rows:
             np.add.at(mask, begin, 1)
             np.add.at(mask, end, -1)
             chosen.append(np.cumsum(mask)[:-1] > 0)
-        return self._sent(chosen, ranks)
-
-    def joined(self, others: _Rows) -> _Rows:
-        """Return these rows and others, sorted."""
-        return _sorted([self, others])
+        chosen[ranks.rank] = slice(None)
+        counts = np.bincount(home[wanted], weights=sizes[wanted], minlength=ranks.size)
+        return self._sent(chosen, ranks, counts.astype(np.int64).tolist())
 
     def places_of(self, keys: Keys, ids: Names) -> Integers:
         """Return the positions of particles with these sorted keys; each must be here."""
@@ -221,32 +223,53 @@ class _Rows:
             at[wrong] = place[np.searchsorted(self.ids, ids[wrong], sorter=place)]
         return at.astype(np.int32)
 
-    def _chosen(self, mask: Flags) -> _Rows:
-        """Return the rows that a mask selects."""
-        if mask.all():
-            return self
-        return _Rows(keys=self.keys[mask], ids=self.ids[mask], positions=self.positions[mask])
-
-    def _sent(self, chosen: list[Flags], ranks: Ranks) -> _Rows:
-        """Send the chosen rows to each rank; return those received."""
-        keys, ids, positions = (
-            np.concatenate(ranks.exchange([values[mask] for mask in chosen]))
-            for values in (self.keys, self.ids, self.positions)
-        )
+    def _sent(
+        self,
+        chosen: Sequence[Flags | slice],
+        ranks: Ranks,
+        counts: Sequence[int] | None = None,
+    ) -> _Rows:
+        """Send the chosen rows to each rank; return those kept and received, sorted."""
+        received = send_rows(ranks, (self.keys, self.ids, self.positions), chosen, counts)
+        own = received.pop(ranks.rank)
+        if not any(len(part[0]) for part in received):
+            return _Rows(keys=own[0], ids=own[1], positions=own[2])
+        keys, ids, positions = joined(received)
+        order = sorted_order(keys, ids)
+        rows = keys[order], ids[order], positions[order]
+        keys, ids, positions = _merged(own[0], own[1], own[2], *rows)
         return _Rows(keys=keys, ids=ids, positions=positions)
 
 
-def _sorted(parts: list[_Rows]) -> _Rows:
-    """Merge rows into one sorted set."""
-    parts = [part for part in parts if len(part.keys)] or parts[:1]
-    if len(parts) == 1 and (np.diff(parts[0].keys) > 0).all():
-        return parts[0]
-    keys, ids = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "ids")
-    )
-    positions = np.concatenate([part.positions for part in parts])
-    order = sorted_order(keys, ids)
-    return _Rows(keys=keys[order], ids=ids[order], positions=positions[order])
+@compiled_exactly
+def _merged(
+    keys: Keys,
+    ids: Names,
+    positions: Floats,
+    other_keys: Keys,
+    other_ids: Names,
+    other_positions: Floats,
+) -> tuple[Keys, Names, Floats]:
+    """Merge two sets of rows, each sorted by key and then id."""
+    first, second = len(keys), len(other_keys)
+    all_keys, all_ids = np.empty(first + second, np.int64), np.empty(first + second, np.int64)
+    all_positions = np.empty((first + second, 3))
+    i = j = 0
+    for at in range(first + second):
+        take = j == second
+        if i < first and j < second:
+            take = keys[i] < other_keys[j] or (keys[i] == other_keys[j] and ids[i] < other_ids[j])
+        if take:
+            all_keys[at], all_ids[at] = keys[i], ids[i]
+            for d in range(3):
+                all_positions[at, d] = positions[i, d]
+            i += 1
+        else:
+            all_keys[at], all_ids[at] = other_keys[j], other_ids[j]
+            for d in range(3):
+                all_positions[at, d] = other_positions[j, d]
+            j += 1
+    return all_keys, all_ids, all_positions
 
 
 def _distinct(ordered: Names) -> Names:
@@ -256,24 +279,23 @@ def _distinct(ordered: Names) -> Names:
 
 def _homes(mine: Names, num_cells: int, ranks: Ranks) -> Names:
     """Return, per cell, the first rank that owns particles of it."""
-    home = np.full(num_cells, ranks.size, np.int64)
-    for rank, cells in reversed(list(enumerate(gather(ranks, mine)))):
-        home[cells] = rank
+    owns = np.zeros(num_cells, bool)
+    owns[mine] = True
+    owners = np.stack(gather_equal(ranks, np.packbits(owns)))
+    home: Names = np.unpackbits(owners, axis=1, count=num_cells).argmax(axis=0)
     return home
 
 
-def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
+def _top_tree(cells: Cells, kept: _Rows, home: Names, leaf_size: int, ranks: Ranks) -> Tree:
     """Build the common tree down to its cells, whose boxes and moments their homes have
     computed."""
     structure = np.empty((6, max(2 * len(kept.keys), 1)), np.int32)
-    begins = np.searchsorted(kept.keys, cells.low)
-    ends = np.searchsorted(kept.keys, cells.high, side="right")
-    held = np.flatnonzero(ends > begins)
-    roots, count = [], 0
-    for begin, end in zip(begins[held].tolist(), ends[held].tolist(), strict=True):
-        roots.append(count)
-        count = grow(kept.keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
+    held = np.flatnonzero(home == ranks.rank)
+    begins = np.searchsorted(kept.keys, cells.low[held])
+    ends = np.searchsorted(kept.keys, cells.high[held], side="right")
+    count = grow(kept.keys, begins, ends, KEY_BITS - 1, leaf_size, 6, structure, 0)
     grown = structure[:, :count]
+    roots = np.flatnonzero(grown[4] < 0)
     forest = empty_tree(grown, np.flatnonzero(grown[2] < 0).astype(np.int32))
     fill_leaves(forest, kept.positions)
     merge_upwards(forest)
@@ -283,9 +305,11 @@ def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
     )
     # A particle that drifted within a step can make any rank the home of any cell: ranks are not in
     # curve order.
-    known = np.concatenate(gather(ranks, known))[np.argsort(np.concatenate(gather(ranks, held)))]
+    parts = gather(ranks, known, np.bincount(home, minlength=ranks.size).tolist())
+    known = np.concatenate(parts)[np.argsort(np.argsort(home, kind="stable"))]
     top = np.empty((6, 2 * len(cells.low)), np.int32)
-    num_nodes = grow(cells.low, 0, len(cells.low), KEY_BITS - 1, 1, 0, top, 0)
+    first, last = np.zeros(1, np.int64), np.full(1, len(cells.low))
+    num_nodes = grow(cells.low, first, last, KEY_BITS - 1, 1, 0, top, 0)
     top = top[:, :num_nodes]
     tree = empty_tree(top, np.flatnonzero(top[2] < 0).astype(np.int32))
     at = 0
@@ -317,15 +341,14 @@ def _opened(
 def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
     """Build the top tree together with the nodes below cells whose particles are here."""
     structure = np.empty((6, top.num_nodes + 2 * len(keys)), np.int32)
-    count = top.num_nodes
-    structure[:4, :count] = top.start, top.end, top.left, top.right
+    structure[:4, : top.num_nodes] = top.start, top.end, top.left, top.right
     begins = np.searchsorted(keys, cells.low)
     ends = np.searchsorted(keys, cells.high, side="right")
-    for node, begin, end in zip(top.leaves.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        if end > begin:
-            root = count
-            count = grow(keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
-            structure[:4, node] = structure[:4, root]  # the cell's node replaces the root
+    held = np.flatnonzero(ends > begins)
+    runs = begins[held], ends[held]
+    count = grow(keys, *runs, KEY_BITS - 1, leaf_size, 6, structure, top.num_nodes)
+    roots = top.num_nodes + np.flatnonzero(structure[4, top.num_nodes : count] < 0)
+    structure[:4, top.leaves[held]] = structure[:4, roots]  # a cell's node replaces its root
     structure = structure[:, :count]
     tree = empty_tree(structure, _leaves_in_order(structure))
     for name in MEASURED:

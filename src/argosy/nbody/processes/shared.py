@@ -38,7 +38,7 @@ from argosy.nbody.processes.domain import (
     sorted_order,
     to_owners,
 )
-from argosy.nbody.ranks import Ranks, gather, total
+from argosy.nbody.ranks import Ranks, gather, gather_equal, joined, send_rows, total
 
 
 class ForcePhase(StrEnum):
@@ -56,7 +56,12 @@ class Effort:
     work: float
     """Pairs, with a node counted as ``NODE_PAIRS``; particles sorted and walked; or mesh cells."""
     seconds: float
+    """CPU seconds, or those of a GPU; ``account`` scales them to the time that all phases take
+    together."""
 
+
+# The largest number of pieces that a rank's run of the curve is described by.
+_PIECES = 1024
 
 Clock = Callable[[ForcePhase, int, Effort], float]
 """A function that returns the seconds of a phase on a rank: measured ones in a run, or computed
@@ -102,15 +107,19 @@ class SharedGravity:
     """Efforts since the last ``account``."""
     _work: Floats = field(default_factory=lambda: np.zeros(0))
     """The work of every own particle since the last ``account``, in pairs."""
+    _walks: int = 0
+    """The trees built since the last ``account``."""
 
     def forces(self, particles: Particles) -> tuple[Particles, Floats]:
         """Move particles to their owners, and return them with their forces."""
-        particles, _ = self.settle(particles, np.zeros((len(particles), 0)))
-        with ThreadPoolExecutor(self.settings.threads + 1) as pool:
+        occupancy = self.ranks.occupancy
+        with ThreadPoolExecutor(self.settings.threads + 1) as pool, occupancy.computing():
+            particles, _ = self.settle(particles, np.zeros((len(particles), 0)))
             smooth = pool.submit(self._mesh, particles)
             everyone, places = np.ones(len(particles), bool), np.arange(len(particles))
             short = self._tree(particles, self._known_keys(particles), everyone, places, pool)
-            mesh = smooth.result()
+            with occupancy.waiting():
+                mesh = smooth.result()
         self.account(particles)
         return particles, self.strength * (short + mesh)
 
@@ -148,7 +157,10 @@ class SharedGravity:
         keys = self._known_keys(particles)
         order = sorted_order(keys, particles.ids)
         force = np.empty((len(particles), 3))
-        with ThreadPoolExecutor(self.settings.threads) as pool:
+        with (
+            ThreadPoolExecutor(self.settings.threads) as pool,
+            self.ranks.occupancy.computing(),
+        ):
             force[order] = self._tree(
                 particles.taken(order), keys[order], active[order], order, pool
             )
@@ -160,7 +172,7 @@ class SharedGravity:
 
     def most(self, value: int) -> int:
         """Return the largest value over all ranks."""
-        return int(np.concatenate(gather(self.ranks, np.array([value]))).max())
+        return int(np.concatenate(gather_equal(self.ranks, np.array([value]))).max())
 
     def _tree(
         self,
@@ -187,6 +199,7 @@ class SharedGravity:
             ForcePhase.TREE, float(len(essential.positions)), tree_result.walk_seconds + growing
         )
         self._work[places[active]] += _particle_work(essential, tree_result.work)
+        self._walks += 1
         force = np.zeros((len(particles), 3))
         force[active] = tree_result.force[essential.own]
         return force
@@ -239,7 +252,10 @@ class SharedGravity:
         cells = self.settings.mesh_cells
         self.planes = self.planes or even_planes(cells, self.ranks.size)
         shape = mesh_shape(self.size, self.settings)
-        force = mesh_force(particles.positions, shape, ranks=self.mesh_ranks, planes=self.planes)
+        with self.ranks.occupancy.computing():
+            force = mesh_force(
+                particles.positions, shape, ranks=self.mesh_ranks, planes=self.planes
+            )
         slab = self.planes[self.ranks.rank + 1] - self.planes[self.ranks.rank]
         self._spend(ForcePhase.MESH, float(slab * cells**2), time.thread_time() - begin)
         return force
@@ -254,27 +270,31 @@ class SharedGravity:
 
         The particles must be sorted.
         """
-        efforts, work, rank = self._efforts, self._work, self.ranks.rank
-        self._efforts, self._work = {}, np.zeros(len(particles))
-        seconds = {phase: self.clock(phase, rank, effort) for phase, effort in efforts.items()}
-        spent = np.array(
-            [[seconds[ForcePhase.PAIRS] + seconds[ForcePhase.TREE], seconds[ForcePhase.MESH]]]
+        efforts, work, walks, rank = self._efforts, self._work, self._walks, self.ranks.rank
+        self._efforts, self._work, self._walks = {}, np.zeros(len(particles)), 0
+        # Phases overlap and share cores, so their CPU seconds only divide the time of all of them.
+        scale = self.ranks.occupancy.taken() / max(
+            sum(effort.seconds for effort in efforts.values()), 1e-9
         )
-        self.seconds = np.concatenate(gather(self.ranks, spent))
+        seconds = {
+            phase: self.clock(phase, rank, replace(effort, seconds=scale * effort.seconds))
+            for phase, effort in efforts.items()
+        }
+        pairs = efforts[ForcePhase.PAIRS].work, seconds[ForcePhase.PAIRS]
+        tree = walks * len(particles), seconds[ForcePhase.TREE]
+        spent = np.array([[pairs, tree, (0.0, seconds[ForcePhase.MESH])]])
+        phases = np.concatenate(gather_equal(self.ranks, spent))
+        self.seconds = np.stack([phases[:, :2, 1].sum(axis=1), phases[:, 2, 1]], axis=1)
         if self.balancer is None:
             return
-        keys, work, counts = _pieces(self._known_keys(particles), work, self.settings.leaf_size)
-        rates = np.array(
-            [
-                [efforts[ForcePhase.PAIRS].work, seconds[ForcePhase.PAIRS]],
-                [efforts[ForcePhase.TREE].work, seconds[ForcePhase.TREE]],
-            ]
-        )
-        per_unit = _average_rates(np.stack(gather(self.ranks, rates[None])))
-        rows = np.stack([work * per_unit[0] + counts * per_unit[1], counts], axis=1)
-        parts, starts = gather(self.ranks, rows), gather(self.ranks, keys)
+        most = max(self.settings.leaf_size, -(-len(particles) // _PIECES))
+        keys, work, counts = _pieces(self._known_keys(particles), work, most)
+        walked = _walked_pairs(phases[:, :2])
+        rows = np.stack([work + walks * walked * counts, counts], axis=1)
+        received = send_rows(self.ranks, (rows, keys), [slice(None)] * self.ranks.size)
+        parts = [part for part, _ in received]
         ends = tuple(np.cumsum([len(part) for part in parts]).tolist())
-        rows, all_keys = np.concatenate(parts), np.concatenate(starts)
+        rows, all_keys = joined(received)
         leaves = Leaves(
             work=rows[:, 0], bytes=rows[:, 1] * PARTICLE_BYTES, sent=rows[:, 1] * STATE_BYTES
         )
@@ -285,11 +305,10 @@ class SharedGravity:
             mesh_seconds=self.seconds[:, 1],
             planes=self.planes,
         )
-        new_ends = self.balancer.decide(look)
+        self.planes = self.balancer.slabs(look)
+        new_ends = self.balancer.decide(look, self.planes)
         if new_ends is not None:
             self.starts = run_starts(all_keys, new_ends)
-            look = replace(look, ends=new_ends)
-        self.planes = self.balancer.slabs(look)
 
 
 def _particle_work(essential: EssentialTree, leaf_work: Floats) -> Floats:
@@ -312,10 +331,13 @@ def _pieces(keys: Keys, work: Floats, most: int) -> tuple[Keys, Floats, Floats]:
     return keys[first], totals, counts
 
 
-def _average_rates(rates: Floats) -> Floats:
-    """Return the seconds per unit of pairs and of tree work, over all ranks."""
-    totals = rates.reshape(-1, 2, 2).sum(axis=0)
-    return totals[:, 1] / np.maximum(totals[:, 0], 1.0)
+def _walked_pairs(rates: Floats) -> float:
+    """Return the pairs that take as long as the tree of one particle, over all ranks.
+
+    In pairs, a rank's speed does not depend on that of other ranks.
+    """
+    (pairs, seconds), (particles, growing) = rates.sum(axis=0)
+    return float(growing / max(particles, 1.0) * pairs / seconds) if seconds > 0 else 1.0
 
 
 def run_starts(leaf_keys: Keys, ends: Ends) -> Keys:
