@@ -26,7 +26,8 @@ test: $(VENV)/.test   ## the test suite
 test-all: $(VENV)/.test   ## the test suite with the exhaustive matrices
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slurm"
 
-test-slurm: $(VENV)/.test   ## batch scripts on a real Slurm with unequal emulated nodes (Debian: slurm-wlm, munge; root)
+test-slurm: $(VENV)/.test   ## batch scripts on a real Slurm with unequal emulated nodes (Debian, Ubuntu; root)
+	.ci/packages slurm
 	$(BIN)/python -m pytest tests/slurm -n 0 -m slurm
 
 test-manifests: .venv-manifests/.torch-free   ## JobSets and SkyPilot tasks by the schemas of kubeflow-trainer-api and skypilot

@@ -187,6 +187,7 @@ def test_scontrol_tells_hosts_devices_and_cpus() -> None:
         "NODELIST GRES\ngpu[01-02] gpu:a100:4(S:0-1)\nt gpu:t4:1\n",
         "gpu01 gpu:a100:4\ngpu02 gpu:a100:4(IDX:0-3)\nt gpu:t4:1\n",
         "NODELIST|STATE|GRES\ngpu[01-02]|mix|gpu:a100:no_consume:4\ngpu01|mix|gpu:a100:4\nt|idle|gpu:t4:1\n",
+        "HOSTNAMES GRES\ngpu01 gpu:a100:4(S:0,2-3),nvme:2\ngpu02 gpu:a100:4,shard:a100:40(S:0-1)\nt gpu:t4:1\n",
     ],
 )
 def test_sinfo_with_gres_tells_hosts_and_devices(text: str) -> None:
@@ -204,6 +205,12 @@ def test_sinfo_with_gres_tells_hosts_and_devices(text: str) -> None:
             "expected a column GRES",
         ),
         ("JobID State\n12 DONE\n", "sinfo.txt: found .*expected what `scontrol show node`"),
+        ("HOSTNAMES\ngpu01\n", "found a table with HOSTNAMES, expected a column GRES"),
+        ("NODE_ADDR\n10.0.0.1\n", "found .NODE_ADDR., expected what `scontrol show node`"),
+        ("NODELIST,GRES\na,gpu:t4:1\n", "found .NODELIST,GRES., expected what `scontrol"),
+        # Columns that are too narrow for their last resource.
+        ("a gpu:t4:1(S:0-\n", "found .a gpu:t4:1.S:0-., expected what `scontrol show node`"),
+        ("a gpu:t4:1(S:0-1),gp\n", "found .a gpu:t4:1.S:0-1.,gp., expected what `scontrol"),
         ("here are the hosts: a, b\n", "expected what `scontrol show node`"),
         ("", "expected what `scontrol show node`"),
         ("a,<b>\n", "found .*<b>.*expected what `scontrol show node`"),
@@ -243,6 +250,32 @@ def test_what_slurm_does_not_print_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as refused:
         read_slurm(text, "sinfo.txt", replace(GIVEN, kinds=Kinds()))
     assert len(refused.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "takes_jobs"),
+    [
+        *((state, True) for state in ("idle", "idle~", "mix-", "alloc$", "MIXED+CLOUD", "resv")),
+        *((state, True) for state in ("boot^", "plnd", "IDLE+POWERED_DOWN", "comp", "maint")),
+        *((state, False) for state in ("drain", "drng", "drained*", "IDLE+DRAIN", "down~", "fail")),
+        *((state, False) for state in ("failg", "futr", "FUTURE", "inval", "unk", "UNKNOWN")),
+        *((state, False) for state in ("idle*", "IDLE+NOT_RESPONDING", "MIXED*+CLOUD")),
+    ],
+)
+def test_nodes_that_take_no_jobs_are_left_out(state: str, takes_jobs: bool) -> None:
+    """States as the manual of ``sinfo`` lists them, in full or shortened, with their suffixes."""
+    shown = f"NodeName=a Gres=gpu:a100:1 State=IDLE\nNodeName=b Gres=gpu:a100:1 State={state}\n"
+    table = f"NODELIST STATE GRES\na idle gpu:a100:1\nb {state} gpu:a100:1\n"
+    for text in (shown, table):
+        entries = read_slurm(text, "nodes.txt", TYPED)
+        assert entries[0].hosts == (("a", "b") if takes_jobs else ("a",))
+        assert (entries[0].note == "left out (takes no jobs): b") is not takes_jobs
+
+
+def test_a_comment_of_a_node_does_not_replace_its_devices() -> None:
+    text = "NodeName=a Gres=gpu:a100:8 State=IDLE\n   Comment=had Gres=gpu:t4:1 State=DOWN once\n"
+    entry, *others = read_slurm(text, "nodes.txt", TYPED)
+    assert entry.devices == (("A100-80GB", 8),) and not others
 
 
 def test_a_slice_of_a_card_has_the_kind_that_is_given() -> None:

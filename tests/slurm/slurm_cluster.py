@@ -37,8 +37,8 @@ def why_not() -> str | None:
     """Why there can be no Slurm here, or None."""
     missing = [name for name in PROGRAMS if _found(name) is None]
     if missing:
-        return f"no {missing[0]} (Debian: slurm-wlm, munge)"
-    return None if os.geteuid() == 0 else "not root"
+        return f"there is no {missing[0]}; `make test-slurm` installs it"
+    return None if os.geteuid() == 0 else "its daemons need root"
 
 
 def _found(name: str) -> str | None:

@@ -1,7 +1,8 @@
 """A real Slurm on this machine takes the batch scripts, schedules them on unequal nodes, and
 trains.
 
-Run by ``make test-slurm``; needs root, munge and slurm-wlm.
+Run by ``make test-slurm``, which installs munge and Slurm. They need root. Where there is no Slurm,
+``pytest -m slurm`` fails, and a run of all tests skips these.
 """
 
 from __future__ import annotations
@@ -27,11 +28,7 @@ from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import canonical
 from argosy.plan.file import dumps_plan
 
-REASON = why_not()
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}"),
-]
+pytestmark = pytest.mark.slurm
 NODES = (
     Emulated(name="big", cpus=4, gres="gpu:a100:2"),
     Emulated(name="small1", cpus=2, gres="gpu:v100:1"),
@@ -54,7 +51,13 @@ SECONDS = 120
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def slurm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmCluster]:
+    reason = why_not()
+    if reason is not None:
+        asked_for = request.config.getoption("markexpr") == "slurm"
+        (pytest.fail if asked_for else pytest.skip)(f"Cannot start Slurm because {reason}.")
     with SlurmCluster(tmp_path_factory.mktemp("slurm"), NODES) as cluster:
         yield cluster
 

@@ -18,8 +18,14 @@ from argosy.cluster.imports.found import FoundNode
 from argosy.cluster.imports.hosts import HOST, HostFacts, expand_hosts
 from argosy.errors import bad_input, invalid
 
-_UNAVAILABLE = ("DOWN", "DRAIN", "FAIL", "FUTURE")
-"""Beginnings of states in which a node takes no jobs."""
+_UNAVAILABLE = ("DOWN", "DRAIN", "DRNG", "FAIL", "FUT", "INVAL", "NOT_RESPONDING", "UNK")
+"""Beginnings of states in which a node takes no jobs, in full and as ``sinfo`` shortens them."""
+_HEADINGS = frozenset({"GRES", "HOSTNAMES", "NODELIST", "NODE_ADDR", "PARTITION", "STATE"})
+"""The words at the head of columns of ``sinfo`` and ``squeue``, which are no hosts."""
+_HOSTS = frozenset({"HOSTNAMES", "NODELIST"})
+"""Heads of the columns that contain hosts."""
+_RESOURCE = r"[\w.]+(?::[\w./-]+)+(?:\([^()]*\))?"
+"""Pattern of one generic resource; a column that is too narrow cuts the last one."""
 # Largest number of nodes that a comment names.
 _SHOWN = 8
 # Texts that can be read, for error messages.
@@ -45,7 +51,8 @@ def read_slurm(text: str, file: str, given: HostFacts) -> list[FoundNode]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if text.lstrip().startswith("{"):
         raise invalid(file=file, found="JSON", expected=f"text without --json: {_EXPECTED}")
-    if lines and all(re.fullmatch(r"[^\s=|]+", line) for line in lines) and "NODELIST" not in lines:
+    is_list = lines and all(re.fullmatch(r"[^\s=|]+", line) for line in lines)
+    if is_list and _HEADINGS.isdisjoint(re.split(r"[,;:]", lines[0])):
         hosts = expand_hosts(",".join(lines))
         _check_hosts(hosts, file)
         return given.nodes(dict.fromkeys(hosts, given.per_host))
@@ -78,7 +85,9 @@ def _shown(text: str, file: str) -> Iterator[Listed]:
         raise invalid(file=file, found=f'"{before.strip()[:40]}"', expected=_EXPECTED)
     for block in blocks:
         name = block.split(None, 1)[0] if block.strip() else ""
-        fields = dict(re.findall(r"(?:^|(?<=\s))(\w{1,40})=(\S*)", block))
+        # Free text such as Comment= comes last and may contain words like Gres=.
+        words = re.findall(r"(?:^|(?<=\s))(\w{1,40})=(\S*)", block)
+        fields = dict(reversed(words))
         if "Gres" not in fields:
             expected = "Gres= for every node, as `scontrol show node` prints"
             raise invalid(name[:40], "none", expected, file=file)
@@ -93,21 +102,23 @@ def _shown(text: str, file: str) -> Iterator[Listed]:
 
 
 def _table(lines: list[str], file: str) -> Iterator[Listed]:
-    """Yield the nodes of ``sinfo`` with the columns NODELIST and GRES; other columns are
-    ignored."""
+    """Yield the nodes of ``sinfo`` with the columns NODELIST or HOSTNAMES, and GRES; other columns
+    are ignored, except STATE."""
     rows = [re.split(r"\s*\|\s*|\s+", line) for line in lines]
-    head = next((row for row in rows if "NODELIST" in row), None)
+    head = next((row for row in rows if _HOSTS.intersection(row)), None)
     if head is not None and "GRES" not in head:
         actual = f"a table with {' '.join(head)[:60]}"
         expected = 'a column GRES, as of `sinfo -N -o "%N %G"`'
         raise invalid(file=file, found=actual, expected=expected)
-    host_at, gres_at = (head.index("NODELIST"), head.index("GRES")) if head is not None else (0, 1)
+    host_at, gres_at = 0, 1
+    if head is not None:
+        host_at, gres_at = head.index(next(filter(_HOSTS.__contains__, head))), head.index("GRES")
     begin = rows.index(head) + 1 if head is not None else 0
     for row in rows[begin:]:
         is_row = len(row) == (2 if head is None else len(head))
         if (
             not is_row
-            or re.fullmatch(r"\(null\)|[\w.]+(:[^\s,:]+)+(,[^\s,]+)*", row[gres_at]) is None
+            or re.fullmatch(rf"\(null\)|{_RESOURCE}(,{_RESOURCE})*", row[gres_at]) is None
         ):
             raise invalid(file=file, found=f'"{" ".join(row)[:60]}"', expected=_EXPECTED)
         state = row[head.index("STATE")].upper() if head is not None and "STATE" in head else ""
@@ -123,9 +134,7 @@ def _grouped(listed: dict[str, Listed], file: str, given: HostFacts) -> list[Fou
     given.kinds.check_used((name, card) for name, cards in cards_of.items() for card, _ in cards)
     for node in listed.values():
         cards = cards_of[node.name]
-        if any(
-            flag.startswith(_UNAVAILABLE) for flag in re.split(r"[+*~#!%$@^-]", node.state.upper())
-        ):
+        if not _takes_jobs(node.state.upper()):
             gone.append(node.name)
         elif not cards:
             without.append(node.name)
@@ -144,6 +153,13 @@ def _grouped(listed: dict[str, Listed], file: str, given: HostFacts) -> list[Fou
         note = "; ".join(filter(None, notes)) if not entries else ""
         entries.append(replace(entry, addresses=addresses, cpus=cpus, gres=resources, note=note))
     return entries
+
+
+def _takes_jobs(state: str) -> bool:
+    """Return whether a node in this state can be given a job, if not now then later; ``*`` marks
+    nodes that do not respond."""
+    flags = re.split(r"[+~#!%$@^-]", state)
+    return "*" not in state and not any(flag.startswith(_UNAVAILABLE) for flag in flags)
 
 
 def _note(why: str, names: list[str]) -> str:
